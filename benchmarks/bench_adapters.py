@@ -16,7 +16,7 @@ from typing import Any
 
 from machine import facts_of_run, table, write_results
 
-from telescope_envs.adapted import environment_for
+from telescope_envs.install.adapted import environment_for
 
 COMMAND = "python benchmarks/bench_adapters.py"
 TESTS = Path(__file__).parents[1] / "tests" / "adapters"

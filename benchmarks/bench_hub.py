@@ -22,9 +22,20 @@ from pathlib import Path
 from machine import facts_of_run, table, write_results
 from packaging.version import Version
 
-from telescope_envs.registry.catalog import CatalogRow, read_catalog, search, write_catalog
-from telescope_envs.registry.records import Release, Status
-from telescope_envs.registry.render import project_html, simple_files
+from telescope_envs.records.catalog import (
+    CatalogRow,
+    read_catalog,
+    search,
+    write_catalog,
+)
+from telescope_envs.records.release import (
+    Release,
+    Status,
+)
+from telescope_envs.registry.simple_index import (
+    project_html,
+    simple_files,
+)
 from telescope_envs.registry.stores.local import LocalStore
 
 NUM_OWNERS, NUM_ENVIRONMENTS, NUM_RELEASES = 200, 2000, 5

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from machine import facts_of_run, table, write_results
 
+from telescope_envs.records.publication import Publication
 from telescope_envs.registry import Registry
 from telescope_envs.registry.static_view import render
-from telescope_envs.registry.store import Publication
 from telescope_envs.server.hub import HubStore
 
 COMMAND = "python benchmarks/bench_hub_server.py"

@@ -20,9 +20,9 @@ from typing import Any
 import uv
 from machine import facts_of_run, table, write_results
 
-from telescope_envs.installing.requirements import direct_needs
-from telescope_envs.lockfile import read_lock
-from telescope_envs.package_index import index_settings
+from telescope_envs.install.requirements import direct_needs
+from telescope_envs.processes.uv import index_settings
+from telescope_envs.records.lockfile import read_lock
 from telescope_envs.registry import open_registry, resolve
 
 COMMAND = "python benchmarks/bench_install.py"

@@ -15,13 +15,17 @@ from pathlib import Path
 
 from machine import facts_of_run, table, write_results
 
+from telescope_core.probes.completions import CHECK_OF_KIND
 from telescope_envs.validation import CHECKS, Level, Verdict, validate_project
 from telescope_envs.validation.findings import Findings
-from telescope_envs.validation.place import prepare_place
-from telescope_envs.validation.probes.completions import CHECK_OF_KIND
-from telescope_envs.validation.processes import Errand, Place, make_job, run_together
+from telescope_envs.validation.place import Subject, prepare_place
+from telescope_envs.validation.processes import (
+    Errand,
+    Place,
+    make_job,
+    run_together,
+)
 from telescope_envs.validation.static import check_static
-from telescope_envs.validation.subject import Subject
 
 ROOT = Path(__file__).parents[1]
 PROJECT = ROOT / "packages" / "telescope-envs" / "environments" / "math-reasoning"
@@ -38,8 +42,8 @@ PLAY = """
 import asyncio, sys
 sys.path[:0] = [sys.argv[1]]
 from telescope_core.locate import load_environment_class
-from telescope_envs.validation.probes.completions import tries_of
-from telescope_envs.validation.probes.playing import asked_of, play_in_turn
+from telescope_core.probes.completions import tries_of
+from telescope_core.probes.playing import asked_of, play_in_turn
 
 async def main():
     environment = load_environment_class(sys.argv[2]).from_settings({})

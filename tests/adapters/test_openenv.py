@@ -10,7 +10,7 @@ import pytest
 from tests.adapters.linking import by_itself, keeps_contract, link, opened, played, telescope
 
 from telescope_core import Completion, Message, RolloutStatus, Split, StopReason, ToolCall
-from telescope_envs.adapted import environment_for
+from telescope_envs.install.adapted import environment_for
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("home")]
 SERVERS = Path(__file__).with_name("openenv_servers.py")

@@ -9,7 +9,7 @@ import pytest
 from tests.adapters.linking import by_itself
 from tests.ports import free_port
 
-from telescope_envs.adapted import environment_for
+from telescope_envs.install.adapted import environment_for
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("home")]
 CLIENT = """

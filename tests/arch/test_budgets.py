@@ -74,7 +74,7 @@ BROAD_EXCEPT = {
         "carried from a connection's task to whoever opened it"
     ),
     **{
-        f"packages/telescope-envs/src/telescope_envs/validation/probes/{name}.py": (
+        f"packages/telescope-core/src/telescope_core/probes/{name}.py": (
             "whatever an environment raises while it is tried is a finding"
         )
         for name in ("answers", "leakage", "load", "playing", "reward")

@@ -21,7 +21,7 @@ from telescope_core.harnesses.installed import (
 )
 from telescope_core.harnesses.lookup import open_harness
 from telescope_core.sandboxes.local.interpreter import find_interpreter
-from telescope_envs.agents import agent_states
+from telescope_envs.install.agents import agent_states
 
 
 @pytest.fixture(autouse=True)

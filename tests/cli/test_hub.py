@@ -13,7 +13,7 @@ from telescope_cli.main import main
 ROOT = Path(__file__).parents[2]
 SLOW = {
     *("asyncio", "httpx", "huggingface_hub", "fastapi", "keyring", "packaging.metadata", "tomlkit"),
-    *("telescope_core.environments", "telescope_core.processes", "telescope_envs.install"),
+    *("telescope_core.environments", "telescope_core.processes", "telescope_envs.install.install"),
 }
 """What listing does not need, and what takes long to import."""
 
@@ -111,5 +111,5 @@ def test_lists_import_only_what_they_need(verb):
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     loaded = set(done.stdout.split("loaded ")[-1].split())
-    assert "telescope_envs.registry.catalog" in loaded
+    assert "telescope_envs.records.catalog" in loaded
     assert loaded & SLOW == set()

@@ -12,12 +12,19 @@ from tests.hub.loopback_hub import loopback_hub, own_hub_settings
 from tests.hub.serving import fill, served
 from tests.hub.static_host import open_store, place_at, static_host
 
-from telescope_envs.registry.catalog import write_catalog
-from telescope_envs.registry.store import Store, WritableStore
-from telescope_envs.registry.stores.http import HttpStore, ServedStore, open_http
+from telescope_envs.records.catalog import write_catalog
+from telescope_envs.registry.store import (
+    Store,
+    WritableStore,
+)
+from telescope_envs.registry.stores.http import (
+    HttpStore,
+    ServedStore,
+    open_http,
+)
 from telescope_envs.registry.stores.huggingface import HuggingFaceStore
 from telescope_envs.registry.stores.local import LocalStore
-from telescope_envs.server.tokens import Scope
+from telescope_envs.server.auth import Scope
 
 Place = Callable[[Path], AbstractContextManager[Callable[[], Store]]]
 WritablePlace = Callable[[Path], AbstractContextManager[Callable[[], WritableStore]]]

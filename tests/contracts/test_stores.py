@@ -10,9 +10,15 @@ from tests.contracts.store_places import READABLE, WRITABLE
 from tests.hub.projects import toy_publication, write_registry
 
 from telescope_core.errors import RegistryError
+from telescope_envs.records.release import (
+    Deprecation,
+    Status,
+)
 from telescope_envs.registry import Registry, resolve
-from telescope_envs.registry.records import Deprecation, Status
-from telescope_envs.registry.store import Store, WritableStore
+from telescope_envs.registry.store import (
+    Store,
+    WritableStore,
+)
 from telescope_envs.registry.stores.local import LocalStore
 
 OUTSIDE = [

@@ -11,27 +11,24 @@ import telescope_envs
 
 PACKAGE = Path(telescope_envs.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "refusals.md"
-FOLDERS = ("authoring", "installing", "registry")
-FILES = (
-    *("addresses.py", "attestations.py", "installed.py", "lockfile.py", "packages.py"),
-    "pyproject.py",
-)
+FOLDERS = ("install", "publish", "records", "registry", "rules")
 ELSEWHERE = {
-    # Commands about registries and new projects, which neither install nor publish anything.
-    *("authoring/scaffold.py", "registry/history.py", "registry/new.py"),
-    "registry/static_view.py",
+    # Commands about registries, links, agents and new projects, which neither install nor publish.
+    *("publish/scaffold.py", "rules/history.py", "registry/static_view.py", "records/schemas.py"),
+    *("install/adapted.py", "install/agents.py", "install/settings.py", "install/verify.py"),
+    *("records/linked.py", "registry/config.py", "registry/credentials.py", "records/files.py"),
 }
 ERRORS = {"RegistryError", "ConfigError", "EnvironmentLoadError", "UnknownNameError"}
 VARIABLE = "\0"
 ASSEMBLED = {
     "... needs Python ..., but this is Python": "registry/resolving.py",
     "... speaks environment protocol ..., but": "registry/resolving.py",
-    "...: requirement ...: ...": "registry/wheel.py",
-    "... ended its process while it was loaded": "subprocesses.py",
-    "... holds ..., which a bundle must not hold": "installing/bundle_contents.py",
-    "... manifest and files differ": "installing/bundle_contents.py",
-    "... its lock and its manifest differ": "installing/bundle_contents.py",
-    "... which its lock does not name": "installing/bundle_contents.py",
+    "...: requirement ...: ...": "rules/wheel.py",
+    "... ended its process while it was loaded": "processes/running.py",
+    "... holds ..., which a bundle must not hold": "install/bundle.py",
+    "... manifest and files differ": "install/bundle.py",
+    "... its lock and its manifest differ": "install/bundle.py",
+    "... which its lock does not name": "install/bundle.py",
 }
 """Row -> the file that puts the message together from parts, before it raises anything."""
 MIN_WORDS = 2
@@ -52,7 +49,7 @@ def text_of(node: ast.expr) -> str:
 def messages() -> Iterator[tuple[str, str]]:
     """Yield place and text of every refusal in the code, and the parts that some consist of."""
     paths = [path for folder in FOLDERS for path in sorted((PACKAGE / folder).glob("*.py"))]
-    for path in [*paths, *(PACKAGE / name for name in FILES)]:
+    for path in [*paths, PACKAGE / "processes/uv.py"]:
         name = path.relative_to(PACKAGE).as_posix()
         if name in ELSEWHERE:
             continue

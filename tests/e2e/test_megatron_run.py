@@ -10,9 +10,11 @@ from tests.ports import free_port
 from transformers import AutoModelForCausalLM
 
 from telescope_core.records import RunFolder
+from telescope_train.checkpoints.export import export_checkpoint
+from telescope_train.checkpoints.folders import read_checkpoint
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cli_runs import TELESCOPE, finish, train_command
+from cli_runs import finish, train_command
 
 pytestmark = pytest.mark.engine
 
@@ -51,8 +53,10 @@ def test_a_run_goes_on_with_other_ranks_and_is_exported(tmp_path: Path, tiny_mod
     (resume,) = folder.info().resumes
     assert "megatron.megatron_tensor_parallel_size: 2 -> 1" in resume.changed
     first, last = folder.checkpoints_path / "step-000001", folder.checkpoints_path / "final"
-    export = [*TELESCOPE, "export", str(first), "--output", str(tmp_path / "exported")]
-    finish(export, tmp_path)
+    # What `telescope export` calls, without starting another Python.
+    export_checkpoint(
+        read_checkpoint(first), tmp_path / "exported", dtype=None, max_shard_size="5GB"
+    )
     steps = [
         AutoModelForCausalLM.from_pretrained(path).state_dict()
         for path in (tiny_model, tmp_path / "exported", last / "hf")

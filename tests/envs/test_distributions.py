@@ -5,7 +5,12 @@ from importlib import metadata
 
 import pytest
 
-from telescope_envs.distributions import DeclaredEntry, Distribution, entries_of, version_of
+from telescope_envs.records.distributions import (
+    DeclaredEntry,
+    Distribution,
+    entries_of,
+    version_of,
+)
 
 
 @pytest.mark.parametrize("group", ["telescope.environments", "console_scripts", "pytest11"])

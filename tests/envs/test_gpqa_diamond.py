@@ -12,7 +12,10 @@ from telescope_core.errors import ConfigError
 from telescope_env_telescope_gpqa_diamond import GpqaDiamond
 from telescope_env_telescope_gpqa_diamond.choices import LETTERS, letter_in, question_of
 from telescope_env_telescope_gpqa_diamond.source import example_of
-from telescope_envs.validation.fixture_hub import TOKEN, FixtureHub
+from telescope_envs.validation.fixture_hub import (
+    TOKEN,
+    FixtureHub,
+)
 
 FACTORY = "telescope_env_telescope_gpqa_diamond:GpqaDiamond"
 ROWS = ENVIRONMENTS / "gpqa-diamond" / "fixture-rows"

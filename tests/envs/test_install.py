@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
-from telescope_envs.authoring.first_party import publish
-from telescope_envs.packages import installed_pins, missing_requirements
+from telescope_envs.install.packages import (
+    installed_pins,
+    missing_requirements,
+)
+from telescope_envs.publish.first_party import publish
 
 pytestmark = pytest.mark.engine
 LOCATE = (

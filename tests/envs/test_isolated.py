@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from telescope_envs.authoring.first_party import publish
+from telescope_envs.publish.first_party import publish
 
 pytestmark = pytest.mark.engine
 PLAY = """

@@ -6,10 +6,17 @@ from pathlib import Path
 import pytest
 
 from telescope_core.errors import ConfigError, RegistryError, UnknownNameError
-from telescope_envs.authoring.build import build_wheel
-from telescope_envs.authoring.first_party import publish, write_schemas
+from telescope_envs.publish.build import build_wheel
+from telescope_envs.publish.first_party import (
+    publish,
+    write_schemas,
+)
 from telescope_envs.registry import Opening, Registry, open_registry, parse_request, resolve
-from telescope_envs.registry.wheel import check_bytes, check_release, read_wheel
+from telescope_envs.rules.wheel import (
+    check_bytes,
+    check_release,
+    read_wheel,
+)
 
 ROOT = Path(__file__).parents[2]
 PROJECTS = sorted((ROOT / "packages" / "telescope-envs" / "environments").glob("*/pyproject.toml"))

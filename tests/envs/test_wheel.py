@@ -6,7 +6,11 @@ import zipfile
 import pytest
 
 from telescope_core.errors import RegistryError
-from telescope_envs.registry.wheel import check_bytes, check_release, read_wheel
+from telescope_envs.rules.wheel import (
+    check_bytes,
+    check_release,
+    read_wheel,
+)
 
 FILENAME = "telescope_env_acme_toy-0.1.0-py3-none-any.whl"
 INFO = "telescope_env_acme_toy-0.1.0.dist-info"

@@ -4,8 +4,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from telescope_envs.authoring.push import PushOptions, PushResult, push
-from telescope_envs.authoring.scaffold import create_project
+from telescope_envs.publish.push import (
+    PushOptions,
+    PushResult,
+    push,
+)
+from telescope_envs.publish.scaffold import create_project
 
 MODULE = "telescope_env_acme_sorted"
 WHO = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")

@@ -11,8 +11,13 @@ from pathlib import Path
 
 from tests.hub.package_index import tiny_wheel
 
-from telescope_envs.lockfile import Lock, LockedEnvironment, digest_of, render
-from telescope_envs.registry.store import Publication
+from telescope_envs.records.lockfile import (
+    Lock,
+    LockedEnvironment,
+    digest_of,
+    render,
+)
+from telescope_envs.records.publication import Publication
 
 REGISTRY = "/srv/registry"
 DEP = "dep-9.0-py3-none-any.whl"

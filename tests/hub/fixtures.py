@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tests.hub.projects import write_project, write_registry
 
-from telescope_envs.authoring.build import normalise
-from telescope_envs.authoring.first_party import publish
+from telescope_envs.publish.build import normalise
+from telescope_envs.publish.first_party import publish
 from telescope_envs.registry import Registry
 
 

@@ -8,11 +8,15 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from telescope_envs.authoring.build import normalise
+from telescope_envs.publish.build import normalise
+from telescope_envs.records.publication import Publication
+from telescope_envs.records.release import (
+    Release,
+    RewardRange,
+    WheelFile,
+)
 from telescope_envs.registry import Registry
-from telescope_envs.registry.records import Release, RewardRange, WheelFile
-from telescope_envs.registry.store import Publication
-from telescope_envs.registry.wheel import read_wheel
+from telescope_envs.rules.wheel import read_wheel
 
 TOY = '''"""A toy."""
 

@@ -19,12 +19,21 @@ from typing import Any
 
 import uvicorn
 
+from telescope_envs.records.publication import (
+    Publication,
+    attestation_path,
+)
 from telescope_envs.registry import Registry
-from telescope_envs.registry.store import Publication, attestation_path
-from telescope_envs.server.app import ServerOptions, create_app
+from telescope_envs.server.app import (
+    ServerOptions,
+    create_app,
+)
+from telescope_envs.server.auth import (
+    Scope,
+    create_token,
+)
 from telescope_envs.server.hub import HubStore
 from telescope_envs.server.run import configured
-from telescope_envs.server.tokens import Scope, create_token
 
 
 @dataclass(frozen=True)

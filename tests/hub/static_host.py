@@ -10,10 +10,10 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from telescope_envs.addresses import parse_address
-from telescope_envs.credentials import Token
+from telescope_envs.registry.addresses import parse_address
+from telescope_envs.registry.credentials import Token
 from telescope_envs.registry.fetch import Patience
-from telescope_envs.registry.place import Place
+from telescope_envs.registry.store import Place
 from telescope_envs.registry.stores.http import HttpStore
 
 

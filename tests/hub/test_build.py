@@ -7,7 +7,10 @@ import zipfile
 import pytest
 
 from telescope_core.errors import ConfigError, EnvironmentLoadError, RegistryError
-from telescope_envs.authoring.build import build_and_inspect, build_wheel
+from telescope_envs.publish.build import (
+    build_and_inspect,
+    build_wheel,
+)
 
 CODE = '"""A toy."""\n\nfrom telescope_core import SingleTurnEnvironment\n'
 PROJECT = """[build-system]

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from tests.hub.projects import toy_publication, write_registry
 
-from telescope_envs.lockfile import read_lock
+from telescope_envs.records.lockfile import read_lock
 
 pytestmark = pytest.mark.engine
 MAIN = (sys.executable, "-c", "from telescope_cli.main import main; main()")

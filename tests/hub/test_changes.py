@@ -3,8 +3,14 @@
 import pytest
 from tests.hub.projects import toy_publication
 
-from telescope_envs.authoring.changes import changes_between, score_warnings
-from telescope_envs.registry.records import Dataset, RewardRange
+from telescope_envs.records.changes import (
+    changes_between,
+    score_warnings,
+)
+from telescope_envs.records.release import (
+    Dataset,
+    RewardRange,
+)
 
 BEFORE = toy_publication().release
 

@@ -10,7 +10,12 @@ from keyring.errors import KeyringLocked
 
 from telescope_cli.main import main
 from telescope_core.errors import ConfigError
-from telescope_envs.credentials import Token, checked_token, login_hint, token_for
+from telescope_envs.registry.credentials import (
+    Token,
+    checked_token,
+    login_hint,
+    token_for,
+)
 
 CORP, LAB = "https://hub.example/corp", "https://hub.example/lab"
 SECRET = "planted-secret"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from telescope_core import EnvironmentConfig
-from telescope_envs.declared_settings import settings_in
+from telescope_envs.install.settings import settings_in
 
 
 class Node(EnvironmentConfig):

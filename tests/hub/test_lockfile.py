@@ -6,8 +6,8 @@ import tomllib
 import pytest
 
 from telescope_core.errors import ConfigError
-from telescope_envs.inventory import find_lock
-from telescope_envs.lockfile import (
+from telescope_envs.records.inventory import find_lock
+from telescope_envs.records.lockfile import (
     Lock,
     LockedDataset,
     LockedEnvironment,

@@ -55,7 +55,7 @@ def test_first_party_releases_carry_their_validation(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "telescope_envs.authoring.first_party",
+        "telescope_envs.publish.first_party",
         str(tmp_path / "registry"),
     ]
     subprocess.run([*command, str(COUNTDOWN)], check=True, timeout=120)

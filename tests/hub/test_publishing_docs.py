@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from telescope_envs.records.release import Namespace
 from telescope_envs.registry import Registry
-from telescope_envs.registry.records import Namespace
-from telescope_envs.user_config import AttestationMode, parse_user_config
+from telescope_envs.registry.config import (
+    AttestationMode,
+    parse_user_config,
+)
 
 DOCS = Path(__file__).parents[2] / "docs"
 TUTORIAL = (DOCS / "tutorials/publish-your-first-environment.md").read_text(encoding="utf-8")

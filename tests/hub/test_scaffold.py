@@ -11,8 +11,13 @@ import pytest
 
 from telescope_cli.main import main
 from telescope_core.errors import ConfigError, UnknownNameError
-from telescope_envs.authoring.build import build_and_inspect
-from telescope_envs.authoring.scaffold import TEMPLATES, class_name, create_project, render
+from telescope_envs.publish.build import build_and_inspect
+from telescope_envs.publish.scaffold import (
+    TEMPLATES,
+    class_name,
+    create_project,
+    render,
+)
 from telescope_envs.validation import Verdict, validate_project
 
 

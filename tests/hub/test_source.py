@@ -2,7 +2,7 @@
 
 import pytest
 
-from telescope_envs.authoring.source import public_address
+from telescope_envs.publish.source import public_address
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,20 @@ from tests.hub.projects import toy_publication
 
 from telescope_cli.main import main
 from telescope_core.errors import RegistryError
-from telescope_envs.install import install, uninstall
-from telescope_envs.installed import installed_environments
-from telescope_envs.installing.leftovers import remove_venv
-from telescope_envs.installing.steps import InstallOptions
-from telescope_envs.installing.sync import sync_environment
-from telescope_envs.lockfile import Lock, digest_of, read_lock, write_lock
+from telescope_envs.install.data import remove_venv
+from telescope_envs.install.install import (
+    install,
+    uninstall,
+)
+from telescope_envs.install.steps import InstallOptions
+from telescope_envs.install.sync import sync_environment
+from telescope_envs.records.installed import installed_environments
+from telescope_envs.records.lockfile import (
+    Lock,
+    digest_of,
+    read_lock,
+    write_lock,
+)
 from telescope_envs.registry import Registry
 
 pytestmark = pytest.mark.engine

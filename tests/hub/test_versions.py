@@ -3,13 +3,13 @@
 import pytest
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.authoring.versions import (
+from telescope_envs.publish.versions import (
     bumped,
-    is_major_step,
     require_above,
     with_version,
     write_version,
 )
+from telescope_envs.records.changes import is_major_step
 
 PYPROJECT = """# version = "0.1.0" of what?
 [build-system]

@@ -11,6 +11,7 @@ from tests.core.sandboxes.containers import IMAGE, podman_service
 
 from telescope_core.sandboxes import (
     CallTest,
+    Network,
     SandboxError,
     SandboxPool,
     SandboxSpec,
@@ -95,6 +96,48 @@ async def test_at_the_end_of_its_time_a_container_is_gone_though_nobody_closes_i
     box = await provider.create(SandboxSpec(time_to_live_s=1.0))
     await asyncio.to_thread(_podman, address, "wait", box.id)
     assert not box.is_alive
+
+
+SPEAKS_FOR_THE_RELAY = """
+import glob, os, sys
+for path in glob.glob("/proc/[0-9]*/cmdline"):
+    if b"MAX_" + b"CHANNELS" in open(path, "rb").read():
+        with open(os.path.dirname(path) + "/fd/1", "wb") as words:
+            words.write(b"x" * 4096)
+        print("spoke")
+"""
+ASKS = """
+import socket, sys
+with socket.create_connection(("127.0.0.1", int(sys.argv[1])), 5) as asking:
+    asking.settimeout(5)
+    try:
+        asking.sendall(b"x")
+        print(asking.recv(9))
+    except OSError:
+        print(b"")
+"""
+
+
+async def test_a_program_that_speaks_for_the_relay_only_cuts_itself_off(provider):
+    """It runs as the same user, so it can; what it says can be nothing but connections."""
+
+    async def answer(reader, writer):
+        writer.write(b"y" + await reader.read(1))
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    box = await provider.create(SandboxSpec(network=Network.ENDPOINT))
+    port = server.sockets[0].getsockname()[1]
+    for spoken, said in ((False, "b'yx'\n"), (True, "b''\n")):
+        async with box.opened("127.0.0.1", port) as address:
+            if spoken:
+                assert (await box.run(["python3", "-c", SPEAKS_FOR_THE_RELAY])).text == "spoke\n"
+            done = await box.run(["python3", "-c", ASKS, address.rpartition(":")[2]])
+            assert done.text in (said, ""), done
+    async with box.opened("127.0.0.1", port) as address:
+        done = await box.run(["python3", "-c", ASKS, address.rpartition(":")[2]])
+        assert done.text == "b'yx'\n", done
+    server.close()
 
 
 async def test_an_image_that_is_missing_is_refused_with_what_to_run(provider):

@@ -9,21 +9,33 @@ from tests.hub.projects import toy_publication, write_registry
 from tests.hub.sigstore_instance import SigstoreInstance, token_for_job, workflow
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.addresses import parse_address
-from telescope_envs.attestations import (
+from telescope_envs.install.attestations import (
     AttestationPolicy,
     asks_for_attestation,
     check_attestation,
     trusted_root,
 )
-from telescope_envs.authoring.attesting import AttestMode, attest_wheel
-from telescope_envs.installing.cache import wheels_folder
-from telescope_envs.installing.pipeline import checked_wheel, locked_environment
-from telescope_envs.installing.sync import locked_wheel
+from telescope_envs.install.data import wheels_folder
+from telescope_envs.install.pipeline import (
+    checked_wheel,
+    locked_environment,
+)
+from telescope_envs.install.sync import locked_wheel
+from telescope_envs.publish.attesting import (
+    AttestMode,
+    attest_wheel,
+)
+from telescope_envs.records.publication import (
+    Publication,
+    attestation_path,
+)
+from telescope_envs.records.release import Publisher
 from telescope_envs.registry import Registry
-from telescope_envs.registry.records import Publisher
-from telescope_envs.registry.store import Publication, attestation_path
-from telescope_envs.user_config import AttestationMode, read_user_config
+from telescope_envs.registry.addresses import parse_address
+from telescope_envs.registry.config import (
+    AttestationMode,
+    read_user_config,
+)
 
 ACME = Publisher(kind="repository", id="acme/envs", workflow="publish.yml")
 TOY = toy_publication()

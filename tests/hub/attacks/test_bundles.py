@@ -24,11 +24,14 @@ from tests.hub.projects import toy_publication
 
 from telescope_cli import main as cli
 from telescope_core.errors import EnvironmentLoadError, TelescopeError
-from telescope_envs.installing.open_bundle import MAX_BUNDLE_BYTES, opened_bundle
-from telescope_envs.installing.requirements import install_requirements
-from telescope_envs.installing.steps import InstallOptions
-from telescope_envs.lockfile import Lock
-from telescope_envs.packages import Uv
+from telescope_envs.install.open_bundle import (
+    MAX_BUNDLE_BYTES,
+    opened_bundle,
+)
+from telescope_envs.install.requirements import install_requirements
+from telescope_envs.install.steps import InstallOptions
+from telescope_envs.processes.uv import Uv
+from telescope_envs.records.lockfile import Lock
 
 TOY, PET = toy_publication(), toy_publication(name="pet")
 DEP_WHEEL = tiny_wheel("dep", "9.0")

@@ -10,8 +10,8 @@ import pytest
 from tests.hub.projects import toy_publication
 
 from telescope_core.errors import RegistryError
-from telescope_envs.authoring.build import build_wheel
-from telescope_envs.registry.wheel import read_wheel
+from telescope_envs.publish.build import build_wheel
+from telescope_envs.rules.wheel import read_wheel
 
 TOY = toy_publication()
 MODULE = TOY.release.module

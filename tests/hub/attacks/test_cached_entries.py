@@ -11,7 +11,7 @@ from tests.hub.static_host import open_store, static_host
 from telescope_core.errors import RegistryError
 from telescope_envs.registry import Registry
 from telescope_envs.registry.http_cache import HttpCache
-from telescope_envs.registry.wheel import check_bytes
+from telescope_envs.rules.wheel import check_bytes
 
 
 @pytest.fixture
@@ -75,7 +75,10 @@ def test_a_wheel_changed_on_the_way_does_not_stay(host, tmp_path):
 WRITER = """
 import sys, time
 from pathlib import Path
-from telescope_envs.registry.http_cache import CachedFile, HttpCache
+from telescope_envs.registry.http_cache import (
+    CachedFile,
+    HttpCache,
+)
 
 cache = HttpCache(Path(sys.argv[1]), "http://a", print)
 for number in range(10**6):

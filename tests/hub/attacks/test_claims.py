@@ -7,9 +7,9 @@ from tests.hub.server.sending import Sender, publication_now
 from tests.hub.serving import served
 
 from telescope_core.errors import ConfigError
-from telescope_envs.registry.parsing import parse_namespace
+from telescope_envs.records.reading import parse_namespace
+from telescope_envs.server.auth import Scope
 from telescope_envs.server.hub import HubStore
-from telescope_envs.server.tokens import Scope
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from tests.hub.server.sending import Sender, publication_now, sha256, stored_files
 from tests.hub.serving import served
 
-from telescope_envs.registry.wheel import read_wheel
+from telescope_envs.rules.wheel import read_wheel
 
 FULL = Path("/dev/full")
 

@@ -13,10 +13,13 @@ from tests.hub.projects import toy_publication, write_project
 import telescope_envs
 from telescope_cli.main import main
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.authoring.source import changed_files, committed_source
-from telescope_envs.authoring.sources import source_files
+from telescope_envs.publish.build import source_files
+from telescope_envs.publish.source import (
+    changed_files,
+    committed_source,
+)
 from telescope_envs.registry import Registry
-from telescope_envs.registry.history import check_history
+from telescope_envs.rules.history import check_history
 
 ME = ("-c", "user.name=a", "-c", "user.email=a@example.org")
 
@@ -281,7 +284,7 @@ def test_a_git_that_does_not_end_is_one_message_and_nothing_of_it_is_left(
     read = {"ls-files": source_files, "status": changed_files}.get(waits_for, check_history)
     limit_s = 0.2
     while not note.exists():  # until the limit was long enough for it to begin
-        monkeypatch.setattr("telescope_envs.git._TIME_LIMIT_S", limit_s)
+        monkeypatch.setattr("telescope_envs.processes.git._TIME_LIMIT_S", limit_s)
         with pytest.raises(ConfigError, match=r"git [a-z-]+ did not end within .* run it there"):
             read(root)
         limit_s *= 2
@@ -299,7 +302,7 @@ def test_a_git_that_prints_without_an_end_is_one_message_and_is_ended(
     commit(root)
     note = tmp_path / "pid"
     own_git(f'case " $* " in *" {floods} "*) echo $$ > {note}; exec yes;; esac\nexec "$real" "$@"')
-    monkeypatch.setattr("telescope_envs.git._MAX_OUTPUT_BYTES", 3 << 20)
+    monkeypatch.setattr("telescope_envs.processes.git._MAX_OUTPUT_BYTES", 3 << 20)
     read = {"ls-files": source_files, "status": changed_files}.get(floods, check_history)
     with pytest.raises(ConfigError, match=rf"git {floods} printed more than 3 MiB in "):
         read(root)
@@ -313,5 +316,5 @@ def test_git_is_started_only_where_this_is_known() -> None:
         for path in package.rglob("*.py")
         if '["git"' in path.read_text()
     }
-    # The commit in authoring/source.py is the author's own act, with the hooks of their repository.
-    assert starts == {"authoring/source.py", "git.py"}
+    # The commit in publish/source.py is the author's own act, with the hooks of their repository.
+    assert starts == {"publish/source.py", "processes/git.py"}

@@ -12,9 +12,12 @@ from tests.hub.projects import TOY, toy_publication
 from tests.hub.server.sending import Sender, publication_now, sha256, stored_files
 from tests.hub.serving import served
 
-from telescope_envs.registry.store import Publication
+from telescope_envs.records.publication import Publication
 from telescope_envs.server.app import ServerOptions
-from telescope_envs.server.tokens import Scope, revoke_token
+from telescope_envs.server.auth import (
+    Scope,
+    revoke_token,
+)
 
 
 @pytest.fixture

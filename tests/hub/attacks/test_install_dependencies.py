@@ -11,10 +11,10 @@ from tests.hub.package_index import serve_index, tiny_wheel
 from tests.hub.projects import TOY, toy_publication
 
 from telescope_core.errors import EnvironmentLoadError, RegistryError
-from telescope_envs.install import install
-from telescope_envs.installed import installed_environments
-from telescope_envs.installing.steps import InstallOptions
-from telescope_envs.lockfile import read_lock
+from telescope_envs.install.install import install
+from telescope_envs.install.steps import InstallOptions
+from telescope_envs.records.installed import installed_environments
+from telescope_envs.records.lockfile import read_lock
 
 pytestmark = pytest.mark.engine
 

@@ -9,19 +9,25 @@ import pytest
 from tests.hub.projects import toy_publication
 
 from telescope_core.errors import RegistryError
-from telescope_envs.filelocks import locked
-from telescope_envs.install import install
-from telescope_envs.installed import installed_environments
-from telescope_envs.installing.leftovers import lock_file, remove_leftovers
-from telescope_envs.installing.steps import InstallOptions, Step
-from telescope_envs.lockfile import read_lock
+from telescope_envs.install.data import (
+    lock_file,
+    remove_leftovers,
+)
+from telescope_envs.install.install import install
+from telescope_envs.install.steps import (
+    InstallOptions,
+    Step,
+)
+from telescope_envs.records.files import locked
+from telescope_envs.records.installed import installed_environments
+from telescope_envs.records.lockfile import read_lock
 
 pytestmark = pytest.mark.engine
 PROGRAM = """
 import os, signal, sys
 from pathlib import Path
-from telescope_envs.install import install
-from telescope_envs.installing.steps import InstallOptions
+from telescope_envs.install.install import install
+from telescope_envs.install.steps import InstallOptions
 from telescope_envs.registry import Registry
 
 def announce(step):

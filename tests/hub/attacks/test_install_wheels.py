@@ -13,8 +13,8 @@ import pytest
 from tests.hub.projects import toy_publication
 
 from telescope_core.errors import RegistryError
-from telescope_envs.install import install
-from telescope_envs.installing.steps import InstallOptions
+from telescope_envs.install.install import install
+from telescope_envs.install.steps import InstallOptions
 from telescope_envs.registry import Registry
 
 MODULE = "telescope_env_acme_toy"

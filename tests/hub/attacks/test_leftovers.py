@@ -8,10 +8,19 @@ from pathlib import Path
 import pytest
 
 from telescope_core.errors import EnvironmentLoadError
-from telescope_envs.installing.build import BUILDING, clear_scratch, venvs_folder
-from telescope_envs.installing.cache import PART, wheels_folder
-from telescope_envs.installing.leftovers import remove_leftovers, remove_venv
-from telescope_envs.trees import files_below, remove_tree
+from telescope_envs.install.data import (
+    BUILDING,
+    PART,
+    remove_leftovers,
+    remove_venv,
+    venvs_folder,
+    wheels_folder,
+)
+from telescope_envs.install.venv import clear_scratch
+from telescope_envs.records.files import (
+    files_below,
+    remove_tree,
+)
 
 DEEP = 1500
 NOBODY = 65534

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from telescope_core.errors import ConfigError
-from telescope_envs.installing.build import find_built, venv_folder, venvs_folder
-from telescope_envs.lockfile import (
+from telescope_envs.install.data import (
+    find_built,
+    venv_folder,
+    venvs_folder,
+)
+from telescope_envs.records.lockfile import (
     Lock,
     LockedEnvironment,
     digest_of,

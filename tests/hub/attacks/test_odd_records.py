@@ -8,13 +8,24 @@ import pytest
 from tests.hub.projects import toy_publication
 
 from telescope_core.errors import ConfigError, EnvironmentLoadError, RegistryError, UnknownNameError
-from telescope_envs.attestations import expected_identities
-from telescope_envs.authoring.source import public_address
-from telescope_envs.documents import read_json, read_toml
+from telescope_envs.install.attestations import expected_identities
+from telescope_envs.processes.running import printed_table
+from telescope_envs.publish.source import public_address
+from telescope_envs.records.documents import (
+    read_json,
+    read_toml,
+)
+from telescope_envs.records.release import (
+    Publisher,
+    RegistryConfig,
+    Release,
+    WheelFile,
+)
 from telescope_envs.registry import Registry, resolve
-from telescope_envs.registry.fetch import Fetcher, Patience
-from telescope_envs.registry.records import Publisher, RegistryConfig, Release, WheelFile
-from telescope_envs.subprocesses import printed_table
+from telescope_envs.registry.fetch import (
+    Fetcher,
+    Patience,
+)
 
 TOY = toy_publication()
 

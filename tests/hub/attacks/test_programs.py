@@ -12,10 +12,14 @@ from pathlib import Path
 import pytest
 
 from telescope_core.errors import EnvironmentLoadError
-from telescope_envs import subprocesses
-from telescope_envs.package_index import index_settings
-from telescope_envs.packages import Uv, install_requirements
-from telescope_envs.subprocesses import kept, run_program, wait_for
+from telescope_envs.install.packages import install_requirements
+from telescope_envs.processes import running as subprocesses
+from telescope_envs.processes.running import (
+    kept,
+    run_program,
+    wait_for,
+)
+from telescope_envs.processes.uv import Uv, index_settings
 
 DEADLINE_S = 60.0
 
@@ -103,7 +107,7 @@ def test_nothing_is_left_when_telescope_itself_is_killed(tmp_path: Path) -> None
         f"os.rename({str(part)!r}, {str(note)!r})\ntime.sleep(600)"
     )
     outer = (
-        "import sys\nfrom telescope_envs.subprocesses import run_program\n"
+        "import sys\nfrom telescope_envs.processes.running import run_program\n"
         f"run_program([sys.executable, '-c', {code!r}], environ={{}}, limit_s=600, late='')"
     )
     with subprocess.Popen([sys.executable, "-c", outer]) as telescope:

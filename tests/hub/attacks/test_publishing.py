@@ -13,8 +13,8 @@ import pytest
 from tests.hub.projects import toy_publication, write_registry
 
 from telescope_core.errors import RegistryError
+from telescope_envs.records.files import locked
 from telescope_envs.registry import Registry
-from telescope_envs.registry.stores.files import locked
 from telescope_envs.registry.stores.local import LocalStore
 
 FORK = multiprocessing.get_context("fork")

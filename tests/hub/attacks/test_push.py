@@ -19,7 +19,11 @@ from tests.hub.authors import (
 from tests.hub.projects import toy_publication, write_registry
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.authoring.checks import require_own_name, require_publishable, require_token
+from telescope_envs.publish.checks import (
+    require_own_name,
+    require_publishable,
+    require_token,
+)
 from telescope_envs.registry import Registry
 from telescope_envs.validation import CheckResult, Level, Outcome, Report, Severity, Verdict
 
@@ -168,7 +172,7 @@ WAITED = """
 
 import sys, time, types
 now = time.perf_counter
-probe = sys.modules.get("telescope_envs.validation.probes.load")
+probe = sys.modules.get("telescope_core.probes.load")
 if probe is not None:
     probe.time = types.SimpleNamespace(perf_counter=lambda: now() + 100)
 """

@@ -19,8 +19,11 @@ import uv
 from tests.hub.projects import toy_publication
 
 from telescope_core.errors import RegistryError
-from telescope_envs.installing.writing import write_wheel
-from telescope_envs.registry.wheel import read_wheel, record_hash
+from telescope_envs.install.venv import write_wheel
+from telescope_envs.rules.wheel import (
+    read_wheel,
+    record_hash,
+)
 
 MODULE = "telescope_env_acme_toy"
 INFO = f"{MODULE}-0.1.0.dist-info"

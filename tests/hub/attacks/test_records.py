@@ -12,22 +12,29 @@ from tests.hub.server.sending import Sender, publication_now
 from tests.hub.serving import served
 
 from telescope_core.errors import RegistryError, TelescopeError
-from telescope_envs.authoring.first_party import publish
-from telescope_envs.authoring.status import yank
-from telescope_envs.registry import Registry, resolve
-from telescope_envs.registry.admission import index_line
-from telescope_envs.registry.catalog import catalog_row
-from telescope_envs.registry.check import check_registry
-from telescope_envs.registry.lines import (
+from telescope_envs.publish.first_party import publish
+from telescope_envs.publish.status import yank
+from telescope_envs.records.catalog import catalog_row
+from telescope_envs.records.lines import (
     MAX_LINE_BYTES,
     index_lines,
     quick_line,
     quick_lines,
     quick_status,
 )
-from telescope_envs.registry.parsing import FULL_READERS, parse_status, read_releases
+from telescope_envs.records.reading import (
+    FULL_READERS,
+    parse_status,
+    read_releases,
+)
+from telescope_envs.records.release import (
+    ProtocolRange,
+    RewardRange,
+)
+from telescope_envs.registry import Registry, resolve
 from telescope_envs.registry.quick import quick_catalog
-from telescope_envs.registry.records import ProtocolRange, RewardRange
+from telescope_envs.rules.admission import index_line
+from telescope_envs.rules.check import check_registry
 
 NUM_RANDOM = 4000
 REWARD = {"minimum": 0.0, "maximum": 1.0, "success": 1.0}

@@ -8,8 +8,8 @@ from tests.hub.static_host import static_host
 
 from telescope_cli.main import main
 from telescope_core.errors import UnknownNameError
+from telescope_envs.records.catalog import write_catalog
 from telescope_envs.registry import Opening, locate_release
-from telescope_envs.registry.catalog import write_catalog
 from telescope_envs.registry.stores.local import LocalStore
 
 

@@ -6,7 +6,10 @@ import pytest
 from tests.hub.projects import toy_publication
 
 from telescope_cli.main import main
-from telescope_envs.registry.records import ProtocolRange, Status
+from telescope_envs.records.release import (
+    ProtocolRange,
+    Status,
+)
 
 
 @pytest.fixture

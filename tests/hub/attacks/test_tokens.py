@@ -72,7 +72,7 @@ def test_not_even_one_that_is_broken(hosts, capsys, monkeypatch, variable):
 
 def test_a_traceback_does_not_show_it(hosts):
     code = (
-        "from telescope_envs.credentials import token_for\n"
+        "from telescope_envs.registry.credentials import token_for\n"
         "import os\n"
         "token = token_for(os.environ['TELESCOPE_REGISTRY'])\n"
         "assert token\n"

@@ -15,8 +15,11 @@ from tests.hub.bundles import entry_of
 from tests.hub.projects import toy_publication, write_project
 
 from telescope_cli import main as cli
-from telescope_envs.installed import Installation
-from telescope_envs.lockfile import Lock, write_lock
+from telescope_envs.records.installed import Installation
+from telescope_envs.records.lockfile import (
+    Lock,
+    write_lock,
+)
 from telescope_envs.registry import Registry
 
 DEEP, LONG = 100_000, 5_000

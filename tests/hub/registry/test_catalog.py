@@ -4,8 +4,7 @@ import pytest
 from tests.hub.projects import toy_publication
 
 from telescope_core.errors import RegistryError
-from telescope_envs.registry.admission import index_line
-from telescope_envs.registry.catalog import (
+from telescope_envs.records.catalog import (
     CatalogRow,
     NotQuickError,
     catalog_row,
@@ -14,8 +13,9 @@ from telescope_envs.registry.catalog import (
     search,
     write_catalog,
 )
-from telescope_envs.registry.parsing import FULL_READERS
-from telescope_envs.registry.records import Validation
+from telescope_envs.records.reading import FULL_READERS
+from telescope_envs.records.release import Validation
+from telescope_envs.rules.admission import index_line
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,13 @@ import pytest
 from tests.hub.projects import toy_publication, write_registry
 
 from telescope_core.errors import ConfigError
+from telescope_envs.records.schemas import write_schemas
 from telescope_envs.registry import Registry
-from telescope_envs.registry.check import check_registry
-from telescope_envs.registry.findings import CHECKS, Finding
-from telescope_envs.registry.schemas import write_schemas
+from telescope_envs.rules.check import check_registry
+from telescope_envs.rules.findings import (
+    CHECKS,
+    Finding,
+)
 
 ROOT = Path(__file__).parents[3]
 INDEX = "index/acme/toy.jsonl"

@@ -11,8 +11,8 @@ from tests.hub.projects import toy_publication, write_registry
 from tests.hub.static_host import open_store, static_host
 
 from telescope_core.errors import RegistryError
+from telescope_envs.records.catalog import write_catalog
 from telescope_envs.registry import Registry, resolve
-from telescope_envs.registry.catalog import write_catalog
 
 PATH = "/index/acme/toy.jsonl"
 

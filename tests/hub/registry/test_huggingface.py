@@ -14,8 +14,8 @@ from tests.hub.projects import toy_publication, write_registry
 from tests.hub.static_host import place_at
 
 from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.records.release import Status
 from telescope_envs.registry import Opening, Registry, open_registry, resolve
-from telescope_envs.registry.records import Status
 from telescope_envs.registry.stores.huggingface import HuggingFaceStore
 
 NAME = "acme/envs"

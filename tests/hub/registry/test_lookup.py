@@ -6,11 +6,11 @@ from tests.hub.serving import fill, served
 from tests.hub.static_host import static_host
 
 from telescope_core.errors import ConfigError, RegistryError, UnknownNameError
-from telescope_envs.addresses import parse_address
+from telescope_envs.records.release import Status
 from telescope_envs.registry import Opening, locate_release, open_registry, open_writable
-from telescope_envs.registry.choice import find_address
-from telescope_envs.registry.records import Status
-from telescope_envs.server.tokens import Scope
+from telescope_envs.registry.addresses import parse_address
+from telescope_envs.registry.config import find_address
+from telescope_envs.server.auth import Scope
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telescope_core.errors import RegistryError
-from telescope_envs.registry.names import (
+from telescope_envs.records.names import (
     check_name,
     check_owner,
     check_version,

@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 from pydantic import BaseModel
 
-from telescope_envs.registry.catalog import CatalogRow
-from telescope_envs.registry.findings import CHECKS
-from telescope_envs.registry.records import SCHEMAS
+from telescope_envs.records.catalog import CatalogRow
+from telescope_envs.records.release import SCHEMAS
+from telescope_envs.rules.findings import CHECKS
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/registry-format.md").read_text()
 NAMED = set(re.findall(r"`\[?([a-z0-9_.-]+)\]?`", PAGE))

@@ -9,17 +9,23 @@ import pytest
 from tests.hub.projects import toy_publication
 
 from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.records.catalog import read_catalog
+from telescope_envs.records.release import (
+    Status,
+    WheelFile,
+)
 from telescope_envs.registry import Registry
-from telescope_envs.registry.catalog import read_catalog
-from telescope_envs.registry.records import Status, WheelFile
-from telescope_envs.registry.render import (
+from telescope_envs.registry.simple_index import (
     project_html,
     project_json,
     project_name,
     projects_html,
     simple_files,
 )
-from telescope_envs.registry.static_view import render, rendered_files
+from telescope_envs.registry.static_view import (
+    render,
+    rendered_files,
+)
 
 NASTY = "<script>alert('&\"')</script>"
 

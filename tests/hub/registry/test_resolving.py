@@ -6,9 +6,16 @@ import pytest
 from tests.hub.projects import toy_publication
 
 from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.records.release import (
+    Deprecation,
+    ProtocolRange,
+    Status,
+)
 from telescope_envs.registry import Registry, resolve
-from telescope_envs.registry.records import Deprecation, ProtocolRange, Status
-from telescope_envs.registry.resolving import matches, resolve_with_warnings
+from telescope_envs.registry.resolving import (
+    matches,
+    resolve_with_warnings,
+)
 
 FUTURE = ProtocolRange(minimum="1.1", maximum="2.0")
 PAST = ProtocolRange(minimum="0.1", maximum="0.9")

@@ -2,7 +2,13 @@
 
 from tests.hub.projects import toy_publication
 
-from telescope_envs.registry.records import Dataset, Deprecation, Source, Status, Validation
+from telescope_envs.records.release import (
+    Dataset,
+    Deprecation,
+    Source,
+    Status,
+    Validation,
+)
 from telescope_envs.server.hub import HubStore
 
 NASTY = "<script>document.title = 'owned'</script> & \"quotes\""

@@ -14,10 +14,10 @@ import uv
 from tests.hub.projects import toy_publication, write_registry
 from tests.hub.serving import served
 
-from telescope_envs.registry.records import Status
+from telescope_envs.records.release import Status
 from telescope_envs.registry.static_view import render
 from telescope_envs.server.app import ServerOptions
-from telescope_envs.server.tokens import Scope
+from telescope_envs.server.auth import Scope
 
 pytestmark = pytest.mark.engine
 

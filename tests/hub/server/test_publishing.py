@@ -9,11 +9,11 @@ from tests.hub.server.sending import Sender, publication_now, sha256
 from tests.hub.static_host import place_at
 
 from telescope_core.errors import RegistryError
+from telescope_envs.records.publication import Publication
+from telescope_envs.records.release import Validation
 from telescope_envs.registry import Registry
-from telescope_envs.registry.records import Validation
-from telescope_envs.registry.store import Publication
 from telescope_envs.registry.stores.http import open_http
-from telescope_envs.server.tokens import Scope
+from telescope_envs.server.auth import Scope
 
 
 def test_a_release_is_published_once(acme, hub, tmp_path):

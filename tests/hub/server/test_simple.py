@@ -3,9 +3,12 @@
 from tests.hub.projects import toy_publication
 from tests.hub.server.sending import sha256
 
-from telescope_envs.registry.records import Status
-from telescope_envs.registry.render import HTML_TYPE, JSON_TYPE
-from telescope_envs.server.simple import negotiated
+from telescope_envs.records.release import Status
+from telescope_envs.registry.simple_index import (
+    HTML_TYPE,
+    JSON_TYPE,
+)
+from telescope_envs.server.site import negotiated
 
 PROJECT = "simple/telescope-env-acme-toy/"
 PIP = f"{JSON_TYPE}, {HTML_TYPE}; q=0.1, text/html; q=0.01"

@@ -5,7 +5,7 @@ import json
 from tests.hub.projects import toy_publication
 from tests.hub.server.sending import publication_now
 
-from telescope_envs.registry.schemas import schema_files
+from telescope_envs.records.schemas import schema_files
 
 FILES = {
     "config.json": "application/json",

@@ -9,9 +9,12 @@ import pytest
 from tests.hub.projects import toy_publication
 
 from telescope_cli import main as cli
-from telescope_envs.lockfile import LockedEnvironment, digest_of
+from telescope_envs.records.lockfile import (
+    LockedEnvironment,
+    digest_of,
+)
+from telescope_envs.records.release import Release
 from telescope_envs.registry import Registry
-from telescope_envs.registry.records import Release
 
 
 @pytest.fixture

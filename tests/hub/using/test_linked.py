@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from tests.hub.projects import TOY
 
-from telescope_envs.linked import links, read_project
+from telescope_envs.records.linked import (
+    links,
+    read_project,
+)
 
 PLAY = """
 import asyncio, json

@@ -11,11 +11,24 @@ from tests.hub.using.conftest import change_record, lock_of
 
 from telescope_cli.env.options import complete_installed, complete_name
 from telescope_core.errors import EnvironmentLoadError
-from telescope_envs.declared_settings import settings_in
-from telescope_envs.installed import Installation, installed_environments, write_record
-from telescope_envs.inventory import LOCK_NAME, listed_installations
-from telescope_envs.lockfile import Lock, write_lock
-from telescope_envs.registry.records import Deprecation, Status
+from telescope_envs.install.settings import settings_in
+from telescope_envs.records.installed import (
+    Installation,
+    installed_environments,
+    write_record,
+)
+from telescope_envs.records.inventory import (
+    LOCK_NAME,
+    listed_installations,
+)
+from telescope_envs.records.lockfile import (
+    Lock,
+    write_lock,
+)
+from telescope_envs.records.release import (
+    Deprecation,
+    Status,
+)
 
 TITLE = "environment"
 
@@ -127,8 +140,9 @@ def test_listing_imports_only_what_it_needs(published, home):
     program = (
         "import sys\nfrom telescope_cli.main import main\n"
         "try: main(['env', 'list'])\nexcept SystemExit as ended: assert not ended.code\n"
-        "heavy = {'rich', 'httpx', 'asyncio', 'zmq', 'aiohttp', 'uv', 'telescope_envs.install',\n"
-        "    'telescope_core.open', 'telescope_core.environments', 'huggingface_hub'}\n"
+        "heavy = {'rich', 'httpx', 'asyncio', 'zmq', 'aiohttp', 'uv',\n"
+        "    'telescope_envs.install.install', 'telescope_core.open',\n"
+        "    'telescope_core.environments', 'huggingface_hub'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     done = subprocess.run(

@@ -13,13 +13,24 @@ from telescope_core.environment_record import changes, record_of
 from telescope_core.errors import ConfigError, EnvironmentLoadError, UnknownNameError
 from telescope_core.locate import locate_environment
 from telescope_core.protocols import EnvironmentPlace
-from telescope_envs.installed import Installation, write_record
-from telescope_envs.installing.build import venv_folder
-from telescope_envs.installing.pipeline import activate
-from telescope_envs.installing.steps import silent
-from telescope_envs.inventory import LOCK_NAME
-from telescope_envs.linked import read_project, write_link
-from telescope_envs.lockfile import Lock, LockedEnvironment, digest_of, write_lock
+from telescope_envs.install.data import venv_folder
+from telescope_envs.install.pipeline import activate
+from telescope_envs.install.steps import silent
+from telescope_envs.records.installed import (
+    Installation,
+    write_record,
+)
+from telescope_envs.records.inventory import LOCK_NAME
+from telescope_envs.records.linked import (
+    read_project,
+    write_link,
+)
+from telescope_envs.records.lockfile import (
+    Lock,
+    LockedEnvironment,
+    digest_of,
+    write_lock,
+)
 
 SIX = ("six==1.16.0 --hash=sha256:" + "1" * 64,)
 

@@ -11,10 +11,14 @@ from tests.hub.projects import TOY, toy_publication, write_registry
 from tests.hub.using.test_locator import install, lock
 
 from telescope_core.errors import EnvironmentLoadError
-from telescope_envs.inventory import LOCK_NAME
-from telescope_envs.lockfile import read_lock
-from telescope_envs.registry.records import Dataset, RewardRange, Status
-from telescope_envs.updating import plan_update
+from telescope_envs.install.updating import plan_update
+from telescope_envs.records.inventory import LOCK_NAME
+from telescope_envs.records.lockfile import read_lock
+from telescope_envs.records.release import (
+    Dataset,
+    RewardRange,
+    Status,
+)
 
 __all__ = ["install"]
 
@@ -124,7 +128,7 @@ def test_an_installation_that_fails_stays_in_the_lock(
     def fail(*_):
         raise EnvironmentLoadError("there is no room")
 
-    monkeypatch.setattr("telescope_envs.install.missing_requirements", fail)
+    monkeypatch.setattr("telescope_envs.install.install.missing_requirements", fail)
     code, _, err = telescope("env", "install", "toy", "--shared")
     assert (code, "there is no room" in err) == (3, True)
     assert Path(LOCK_NAME).read_bytes() == before

@@ -13,18 +13,25 @@ from tests.hub.projects import toy_publication
 from tests.hub.using.conftest import lock_of
 
 from telescope_core.errors import RegistryError
-from telescope_envs.dependency_tree import dependency_tree
-from telescope_envs.installed import Installation
-from telescope_envs.registry.records import Deprecation, Status
-from telescope_envs.registry.wheel import record_hash
-from telescope_envs.verifying.files import (
+from telescope_envs.install.packages import dependency_tree
+from telescope_envs.install.standing import (
+    FindingKind,
+    lock_findings,
+    registry_findings,
+    unreachable,
+)
+from telescope_envs.install.verified_files import (
     changed_byte_code,
     changed_files,
     extra_files,
     recorded_files,
 )
-from telescope_envs.verifying.findings import FindingKind
-from telescope_envs.verifying.standing import lock_findings, registry_findings, unreachable
+from telescope_envs.records.installed import Installation
+from telescope_envs.records.release import (
+    Deprecation,
+    Status,
+)
+from telescope_envs.rules.wheel import record_hash
 
 
 def put_package(site: Path, name: str, version: str, needs: tuple[str, ...] = ()) -> None:

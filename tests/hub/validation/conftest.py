@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from telescope_core import Environment
-from telescope_envs.validation.findings import Findings
-from telescope_envs.validation.probes.answers import Answers
-from telescope_envs.validation.probes.leakage import look_for_leaks
-from telescope_envs.validation.probes.load import (
+from telescope_core.probes.answers import Answers
+from telescope_core.probes.leakage import look_for_leaks
+from telescope_core.probes.load import (
     build,
     check_datasets,
     check_declarations,
     read_examples,
 )
-from telescope_envs.validation.probes.reward import check_rewards
+from telescope_core.probes.reward import check_rewards
+from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.processes import read_answers
 
 NUM_EXAMPLES = 3

@@ -10,14 +10,20 @@ import pytest
 from tests.hub.validation.test_reward_faults import Sums
 
 from telescope_core import reward
+from telescope_core.probes.answers import Answers
+from telescope_core.probes.meter import Cut, Limits, Meter, Span
+from telescope_core.probes.reward import check_rewards
+from telescope_core.probes.waiting import Look, own_time_s
 from telescope_envs.validation import Outcome, Verdict
 from telescope_envs.validation.findings import Findings
-from telescope_envs.validation.probes.answers import Answers
-from telescope_envs.validation.probes.meter import Cut, Limits, Meter, Span
-from telescope_envs.validation.probes.reward import check_rewards
-from telescope_envs.validation.probes.waiting import Look, own_time_s
-from telescope_envs.validation.processes import late_ending, read_answers
-from telescope_envs.validation.records import Level, verdict_of
+from telescope_envs.validation.processes import (
+    late_ending,
+    read_answers,
+)
+from telescope_envs.validation.records import (
+    Level,
+    verdict_of,
+)
 
 
 class Time:

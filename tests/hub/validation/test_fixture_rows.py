@@ -9,7 +9,7 @@ import pytest
 from tests.hub.projects import write_project, write_registry
 
 from telescope_core.errors import ConfigError
-from telescope_envs.authoring.first_party import publish
+from telescope_envs.publish.first_party import publish
 from telescope_envs.validation import (
     Level,
     ValidationOptions,
@@ -17,8 +17,14 @@ from telescope_envs.validation import (
     validate_project,
     validate_wheel,
 )
-from telescope_envs.validation.fixture_hub import TOKEN, FixtureHub
-from telescope_envs.validation.render import as_markdown, as_text
+from telescope_envs.validation.fixture_hub import (
+    TOKEN,
+    FixtureHub,
+)
+from telescope_envs.validation.render import (
+    as_markdown,
+    as_text,
+)
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CODE = f'''"""Sums of a dataset."""

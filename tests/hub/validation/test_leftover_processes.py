@@ -11,11 +11,19 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from telescope_envs import subprocesses
+from telescope_envs.processes import running as subprocesses
 from telescope_envs.validation import Level
 from telescope_envs.validation.findings import Findings
-from telescope_envs.validation.levels import Trial, check_load
-from telescope_envs.validation.processes import Errand, Place, make_job, run_together
+from telescope_envs.validation.levels import (
+    Trial,
+    check_load,
+)
+from telescope_envs.validation.processes import (
+    Errand,
+    Place,
+    make_job,
+    run_together,
+)
 
 pytestmark = pytest.mark.engine
 

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+from telescope_core import probes
 from telescope_envs import validation
 from telescope_envs.validation import CHECKS, LEVELS, POLICY_VERSION, Level
 from telescope_envs.validation.policy import policy_digest
@@ -12,7 +13,8 @@ POLICIES = Path(__file__).parent / "policies.json"
 """Version -> digest of the table it names. Lines are added, never changed."""
 SOURCES = [
     path
-    for path in Path(str(validation.__file__)).parent.rglob("*.py")
+    for room in (validation, probes)
+    for path in Path(str(room.__file__)).parent.rglob("*.py")
     if path.name not in ("policy.py", "__init__.py")
 ]
 NAMED = re.compile(rf'"((?:{"|".join(Level)})\.[a-z_]+)"')

@@ -12,7 +12,7 @@ import pytest
 from tests.hub.projects import write_project
 
 from telescope_core.errors import ConfigError
-from telescope_envs.linking import link
+from telescope_envs.install.loading import link
 from telescope_envs.validation import (
     Level,
     Outcome,
@@ -24,7 +24,11 @@ from telescope_envs.validation import (
     validate_wheel,
 )
 from telescope_envs.validation.findings import Findings
-from telescope_envs.validation.levels import Trial, check_load, check_reward
+from telescope_envs.validation.levels import (
+    Trial,
+    check_load,
+    check_reward,
+)
 from telescope_envs.validation.processes import Place
 
 pytestmark = pytest.mark.engine
@@ -173,7 +177,7 @@ def test_an_import_that_waits_is_not_conclusive_and_no_failure(trial, monkeypatc
 
 SLOW_MACHINE = """
 import sys
-sys.modules["telescope_envs.validation.probes.pace"]._REFERENCE_S = 1e-6
+sys.modules["telescope_core.probes.pace"]._REFERENCE_S = 1e-6
 """
 
 

@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import asyncio
-from telescope_envs.validation.probes.guards import cut_off_network
+from telescope_core.probes.guards import cut_off_network
 
 print(cut_off_network())
 

@@ -9,7 +9,7 @@ from telescope_cli.verbs import Verb, VerbGroup, verb_app
 from telescope_core.errors import UnknownNameError
 
 if TYPE_CHECKING:
-    from telescope_envs.agents import AgentState
+    from telescope_envs.install.agents import AgentState
 
 VERBS = {
     "install": Verb(
@@ -51,7 +51,7 @@ def agent() -> None:
 
 def list_command(as_json: JsonOption = False) -> None:
     """List the agent programs, and which are installed."""
-    from telescope_envs.agents import agent_states
+    from telescope_envs.install.agents import agent_states
 
     rows = [_row(state) for state in agent_states()]
     if as_json:
@@ -65,7 +65,7 @@ def list_command(as_json: JsonOption = False) -> None:
 
 def install_command(name: NameArgument, as_json: JsonOption = False) -> None:
     """Install the packages of an agent program into a virtual environment of its own."""
-    from telescope_envs.agents import install_agent
+    from telescope_envs.install.agents import install_agent
 
     row = _row(install_agent(name))
     if as_json:
@@ -78,7 +78,7 @@ def install_command(name: NameArgument, as_json: JsonOption = False) -> None:
 
 def uninstall_command(name: NameArgument) -> None:
     """Remove what was installed for an agent program."""
-    from telescope_envs.agents import uninstall_agent
+    from telescope_envs.install.agents import uninstall_agent
 
     if not uninstall_agent(name):
         raise UnknownNameError(f"agent {name!r} is not installed; see: telescope agent list")

@@ -16,18 +16,47 @@ from telescope_core.adapters.schemes import adapted
 from telescope_core.code_names import names_folder
 from telescope_core.errors import ConfigError, EnvironmentLoadError, TelescopeError, unknown_name
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
-from telescope_envs.adapted import adapted_links, locate_adapted
-from telescope_envs.addresses import parse_address
-from telescope_envs.dependencies import installed_closure, locked_versions
-from telescope_envs.dependency_tree import packages_of
-from telescope_envs.installed import Installation, InstalledEnvironment, installed_environments
-from telescope_envs.installing.build import find_built
-from telescope_envs.inventory import find_lock
-from telescope_envs.linked import Link, LinkedProject, links, read_project, source_digest
-from telescope_envs.lockfile import LockedEnvironment, read_lock
-from telescope_envs.registry.lookup import locate_release, open_registry
-from telescope_envs.registry.resolving import Request, matches, parse_request
-from telescope_envs.user_config import read_user_config, user_file
+from telescope_envs.install.adapted import (
+    adapted_links,
+    locate_adapted,
+)
+from telescope_envs.install.data import find_built
+from telescope_envs.install.packages import (
+    installed_closure,
+    locked_versions,
+    packages_of,
+)
+from telescope_envs.records.installed import (
+    Installation,
+    InstalledEnvironment,
+    installed_environments,
+)
+from telescope_envs.records.inventory import find_lock
+from telescope_envs.records.linked import (
+    Link,
+    LinkedProject,
+    links,
+    read_project,
+    source_digest,
+)
+from telescope_envs.records.lockfile import (
+    LockedEnvironment,
+    read_lock,
+)
+from telescope_envs.registry.addresses import parse_address
+from telescope_envs.registry.config import (
+    read_user_config,
+    user_file,
+)
+from telescope_envs.registry.lookup import (
+    locate_release,
+    open_registry,
+)
+from telescope_envs.registry.resolving import (
+    Request,
+    matches,
+    parse_request,
+)
 
 
 class InstalledLocator:

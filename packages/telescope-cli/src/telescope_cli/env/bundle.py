@@ -16,21 +16,28 @@ from telescope_cli.env.options import (
 )
 from telescope_cli.env.outcomes import Outcome, attempt, installed
 from telescope_core.errors import ConfigError
-from telescope_envs.installing.bundle import Part, write_bundle
-from telescope_envs.installing.bundling import (
+from telescope_envs.install.bundle import (
+    Part,
+    write_bundle,
+)
+from telescope_envs.install.bundling import (
     chosen_entries,
     install_bundled,
     part_of_lock,
     part_of_registry,
 )
-from telescope_envs.installing.open_bundle import (
+from telescope_envs.install.open_bundle import (
     MAX_BUNDLE_BYTES,
     OpenBundle,
     opened_bundle,
 )
-from telescope_envs.installing.steps import InstallOptions
-from telescope_envs.inventory import find_lock
-from telescope_envs.lockfile import Lock, LockedEnvironment, read_lock
+from telescope_envs.install.steps import InstallOptions
+from telescope_envs.records.inventory import find_lock
+from telescope_envs.records.lockfile import (
+    Lock,
+    LockedEnvironment,
+    read_lock,
+)
 from telescope_envs.registry import Opening, Registry, locate_release, open_registry
 
 

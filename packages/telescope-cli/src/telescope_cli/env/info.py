@@ -16,10 +16,16 @@ from telescope_core.code_names import names_class, names_folder
 from telescope_core.errors import TelescopeError, UnknownNameError
 from telescope_core.locate import locate_environment
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
-from telescope_envs.declared_settings import DeclaredSetting, declared_settings
-from telescope_envs.inventory import find_lock
+from telescope_envs.install.settings import (
+    DeclaredSetting,
+    declared_settings,
+)
 from telescope_envs.locator import InstalledLocator
-from telescope_envs.lockfile import LockedEnvironment, read_lock
+from telescope_envs.records.inventory import find_lock
+from telescope_envs.records.lockfile import (
+    LockedEnvironment,
+    read_lock,
+)
 from telescope_envs.registry import Registry, Release, Status, resolve
 from telescope_envs.registry.lookup import open_registry_of
 

@@ -21,13 +21,13 @@ from telescope_cli.env.options import (
 )
 from telescope_cli.env.outcomes import Outcome, attempt_all, installed, report
 from telescope_core.errors import ConfigError
-from telescope_envs.adapted import unlink_adapted
-from telescope_envs.install import install as install_environment
-from telescope_envs.install import uninstall as uninstall_environment
-from telescope_envs.installing.steps import InstallOptions
-from telescope_envs.inventory import find_lock
-from telescope_envs.linked import unlink
-from telescope_envs.lockfile import lock_path
+from telescope_envs.install.adapted import unlink_adapted
+from telescope_envs.install.install import install as install_environment
+from telescope_envs.install.install import uninstall as uninstall_environment
+from telescope_envs.install.steps import InstallOptions
+from telescope_envs.records.inventory import find_lock
+from telescope_envs.records.linked import unlink
+from telescope_envs.records.lockfile import lock_path
 from telescope_envs.registry import (
     Opening,
     Registry,

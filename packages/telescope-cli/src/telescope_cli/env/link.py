@@ -9,8 +9,8 @@ import typer
 from telescope_cli.env.options import JsonOption
 from telescope_core.adapters.schemes import adapted, require_adapted
 from telescope_core.errors import ConfigError
-from telescope_envs.adapted import link_adapted
-from telescope_envs.linking import link as link_folder
+from telescope_envs.install.adapted import link_adapted
+from telescope_envs.install.loading import link as link_folder
 
 
 def link(

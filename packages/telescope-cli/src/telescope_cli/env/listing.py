@@ -10,14 +10,14 @@ from packaging.version import InvalidVersion, Version
 
 from telescope_cli.env.options import JsonOption, RegistryOption, read_catalog
 from telescope_core.errors import TelescopeError, unknown_name
-from telescope_envs.inventory import (
+from telescope_envs.records.catalog import CatalogRow
+from telescope_envs.records.inventory import (
     ListedInstallation,
     find_lock,
     listed_adapted,
     listed_installations,
     listed_links,
 )
-from telescope_envs.registry.catalog import CatalogRow
 
 WIDTH = 80
 _WIDEST_ID = 34
@@ -115,7 +115,7 @@ def _listed(
 
 def _linked_version(name: str, folder: Path) -> str:
     """Return the project's current version; "broken" if it is missing, invalid or another one."""
-    from telescope_envs.linked import linked_project
+    from telescope_envs.records.linked import linked_project
 
     try:
         return linked_project(name, folder).version
@@ -133,7 +133,7 @@ def _locked_versions() -> dict[str, str]:
     path = find_lock()
     if path is None:
         return {}
-    from telescope_envs.lockfile import read_lock
+    from telescope_envs.records.lockfile import read_lock
 
     return {one.id: one.version for one in read_lock(path).environments}
 

@@ -6,8 +6,14 @@ from typing import Annotated
 
 import typer
 
-from telescope_envs.inventory import listed_installations, listed_links
-from telescope_envs.registry.quick import Catalog, quick_catalog
+from telescope_envs.records.inventory import (
+    listed_installations,
+    listed_links,
+)
+from telescope_envs.registry.quick import (
+    Catalog,
+    quick_catalog,
+)
 
 RegistryOption = Annotated[
     str | None,

@@ -10,7 +10,7 @@ import typer
 
 from telescope_core.errors import TelescopeError
 from telescope_core.secret_names import secrets_line
-from telescope_envs.registry.records import Release
+from telescope_envs.records.release import Release
 
 _WORDS = {"unchanged": "already installed"}
 

@@ -9,9 +9,13 @@ import typer
 
 from telescope_cli.env.options import FixtureRowsOption, JsonOption, RegistryOption, progress
 from telescope_cli.env.project import ProjectArgument
-from telescope_envs.authoring.attesting import AttestMode
-from telescope_envs.authoring.push import PushOptions, PushResult, PushState
-from telescope_envs.authoring.push import push as push_project
+from telescope_envs.publish.attesting import AttestMode
+from telescope_envs.publish.push import (
+    PushOptions,
+    PushResult,
+    PushState,
+)
+from telescope_envs.publish.push import push as push_project
 
 
 def push(

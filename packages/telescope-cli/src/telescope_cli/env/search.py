@@ -9,8 +9,8 @@ import typer
 from telescope_cli.env.listing import listed_environments, table
 from telescope_cli.env.options import JsonOption, RegistryOption, read_catalog
 from telescope_core.errors import nearest, unknown_name
-from telescope_envs.registry.catalog import CatalogRow
-from telescope_envs.registry.catalog import search as search_catalog
+from telescope_envs.records.catalog import CatalogRow
+from telescope_envs.records.catalog import search as search_catalog
 
 
 def search(

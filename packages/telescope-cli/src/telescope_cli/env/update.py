@@ -9,17 +9,26 @@ import typer
 
 from telescope_cli.env.options import JsonOption, complete_installed, progress, with_bare_names
 from telescope_core.errors import ConfigError, RegistryError, TelescopeError, unknown_name
-from telescope_envs.install import install
-from telescope_envs.installed import Installation, installed_environments
-from telescope_envs.installing.steps import InstallOptions
-from telescope_envs.inventory import find_lock
-from telescope_envs.linked import links
-from telescope_envs.lockfile import Lock, read_lock
+from telescope_envs.install.install import install
+from telescope_envs.install.steps import InstallOptions
+from telescope_envs.install.updating import (
+    UpdatePlan,
+    plan_update,
+)
+from telescope_envs.records.installed import (
+    Installation,
+    installed_environments,
+)
+from telescope_envs.records.inventory import find_lock
+from telescope_envs.records.linked import links
+from telescope_envs.records.lockfile import (
+    Lock,
+    read_lock,
+)
+from telescope_envs.records.release import Release
 from telescope_envs.registry.lookup import open_registry
-from telescope_envs.registry.records import Release
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.resolving import parse_request
-from telescope_envs.updating import UpdatePlan, plan_update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

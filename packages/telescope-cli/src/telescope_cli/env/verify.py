@@ -8,10 +8,13 @@ import typer
 
 from telescope_cli.env.options import InstalledNamesArgument, JsonOption, progress, with_bare_names
 from telescope_core.errors import unknown_name
-from telescope_envs.dependency_tree import packages_of
+from telescope_envs.install.packages import packages_of
+from telescope_envs.install.verify import (
+    Verification,
+    verify,
+)
 from telescope_envs.locator import usable_ids
 from telescope_envs.registry.resolving import parse_request
-from telescope_envs.verifying.verify import Verification, verify
 
 _MOST_SHOWN = 20
 

@@ -9,8 +9,12 @@ import typer
 
 from telescope_cli.env.options import JsonOption, progress
 from telescope_cli.hub.options import FolderArgument, registry_folder
-from telescope_envs.registry.check import check_registry
-from telescope_envs.registry.findings import CHECKS, CheckReport, Finding
+from telescope_envs.rules.check import check_registry
+from telescope_envs.rules.findings import (
+    CHECKS,
+    CheckReport,
+    Finding,
+)
 
 _WIDTH = 80
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from telescope_cli.env.options import JsonOption
-from telescope_envs.registry.new import create_registry
+from telescope_envs.records.schemas import create_registry
 
 
 def init(

@@ -8,8 +8,15 @@ import typer
 
 from telescope_cli.env.options import JsonOption, RegistryOption
 from telescope_core.errors import ConfigError
-from telescope_envs.credentials import checked_token, forget_token, store_token
-from telescope_envs.registry.choice import Opening, find_address
+from telescope_envs.registry.config import (
+    Opening,
+    find_address,
+)
+from telescope_envs.registry.credentials import (
+    checked_token,
+    forget_token,
+    store_token,
+)
 
 
 def login(registry: RegistryOption = None, as_json: JsonOption = False) -> None:

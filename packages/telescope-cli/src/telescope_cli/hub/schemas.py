@@ -6,7 +6,7 @@ import typer
 
 from telescope_cli.env.options import JsonOption
 from telescope_cli.hub.options import FolderArgument, registry_folder
-from telescope_envs.registry.schemas import write_schemas
+from telescope_envs.records.schemas import write_schemas
 
 
 def schemas(folder: FolderArgument, as_json: JsonOption = False) -> None:

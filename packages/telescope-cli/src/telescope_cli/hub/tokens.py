@@ -11,8 +11,14 @@ import typer
 from telescope_cli.env.options import JsonOption
 from telescope_cli.hub.options import DataOption
 from telescope_cli.verbs import Verb, VerbGroup, verb_app
+from telescope_envs.server.auth import (
+    Scope,
+    Token,
+    all_tokens,
+    create_token,
+    revoke_token,
+)
 from telescope_envs.server.hub import HubStore
-from telescope_envs.server.tokens import Scope, Token, all_tokens, create_token, revoke_token
 
 VERBS = {
     "create": Verb(

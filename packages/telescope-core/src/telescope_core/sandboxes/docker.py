@@ -10,10 +10,13 @@ import math
 import os
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
+from telescope_core.sandboxes import docker_endpoint
 from telescope_core.sandboxes.errors import (
     SandboxError,
+    SandboxLimitError,
     SandboxUnavailableError,
     require_limits,
 )
@@ -61,6 +64,7 @@ class DockerProvider:
             Limit.PROCESSES: "control group of the container",
             Limit.TIME_TO_LIVE: "the first process ends, and the container is removed with it",
             Limit.NETWORK_NONE: "a network namespace of its own",
+            Limit.NETWORK_ENDPOINT: "the same, with a program inside that listens for this process",
             Limit.NETWORK_FULL: "the default network of the service",
         }
 
@@ -81,8 +85,10 @@ class DockerProvider:
             self._client = None
 
     async def _started(self, image: str, spec: SandboxSpec) -> "_Container":
-        container = await self._call(lambda: self._start(image, spec))
-        return _Container(container, self._call)
+        container = _Container(await self._call(lambda: self._start(image, spec)), self._call)
+        if spec.network is Network.ENDPOINT:
+            await _require_python(container, image)
+        return container
 
     async def _call(self, function: Callable[[], Result], limit_s: float = _CALL_S) -> Result:
         """Call the SDK, which blocks, in a thread."""
@@ -124,7 +130,8 @@ class DockerProvider:
                 raise SandboxUnavailableError(
                     f"there is no image {image!r} here; run: docker pull {image}"
                 ) from None
-            is_apart = spec.network is Network.NONE
+            is_apart = spec.network is not Network.FULL
+            opens = spec.network is Network.ENDPOINT
             return self._client.containers.run(
                 image,
                 ["sleep", str(math.ceil(spec.time_to_live_s))],
@@ -137,13 +144,14 @@ class DockerProvider:
                 cap_drop=["ALL"],
                 security_opt=["no-new-privileges"],
                 mem_limit=f"{spec.memory_mb or _DEFAULT_MEMORY_MB}m",
-                pids_limit=(spec.max_processes or _DEFAULT_PROCESSES) + 1,
+                # The first process is one, and what listens inside another.
+                pids_limit=(spec.max_processes or _DEFAULT_PROCESSES) + 1 + opens,
                 # The service's own defaults may be more than it is allowed to give.
                 ulimits=[
                     Ulimit(name=name, soft=_FILES, hard=_FILES) for name in ("nofile", "nproc")
                 ],
                 nano_cpus=round((spec.cpus or 1.0) * 1e9),
-                **({"network_mode": "none", "network_disabled": True} if is_apart else {}),
+                **({"network_mode": "none", "network_disabled": not opens} if is_apart else {}),
             )
 
 
@@ -180,6 +188,10 @@ class _Container:
             raise SandboxError(f"sandbox {self.id}: {path} cannot be read: {error!r:.200}")
         return out or b""
 
+    def opened(self, host: str, port: int) -> AbstractAsyncContextManager[str]:
+        """Open an address to programs inside, through the streams of one of them."""
+        return docker_endpoint.opened(lambda: self._call(self._listening), host, port)
+
     async def delete(self) -> None:
         """Kill and remove it."""
         await self._call(self._removed)
@@ -206,6 +218,12 @@ class _Container:
             if exit_code != 0:
                 raise SandboxError(f"sandbox {self.id}: {path} cannot be written")
 
+    def _listening(self) -> Any:
+        with _told():
+            api = self._container.client.api
+            made = api.exec_create(self._container.id, [*docker_endpoint.PROGRAM], stdin=True)
+            return api.exec_start(made["Id"], socket=True)
+
     def _removed(self) -> None:
         from docker import errors
 
@@ -219,6 +237,22 @@ class _Container:
             # It is removed by itself when its first process ends, perhaps at this moment.
             if "already in progress" not in str(error):
                 raise
+
+
+async def _require_python(container: _Container, image: str) -> None:
+    """Remove a container and raise SandboxLimitError unless it has what listens in it."""
+    is_there = False
+    try:
+        answer = await container.shell("python3 -c 'import asyncio'", _CALL_S)
+        is_there = answer.exit_code == 0
+    finally:
+        if not is_there:
+            await asyncio.shield(asyncio.ensure_future(container.delete()))
+    if not is_there:
+        raise SandboxLimitError(
+            f"sandboxes of 'docker' cannot give {Limit.NETWORK_ENDPOINT.value} with the image "
+            f"{image!r}: it has no python3, which listens inside. Take an image with one"
+        )
 
 
 @contextlib.contextmanager

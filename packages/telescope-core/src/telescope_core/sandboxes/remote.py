@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from telescope_core.errors import TelescopeError
 from telescope_core.sandboxes.errors import SandboxError, SandboxFileError, require_endpoint
@@ -81,6 +81,15 @@ class Service(Protocol):
 
     async def delete(self) -> None:
         """End the sandbox, also one that has ended."""
+        ...
+
+
+@runtime_checkable
+class Opening(Protocol):
+    """A service that can open an address of this machine to the programs of a sandbox."""
+
+    def opened(self, host: str, port: int) -> AbstractAsyncContextManager[str]:
+        """Open it for a block, as `Sandbox.opened`."""
         ...
 
 
@@ -185,8 +194,11 @@ class RemoteSandbox:
         return sorted(entries, key=lambda entry: entry.name)
 
     def opened(self, host: str, port: int) -> AbstractAsyncContextManager[str]:
-        """Refuse: what runs at a service cannot reach this machine."""
+        """Open an address where the service can; what runs elsewhere cannot reach this machine."""
         require_endpoint(self.id, self._spec)
+        self._require_open()
+        if isinstance(self._service, Opening):
+            return self._service.opened(host, port)
         raise SandboxError(f"sandbox {self.id} cannot have {host}:{port} opened to it")
 
     async def close(self) -> None:

@@ -1,20 +1,26 @@
-"""Registries of environments: records, reading, resolving, building and publishing."""
+"""Registries of environments: where they are, reading them, and choosing a release."""
 
 from typing import TYPE_CHECKING
 
 from telescope_core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from telescope_envs.registry.choice import Opening
+    from telescope_envs.records.release import (
+        Release,
+        Status,
+    )
+    from telescope_envs.registry.config import Opening
     from telescope_envs.registry.lookup import (
         LocatedRelease,
         locate_release,
         open_registry,
         open_writable,
     )
-    from telescope_envs.registry.records import Release, Status
     from telescope_envs.registry.registry import Registry
-    from telescope_envs.registry.resolving import parse_request, resolve
+    from telescope_envs.registry.resolving import (
+        parse_request,
+        resolve,
+    )
 
 __all__ = [
     "LocatedRelease",
@@ -30,4 +36,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # a typed `__getattr__` would let every misspelling pass
-    __getattr__ = lazy_names(__name__, __all__, ("choice", "records", "resolving", "lookup"))
+    __getattr__ = lazy_names(__name__, __all__, ("config", "resolving", "lookup"))

@@ -6,6 +6,7 @@ this module, which decides whether the next host may be contacted and whether it
 
 import os
 import random
+import socket
 import ssl
 import time
 from collections.abc import Mapping
@@ -15,14 +16,57 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
 from importlib.metadata import version
+from threading import Timer
+from types import TracebackType
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import httpx
 
 from telescope_core.errors import RegistryError
-from telescope_envs.addresses import is_loopback, origin_of
-from telescope_envs.credentials import Token
-from telescope_envs.registry.watchdog import Watchdog
+from telescope_envs.registry.addresses import (
+    is_loopback,
+    origin_of,
+)
+from telescope_envs.registry.credentials import Token
+
+
+class Watchdog:
+    """Ends the reads in its `with` block after `limit_s` seconds."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.has_barked = False
+        self._sockets: list[socket.socket] = []
+        self._timer = Timer(limit_s, self._bark)
+        self._timer.daemon = True
+
+    def __enter__(self) -> "Watchdog":
+        """Start the timer."""
+        self._timer.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop the timer."""
+        self._timer.cancel()
+
+    def trace(self, event: str, details: dict[str, Any]) -> None:
+        """Remember the socket of each new connection; httpx's `trace` extension calls this."""
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            found = details["return_value"].get_extra_info("socket")
+            if found is not None:
+                self._sockets.append(found)
+
+    def _bark(self) -> None:
+        self.has_barked = True
+        for found in self._sockets:
+            with suppress(OSError):
+                found.shutdown(socket.SHUT_RDWR)
+
 
 _MAX_REDIRECTS = 5
 _SETTLED_S = 2.0

@@ -5,17 +5,35 @@ from pathlib import Path
 from typing import NamedTuple
 
 from telescope_core.errors import ConfigError, RegistryError, unknown_name
-from telescope_envs.addresses import FORMS, Address
-from telescope_envs.credentials import login_hint, token_for
-from telescope_envs.home import data_folder
-from telescope_envs.registry.choice import Opening, find_address
-from telescope_envs.registry.place import Opener, Place
-from telescope_envs.registry.records import Release
+from telescope_envs.records.files import data_folder
+from telescope_envs.records.release import Release
+from telescope_envs.registry.addresses import (
+    FORMS,
+    Address,
+)
+from telescope_envs.registry.config import (
+    Opening,
+    UserConfig,
+    find_address,
+    read_user_config,
+    user_file,
+)
+from telescope_envs.registry.credentials import (
+    login_hint,
+    token_for,
+)
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.resolving import parse_request, resolve
-from telescope_envs.registry.store import Store, WritableStore
+from telescope_envs.registry.resolving import (
+    parse_request,
+    resolve,
+)
+from telescope_envs.registry.store import (
+    Opener,
+    Place,
+    Store,
+    WritableStore,
+)
 from telescope_envs.registry.stores.local import LocalStore
-from telescope_envs.user_config import UserConfig, read_user_config, user_file
 
 GROUP = "telescope.registries"
 """Entry point group that maps an address scheme to a `place.Opener`."""

@@ -12,10 +12,16 @@ import msgspec
 import msgspec.toml
 from packaging.version import Version
 
-from telescope_envs.distributions import version_of
-from telescope_envs.registry.catalog import CatalogRow, NotQuickError
-from telescope_envs.registry.choice import Opening, find_address
-from telescope_envs.registry.names import FORMAT_VERSION
+from telescope_envs.records.catalog import (
+    CatalogRow,
+    NotQuickError,
+)
+from telescope_envs.records.distributions import version_of
+from telescope_envs.records.names import FORMAT_VERSION
+from telescope_envs.registry.config import (
+    Opening,
+    find_address,
+)
 from telescope_envs.registry.stores.folder import Folder
 
 

@@ -6,9 +6,12 @@ from pathlib import Path
 from packaging.version import Version
 
 from telescope_core.errors import RegistryError
-from telescope_envs.registry.catalog import CatalogRow, log_unreadable
-from telescope_envs.registry.names import parse_reserved
-from telescope_envs.registry.parsing import (
+from telescope_envs.records.catalog import (
+    CatalogRow,
+    log_unreadable,
+)
+from telescope_envs.records.names import parse_reserved
+from telescope_envs.records.reading import (
     ReadReleases,
     parse_aliases,
     parse_namespace_of,
@@ -16,7 +19,12 @@ from telescope_envs.registry.parsing import (
     parse_status,
     read_releases,
 )
-from telescope_envs.registry.records import Namespace, RegistryConfig, Release, Status
+from telescope_envs.records.release import (
+    Namespace,
+    RegistryConfig,
+    Release,
+    Status,
+)
 from telescope_envs.registry.store import Store
 from telescope_envs.registry.stores.local import LocalStore
 

@@ -5,17 +5,24 @@ simple index for pip and uv. Equal registries give equal bytes. The view is writ
 folder that then replaces an older view by renaming, so a host never serves half of it.
 """
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.registry.catalog import CATALOG_PATH, write_catalog
-from telescope_envs.registry.records import Release
+from telescope_envs.records.catalog import (
+    CATALOG_PATH,
+    write_catalog,
+)
+from telescope_envs.records.publication import (
+    is_registry_path,
+    metadata_path,
+    tree_files,
+)
+from telescope_envs.records.release import Release
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.render import (
+from telescope_envs.registry.simple_index import (
     project_html,
     project_json,
     project_name,
@@ -23,8 +30,11 @@ from telescope_envs.registry.render import (
     projects_json,
     simple_files,
 )
-from telescope_envs.registry.store import is_registry_path, metadata_path
-from telescope_envs.registry.wheel import check_bytes, check_release, read_wheel
+from telescope_envs.rules.wheel import (
+    check_bytes,
+    check_release,
+    read_wheel,
+)
 
 _GENERATED = ("v1", "simple")
 
@@ -97,17 +107,6 @@ def _ids(root: Path) -> list[str]:
         for part in parts
         if part[0] == "index" and len(part) == 3 and part[2].endswith(".jsonl")
     ]
-
-
-def tree_files(root: Path) -> list[str]:
-    """Return the sorted paths of a registry's files, without hidden files and symlinks."""
-    found: list[str] = []
-    for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        base = Path(folder).relative_to(root)
-        paths = [(base / name).as_posix() for name in files]
-        found += [p for p in paths if is_registry_path(p) and not (root / p).is_symlink()]
-    return sorted(found)
 
 
 def _checked_metadata(registry: Registry, release: Release) -> bytes:

@@ -6,16 +6,22 @@ store passes the same contract test.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from telescope_core.errors import RegistryError
-from telescope_envs.registry.catalog import CatalogRow
+from telescope_envs.records.catalog import CatalogRow
+from telescope_envs.records.publication import Publication
+from telescope_envs.registry.addresses import Address
+from telescope_envs.registry.credentials import Token
 
 if TYPE_CHECKING:  # listing a registry should not wait for the import of the record models
-    from telescope_envs.registry.records import Release, Status
+    from telescope_envs.records.release import (
+        Status,
+    )
 
 
 class Store(Protocol):
@@ -52,39 +58,6 @@ class Store(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publication:
-    """One release with its bytes, ready to be published."""
-
-    release: Release
-    wheel: bytes
-    attestation: bytes = b""
-    """A Sigstore bundle; empty if there is none."""
-
-
-def attestation_path(wheel_path: str) -> str:
-    """Return the path of the Sigstore bundle, which is beside the wheel at `wheel_path`."""
-    return f"{wheel_path}.sigstore.json"
-
-
-def metadata_path(wheel_path: str) -> str:
-    """Return the path of the wheel's METADATA file in a rendered registry (PEP 658)."""
-    return f"{wheel_path}.metadata"
-
-
-def is_registry_path(path: str) -> bool:
-    """Whether `path` can name a file of a registry: relative, without `..` or hidden parts.
-
-    Every store checks this before it touches a file, because index lines are untrusted.
-    """
-    parts = path.split("/")
-    return (
-        path.isprintable()
-        and not any(mark in path for mark in (":", "\\", "?", "#", "%"))
-        and all(part and not part.startswith(".") for part in parts)
-    )
-
-
 @runtime_checkable
 class WritableStore(Store, Protocol):
     """A store that supports publishing.
@@ -106,16 +79,38 @@ class WritableStore(Store, Protocol):
         ...
 
 
-def artifact_files(publication: Publication, address: str) -> dict[str, bytes]:
-    """Return path -> bytes of the artifacts to store in the registry at `address`."""
-    wheel = publication.release.wheel
-    inside = [url for url in wheel.urls if is_registry_path(url)]
-    if not inside or PurePosixPath(inside[0]).name != wheel.filename:
-        raise RegistryError(
-            f"{wheel.filename}: a wheel in {address} needs a URL relative to the registry, "
-            f"such as artifacts/{wheel.filename}, got {', '.join(wheel.urls)}"
-        )
-    files = {inside[0]: publication.wheel}
-    if publication.attestation:
-        files[attestation_path(inside[0])] = publication.attestation
-    return files
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A remote registry that is not opened yet."""
+
+    address: Address
+    token: Token | None
+    """Sent only to the host and port of the address."""
+    login_hint: str
+    """Advice to the user when the registry requires a token."""
+    cache: Path
+    """Folder for cached files; may not exist."""
+    offline: bool
+    tell: Callable[[str], None]
+
+    def remark(self, message: str) -> None:
+        """Tell the user `message`, prefixed with the address."""
+        self.tell(f"{self.address.text}: {message}")
+
+    def remark_age(self, confirmed_at: float) -> None:
+        """Tell the user the age of files read offline; `confirmed_at` is in epoch seconds."""
+        age = age_text(time.time() - confirmed_at)
+        moment = datetime.fromtimestamp(confirmed_at, UTC)
+        self.remark(f"offline, as of {age} ago ({moment:%Y-%m-%d %H:%M} UTC)")
+
+
+def age_text(seconds: float) -> str:
+    """Return a duration in the largest unit of which it has at least two."""
+    for size_s, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size_s:
+            return f"{seconds / size_s:.0f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+Opener = Callable[[Place], Store]
+"""Type of the entry points in `telescope.registries`: opens a registry of one address scheme."""

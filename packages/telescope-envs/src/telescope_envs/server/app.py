@@ -16,20 +16,44 @@ from fastapi.responses import FileResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
 from telescope_core.errors import RegistryError
-from telescope_envs.registry.records import Release, Status
-from telescope_envs.registry.store import Publication
-from telescope_envs.server.answers import Answers, etag_of, is_known, refuse
-from telescope_envs.server.callers import Callers
-from telescope_envs.server.checks import check_publication, check_time, parse_status
-from telescope_envs.server.connections import ConnectionLimits, Network
-from telescope_envs.server.guard import Guard
-from telescope_envs.server.hub import API, HubStore
-from telescope_envs.server.limits import Limit
-from telescope_envs.server.refusal import Refusal, failure_of, refusal_of
-from telescope_envs.server.simple import SimpleRoutes
-from telescope_envs.server.site import SiteRoutes
-from telescope_envs.server.tokens import Scope, Token
-from telescope_envs.server.uploads import receive_publication
+from telescope_envs.records.publication import Publication
+from telescope_envs.records.release import (
+    Release,
+    Status,
+)
+from telescope_envs.server.answers import (
+    Answers,
+    Guard,
+    etag_of,
+    is_known,
+    refuse,
+)
+from telescope_envs.server.auth import (
+    Callers,
+    Scope,
+    Token,
+)
+from telescope_envs.server.connections import (
+    ConnectionLimits,
+    Network,
+)
+from telescope_envs.server.hub import (
+    API,
+    HubStore,
+)
+from telescope_envs.server.refusals import (
+    Limit,
+    Refusal,
+    failure_of,
+    refusal_of,
+)
+from telescope_envs.server.site import SimpleRoutes, SiteRoutes
+from telescope_envs.server.uploads import (
+    check_publication,
+    check_time,
+    parse_status,
+    receive_publication,
+)
 
 _READ = ["GET", "HEAD"]
 _MEDIA_TYPES = {

@@ -14,20 +14,35 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from telescope_core.errors import ConfigError, RegistryError, unknown_name
-from telescope_envs.registry.catalog import (
+from telescope_envs.records.catalog import (
     CatalogRow,
     catalog_row,
     log_unreadable,
     write_catalog,
 )
-from telescope_envs.registry.names import check_name, check_owner, parse_reserved, plain
-from telescope_envs.registry.parsing import FULL_READERS, problem_of
-from telescope_envs.registry.records import Namespace, RegistryConfig, Status
-from telescope_envs.registry.schemas import schema_files
-from telescope_envs.registry.store import Publication
-from telescope_envs.server.database import FILE, Database
-from telescope_envs.server.files import ArtifactFiles
-from telescope_envs.server.refusal import Refusal
+from telescope_envs.records.names import (
+    check_name,
+    check_owner,
+    parse_reserved,
+    plain,
+)
+from telescope_envs.records.publication import Publication
+from telescope_envs.records.reading import (
+    FULL_READERS,
+    problem_of,
+)
+from telescope_envs.records.release import (
+    Namespace,
+    RegistryConfig,
+    Status,
+)
+from telescope_envs.records.schemas import schema_files
+from telescope_envs.server.database import (
+    FILE,
+    ArtifactFiles,
+    Database,
+)
+from telescope_envs.server.refusals import Refusal
 from telescope_envs.server.releases import Releases
 
 API = "api"

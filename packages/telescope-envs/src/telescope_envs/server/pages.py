@@ -12,9 +12,13 @@ from urllib.parse import urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from packaging.version import Version
 
-from telescope_envs.registry.catalog import CatalogRow
-from telescope_envs.registry.records import Dataset, Release, Status
-from telescope_envs.registry.store import attestation_path
+from telescope_envs.records.catalog import CatalogRow
+from telescope_envs.records.publication import attestation_path
+from telescope_envs.records.release import (
+    Dataset,
+    Release,
+    Status,
+)
 
 PER_PAGE = 25
 _HERE = Path(__file__).parent

@@ -16,7 +16,21 @@ from sqlite3 import Connection
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from telescope_envs.registry.admission import (
+from telescope_envs.records.names import near_names
+from telescope_envs.records.publication import (
+    Publication,
+    attestation_path,
+    metadata_path,
+)
+from telescope_envs.records.reading import (
+    parse_status,
+    read_releases,
+)
+from telescope_envs.records.release import (
+    Release,
+    Status,
+)
+from telescope_envs.rules.admission import (
     Read,
     changed_status,
     index_line,
@@ -24,13 +38,8 @@ from telescope_envs.registry.admission import (
     published_versions,
     status_file,
 )
-from telescope_envs.registry.names import near_names
-from telescope_envs.registry.parsing import parse_status, read_releases
-from telescope_envs.registry.records import Release, Status
-from telescope_envs.registry.store import Publication, attestation_path, metadata_path
-from telescope_envs.server.database import Database
-from telescope_envs.server.files import ArtifactFiles
-from telescope_envs.server.refusal import Refusal
+from telescope_envs.server.database import ArtifactFiles, Database
+from telescope_envs.server.refusals import Refusal
 
 
 def _anybody() -> str:

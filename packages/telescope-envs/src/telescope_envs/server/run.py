@@ -1,7 +1,6 @@
 """Serves a data folder until SIGTERM or SIGINT; one server at a time, stops within two seconds."""
 
 import asyncio
-import fcntl
 import logging
 import math
 import os
@@ -20,8 +19,15 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.server.app import ServerOptions, create_app
-from telescope_envs.server.connections import Connection, Connections
+from telescope_envs.records.files import holder_of, locked_if_free
+from telescope_envs.server.app import (
+    ServerOptions,
+    create_app,
+)
+from telescope_envs.server.connections import (
+    Connection,
+    Connections,
+)
 from telescope_envs.server.hub import HubStore
 
 _GRACE_S = 0.5
@@ -83,21 +89,13 @@ def _end(number: int, frame: FrameType | None) -> None:
 @contextmanager
 def _only_server(data: Path) -> Generator[None]:
     """Hold the lock of the data folder; it is released however the process ends."""
-    descriptor = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
+    with locked_if_free(data / "lock") as is_ours:
+        if not is_ours:
             raise RegistryError(
-                f"{data} is served by another process ({holder}); stop it first, or give another "
-                "--data"
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+                f"{data} is served by another process ({holder_of(data / 'lock')}); stop it first, "
+                "or give another --data"
+            )
         yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

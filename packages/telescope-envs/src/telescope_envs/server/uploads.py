@@ -1,21 +1,173 @@
-"""Receives a publication as one multipart request, with size limits, spooled to disk.
+"""Receives publications, and checks them whatever their sender claims to have checked.
 
-Its parts are `record` (the release as JSON), `wheel`, and optionally `attestation`.
+A publication is one multipart request with size limits, spooled to disk. Its parts are `record`
+(the release as JSON), `wheel`, and optionally `attestation`. The wheel is read but never run. Who
+may publish, and whether the version is taken, is decided later inside the transaction.
 """
 
 import asyncio
+import hashlib
+import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
+from typing import cast
 
+import msgspec
 from fastapi import Request
+from packaging.utils import canonicalize_name
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
-from telescope_envs.registry.store import Publication
-from telescope_envs.server.checks import MAX_ATTESTATION_BYTES, MAX_RECORD_BYTES, parse_release
-from telescope_envs.server.refusal import Refusal
+from telescope_core.errors import RegistryError
+from telescope_core.secret_names import reserved_secrets
+from telescope_envs.records.lines import MAX_LINE_BYTES
+from telescope_envs.records.names import (
+    check_name,
+    check_owner,
+    check_version,
+    distribution_name,
+    module_name,
+)
+from telescope_envs.records.publication import Publication
+from telescope_envs.records.reading import (
+    RecordType,
+    parse_record,
+)
+from telescope_envs.records.release import (
+    Release,
+    Status,
+)
+from telescope_envs.rules.wheel import (
+    check_bytes,
+    check_release,
+    read_wheel,
+)
+from telescope_envs.server.refusals import Refusal
+
+MAX_RECORD_BYTES = MAX_LINE_BYTES
+MAX_ATTESTATION_BYTES = 1024 * 1024
+_CLOCK_TOLERANCE = timedelta(hours=1)
+_Object = dict[str, object]
+_FILENAME = re.compile(r"[A-Za-z0-9_.]+(-[A-Za-z0-9_.]+)+\.whl")
+
+
+def parse_release(text: bytes) -> Release:
+    """Parse a release record; raises Refusal if it has fields that this server does not know."""
+    release = _parsed(Release, text, "release")
+    sent = cast(_Object, msgspec.json.decode(text))
+    kept = release.model_dump(mode="json", by_alias=True)
+    lost = sorted(_lost(sent, kept))
+    if lost:
+        raise Refusal(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            f"the release record has fields that this server does not know: {', '.join(lost)}",
+            "upgrade telescope-envs on the server",
+        )
+    return release
+
+
+def check_publication(publication: Publication) -> None:
+    """Raise RegistryError unless record, wheel and attestation are valid and match each other."""
+    release = publication.release
+    check_owner(release.owner)
+    check_name(release.name)
+    check_version(release.version)
+    _check_record(release)
+    check_bytes(publication.wheel, release)
+    contents = read_wheel(publication.wheel, release.wheel.filename)
+    check_release(contents, release)
+    if contents.license != release.license:
+        raise _unprocessable(
+            f"the wheel's license is {contents.license!r}, but the record has {release.license!r}"
+        )
+    _check_attestation(publication)
+
+
+def parse_status(text: bytes) -> Status:
+    """Parse a status record; the versions that it yanks are checked when it is stored."""
+    return _parsed(Status, text, "status")
+
+
+def _parsed(record: type[RecordType], text: bytes, kind: str) -> RecordType:
+    where = f"the {kind} record cannot be read"
+    try:
+        return parse_record(record, text, where)
+    except RegistryError as error:
+        raise _unprocessable(str(error).removesuffix("; update the registry")) from None
+
+
+def _check_record(release: Release) -> None:
+    expected: dict[str, tuple[object, object]] = {
+        "distribution": (
+            distribution_name(release.owner, release.name),
+            canonicalize_name(release.distribution),
+        ),
+        "module": (module_name(release.owner, release.name), release.module),
+        # A URL on another host would tell that host's owner who installs what.
+        "wheel.urls": ((f"artifacts/{release.wheel.filename}",), release.wheel.urls),
+    }
+    for field, (wanted, got) in expected.items():
+        if wanted != got:
+            raise _unprocessable(f"the release record's {field} must be {wanted!r}, got {got!r}")
+    if not _FILENAME.fullmatch(release.wheel.filename):
+        raise _unprocessable(f"{release.wheel.filename!r} is not a wheel file name")
+    reserved = reserved_secrets(release.secrets)
+    if reserved:
+        raise _unprocessable(f"secrets must not be Telescope's own variables, got {reserved}")
+    if release.validation.verdict == "fail":
+        raise Refusal(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            f"{release.id} {release.version} did not pass its validation",
+            "run telescope env validate and correct what it reports",
+        )
+
+
+def check_time(release: Release) -> None:
+    """Raise Refusal unless `published_at` is within an hour of now.
+
+    The time must be right because installers can skip releases that are too new.
+    """
+    published_at = release.published_at
+    if published_at.tzinfo is None or abs(datetime.now(UTC) - published_at) > _CLOCK_TOLERANCE:
+        raise Refusal(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            f"published_at must be within an hour of now, got {published_at.isoformat()}",
+            "publish again, and set this machine's clock if it is wrong",
+        )
+
+
+def _check_attestation(publication: Publication) -> None:
+    found = publication.attestation
+    if len(found) > MAX_ATTESTATION_BYTES:
+        raise _unprocessable(f"the attestation is longer than {MAX_ATTESTATION_BYTES} bytes")
+    digest = hashlib.sha256(found).hexdigest() if found else ""
+    if digest != publication.release.attestation_sha256:
+        raise _unprocessable(
+            f"the record's attestation_sha256 is {publication.release.attestation_sha256!r}, but "
+            f"the attestation has {digest!r}"
+        )
+
+
+def _lost(sent: _Object, kept: _Object, where: str = "") -> list[str]:
+    """Return the dotted paths of the keys in `sent` that are not in `kept`."""
+    lost: list[str] = []
+    for key, value in sent.items():
+        if key not in kept:
+            lost.append(f"{where}{key}")
+        elif isinstance(value, dict) and isinstance(kept[key], dict):
+            inner, known = cast(_Object, value), cast(_Object, kept[key])
+            lost += _lost(inner, known, f"{where}{key}.")
+    return lost
+
+
+def _unprocessable(error: str) -> Refusal:
+    return Refusal(
+        HTTPStatus.UNPROCESSABLE_ENTITY, error, "build it again with telescope env build and push"
+    )
+
 
 _PARTS = {"record", "wheel", "attestation"}
 _OVERHEAD_BYTES = MAX_RECORD_BYTES + MAX_ATTESTATION_BYTES + 16 * 1024

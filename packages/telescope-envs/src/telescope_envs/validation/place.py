@@ -1,9 +1,10 @@
-"""Making an environment importable, by this Python or by a virtual environment with its needs."""
+"""What is validated, and making it importable, by this Python or in a virtual environment."""
 
 import sys
 import tempfile
 import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import distribution
 from io import BytesIO
 from pathlib import Path
@@ -11,12 +12,46 @@ from pathlib import Path
 from packaging.metadata import parse_email
 
 from telescope_core.errors import TelescopeError
-from telescope_envs.installing.build import link_byte_code, link_distribution, python_of
-from telescope_envs.installing.requirements import CORE, direct_needs
-from telescope_envs.packages import Uv, installed_pins, missing_requirements, wheels_only
+from telescope_envs.install.data import python_of
+from telescope_envs.install.packages import (
+    installed_pins,
+    missing_requirements,
+)
+from telescope_envs.install.requirements import (
+    CORE,
+    direct_needs,
+)
+from telescope_envs.install.venv import (
+    link_byte_code,
+    link_distribution,
+)
+from telescope_envs.processes.uv import (
+    Uv,
+    wheels_only,
+)
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.processes import Place
-from telescope_envs.validation.subject import Subject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What the levels check. Fields are empty if they do not apply."""
+
+    label: str
+    """Its name in messages and reports."""
+    project: Path | None = None
+    """Folder with pyproject.toml."""
+    wheel_name: str = ""
+    wheel: bytes = b""
+    metadata: bytes = b""
+    """The METADATA file."""
+    factory: str = ""
+    """`module:Class`."""
+    interpreter: str = sys.executable
+    """The Python that imports it."""
+    search_path: tuple[str, ...] = ()
+    """Folders that go to the front of the interpreter's import path."""
+
 
 _CHECK = "load.requirements"
 

@@ -8,7 +8,10 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from telescope_envs.validation.records import Level, Severity
+from telescope_envs.validation.records import (
+    Level,
+    Severity,
+)
 
 POLICY_VERSION = "3"
 

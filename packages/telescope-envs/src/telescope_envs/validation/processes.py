@@ -12,27 +12,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from telescope_envs.subprocesses import Kept, kept, passed_on, wait_for
+from telescope_core.probes.job import Job, Kind
+from telescope_envs.processes.running import (
+    Kept,
+    kept,
+    passed_on,
+    wait_for,
+)
 from telescope_envs.validation.findings import Findings
-from telescope_envs.validation.probes.job import Job, Kind
 
 _PASSED_ON = ("OMP_NUM_THREADS",)
 """Variables that probes see besides those that every program of an environment sees."""
 OWN_SHARE = 0.5
 """A probe that is not done in time, but computed for this part of it, is itself the cause."""
 _PROGRAM = """
-import importlib, sys, types
-envs, validation, job, *first = sys.argv[1:]
-for name, path in (("telescope_envs", envs), ("telescope_envs.validation", validation)):
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [path]
-sys.path[:0] = first
-main = importlib.import_module("telescope_envs.validation.probes.main").main
-for name in ("telescope_envs", "telescope_envs.validation"):
-    del sys.modules[name]
-main(job)
+import sys
+from telescope_core.probes.main import main
+sys.path[:0] = sys.argv[2:]
+main(sys.argv[1])
 """
-"""Imports the probes without their parent packages, which that interpreter may not support."""
+"""Runs the probes of the telescope-core that the environment's interpreter has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,9 +177,7 @@ def _started(place: Place, errand: Errand) -> Generator[Kept]:
         "HOME": str(home),
         "PYTHONHASHSEED": str(errand.hash_seed),
     }
-    here = Path(__file__).parent
-    command = [place.interpreter, "-P", "-c", _PROGRAM, str(here.parent), str(here)]
-    command += [errand.job.text(), *place.search_path]
+    command = [place.interpreter, "-P", "-c", _PROGRAM, errand.job.text(), *place.search_path]
     with kept(command, environ=environ, folder=work, limit_s=errand.limit_s) as probe:
         yield probe
 

@@ -17,18 +17,31 @@ from pathlib import Path
 
 from telescope_core.errors import ConfigError, nearest, unknown_name
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
-from telescope_envs.locator import InstalledLocator, usable_ids
+from telescope_envs.locator import (
+    InstalledLocator,
+    usable_ids,
+)
 from telescope_envs.validation import metadata
 from telescope_envs.validation.findings import Findings
-from telescope_envs.validation.fixture_hub import FOLDER, FixtureHub
+from telescope_envs.validation.fixture_hub import (
+    FOLDER,
+    FixtureHub,
+)
 from telescope_envs.validation.levels import (
     Trial,
     check_leakage,
     check_load,
     check_reward,
 )
-from telescope_envs.validation.place import prepare_place, scratch_folder
-from telescope_envs.validation.policy import CHECKS, POLICY_VERSION
+from telescope_envs.validation.place import (
+    Subject,
+    prepare_place,
+    scratch_folder,
+)
+from telescope_envs.validation.policy import (
+    CHECKS,
+    POLICY_VERSION,
+)
 from telescope_envs.validation.records import (
     EXAMPLES_FROM,
     FIXTURE_ROWS,
@@ -37,7 +50,6 @@ from telescope_envs.validation.records import (
     verdict_of,
 )
 from telescope_envs.validation.static import check_static
-from telescope_envs.validation.subject import Subject
 
 LEVELS = (Level.STATIC, Level.LOAD, Level.REWARD, Level.LEAKAGE)
 """In the order in which they run."""

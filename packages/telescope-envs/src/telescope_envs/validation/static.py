@@ -9,21 +9,53 @@ import re
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from telescope_core.errors import ConfigError, RegistryError, TelescopeError
-from telescope_envs.authoring.build import build_wheel
-from telescope_envs.authoring.sources import git_text
-from telescope_envs.pyproject import read_pyproject
-from telescope_envs.registry.records import Dataset
-from telescope_envs.registry.wheel import read_wheel
+from telescope_envs.publish.build import build_wheel, git_text
+from telescope_envs.records.documents import read_pyproject
+from telescope_envs.records.release import Dataset
+from telescope_envs.rules.wheel import read_wheel
 from telescope_envs.validation import metadata
 from telescope_envs.validation.findings import Findings
-from telescope_envs.validation.subject import Subject
-from telescope_envs.validation.tokens import secrets_in
+from telescope_envs.validation.place import Subject
+
+_SHAPES = {
+    "a private key": r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----",
+    "an AWS access key": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
+    "a GitHub token": r"\bgh[pousr]_[A-Za-z0-9]{36,}\b|\bgithub_pat_[A-Za-z0-9_]{50,}\b",
+    "a GitLab token": r"\bglpat-[A-Za-z0-9_-]{20,}",
+    "a Hugging Face token": r"\bhf_[A-Za-z]{34,}\b",
+    "an Anthropic key": r"\bsk-ant-[A-Za-z0-9_-]{32,}",
+    "an OpenAI key": r"\bsk-(?:proj-|svcacct-)?[A-Za-z0-9_-]{20,}T3BlbkFJ[A-Za-z0-9_-]{20,}",
+    "a Slack token": r"\bxox[abeoprs]-[A-Za-z0-9-]{20,}",
+    "a Google key": r"\bAIza[0-9A-Za-z_-]{35}\b",
+    "a Stripe key": r"\b[rs]k_live_[0-9A-Za-z]{20,}\b",
+    "a package index token": r"\bpypi-AgEI[A-Za-z0-9_-]{50,}",
+    "a signed web token": r"\beyJ[A-Za-z0-9_-]{15,}\.eyJ[A-Za-z0-9_-]{15,}\.[A-Za-z0-9_-]{20,}",
+}
+_PATTERNS = {kind: re.compile(shape) for kind, shape in _SHAPES.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Secret:
+    """One secret. It holds only the beginning, so that a report does not reveal the secret."""
+
+    kind: str
+    line: int
+    beginning: str
+
+
+def secrets_in(text: str) -> Iterator[Secret]:
+    """Yield what looks like a secret in `text`."""
+    for kind, pattern in _PATTERNS.items():
+        for match in pattern.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            yield Secret(kind=kind, line=line, beginning=f"{match[0][:8]}...")
+
 
 _MAX_WHEEL_BYTES = 50 * 1024 * 1024
 _MAX_SCANNED_BYTES = 4 * 1024 * 1024

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from telescope_core.errors import RegistryError
-from telescope_envs.registry.catalog import (
+from telescope_envs.records.catalog import (
     CatalogRow,
     FullReaders,
     ReadRow,
     catalog_row,
     log_unreadable,
 )
-from telescope_envs.registry.store import is_registry_path
+from telescope_envs.records.publication import is_registry_path
 
 _CHUNK_BYTES = 64 * 1024
 

@@ -25,20 +25,32 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import tqdm
 
 from telescope_core.errors import RegistryError
-from telescope_envs.registry.admission import Read, changed_status, index_line, is_new
-from telescope_envs.registry.catalog import (
+from telescope_envs.records.catalog import (
     CATALOG_PATH,
     CatalogRow,
     catalog_row,
     log_unreadable,
     read_catalog,
 )
-from telescope_envs.registry.derived import derived_files
-from telescope_envs.registry.http_cache import CachedFile, HttpCache
-from telescope_envs.registry.parsing import FULL_READERS
-from telescope_envs.registry.place import Place
-from telescope_envs.registry.records import Status
-from telescope_envs.registry.store import Publication, artifact_files, is_registry_path
+from telescope_envs.records.publication import (
+    Publication,
+    artifact_files,
+    is_registry_path,
+)
+from telescope_envs.records.reading import FULL_READERS
+from telescope_envs.records.release import Status
+from telescope_envs.registry.http_cache import (
+    CachedFile,
+    HttpCache,
+)
+from telescope_envs.registry.simple_index import derived_files
+from telescope_envs.registry.store import Place
+from telescope_envs.rules.admission import (
+    Read,
+    changed_status,
+    index_line,
+    is_new,
+)
 
 _KIND: Literal["dataset"] = "dataset"
 _COMMIT_LENGTH = 40

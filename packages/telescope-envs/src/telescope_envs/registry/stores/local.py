@@ -11,12 +11,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from telescope_core.errors import RegistryError
-from telescope_envs.registry.admission import changed_status, index_line, is_new
-from telescope_envs.registry.parsing import FULL_READERS
-from telescope_envs.registry.records import Status
-from telescope_envs.registry.store import Publication, artifact_files
-from telescope_envs.registry.stores.files import locked, remove_file, replace_file
+from telescope_envs.records.files import (
+    locked,
+    remove_file,
+    replace_file,
+)
+from telescope_envs.records.publication import (
+    Publication,
+    artifact_files,
+)
+from telescope_envs.records.reading import FULL_READERS
+from telescope_envs.records.release import Status
 from telescope_envs.registry.stores.folder import Folder
+from telescope_envs.rules.admission import (
+    changed_status,
+    index_line,
+    is_new,
+)
 
 _LOCK_WAIT_S = 30.0
 
@@ -79,7 +90,11 @@ class LocalStore(Folder):
             own.mkdir(exist_ok=True)
             if not (own / ".gitignore").exists():
                 (own / ".gitignore").write_text("*\n")
-            with locked(own / "lock", wait_s=self._lock_wait_s, what=f"registry {self.address}"):
+            with locked(
+                own / "lock",
+                wait_s=self._lock_wait_s,
+                what=f"registry {self.address} is being changed",
+            ):
                 scratch = own / "scratch"
                 shutil.rmtree(scratch, ignore_errors=True)
                 scratch.mkdir()

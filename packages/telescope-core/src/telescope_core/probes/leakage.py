@@ -1,0 +1,278 @@
+"""The probe of the leakage level: what the policy is shown, its tools, and what is left behind."""
+
+import asyncio
+import gc
+import json
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+from telescope_core.environments import Environment, Episode, ToolEnvironment
+from telescope_core.environments.hooks import of_kind
+from telescope_core.environments.tool_calls import ToolFailure
+from telescope_core.locate import load_environment_class
+from telescope_core.probes.answers import Answers, described
+from telescope_core.probes.completions import Asked, Form, Try, form_of
+from telescope_core.probes.guards import cut_off_network
+from telescope_core.probes.job import Job
+from telescope_core.probes.judging import require_enough
+from telescope_core.probes.leaks import Shown, find_leaks
+from telescope_core.probes.meter import Limits, Meter
+from telescope_core.probes.playing import (
+    asked_of,
+    capture_episodes,
+    play,
+    play_at_once,
+    request_for,
+)
+from telescope_core.probes.schema_check import example_of, schema_problems
+from telescope_core.rollout import play_rollout
+from telescope_core.scripted import ScriptedClient
+from telescope_core.types import (
+    Completion,
+    JsonValue,
+    Message,
+    Rollout,
+    RolloutStatus,
+    StopReason,
+    ToolCall,
+)
+
+CHECKED = (
+    "leakage.prompt",
+    "leakage.tool_schemas",
+    "leakage.tool_calls",
+    "leakage.tool_errors",
+    "leakage.cleanup",
+    "leakage.isolation",
+    "leakage.memory",
+)
+_NEVER_S = 3600.0
+_CALL_S = 120.0
+_MEMORY = Limits(own_s=60.0, wall_s=120.0)
+_LATE = "a rollout had not ended in time: it waited for something, or the machine was busy"
+_NUM_KEPT = 64
+_FAULTS = (ToolFailure.BAD_ARGUMENTS, ToolFailure.RAISED, ToolFailure.TIMED_OUT)
+"""Failures that a call with arguments made from the schema must not have; refusing is fine."""
+
+
+def run_leakage(job: Job, answers: Answers) -> None:
+    """Run the level and report on each of its checks."""
+    if job.cuts_network:
+        cut_off_network()
+    environment = load_environment_class(job.factory).from_settings({})
+    asyncio.run(look_for_leaks(environment, job.num_examples, answers))
+
+
+async def look_for_leaks(environment: Environment, num_examples: int, answers: Answers) -> None:
+    """Run the level with an environment that is built already, and close it."""
+    last: list[Episode] = []
+
+    def keep(episode: Episode) -> None:
+        last[:] = [episode]
+
+    capture_episodes(environment, keep)
+    asked = await asked_of(environment, num_examples)
+    form = form_of(asked)
+    with answers.doing("leakage.prompt"):
+        for leak in find_leaks(
+            [await _shown(environment, one, form, last, answers) for one in asked]
+        ):
+            answers.found("leakage.prompt", leak.text, example_id=leak.example_id)
+    if isinstance(environment, ToolEnvironment):
+        await _check_tools(environment, asked[0], last, answers)
+    else:
+        for check in CHECKED[1:4]:
+            answers.not_applicable(check, "it has no tools")
+    await _check_cleanup(environment, asked[0], last, answers)
+    await _check_isolation(environment, asked, answers)
+    await _check_memory(environment, asked, last, answers)
+    with answers.doing("leakage.cleanup"):
+        await environment.close()
+        await environment.close()
+
+
+async def _shown(
+    environment: Environment, one: Asked, form: Form, last: list[Episode], answers: Answers
+) -> Shown:
+    """Return what the policy sees before its second answer if its first one is empty."""
+    played = await play(environment, Try(asked=one, kind="empty", replies=("",)))
+    rollout = played.rollout
+    if played.cut is not None:
+        answers.inconclusive("leakage.prompt", _LATE)
+    messages = rollout.messages or one.opening
+    # Only the first observation counts: later ones may rightly reveal what was missed.
+    written = [at for at, message in enumerate(messages) if message.role == "assistant"]
+    seen = [message.content for message in messages[: written[1] if written[1:] else None]]
+    seen += [json.dumps(tool, default=str) for tool in (last[0].tools if last else ())]
+    right = [one.example.answer] if one.example.answer else []
+    for gold in one.gold[-1:]:
+        right.append(gold.removeprefix(form.before).removesuffix(form.after).strip())
+    return Shown(
+        example_id=one.example.id, text="\n".join(seen), answers=tuple(dict.fromkeys(right))
+    )
+
+
+async def _check_tools(
+    environment: ToolEnvironment, one: Asked, last: list[Episode], answers: Answers
+) -> None:
+    with answers.doing("leakage.tool_schemas"):
+        await play(environment, Try(asked=one, kind="tools", replies=("",)))
+        schemas = [tool.schema for tool in environment.function_tools()]
+        known = json.dumps(schemas, default=str)
+        schemas += [dict(tool) for tool in last[0].tools if json.dumps(tool) not in known]
+    if answers.has_found("leakage.tool_schemas"):
+        for check in ("leakage.tool_calls", "leakage.tool_errors"):
+            answers.not_run(check, "the tools' schemas cannot be read")
+        return
+    for schema in schemas:
+        name, parameters = _about(schema)
+        problems = schema_problems(parameters)
+        for problem in problems:
+            answers.found("leakage.tool_schemas", f"tool {name}: {problem}")
+        if not problems:
+            await _call(environment, one, name, json.dumps(example_of(parameters)), answers)
+    answers.passed("leakage.tool_calls")
+    with answers.doing("leakage.tool_errors"):
+        for name, arguments in _wrong_calls(_about(schemas[0])[0] if schemas else ""):
+            rollout = await _played_call(environment, one, name, arguments)
+            if rollout.stop_reason is StopReason.TIMEOUT:
+                answers.inconclusive("leakage.tool_errors", _LATE)
+            elif rollout.status is RolloutStatus.FAILED:
+                answers.found(
+                    "leakage.tool_errors",
+                    f"calling {name!r} with {arguments}: {rollout.error}",
+                    example_id=one.example.id,
+                )
+
+
+def _about(schema: dict[str, JsonValue]) -> tuple[str, object]:
+    """Return the name of a tool and the schema of its arguments."""
+    about = schema.get("function")
+    if not isinstance(about, Mapping):
+        return "", None
+    plain = cast(Mapping[str, object], about)
+    return str(plain.get("name", "")), plain.get("parameters")
+
+
+def _wrong_calls(name: str) -> list[tuple[str, str]]:
+    return [
+        ("no_such_tool_here", "{}"),
+        (name, '{"no_such_argument": [[[]]]}'),
+        (name, "not json"),
+        ("", "{}"),
+    ]
+
+
+async def _call(
+    environment: ToolEnvironment, one: Asked, name: str, arguments: str, answers: Answers
+) -> None:
+    answers.stage("leakage.tool_calls")
+    rollout = await _played_call(environment, one, name, arguments)
+    said = next((m.content for m in reversed(rollout.messages) if m.role != "assistant"), "")
+    failures = [kind for kind in _FAULTS if rollout.metrics.get(f"tool_errors/{kind}")]
+    where = {"example_id": one.example.id, "completion": f"{name}({arguments})"}
+    if rollout.stop_reason is StopReason.TIMEOUT:
+        answers.inconclusive("leakage.tool_calls", f"tool {name}: {_LATE}")
+    elif rollout.status is RolloutStatus.FAILED:
+        answers.found("leakage.tool_calls", f"tool {name}: {rollout.error}", **where)
+    elif failures:
+        told = rollout.tags.get("tool_exception") or said
+        answers.found("leakage.tool_calls", f"tool {name}: {failures[0]}: {told}", **where)
+    elif not rollout.metrics.get("tool_calls"):
+        answers.found("leakage.tool_calls", f"tool {name}: the call was not answered", **where)
+
+
+async def _played_call(
+    environment: ToolEnvironment, one: Asked, name: str, arguments: str
+) -> Rollout:
+    call = ToolCall(id="call_0", name=name, arguments=arguments)
+    message = Message(role="assistant", content="", tool_calls=(call,))
+    replies = [Completion(message=message, finish_reason="tool_calls"), ""]
+    client = ScriptedClient(replies)
+    request = request_for(one, "call", deadline_s=_CALL_S)
+    return await play_rollout(environment, "validated", request, client.policy("call"))
+
+
+async def _check_cleanup(
+    environment: Environment, one: Asked, last: list[Episode], answers: Answers
+) -> None:
+    hooks = of_kind(environment.hooks, "cleanup")
+    if not hooks:
+        answers.not_applicable("leakage.cleanup", "it has no @cleanup method")
+        return
+    answers.stage("leakage.cleanup")
+    played = (await play(environment, Try(asked=one, kind="cleanup", replies=("",)))).rollout
+    if played.tags.get("cleanup"):
+        answers.found("leakage.cleanup", played.tags["cleanup"], example_id=one.example.id)
+    await _clean_again(environment, one, last, "a second time", answers)
+    last.clear()
+    never = ScriptedClient([""], delay_s=_NEVER_S).policy("never")
+    request = replace(request_for(one, "cancelled"), deadline_s=_NEVER_S)
+    task = asyncio.create_task(play_rollout(environment, "validated", request, never))
+    await asyncio.wait([task], timeout=0.05)
+    task.cancel()
+    await asyncio.wait([task], timeout=sum(hook.deadline_s for hook in hooks) + 2)
+    await _clean_again(environment, one, last, "after a cancelled rollout", answers)
+    answers.passed("leakage.cleanup")
+
+
+async def _clean_again(
+    environment: Environment, one: Asked, last: list[Episode], when: str, answers: Answers
+) -> None:
+    for hook in reversed(of_kind(environment.hooks, "cleanup")):
+        for episode in last:
+            try:
+                method = getattr(environment, hook.name)
+                async with asyncio.timeout(hook.deadline_s):
+                    await environment.caller.one("cleanup", method, episode)
+            except Exception as error:  # noqa: BLE001 - a boundary: the author's code
+                answers.found(
+                    "leakage.cleanup",
+                    f"{hook.name} {when}: {described(error)}",
+                    example_id=one.example.id,
+                )
+
+
+async def _check_isolation(
+    environment: Environment, asked: Sequence[Asked], answers: Answers
+) -> None:
+    with answers.doing("leakage.isolation"):
+        for one in asked[:8]:
+            tries = [Try(asked=one, kind="isolation", replies=one.gold or ("",))] * 2
+            first = await play(environment, tries[0])
+            opening = tuple(await environment.first_messages(one.example))
+            second = await play(environment, tries[1])
+            if first.cut is not None or second.cut is not None:
+                answers.inconclusive("leakage.isolation", _LATE)
+                break
+            if opening != one.opening:
+                answers.found("leakage.isolation", "its prompt changed", example_id=one.example.id)
+            elif first.digest != second.digest:
+                answers.found(
+                    "leakage.isolation",
+                    "the same answers led to a different conversation",
+                    example_id=one.example.id,
+                )
+
+
+async def _check_memory(
+    environment: Environment, asked: Sequence[Asked], last: list[Episode], answers: Answers
+) -> None:
+    alive: list[weakref.ref[Episode]] = []
+    capture_episodes(environment, lambda episode: alive.append(weakref.ref(episode)))
+    with answers.doing("leakage.memory"):
+        tries = [
+            Try(asked=asked[index % len(asked)], kind="memory", replies=("",))
+            for index in range(_NUM_KEPT)
+        ]
+        played = await play_at_once(environment, tries, Meter(), _MEMORY, num_at_once=8)
+        require_enough(tries, played, ["leakage.memory"], answers)
+        last.clear()
+        gc.collect()
+        num_kept = sum(reference() is not None for reference in alive)
+        if num_kept > len(alive) // 2:
+            answers.found(
+                "leakage.memory", f"{num_kept} of {len(alive)} rollouts are still in memory"
+            )

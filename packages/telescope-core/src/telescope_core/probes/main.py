@@ -1,0 +1,27 @@
+"""The program of a probe: reads its job, does it, and writes its answers."""
+
+import os
+from pathlib import Path
+
+from telescope_core.probes.answers import Answers
+from telescope_core.probes.guards import end_with_parent
+from telescope_core.probes.job import Job
+from telescope_core.probes.leakage import run_leakage
+from telescope_core.probes.load import run_load
+from telescope_core.probes.reward import run_reward, run_scores
+
+_RUNS = {
+    "load": run_load,
+    "reward": run_reward,
+    "scores": run_scores,
+    "leakage": run_leakage,
+}
+
+
+def main(text: str) -> None:
+    """Run the job that `text` describes; it ends at once when its keeper does."""
+    job = Job.read(text)
+    end_with_parent(os.getppid())
+    answers = Answers(Path(job.output))
+    _RUNS[job.kind](job, answers)
+    answers.close()

@@ -1,0 +1,237 @@
+"""Playing scripted rollouts in this process, with the code of core that plays real ones."""
+
+import asyncio
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import cast
+
+from telescope_core.environments import Environment, Episode
+from telescope_core.group_rewards import score_group
+from telescope_core.probes.completions import Asked, Try
+from telescope_core.probes.judging import Played
+from telescope_core.probes.meter import Cut, Limits, Meter, Span
+from telescope_core.protocols import PlayRequest, Policy
+from telescope_core.rollout import play_rollout
+from telescope_core.scripted import ScriptedClient
+from telescope_core.types import (
+    ChatEndpoint,
+    Completion,
+    Group,
+    JsonValue,
+    Message,
+    Rollout,
+    RolloutStatus,
+    Sampling,
+    StopReason,
+)
+
+SAMPLING = Sampling(max_tokens=1 << 20)
+ONE_ROLLOUT = Limits(own_s=20.0, wall_s=120.0)
+_NEVER_S = 86400.0
+"""The deadline of rollouts whose limits are watched here."""
+_LOOK_EVERY_S = 0.1
+_ENDING_S = 2.0
+"""Seconds to wait for the end of a rollout that was cancelled."""
+_MAX_DELAY_S = 0.004
+
+
+async def asked_of(environment: Environment, num_examples: int) -> list[Asked]:
+    """Return the first examples of each split, alternating splits, as the policy sees them."""
+    found: list[Asked] = []
+    # In a thread, as players do: reading a dataset may take long.
+    sizes = await environment.caller.in_thread(
+        lambda: {
+            split: environment.fetcher.source(split).num_examples for split in environment.splits()
+        }
+    )
+    for index in range(num_examples):
+        for split, size in sizes.items():
+            if size is not None and index >= size:
+                continue
+            example = await environment.fetcher.get(split, index)
+            gold = await environment.caller.one("gold_answer", environment.gold_answer, example)
+            found.append(
+                Asked(
+                    split=split,
+                    index=index,
+                    example=example,
+                    opening=tuple(await environment.first_messages(example)),
+                    gold=_replies(gold),
+                )
+            )
+    return found
+
+
+def _replies(gold: object) -> tuple[str, ...]:
+    if gold is None:
+        return ()
+    if isinstance(gold, str):
+        return (gold,)
+    return tuple(map(str, cast(Sequence[object], gold))) if isinstance(gold, list | tuple) else ()
+
+
+async def play(
+    environment: Environment,
+    attempt: Try,
+    meter: Meter | None = None,
+    *,
+    limits: Limits = ONE_ROLLOUT,
+    delay_s: float = 0.0,
+) -> Played:
+    """Play one try to its end, or until one of its limits."""
+    meter = meter or Meter()
+    request = request_for(attempt.asked, attempt.kind)
+    client = ScriptedClient(attempt.replies)
+    policy = _Metered(client.policy(request.rollout_id), meter, delay_s)
+    span = Span(meter, limits)
+    task = asyncio.create_task(_rollout(environment, request, policy, attempt.asked))
+    while not task.done() and span.cut is None:
+        await asyncio.wait([task], timeout=_LOOK_EVERY_S)
+    # A rollout that ended, however late on the wall, has shown what there is to see.
+    cut = Cut.OWN if span.cut is Cut.OWN else None if task.done() else Cut.WALL
+    wall_s, own_s = span.wall_s, span.own_s
+    rollout = await _cut_off(task, request) if cut is not None else await task
+    with meter.ours():
+        said = [(message.role, message.content) for message in rollout.messages]
+        digest = hashlib.sha256(json.dumps(said).encode("utf-8", "replace")).hexdigest()[:16]
+    return Played(
+        attempt=attempt, rollout=rollout, duration_s=wall_s, own_s=own_s, cut=cut, digest=digest
+    )
+
+
+async def _cut_off(task: asyncio.Task[Rollout], request: PlayRequest) -> Rollout:
+    """Cancel a rollout; returns one that failed in its place."""
+    task.cancel()
+    await asyncio.wait([task], timeout=_ENDING_S)
+    return replace(
+        request.rollout("validated"),
+        status=RolloutStatus.FAILED,
+        stop_reason=StopReason.TIMEOUT,
+        error="it was ended before its end",
+    )
+
+
+async def _rollout(
+    environment: Environment, request: PlayRequest, policy: Policy, asked: Asked
+) -> Rollout:
+    rollout = await play_rollout(environment, "validated", request, policy)
+    return await _with_group_rewards(environment, rollout, asked)
+
+
+class _Metered:
+    """A scripted policy whose cost is the validator's, after a wait of `delay_s` seconds."""
+
+    def __init__(self, scripted: Policy, meter: Meter, delay_s: float) -> None:
+        self._scripted = scripted
+        self._meter = meter
+        self._delay_s = delay_s
+
+    @property
+    def endpoint(self) -> ChatEndpoint | None:
+        """None, because a script has no server."""
+        return self._scripted.endpoint
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling,
+        *,
+        tools: Sequence[dict[str, JsonValue]] = (),
+    ) -> Completion:
+        """Return the next reply of the script."""
+        if self._delay_s:
+            await asyncio.sleep(self._delay_s)
+        with self._meter.ours():
+            return await self._scripted.complete(messages, sampling, tools=tools)
+
+
+def request_for(asked: Asked, kind: str, *, deadline_s: float = _NEVER_S) -> PlayRequest:
+    """Return the request for one rollout of an example."""
+    return PlayRequest(
+        split=asked.split,
+        example_index=asked.index,
+        group_id=f"{asked.split}/{asked.index}/{kind}",
+        index=0,
+        sampling=SAMPLING,
+        deadline_s=deadline_s,
+    )
+
+
+async def _with_group_rewards(environment: Environment, rollout: Rollout, asked: Asked) -> Rollout:
+    """Return the rollout as the only one of its group."""
+    group = Group(id="g", environment="", example_id=asked.example.id, rollouts=(rollout,))
+    try:
+        (scored,) = (await score_group(environment, group, asked.example)).rollouts
+    except Exception as error:  # noqa: BLE001 - a boundary: whatever the author's code raises
+        return replace(
+            rollout,
+            status=RolloutStatus.FAILED,
+            stop_reason=StopReason.ERROR,
+            error=f"{type(error).__name__}: {error}",
+            reward=None,
+        )
+    return scored
+
+
+async def play_in_turn(
+    environment: Environment, tries: Iterable[Try], meter: Meter, limits: Limits
+) -> list[Played]:
+    """Play tries one by one; none is started at a limit, or after a rollout that had to be ended.
+
+    Something of such a rollout may go on computing, which would count as the next one's time.
+    """
+    played: list[Played] = []
+    span = Span(meter, limits)
+    for attempt in tries:
+        if span.cut is not None:
+            break
+        played.append(await play(environment, attempt, meter))
+        if played[-1].cut is not None:
+            break
+    return played
+
+
+async def play_at_once(
+    environment: Environment,
+    tries: Sequence[Try],
+    meter: Meter,
+    limits: Limits,
+    *,
+    num_at_once: int,
+) -> list[Played]:
+    """Play tries `num_at_once` at a time, in random order, with answers of uneven delay.
+
+    The limits hold for all of them: nobody can say which one the processor time was spent on.
+    """
+    rng = random.Random("at once")
+    pending = list(tries)
+    rng.shuffle(pending)
+    played: list[Played] = []
+    span = Span(meter, limits)
+
+    async def lane() -> None:
+        while pending and span.cut is None:
+            attempt = pending.pop()
+            delay_s = rng.random() * _MAX_DELAY_S
+            one = await play(environment, attempt, meter, limits=limits, delay_s=delay_s)
+            if one.cut is None:
+                played.append(one)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(num_at_once):
+            group.create_task(lane())
+    return played
+
+
+def capture_episodes(environment: Environment, keep: Callable[[Episode], None]) -> None:
+    """Call `keep` with every episode that `environment` plays from now on."""
+    play_plain = environment.play
+
+    async def play_watched(episode: Episode) -> StopReason | None:
+        keep(episode)
+        return await play_plain(episode)
+
+    environment.play = play_watched  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,289 @@
+"""The probe of the reward level: scripted answers in turn, again, at once, and too late."""
+
+import asyncio
+import resource
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import quantiles
+
+from telescope_core.environments import Environment
+from telescope_core.environments.loop_watch import Block, LoopWatch
+from telescope_core.locate import load_environment_class
+from telescope_core.probes.answers import Answers, described
+from telescope_core.probes.completions import GOLD, HUGE, Asked, Try, tries_of
+from telescope_core.probes.guards import Guard, cut_off_network
+from telescope_core.probes.job import Job
+from telescope_core.probes.judging import (
+    Played,
+    Range,
+    judge_failures,
+    judge_gold,
+    judge_junk,
+    judge_same,
+    require_enough,
+)
+from telescope_core.probes.meter import Limits, Meter, Span
+from telescope_core.probes.pace import slowness
+from telescope_core.probes.playing import (
+    asked_of,
+    play_at_once,
+    play_in_turn,
+    request_for,
+)
+from telescope_core.probes.waiting import WaitClock
+from telescope_core.rollout import play_rollout
+from telescope_core.scripted import ScriptedClient
+from telescope_core.types import Rollout
+
+CHECKED = (
+    "reward.plays",
+    "reward.has_gold",
+    "reward.gold",
+    "reward.finite",
+    "reward.range",
+    "reward.floor",
+    "reward.empty",
+    "reward.echo",
+    "reward.other_gold",
+    "reward.random_words",
+    "reward.huge",
+    "reward.unicode",
+    "reward.special_values",
+    "reward.format_only",
+    "reward.deterministic",
+    "reward.concurrency",
+    "reward.loop",
+    "reward.deadline",
+)
+NUM_AT_ONCE = 64
+_TURN_S = 0.05
+_BLOCK_S = 0.05
+_NUM_REPEATED = 4
+"""Examples of each split that are played again, here and in another process."""
+_IN_TURN = Limits(own_s=120.0, wall_s=300.0)
+_AGAIN = Limits(own_s=30.0, wall_s=100.0)
+_AT_ONCE = Limits(own_s=60.0, wall_s=200.0)
+_DEADLINE_S, _GRACE_S, _NEVER_S = 0.1, 2.0, 3600.0
+_LATER = ("reward.deterministic", "reward.concurrency", "reward.loop", "reward.deadline")
+"""Checks that cannot be done once a rollout had to be ended: something of it may still go on."""
+
+
+def run_reward(job: Job, answers: Answers) -> None:
+    """Run the level and report on each of its checks but the one that compares processes."""
+    guard = Guard(writable=[], own_folders=job.own_folders())
+    if job.cuts_network:
+        cut_off_network()
+        guard.watch_play()
+    environment = load_environment_class(job.factory).from_settings({})
+    own = next(iter(job.own_folders()), "")
+    asyncio.run(check_rewards(environment, job.num_examples, answers, own_folder=own))
+    for attempt in guard.seen("network", "play"):
+        answers.found("reward.network", f"{attempt.where} reaches for {attempt.what}")
+    if job.cuts_network:
+        answers.passed("reward.network")
+    else:
+        answers.not_applicable("reward.network", "it declares that it needs the network")
+
+
+def run_scores(job: Job, answers: Answers) -> None:
+    """Play what another process plays too, and report what it earned."""
+    if job.cuts_network:
+        cut_off_network()
+    environment = load_environment_class(job.factory).from_settings({})
+    asyncio.run(score_again(environment, job.num_examples, answers))
+
+
+async def score_again(environment: Environment, num_examples: int, answers: Answers) -> None:
+    """Play the first examples, report what each answer earned, and close the environment."""
+    with answers.doing("reward.same_in_processes"):
+        asked = await asked_of(environment, num_examples)
+        tries = _again(list(tries_of(asked)))
+        meter = Meter(slowness=slowness())
+        _hand_over(await play_in_turn(environment, tries, meter, _AGAIN), answers)
+    await environment.close()
+
+
+async def check_rewards(
+    environment: Environment,
+    num_examples: int,
+    answers: Answers,
+    *,
+    own_folder: str,
+    meter: Meter | None = None,
+) -> None:
+    """Run the level with an environment that is built already, and close it.
+
+    Only code below `own_folder` is blamed for blocking the event loop; any code if it is empty.
+    `meter` reads what it costs, by default that of this process.
+    """
+    meter = meter or Meter(slowness=slowness())
+    answers.stage("reward.plays")
+    blocks: list[Block] = []
+    clock = WaitClock()
+    clock.start()
+
+    def keep(block: Block) -> None:
+        if clock.own_s(block) > _BLOCK_S:
+            blocks.append(block)
+
+    watch = LoopWatch(own_folder=own_folder, threshold_s=_BLOCK_S, on_block=keep)
+    watch.start()
+    try:
+        asked = await asked_of(environment, num_examples)
+    except Exception as error:  # noqa: BLE001 - a boundary: whatever the author's code raises
+        answers.found("reward.plays", described(error))
+        for check in CHECKED[1:]:
+            answers.not_run(check, "no rollout can begin")
+        watch.stop()
+        clock.stop()
+        return
+    is_whole = await _play_and_judge(environment, asked, meter, answers)
+    if is_whole:
+        answers.stage("reward.deadline")
+        await _check_deadline(environment, asked[0], answers)
+    watch.stop()
+    clock.stop()
+    for block in blocks:
+        answers.found(
+            "reward.loop", f"{block.culprit} blocked the loop for {block.duration_s * 1000:.0f} ms"
+        )
+    answers.passed("reward.loop")
+    await environment.close()
+
+
+async def _play_and_judge(
+    environment: Environment, asked: Sequence[Asked], meter: Meter, answers: Answers
+) -> bool:
+    """Play and judge everything; returns False if a rollout had to be ended before its end."""
+    declared = Range(
+        low=environment.reward_min,
+        high=environment.reward_max,
+        success=environment.success_threshold,
+    )
+    tries = list(tries_of(asked))
+    first = await play_in_turn(environment, tries, meter, _IN_TURN)
+    answers.fact("rollouts_tried", float(len(first)))
+    answers.fact("rollouts_planned", float(len(tries)))
+    judge_failures(first, answers)
+    judge_gold(first, declared, answers, is_planned=any(one.kind == GOLD for one in tries))
+    judge_junk(first, declared, answers)
+    junk = [check for check in CHECKED if check not in _LATER]
+    require_enough(tries, first, junk, answers)
+    if any(one.cut is not None for one in first):
+        for check in _LATER:
+            answers.inconclusive(check, "a rollout before it had to be ended")
+        return False
+    answers.stage("reward.deterministic")
+    by_key = {one.attempt.key: one for one in first}
+    repeated = _again(tries)
+    again = await play_in_turn(environment, repeated, meter, _AGAIN)
+    judge_same("reward.deterministic", by_key, again, "the second time", answers)
+    require_enough(repeated, again, ["reward.deterministic"], answers)
+    _hand_over(again, answers)
+    answers.stage("reward.concurrency")
+    stable = _stable(by_key, again)
+    plain = [attempt for attempt in tries if attempt.kind not in HUGE and attempt.key in stable]
+    several = plain * (-(-2 * NUM_AT_ONCE // max(1, len(plain))))
+    span = Span(meter, _AT_ONCE)
+    at_once = await play_at_once(environment, several, meter, _AT_ONCE, num_at_once=NUM_AT_ONCE)
+    _measure(first, at_once, span.wall_s, answers)
+    judge_same("reward.concurrency", by_key, at_once, "among 64 at once", answers)
+    require_enough(several, at_once, ["reward.concurrency"], answers)
+    return True
+
+
+def _again(tries: Sequence[Try]) -> list[Try]:
+    """Return the tries with the first examples of each split, except huge answers."""
+    head = [attempt for attempt in tries if attempt.asked.index < _NUM_REPEATED]
+    return [attempt for attempt in head if attempt.kind not in HUGE]
+
+
+def _stable(first: dict[str, Played], again: Sequence[Played]) -> set[str]:
+    """Return the keys of tries that can be compared: kinds that earned the same when repeated."""
+    unstable = {
+        one.attempt.kind
+        for one in again
+        if one.attempt.key in first and first[one.attempt.key].score != one.score
+    }
+    return {key for key, one in first.items() if one.attempt.kind not in unstable}
+
+
+def _hand_over(played: Sequence[Played], answers: Answers) -> None:
+    answers.data(
+        "scores",
+        {
+            one.attempt.key: [
+                one.reward,
+                sorted(one.rollout.rewards.items()),
+                one.attempt.asked.example.id,
+                one.attempt.replies[-1][:500],
+            ]
+            for one in played
+        },
+    )
+
+
+def _measure(
+    first: Sequence[Played], at_once: Sequence[Played], took_s: float, answers: Answers
+) -> None:
+    if took_s > 0:
+        answers.fact("rollouts_per_second", round(len(at_once) / took_s, 1))
+    times = [one.rollout.score_s for one in first if one.reward is not None]
+    if len(times) > 1:
+        answers.fact("reward_p99_ms", round(quantiles(times, n=100)[-1] * 1000, 2))
+        answers.fact("reward_median_ms", round(quantiles(times, n=2)[0] * 1000, 2))
+    slowest = max(first, key=lambda one: one.duration_s)
+    answers.fact("slowest_rollout_s", round(slowest.duration_s, 3))
+    answers.fact("memory_mb", round(_memory_bytes() / 2**20, 1))
+
+
+def _memory_bytes() -> float:
+    """Return the memory that this process holds now, in bytes."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return float(statm.read_text().split()[1]) * resource.getpagesize()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * unit
+
+
+async def _check_deadline(environment: Environment, asked: Asked, answers: Answers) -> None:
+    """Play with a policy that never answers, to the deadline and until it is cancelled."""
+    never = ScriptedClient([""], delay_s=_NEVER_S).policy("never")
+    request = replace(request_for(asked, "never"), deadline_s=_DEADLINE_S)
+    cleanup_s = sum(hook.deadline_s for hook in environment.hooks if hook.kind == "cleanup")
+    limit_s = _DEADLINE_S + cleanup_s + _GRACE_S
+    late = asyncio.create_task(play_rollout(environment, "validated", request, never))
+    if not await _ends_within(late, limit_s):
+        answers.found(
+            "reward.deadline",
+            f"a rollout with a deadline of {_DEADLINE_S:g} s was still running after {limit_s:g} s",
+            example_id=asked.example.id,
+        )
+    cancelled = asyncio.create_task(
+        play_rollout(environment, "validated", replace(request, deadline_s=_NEVER_S), never)
+    )
+    await asyncio.wait([cancelled], timeout=0.05)
+    cancelled.cancel()
+    if not await _ends_within(cancelled, cleanup_s + _GRACE_S) or not cancelled.cancelled():
+        answers.found(
+            "reward.deadline",
+            "a rollout that was cancelled kept running",
+            example_id=asked.example.id,
+        )
+    answers.passed("reward.deadline")
+    for task in (late, cancelled):
+        task.cancel()
+
+
+async def _ends_within(task: asyncio.Task[Rollout], limit_s: float) -> bool:
+    """Wait for the end of `task`, for as many turns of the loop as fit into `limit_s` seconds.
+
+    On a busy machine the turns are longer, for the rollout as for this.
+    """
+    for _ in range(round(limit_s / _TURN_S)):
+        done, _ = await asyncio.wait([task], timeout=_TURN_S)
+        if done:
+            return True
+    return False

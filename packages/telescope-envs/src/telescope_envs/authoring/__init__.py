@@ -1,1 +1,0 @@
-"""Authoring of environments: creating a project, building, publishing and yanking releases."""

@@ -1,0 +1,110 @@
+"""`telescope agent`: the packages of harnesses, each in a virtual environment of its own.
+
+The interpreter is the one that sandboxes of this machine have. `telescope_core.harnesses.installed`
+says where the environments are.
+"""
+
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from telescope_core.harnesses.installed import (
+    COMPLETE,
+    agent_folder,
+    agents_folder,
+    require_readable,
+)
+from telescope_core.harnesses.lookup import harness_names, harness_requirements
+from telescope_core.sandboxes.local.interpreter import find_interpreter
+from telescope_envs.install.venv import clear_scratch
+from telescope_envs.processes.uv import Uv
+from telescope_envs.records.files import locked, remove_tree
+
+_READABLE = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
+_REACHABLE = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentState:
+    """What is known of a harness on this machine."""
+
+    name: str
+    requirements: tuple[str, ...]
+    """Empty = it needs no packages of its own."""
+    folder: Path
+    is_installed: bool
+
+
+def agent_states() -> list[AgentState]:
+    """Return every harness, and whether its packages are here."""
+    interpreter = find_interpreter().path
+    return [_state(name, interpreter) for name in harness_names()]
+
+
+def install_agent(name: str) -> AgentState:
+    """Install the packages of a harness, unless they are here; raises what uv says if it fails."""
+    interpreter = find_interpreter().path
+    state = _state(name, interpreter)
+    if not state.requirements or state.is_installed:
+        return state
+    state.folder.parent.mkdir(parents=True, exist_ok=True)
+    require_readable(state.folder)
+    with locked(state.folder.with_suffix(".lock"), what=f"installing the agent {name}"):
+        if not (state.folder / COMPLETE).exists():
+            _make(state.folder, interpreter, state.requirements)
+    return _state(name, interpreter)
+
+
+def uninstall_agent(name: str) -> bool:
+    """Remove every installation of a harness; returns whether there was one."""
+    harness_requirements(name)
+    found = [one for one in agents_folder().glob(f"{name}-*") if one.is_dir()]
+    for folder in found:
+        with locked(folder.with_suffix(".lock"), what=f"removing the agent {name}"):
+            (folder / COMPLETE).unlink(missing_ok=True)
+            remove_tree(folder)
+    return bool(found)
+
+
+def _state(name: str, interpreter: str) -> AgentState:
+    requirements = harness_requirements(name)
+    folder = agent_folder(name, requirements, interpreter)
+    is_installed = not requirements or (folder / COMPLETE).exists()
+    return AgentState(
+        name=name, requirements=requirements, folder=folder, is_installed=is_installed
+    )
+
+
+def _make(folder: Path, interpreter: str, requirements: Sequence[str]) -> None:
+    uv = Uv()
+    clear_scratch(folder)
+    try:
+        uv.run(
+            ["venv", "--no-project", "--python", interpreter, str(folder)],
+            failure=f"a virtual environment cannot be created in {folder}",
+        )
+        python = str(folder / "bin" / "python")
+        # The sandbox cannot write byte code there, and would compile it at every start.
+        uv.run_cache_first(
+            ["pip", "install", "--python", python, "--compile-bytecode", *requirements],
+            failure=f"{', '.join(requirements)} cannot be installed",
+        )
+        pins = uv.run(["pip", "freeze", "--python", python], failure=f"{folder} is unreadable")
+        _open_to_all(folder)
+        (folder / COMPLETE).write_text(pins)
+    except BaseException:
+        remove_tree(folder)
+        raise
+
+
+def _open_to_all(folder: Path) -> None:
+    """Let every user read what is in `folder`, whatever the mask of this process is."""
+    for path in (folder, *folder.rglob("*")):
+        if path.is_symlink():
+            continue
+        mode = stat.S_IMODE(path.stat().st_mode)
+        is_program = path.is_dir() or bool(mode & stat.S_IXUSR)
+        wanted = mode | _READABLE | (_REACHABLE if is_program else 0)
+        if wanted != mode:
+            path.chmod(wanted)

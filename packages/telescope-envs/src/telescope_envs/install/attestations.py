@@ -1,0 +1,253 @@
+"""Sigstore attestations of wheels: whose signature is accepted, and checking it offline.
+
+An attestation is a Sigstore bundle over an in-toto statement that names the wheel and its sha256.
+It proves that a workflow of the namespace's publisher signed these bytes while its short-lived
+certificate was valid, and that the signature is in a public log. It proves nothing about what the
+code in the wheel does.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.records.documents import read_json
+from telescope_envs.records.publication import attestation_path
+from telescope_envs.records.release import (
+    Publisher,
+    Release,
+)
+from telescope_envs.registry.addresses import parse_address
+from telescope_envs.registry.config import (
+    AttestationMode,
+    read_user_config,
+)
+from telescope_envs.registry.registry import Registry
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+    from sigstore.models import TrustedRoot
+
+PREDICATE_TYPE = "urn:telescope:attestation:publish:v1"
+"""As in PEP 740, it states only that the publisher published this file."""
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+_NOTHING = "Nothing was installed"
+INSTALL_HINT = "install it: pip install 'telescope-envs[sigstore]'"
+_ISSUERS = {
+    "github.com": "https://token.actions.githubusercontent.com",
+    "gitlab.com": "https://gitlab.com",
+}
+_MAX_BUNDLE_BYTES = 1024 * 1024
+_REFS = ("refs/heads/", "refs/tags/")
+"""Only branches and tags may sign; a pull request may not, whatever workflow it runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttestationPolicy:
+    """Which attestations the releases of one registry must have."""
+
+    mode: AttestationMode = AttestationMode.OFF
+    publishers: tuple[Publisher, ...] = ()
+    """The publishers of the release's namespace."""
+    trusted_root: Path | None = None
+    """Path to another Sigstore's trusted_root.json; None for the public one, from the library."""
+
+
+def asks_for_attestation(
+    address: str, release: Release, *, environ: Mapping[str, str] = os.environ
+) -> bool:
+    """Whether the user's configuration asks to check an attestation of `release`.
+
+    `address` is the address of its registry.
+    """
+    mode, _ = read_user_config(environ).attestations_of(parse_address(address))
+    is_shown = mode is AttestationMode.WHEN_PRESENT and bool(release.attestation_sha256)
+    return is_shown or mode is AttestationMode.REQUIRED
+
+
+def require_attestation(
+    registry: Registry, release: Release, wheel: bytes, *, environ: Mapping[str, str] = os.environ
+) -> str:
+    """Check the attestation of `wheel` as the user's configuration asks for `registry`.
+
+    Returns the identity that signed it, or an empty text if no attestation is asked for. The bundle
+    is fetched each time. Raises RegistryError if it cannot be read or is not valid.
+    """
+    mode, root = read_user_config(environ).attestations_of(parse_address(registry.address))
+    if mode is AttestationMode.OFF:
+        return ""
+    namespace = registry.namespace(release.owner)
+    policy = AttestationPolicy(
+        mode=mode,
+        publishers=namespace.publishers if namespace is not None else (),
+        trusted_root=root,
+    )
+    bundle = _bundle_of(registry, release) if release.attestation_sha256 else None
+    return check_attestation(release, wheel, bundle, policy)
+
+
+def _bundle_of(registry: Registry, release: Release) -> bytes | None:
+    for url in release.wheel.urls:
+        found = registry.store.artifact(attestation_path(url), max_bytes=_MAX_BUNDLE_BYTES)
+        if found is not None:
+            return found
+    return None
+
+
+def check_attestation(
+    release: Release, wheel: bytes, bundle: bytes | None, policy: AttestationPolicy
+) -> str:
+    """Return the identity that attests `wheel`; raises RegistryError if the attestation fails.
+
+    The identity is empty if `policy` asks for no attestation. `bundle` is the Sigstore bundle that
+    the registry stores beside the wheel; None if there is none.
+    """
+    what = f"the attestation of {release.id} {release.version}"
+    if policy.mode is AttestationMode.OFF:
+        return ""
+    if not release.attestation_sha256:
+        if policy.mode is AttestationMode.WHEN_PRESENT:
+            return ""
+        raise RegistryError(
+            f"{release.id} {release.version} has no attestation, and this registry's setting is "
+            'attestations = "required"; ask its publisher for a release from CI'
+        )
+    if bundle is None:
+        raise RegistryError(
+            f"{what} is gone from the registry; tell the registry's owner. {_NOTHING}"
+        )
+    if hashlib.sha256(bundle).hexdigest() != release.attestation_sha256:
+        raise RegistryError(f"{what} is not the one that was published. {_NOTHING}")
+    return _verified(release, wheel, bundle, policy, what)
+
+
+def expected_identities(publishers: Sequence[Publisher]) -> list["RepositoryIdentity"]:
+    """Return who may sign: the publishers' repositories whose OIDC issuer is known."""
+    found: list[RepositoryIdentity] = []
+    for publisher in publishers:
+        address = publisher.id if "://" in publisher.id else f"https://github.com/{publisher.id}"
+        issuer = publisher.issuer or _ISSUERS.get(_host_of(address), "")
+        if publisher.kind == "repository" and issuer and " " not in publisher.id:
+            found.append(
+                RepositoryIdentity(
+                    repository=address.rstrip("/"), workflow=publisher.workflow, issuer=issuer
+                )
+            )
+    return found
+
+
+def _host_of(address: str) -> str:
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:  # not an address, so nobody can sign for it
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepositoryIdentity:
+    """A repository that may sign, limited to one of its workflows if one is given."""
+
+    repository: str
+    """Its https address."""
+    workflow: str
+    """File name such as publish.yml; empty if any workflow of the repository may sign."""
+    issuer: str
+
+    def __str__(self) -> str:
+        return f"{self.repository}{f' ({self.workflow})' if self.workflow else ''}"
+
+    def allows(self, identity: str) -> bool:
+        """Whether `identity`, `<repository>/<path of workflow>@<ref>`, matches this one."""
+        signer, _, ref = identity.partition("@")
+        if not signer.startswith(f"{self.repository}/") or not ref.startswith(_REFS):
+            return False
+        path = signer.removeprefix(f"{self.repository}/").lstrip("/")
+        return not self.workflow or path in (self.workflow, f".github/workflows/{self.workflow}")
+
+
+class _SignedBy:
+    """A sigstore policy that accepts any of the allowed identities with its issuer."""
+
+    def __init__(self, allowed: Sequence[RepositoryIdentity]) -> None:
+        self._allowed = allowed
+        self.identity = ""
+
+    def verify(self, cert: "Certificate") -> None:
+        from cryptography.x509 import SubjectAlternativeName, UniformResourceIdentifier
+        from sigstore.errors import VerificationError
+        from sigstore.verify.policy import OIDCIssuerV2
+
+        names = cert.extensions.get_extension_for_class(SubjectAlternativeName).value
+        signers = names.get_values_for_type(UniformResourceIdentifier)
+        for identity in self._allowed:
+            for signer in signers:
+                if identity.allows(signer):
+                    OIDCIssuerV2(identity.issuer).verify(cert)
+                    self.identity = signer
+                    return
+        raise VerificationError(
+            f"it was signed by {', '.join(signers) or 'no workflow'}, but the namespace "
+            f"is published by {', '.join(str(one) for one in self._allowed) or 'no CI workflow'}"
+        )
+
+
+def _verified(
+    release: Release, wheel: bytes, bundle: bytes, policy: AttestationPolicy, what: str
+) -> str:
+    try:
+        from sigstore.errors import Error
+        from sigstore.models import Bundle
+        from sigstore.verify import Verifier
+    except ImportError as error:
+        raise ConfigError(f"{what} cannot be checked without sigstore; {INSTALL_HINT}") from error
+    signed_by = _SignedBy(expected_identities(policy.publishers))
+    try:
+        verifier = Verifier(trusted_root=trusted_root(policy.trusted_root))
+        kind, payload = verifier.verify_dsse(Bundle.from_json(bundle), signed_by)
+    except (Error, ValueError) as error:
+        raise RegistryError(f"{what} is not valid: {error}. {_NOTHING}") from error
+    _check_statement(kind, payload, release, hashlib.sha256(wheel).hexdigest())
+    return signed_by.identity
+
+
+def trusted_root(path: Path | None) -> "TrustedRoot":
+    """Return the root of trust in `path`, or for None the public Sigstore's, without a network."""
+    from sigstore.errors import Error
+    from sigstore.models import ClientTrustConfig, TrustedRoot
+
+    logging.getLogger("sigstore").setLevel(logging.ERROR)  # being offline is intended
+    if path is None:
+        return ClientTrustConfig.production(offline=True).trusted_root
+    try:
+        return TrustedRoot.from_file(str(path))
+    except (OSError, Error, ValueError) as error:
+        raise ConfigError(f"trusted_root {path}: {error}; give a trusted_root.json") from error
+
+
+def statement_of(filename: str, sha256: str) -> dict[str, Any]:
+    """Return the in-toto statement about one wheel."""
+    return {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": filename, "digest": {"sha256": sha256}}],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": None,
+    }
+
+
+def _check_statement(kind: str, payload: bytes, release: Release, sha256: str) -> None:
+    try:
+        said = read_json(payload) if kind == PAYLOAD_TYPE else None
+    except ValueError as error:
+        said = f"text that is not JSON: {error}"
+    wanted = statement_of(release.wheel.filename, sha256)
+    if said != wanted:
+        subject: object = said.get("subject") if isinstance(said, dict) else said  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        raise RegistryError(
+            f"the attestation of {release.id} {release.version} is about something else: expected "
+            f"{release.wheel.filename} with sha256 {sha256}, got {subject}. {_NOTHING}"
+        )

@@ -1,0 +1,244 @@
+"""What installing keeps in the data folder: cached wheels, virtual environments, what uses them.
+
+Also removes what killed runs left behind, and virtual environments out of use.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.records.files import (
+    data_folder,
+    locked_if_free,
+    remove_tree,
+)
+from telescope_envs.records.installed import Installation, installed_environments
+from telescope_envs.records.lockfile import LockedEnvironment, read_lock
+from telescope_envs.records.release import Release
+
+_RECORD = "release.json"
+PART = ".part-"
+"""Prefix of the name of an unfinished folder; the key of its environment follows."""
+
+
+class CachedRelease(BaseModel):
+    """A release whose wheel is in the cache, and where it came from."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    registry: str
+    release: Release
+
+
+def wheels_folder() -> Path:
+    """Return the folder of cached wheels."""
+    return data_folder() / "cache" / "wheels"
+
+
+def key_of(environment_id: str) -> str:
+    """Return owner/name as part of a file name. It is unambiguous, as no name holds `--`."""
+    return environment_id.replace("/", "--")
+
+
+def cached_wheel(release: Release) -> Path | None:
+    """Return the cached wheel after checking its hash; None if it is missing or damaged."""
+    path = wheels_folder() / release.wheel.sha256 / release.wheel.filename
+    if not path.is_file():
+        return None
+    is_whole = hashlib.sha256(path.read_bytes()).hexdigest() == release.wheel.sha256
+    return path if is_whole else None
+
+
+def cached_releases() -> list[CachedRelease]:
+    """Return every release whose wheel is in the cache."""
+    found: list[CachedRelease] = []
+    for path in sorted(wheels_folder().glob(f"*/{_RECORD}")):
+        try:
+            found.append(CachedRelease.model_validate_json(path.read_bytes()))
+        except ValidationError:
+            continue  # written by another version of Telescope, so ignored
+    return found
+
+
+def find_cached(sha256: str) -> CachedRelease | None:
+    """Return the cached release whose wheel has this hash."""
+    return next((one for one in cached_releases() if one.release.wheel.sha256 == sha256), None)
+
+
+def store_wheel(data: bytes, release: Release, *, registry: str) -> Path:
+    """Store the checked bytes of a wheel and its record; returns the path of the wheel."""
+    record = CachedRelease(registry=registry, release=release)
+    folder = wheels_folder() / release.wheel.sha256
+    scratch = folder.with_name(f"{PART}{key_of(release.id)}")
+    try:
+        remove_tree(scratch)
+        scratch.mkdir(parents=True)
+        (scratch / release.wheel.filename).write_bytes(data)
+        (scratch / _RECORD).write_text(record.model_dump_json(by_alias=True))
+        remove_tree(folder)  # damaged, or without its record
+        os.rename(scratch, folder)
+    except OSError as error:
+        remove_tree(scratch)
+        raise RegistryError(
+            f"{folder} cannot be written: {error.strerror}; check its disk space and permissions"
+        ) from error
+    return folder / release.wheel.filename
+
+
+_REMOVING = ".removing-"
+
+
+def lock_file(environment_id: str) -> Path:
+    """Return the file that an installer keeps locked from the download to the activation."""
+    return data_folder() / "locks" / f"{key_of(environment_id)}.lock"
+
+
+def remove_leftovers() -> list[Path]:
+    """Remove unfinished folders whose installer is gone; returns those that are gone now."""
+    removed: list[Path] = []
+    for parent, prefix in (
+        (venvs_folder(), BUILDING),
+        (venvs_folder(), _REMOVING),
+        (wheels_folder(), PART),
+    ):
+        for folder in sorted(parent.glob(f"{prefix}*")):
+            key = folder.name.removeprefix(prefix)
+            with locked_if_free(data_folder() / "locks" / f"{key}.lock") as is_ours:
+                if is_ours and remove_tree(folder):
+                    removed.append(folder)
+    return removed
+
+
+def remember_project(lock: Path) -> None:
+    """Record that the virtual environments of this telescope.lock are in use."""
+    folder = data_folder() / "projects"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / hashlib.sha256(str(lock).encode()).hexdigest()[:16]).write_text(f"{lock}\n")
+
+
+def remove_unused_venvs(environment_id: str) -> list[Path]:
+    """Remove the virtual environments of owner/name that nothing uses; returns them.
+
+    The active one, those in a project's telescope.lock, and those of running processes are in use.
+    The caller holds the lock of the environment.
+    """
+    in_use = {Path(found.interpreter).parents[1] for found in installed_environments()}
+    in_use |= _locked_by_projects()
+    removed: list[Path] = []
+    for folder in sorted(venvs_folder().glob(f"{key_of(environment_id)}--*")):
+        is_used = folder in in_use or _is_running(folder)
+        if not is_used and remove_venv(folder, environment_id):
+            removed.append(folder)
+    return removed
+
+
+def remove_venv(folder: Path, environment_id: str) -> bool:
+    """Remove a virtual environment: rename it out of the way first, then delete its files.
+
+    Returns whether it is out of the way; where it cannot be, all of it stays.
+    """
+    aside = venvs_folder() / f"{_REMOVING}{key_of(environment_id)}"
+    if not remove_tree(aside):
+        return False
+    if folder.is_dir():
+        try:
+            os.rename(folder, aside)
+        except OSError:
+            return False
+        remove_tree(aside)
+    return True
+
+
+def _locked_by_projects() -> set[Path]:
+    """Return the virtual environments in the telescope.lock files of known projects."""
+    folders: set[Path] = set()
+    for note in (data_folder() / "projects").glob("*"):
+        path = Path(note.read_text().rstrip("\n"))
+        if not path.is_file():
+            note.unlink(missing_ok=True)
+            continue
+        try:
+            folders |= {venv_folder(one) for one in read_lock(path).environments}
+        except ConfigError:  # damaged, which the next command that uses it reports
+            continue
+    return folders
+
+
+def _is_running(folder: Path) -> bool:
+    """Whether a process of this machine was started from `folder`; False without /proc."""
+    start = os.fsencode(f"{folder}{os.sep}")
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if process.read_bytes().startswith(start):
+                return True
+        except OSError:
+            continue
+    return False
+
+
+BUILDING = ".building-"
+"""Prefix of the name of an unfinished virtual environment; the environment's key follows."""
+VENV_RECORD = "telescope.json"
+_DIGITS = 16
+
+
+def venvs_folder() -> Path:
+    """Return the folder of virtual environments."""
+    return data_folder() / "venvs"
+
+
+def venv_folder(locked: LockedEnvironment) -> Path:
+    """Return the folder for the virtual environment of `locked`.
+
+    Its name holds the digest of its contents, so different contents never share a folder.
+    """
+    folder = venvs_folder()
+    found = folder / f"{key_of(locked.id)}--{locked.version}--{locked.digest[:_DIGITS]}"
+    assert found.parent == folder, f"{found} is not directly in {folder}"
+    assert ".." not in found.parts, f"{found} leaves {folder}"
+    return found
+
+
+def python_of(folder: Path) -> Path:
+    """Return the interpreter of a virtual environment."""
+    return folder / "bin" / "python"
+
+
+def find_built(locked: LockedEnvironment) -> Installation | None:
+    """Return the record in the virtual environment of `locked`; None if it is not built."""
+    folder = venv_folder(locked)
+    try:
+        found = Installation.model_validate_json((folder / VENV_RECORD).read_bytes())
+    except (OSError, ValueError):
+        return None
+    is_it = found.locked is not None and found.locked.digest == locked.digest
+    return found if is_it and python_of(folder).exists() else None
+
+
+_DIGEST = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+
+
+def packages_folder() -> Path:
+    """Return the folder of dependencies' wheels from bundles, kept for later use offline."""
+    return data_folder() / "cache" / "packages"
+
+
+def brought_wheels_folder(sha256: str) -> Path:
+    """Return the folder for the wheel with this hash, alone: equal names may hide other bytes."""
+    return packages_folder() / sha256
+
+
+def brought_wheels(lines: Iterable[str]) -> list[str]:
+    """Return the options of uv that offer it the wheels from bundles that `lines` name by hash.
+
+    Offer them only to install what is locked. Which version is locked is for the package index to
+    say: anyone may make a bundle.
+    """
+    digests = sorted({digest for line in lines for digest in _DIGEST.findall(line)})
+    folders = [brought_wheels_folder(digest) for digest in digests]
+    return [part for one in folders if one.is_dir() for part in ("--find-links", str(one))]

@@ -1,0 +1,71 @@
+"""What an environment's class declares. `loading` runs this file as a program.
+
+It runs in the interpreter that can import the environment. There, telescope-core may be the only
+part of Telescope, so this module imports no other.
+"""
+
+import asyncio
+import hashlib
+import json
+import sys
+from typing import Any
+
+from telescope_core.errors import TelescopeError
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.locate import load_environment_class
+
+_Settings = dict[str, Any]
+
+
+def built(factory: str, settings: _Settings) -> dict[str, Any]:
+    """Build the importable `module:Class` with `settings`; returns nothing about it."""
+    load_environment_class(factory).from_settings(settings)
+    return {}
+
+
+def schema(factory: str, settings: _Settings) -> dict[str, Any]:
+    """Return the JSON schema of its settings."""
+    return load_environment_class(factory).Config.model_json_schema()
+
+
+def declarations(factory: str, settings: _Settings) -> dict[str, Any]:
+    """Return what it declares, without loading its examples."""
+    environment_class = load_environment_class(factory)
+    environment = environment_class.from_settings(settings)
+    text = json.dumps(environment_class.Config.model_json_schema(), sort_keys=True)
+    return {
+        "splits": sorted(str(split) for split in environment.splits()),
+        "reward": {
+            "minimum": environment.reward_min,
+            "maximum": environment.reward_max,
+            "success": environment.success_threshold,
+        },
+        "network": environment.network,
+        "secrets": sorted(environment.secrets),
+        "config_schema_sha256": hashlib.sha256(text.encode()).hexdigest(),
+    }
+
+
+def declared(factory: str, settings: _Settings) -> dict[str, Any]:
+    """Return `declarations` with the sizes of splits, which may require loading data."""
+    environment = load_environment_class(factory).from_settings(settings)
+    about = asyncio.run(InProcessEnvironment(environment, name=factory).describe())
+    sizes = {str(split): size for split, size in about.num_examples.items()}
+    return {**declarations(factory, settings), "splits": sizes}
+
+
+QUESTIONS = {one.__name__: one for one in (built, schema, declarations, declared)}
+
+
+def main(question: str, factory: str, settings: str, *search_path: str) -> None:
+    """Print the answer to `question` as a last line of JSON."""
+    sys.path[:0] = search_path
+    try:
+        answer = QUESTIONS[question](factory, json.loads(settings))
+    except TelescopeError as error:
+        sys.exit(" ".join(str(error).split()))
+    sys.stdout.write(f"\n{json.dumps(answer)}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

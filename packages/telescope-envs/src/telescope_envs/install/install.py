@@ -1,0 +1,171 @@
+"""Installing and removing environments, in their own virtual environments or in this interpreter.
+
+All checks run before the first change, so a bad wheel changes nothing.
+"""
+
+import sys
+import sysconfig
+from datetime import UTC, datetime
+from pathlib import Path
+
+from telescope_core.errors import unknown_name
+from telescope_envs.install.data import (
+    lock_file,
+    remove_leftovers,
+    remove_unused_venvs,
+)
+from telescope_envs.install.loading import describe_wheel
+from telescope_envs.install.packages import (
+    install_requirements,
+    is_installed,
+    missing_requirements,
+    uninstall_distribution,
+)
+from telescope_envs.install.pipeline import (
+    Installed,
+    checked_wheel,
+    choose_release,
+    find_active,
+    install_isolated,
+)
+from telescope_envs.install.steps import (
+    InstallOptions,
+    Progress,
+    Step,
+    silent,
+)
+from telescope_envs.install.venv import write_wheel
+from telescope_envs.records.files import locked
+from telescope_envs.records.installed import (
+    Installation,
+    InstalledEnvironment,
+    installed_environments,
+    remove_record,
+    write_record,
+)
+from telescope_envs.records.lockfile import (
+    change_lock,
+    read_lock,
+)
+from telescope_envs.records.release import Release
+from telescope_envs.registry.registry import Registry
+from telescope_envs.registry.resolving import (
+    matches,
+    parse_request,
+)
+from telescope_envs.rules.wheel import (
+    check_release,
+    read_wheel,
+)
+
+
+def install(
+    registry: Registry,
+    text: str,
+    *,
+    options: InstallOptions | None = None,
+    progress: Progress = silent,
+) -> Installed:
+    """Install the release that `text` asks for; `progress` is called with each step.
+
+    Raises RegistryError if the release is refused and EnvironmentLoadError if it cannot be built or
+    loaded; in both cases nothing was installed. What is installed shared leaves
+    telescope.lock, which cannot record it.
+    """
+    options = options or InstallOptions()
+    progress(f"{text}: {Step.RESOLVE}")
+    release = choose_release(registry, text, options=options, progress=progress)
+    before = find_active(release.id)
+    if options.shared:
+        done = _install_shared(registry, release, options=options, progress=progress)
+        # Only now: what failed has changed nothing.
+        if options.lock is not None:
+            forget_in_lock(options.lock, release.id)
+        with locked(lock_file(release.id), what=f"{release.id} is being installed"):
+            remove_unused_venvs(release.id)
+        return done
+    done = install_isolated(registry, release, options=options, progress=progress)
+    if before is not None and before.is_recorded and before.interpreter == sys.executable:
+        uninstall_distribution(before.distribution)
+    return done
+
+
+def uninstall(text: str, *, lock: Path | None = None) -> InstalledEnvironment:
+    """Remove an installed environment, and its virtual environment if no project locks it.
+
+    Its entry in the telescope.lock at `lock` is removed as well. The dependencies of a shared
+    installation stay. Returns what was removed.
+    """
+    found = find_installed(text)
+    if found is None:
+        known = [environment.id for environment in installed_environments()]
+        raise unknown_name("installed environment", text, known)
+    if lock is not None:
+        forget_in_lock(lock, found.id)
+    remove_leftovers()
+    with locked(lock_file(found.id), what=f"{found.id} is being installed"):
+        if found.is_recorded:
+            remove_record(found.id)
+        if found.interpreter == sys.executable:
+            uninstall_distribution(found.distribution)
+        remove_unused_venvs(found.id)
+    return found
+
+
+def find_installed(text: str) -> InstalledEnvironment | None:
+    """Return the installed environment that `text` names; None if there is not exactly one.
+
+    A bare name that several owners use names none of them.
+    """
+    request = parse_request(text)
+    fitting = [
+        environment
+        for environment in installed_environments()
+        if request.typed_id in (environment.id, environment.name)
+        and matches(environment.version, request.wanted, environment.sha256)
+    ]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def forget_in_lock(path: Path, environment_id: str) -> None:
+    """Remove the entry of owner/name from the telescope.lock at `path`, if there is one."""
+    if read_lock(path).find(environment_id) is not None:
+        change_lock(path, lambda lock: lock.without([environment_id]))
+
+
+def _install_shared(
+    registry: Registry, release: Release, *, options: InstallOptions, progress: Progress
+) -> Installed:
+    """Install into this interpreter without changing the version of any installed package."""
+    label = f"{release.id} {release.version}"
+    remove_leftovers()
+    with locked(lock_file(release.id), what=f"{release.id} is being installed", progress=progress):
+        found = find_active(release.id)
+        if found is not None and _is_shared(found, release):
+            return Installed(release=release, locked=None, is_new=False)
+        wheel = checked_wheel(registry, release, progress=progress)
+        missing = missing_requirements(release.requires_dist)
+        if missing:
+            progress(f"{label}: {Step.DEPENDENCIES}: {', '.join(missing)}")
+            install_requirements(missing, needed_by=release.id, allow_sdist=options.allow_sdist)
+        progress(f"{label}: {Step.PROBE}")
+        # Its examples are not counted: that may download a dataset that nobody will use.
+        describe_wheel(wheel, release.factory, counts_examples=False)
+        progress(f"{label}: {Step.WHEEL}")
+        contents = read_wheel(wheel.read_bytes(), release.wheel.filename)
+        check_release(contents, release)
+        if is_installed(release.distribution):
+            uninstall_distribution(release.distribution)
+        write_wheel(contents, Path(sysconfig.get_path("purelib")))
+        write_record(
+            Installation(registry=registry.address, installed_at=datetime.now(UTC), release=release)
+        )
+    return Installed(release=release, locked=None, is_new=True)
+
+
+def _is_shared(found: InstalledEnvironment, release: Release) -> bool:
+    return (
+        found.interpreter == sys.executable
+        and found.sha256 == release.wheel.sha256
+        and not found.is_damaged
+    )

@@ -1,0 +1,212 @@
+"""The packages of an interpreter: what it has, what it lacks, and adding and removing them.
+
+The version of an installed package never changes. An environment that needs another version is
+refused with an error that says so.
+"""
+
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from telescope_core.errors import EnvironmentLoadError
+from telescope_envs.processes.uv import (
+    Uv,
+    lacks_wheel,
+    wheels_only,
+)
+
+_INFO = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._]*)-(?P<version>[^-]+)\.dist-info")
+
+
+def missing_requirements(requires_dist: Iterable[str]) -> list[str]:
+    """Return the direct and indirect requirements that installed packages do not satisfy."""
+    missing: list[str] = []
+    seen: set[tuple[str, str]] = set()
+    pending = [(Requirement(text), "") for text in requires_dist]
+    while pending:
+        requirement, extra = pending.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        try:
+            found = distribution(requirement.name)
+        except PackageNotFoundError:
+            missing.append(_without_marker(requirement))
+            continue
+        if not requirement.specifier.contains(found.version, prereleases=True):
+            missing.append(_without_marker(requirement))
+            continue
+        for wanted_extra in requirement.extras or {""}:
+            key = (str(canonicalize_name(requirement.name)), wanted_extra)
+            if key not in seen:
+                seen.add(key)
+                pending += [(Requirement(text), wanted_extra) for text in found.requires or []]
+    return sorted(set(missing))
+
+
+def installed_pins() -> list[str]:
+    """Return `name==version` of every package this interpreter has.
+
+    They come from the names of folders, because reading every METADATA takes half a second.
+    """
+    folders = [Path(entry) for entry in sys.path if entry]
+    found = [_INFO.fullmatch(path.name) for at in folders for path in at.glob("*.dist-info")]
+    return sorted({f"{info['name']}=={info['version']}" for info in found if info is not None})
+
+
+def install_requirements(
+    requirements: Sequence[str], *, needed_by: str, allow_sdist: Sequence[str] = ()
+) -> None:
+    """Install `requirements` from the package index, without changing an installed version.
+
+    Only `allow_sdist` may be built from source, because that runs their code.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        constraints = Path(scratch) / "installed.txt"
+        constraints.write_text("".join(f"{pin}\n" for pin in installed_pins()))
+        try:
+            _here(
+                [
+                    *("install", "--constraints", str(constraints), *wheels_only(allow_sdist)),
+                    *requirements,
+                ],
+                failure=f"{needed_by} needs {', '.join(requirements)}, which cannot be installed "
+                "alongside the packages that are installed now",
+            )
+        except EnvironmentLoadError as error:
+            raise lacks_wheel(str(error), needed_by) or error from None
+
+
+def is_installed(name: str) -> bool:
+    """Whether this interpreter has the distribution `name`, as folders show it now."""
+    plain = re.sub(r"[-_.]+", "_", name)
+    folders = [Path(entry) for entry in sys.path if entry]
+    return any(any(at.glob(f"{plain}-*.dist-info")) for at in folders)
+
+
+def uninstall_distribution(name: str) -> None:
+    """Remove one distribution."""
+    _here(["uninstall", name], failure=f"{name} cannot be removed")
+
+
+def _without_marker(requirement: Requirement) -> str:
+    return str(requirement).partition(";")[0].strip()
+
+
+def _here(arguments: Sequence[str], *, failure: str) -> None:
+    verb, *rest = arguments
+    Uv().run(["pip", verb, "--python", sys.executable, *rest], failure=failure)
+
+
+CORE = "telescope-core"
+"""It comes with Telescope itself, so it is left out of locks and digests."""
+
+
+def installed_closure(requires_dist: Iterable[str]) -> tuple[str, ...]:
+    """Return sorted `name==version` of the installed packages needed, directly or indirectly."""
+    found: dict[str, str] = {}
+    seen: set[tuple[str, str]] = set()
+    pending = [(Requirement(text), "") for text in requires_dist]
+    while pending:
+        requirement, extra = pending.pop()
+        name = str(canonicalize_name(requirement.name))
+        marker = requirement.marker
+        if name == CORE or (marker is not None and not marker.evaluate({"extra": extra})):
+            continue
+        try:
+            here = distribution(requirement.name)
+        except PackageNotFoundError:
+            continue  # reported when the environment is loaded
+        found[name] = here.version
+        for wanted_extra in requirement.extras or {""}:
+            if (name, wanted_extra) not in seen:
+                seen.add((name, wanted_extra))
+                pending += [(Requirement(text), wanted_extra) for text in here.requires or []]
+    return tuple(f"{name}=={version}" for name, version in sorted(found.items()))
+
+
+def locked_versions(requirements: Iterable[str]) -> tuple[str, ...]:
+    """Return `name==version` of a lock's requirement lines that apply to this platform."""
+    wanted = (Requirement(line.partition(" --hash=")[0]) for line in requirements)
+    return tuple(
+        f"{one.name}{one.specifier}"
+        for one in wanted
+        if one.marker is None or one.marker.evaluate({"extra": ""})
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DependencyNode:
+    """One package and the packages it depends on."""
+
+    name: str
+    version: str
+    """Empty if it is not installed."""
+    wanted: str
+    """Version specifier of the package that requires it; empty for any version."""
+    is_repeated: bool
+    """Whether its dependencies are left out here because they are listed earlier in the tree."""
+    needs: tuple["DependencyNode", ...] = ()
+
+
+def site_packages_of(interpreter: str) -> list[Path]:
+    """Return the package folders of the virtual environment that `interpreter` belongs to."""
+    return sorted(Path(interpreter).parents[1].glob("lib/python*/site-packages"))
+
+
+def packages_of(interpreter: str) -> dict[str, Distribution]:
+    """Return every package that `interpreter` has installed, by canonical name."""
+    if interpreter in ("", sys.executable):
+        found = distributions()
+    else:
+        found = distributions(path=[str(folder) for folder in site_packages_of(interpreter)])
+    return {str(canonicalize_name(one.name)): one for one in reversed(list(found)) if one.name}
+
+
+def dependency_tree(
+    requires_dist: Iterable[str], packages: Mapping[str, Distribution]
+) -> tuple[DependencyNode, ...]:
+    """Return the dependency tree of `requires_dist` in `packages`, expanding each package once."""
+    return _nodes(list(requires_dist), "", packages, set())
+
+
+def _nodes(
+    requires_dist: Iterable[str],
+    extra: str,
+    packages: Mapping[str, Distribution],
+    seen: set[str],
+) -> tuple[DependencyNode, ...]:
+    nodes: list[DependencyNode] = []
+    for requirement in sorted(map(Requirement, requires_dist), key=lambda one: one.name.lower()):
+        marker = requirement.marker
+        if marker is None or marker.evaluate({"extra": extra}):
+            nodes.append(_node(requirement, packages, seen))
+    return tuple(nodes)
+
+
+def _node(
+    requirement: Requirement, packages: Mapping[str, Distribution], seen: set[str]
+) -> DependencyNode:
+    name = str(canonicalize_name(requirement.name))
+    extras = sorted(requirement.extras)
+    label = f"{name}[{','.join(extras)}]" if extras else name
+    found = packages.get(name)
+    is_repeated = found is not None and label in seen
+    seen.add(label)
+    needs: tuple[DependencyNode, ...] = ()
+    if found is not None and not is_repeated:
+        for wanted in extras or [""]:
+            needs += _nodes(found.requires or [], wanted, packages, seen)
+    return DependencyNode(
+        name=label,
+        version=found.version if found is not None else "",
+        wanted=str(requirement.specifier),
+        is_repeated=is_repeated and bool(found and found.requires),
+        needs=needs,
+    )

@@ -1,0 +1,313 @@
+"""Installing one environment from a registry into its own virtual environment.
+
+Each step is one function and announces itself. However an installation ends, even by kill -9, the
+next one finds nothing half-made in use: a folder gets its final name only when it is complete, and
+the record is written last.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from packaging.version import Version
+
+from telescope_core.errors import EnvironmentLoadError, RegistryError
+from telescope_envs.install.attestations import (
+    asks_for_attestation,
+    require_attestation,
+)
+from telescope_envs.install.data import (
+    cached_wheel,
+    find_built,
+    lock_file,
+    python_of,
+    remember_project,
+    remove_leftovers,
+    remove_unused_venvs,
+    store_wheel,
+    venv_folder,
+)
+from telescope_envs.install.requirements import (
+    check_needs,
+    direct_needs,
+    lock_requirements,
+    python_version,
+    serve,
+)
+from telescope_envs.install.steps import (
+    InstallOptions,
+    Progress,
+    Step,
+)
+from telescope_envs.install.venv import (
+    Plan,
+    build_venv,
+)
+from telescope_envs.processes.uv import Uv
+from telescope_envs.records.files import locked
+from telescope_envs.records.installed import (
+    Installation,
+    InstalledEnvironment,
+    installed_environments,
+    write_record,
+)
+from telescope_envs.records.lockfile import (
+    LockedDataset,
+    LockedEnvironment,
+    change_lock,
+    digest_of,
+    read_lock,
+)
+from telescope_envs.records.release import (
+    Release,
+    Status,
+)
+from telescope_envs.registry.registry import Registry
+from telescope_envs.registry.resolving import (
+    Request,
+    parse_request,
+    resolve_with_warnings,
+)
+from telescope_envs.rules.wheel import (
+    check_bytes,
+    check_release,
+    read_wheel,
+)
+
+
+def check_no_downgrade(
+    release: Release,
+    request: Request,
+    *,
+    installed: InstalledEnvironment | None,
+    entry: LockedEnvironment | None,
+    status: Status,
+) -> None:
+    """Raise RegistryError for an older version than the one in use, unless requested exactly.
+
+    A registry that was rolled back, or a mirror that lags, offers an older version too.
+    """
+    if is_exact(request):
+        return
+    in_use = {"installed": installed.version if installed is not None else ""}
+    in_use["in telescope.lock"] = entry.version if entry is not None else ""
+    for where, version in in_use.items():
+        if version and Version(version) > Version(release.version):
+            reason = status.yanked.get(version)
+            why = f" ({version} is yanked: {reason})" if reason is not None else ""
+            raise RegistryError(
+                f"{release.id} {version} is {where}, but the registry offers {release.version} as "
+                f"the newest{why}; to go back, type it exactly: {release.id}@{release.version}"
+            )
+
+
+def check_same_bytes(release: Release, entry: LockedEnvironment | None) -> None:
+    """Raise RegistryError if the wheel of the locked version has changed."""
+    if entry is None or entry.version != release.version:
+        return
+    if entry.sha256 != release.wheel.sha256:
+        raise RegistryError(
+            f"{release.id} {release.version} is locked with wheel sha256 {entry.sha256}, but the "
+            f"registry now has {release.wheel.sha256}; releases are never replaced: tell the "
+            "registry's owner, and do not install it"
+        )
+
+
+def is_exact(request: Request) -> bool:
+    """Whether one exact version or hash was requested."""
+    if request.wanted.startswith("sha256:"):
+        return True
+    try:
+        Version(request.wanted.removeprefix("=="))
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """The result of installing one environment."""
+
+    release: Release
+    locked: LockedEnvironment | None
+    """None if it was installed into this interpreter, whose packages are not locked."""
+    is_new: bool
+    """False if the same release with the same packages was already active."""
+
+
+def choose_release(
+    registry: Registry, text: str, *, options: InstallOptions, progress: Progress
+) -> Release:
+    """Return the release that `text` asks for; raises if it must not or cannot run here."""
+    request = parse_request(text)
+    resolution = resolve_with_warnings(registry, text)
+    release = resolution.release
+    check_needs(release)
+    entry = _entry(release.id, options)
+    check_no_downgrade(
+        release,
+        request,
+        installed=find_active(release.id),
+        entry=entry,
+        status=registry.status(release.id),
+    )
+    check_same_bytes(release, entry)
+    for warning in resolution.warnings:
+        progress(f"warning: {warning}")
+    return release
+
+
+def install_isolated(
+    registry: Registry, release: Release, *, options: InstallOptions, progress: Progress
+) -> Installed:
+    """Install `release` into its own virtual environment, and make it the active one."""
+    label = f"{release.id} {release.version}"
+    remove_leftovers()
+    with locked(
+        lock_file(release.id), what=f"{release.id} is being installed", progress=progress
+    ) as held:
+        uv = Uv(offline=options.offline, wheels=options.wheels, heirs=(held,))
+        entry = _known_entry(release, options)
+        is_asked = asks_for_attestation(address_of(registry), release)
+        is_built = entry is not None and find_built(entry) is not None
+        if is_asked or not is_built:
+            wheel = checked_wheel(registry, release, progress=progress)
+            if entry is None:
+                progress(f"{label}: {Step.LOCK}")
+                lines = lock_requirements(release, uv, options=options)
+                entry = locked_environment(registry, release, lines)
+            if not is_built:
+                plan = plan_of(address_of(registry), release, entry, wheel=wheel)
+                build_venv(plan, uv, options=options, progress=progress)
+        assert entry is not None, "what is built has an entry"
+        is_new = activate(entry, progress=progress)
+        if options.lock is not None:
+            record_in_lock(options.lock, entry, progress=progress)
+        remove_unused_venvs(release.id)
+    return Installed(release=release, locked=entry, is_new=is_new)
+
+
+def checked_wheel(registry: Registry, release: Release, *, progress: Progress) -> Path:
+    """Return the wheel of `release` after checking its hash and contents, without running it.
+
+    It is put into the cache only after these checks.
+    """
+    label = f"{release.id} {release.version}"
+    cached = cached_wheel(release)
+    if cached is None:
+        progress(f"{label}: {Step.DOWNLOAD}")
+        data = registry.wheel_bytes(release)
+        check_bytes(data, release)
+    else:
+        data = cached.read_bytes()
+    progress(f"{label}: {Step.INSPECT}")
+    check_release(read_wheel(data, release.wheel.filename), release)
+    attested_by = require_attestation(registry, release, data)
+    if attested_by:
+        progress(f"{label}: attested by {attested_by}")
+    return cached or store_wheel(data, release, registry=address_of(registry))
+
+
+def plan_of(registry: str, release: Release, entry: LockedEnvironment, *, wheel: Path) -> Plan:
+    """Return what to build for `entry` from the checked `wheel` of the registry `registry`."""
+    installation = Installation(
+        registry=registry,
+        installed_at=datetime.now(UTC),
+        release=release,
+        interpreter=str(python_of(venv_folder(entry))),
+        locked=entry,
+    )
+    return Plan(installation=installation, locked=entry, wheel=wheel)
+
+
+def activate(entry: LockedEnvironment, *, progress: Progress) -> bool:
+    """Make the built virtual environment of `entry` the one in use; False if it already is.
+
+    The caller holds the lock of the environment.
+    """
+    built = find_built(entry)
+    assert built is not None, "only what is built is activated"
+    active = find_active(entry.id)
+    is_active = active is not None and active.interpreter == built.interpreter
+    if active is not None and is_active and not active.is_damaged:
+        return False
+    progress(f"{entry.id} {entry.version}: {Step.ACTIVATE}")
+    try:
+        write_record(built)
+    except OSError as error:
+        raise EnvironmentLoadError(
+            f"{entry.id}: its record cannot be written: {error.strerror}; check the disk space"
+        ) from error
+    return True
+
+
+def record_in_lock(path: Path, entry: LockedEnvironment, *, progress: Progress) -> None:
+    """Write `entry` to the telescope.lock at `path`, unless it is there already."""
+    if read_lock(path).find(entry.id) != entry:
+        progress(f"{entry.id} {entry.version}: {Step.WRITE_LOCK}")
+        try:
+            change_lock(path, lambda lock: lock.merged([entry]))
+        except OSError as error:
+            raise EnvironmentLoadError(
+                f"{path} cannot be written: {error.strerror}; {entry.id} is installed, but not "
+                "locked: check the disk space and install it again"
+            ) from error
+    remember_project(path)
+
+
+def locked_environment(
+    registry: Registry, release: Release, lines: tuple[str, ...]
+) -> LockedEnvironment:
+    """Return the entry of `release` in telescope.lock, with the requirement `lines`."""
+    return LockedEnvironment(
+        id=release.id,
+        version=release.version,
+        wheel=release.wheel.filename,
+        sha256=release.wheel.sha256,
+        registry=address_of(registry),
+        revision=registry.store.revision,
+        protocol=f"{release.protocol.minimum}-{release.protocol.maximum}",
+        python=python_version(),
+        requirements=lines,
+        requirements_sha256=digest_of(lines),
+        datasets=tuple(
+            LockedDataset(repo=data.repo, revision=data.revision) for data in release.datasets
+        ),
+    )
+
+
+def address_of(registry: Registry) -> str:
+    """Return the registry's address in a form that is valid from any working directory."""
+    place = registry.address
+    return place if "://" in place else str(Path(place).absolute())
+
+
+def find_active(environment_id: str) -> InstalledEnvironment | None:
+    """Return the installed environment owner/name; None if it is not installed."""
+    return next((one for one in installed_environments() if one.id == environment_id), None)
+
+
+def fits_here(entry: LockedEnvironment, release: Release) -> bool:
+    """Whether `entry` locks `release` for this Python, with all that it and core require."""
+    return (
+        entry.sha256 == release.wheel.sha256
+        and entry.python == python_version()
+        and serve(entry.requirements, direct_needs(release.requires_dist))
+    )
+
+
+def _entry(environment_id: str, options: InstallOptions) -> LockedEnvironment | None:
+    return read_lock(options.lock).find(environment_id) if options.lock is not None else None
+
+
+def _known_entry(release: Release, options: InstallOptions) -> LockedEnvironment | None:
+    """Return the existing lock entry that fits, from telescope.lock or what is installed."""
+    known = (_entry(release.id, options), _active_entry(release.id))
+    return next((one for one in known if one is not None and fits_here(one, release)), None)
+
+
+def _active_entry(environment_id: str) -> LockedEnvironment | None:
+    active = find_active(environment_id)
+    # A damaged record is written anew at the end of the installation.
+    known = active.installation if active is not None and not active.is_damaged else None
+    return known.locked if known is not None else None

@@ -1,0 +1,160 @@
+"""Making what is installed match telescope.lock: the same wheels, the same packages."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.install.attestations import asks_for_attestation
+from telescope_envs.install.data import (
+    cached_wheel,
+    find_built,
+    find_cached,
+    lock_file,
+    remember_project,
+    remove_leftovers,
+    remove_unused_venvs,
+)
+from telescope_envs.install.packages import uninstall_distribution
+from telescope_envs.install.pipeline import (
+    activate,
+    checked_wheel,
+    fits_here,
+    install_isolated,
+    plan_of,
+)
+from telescope_envs.install.steps import (
+    InstallOptions,
+    Progress,
+)
+from telescope_envs.install.venv import build_venv
+from telescope_envs.processes.uv import Uv
+from telescope_envs.records.files import locked
+from telescope_envs.records.installed import (
+    InstalledEnvironment,
+    installed_environments,
+    remove_record,
+)
+from telescope_envs.records.lockfile import LockedEnvironment
+from telescope_envs.records.release import Release
+from telescope_envs.registry.registry import Registry
+from telescope_envs.rules.wheel import (
+    check_release,
+    read_wheel,
+)
+
+OpenRegistry = Callable[[str], Registry]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synced:
+    """The result of syncing one entry of telescope.lock."""
+
+    entry: LockedEnvironment
+    """The entry as it is now, which differs if it had to be locked again."""
+    release: Release
+    is_new: bool
+
+
+def sync_environment(
+    entry: LockedEnvironment,
+    *,
+    options: InstallOptions,
+    may_change: bool,
+    open_registry: OpenRegistry,
+    progress: Progress,
+) -> Synced:
+    """Install and activate `entry`, its wheel and its packages, each checked by sha256.
+
+    An entry that does not fit this Python or this telescope-core is locked again if it
+    `may_change`; otherwise ConfigError is raised.
+    """
+    remove_leftovers()
+    built = find_built(entry)
+    release = built.release if built is not None else locked_release(entry, open_registry)
+    if not fits_here(entry, release):
+        _require_change(entry, may_change=may_change)
+        done = install_isolated(
+            open_registry(entry.registry), release, options=options, progress=progress
+        )
+        assert done.locked is not None, "an isolated installation is locked"
+        return Synced(entry=done.locked, release=release, is_new=True)
+    what = f"{entry.id} is being installed"
+    with locked(lock_file(entry.id), what=what, progress=progress) as held:
+        is_built = find_built(entry) is not None
+        if not is_built or asks_for_attestation(entry.registry, release):
+            wheel = locked_wheel(entry, release, open_registry, progress)
+            if not is_built:
+                uv = Uv(offline=options.offline, wheels=options.wheels, heirs=(held,))
+                plan = plan_of(entry.registry, release, entry, wheel=wheel)
+                build_venv(plan, uv, options=options, progress=progress)
+        is_new = activate(entry, progress=progress)
+        if options.lock is not None:
+            remember_project(options.lock)
+        remove_unused_venvs(entry.id)
+    return Synced(entry=entry, release=release, is_new=is_new)
+
+
+def prune(kept: set[str]) -> list[InstalledEnvironment]:
+    """Remove every environment that came from a registry except `kept`; returns those removed."""
+    removed: list[InstalledEnvironment] = []
+    for found in installed_environments():
+        if found.id in kept or not found.is_recorded:
+            continue
+        with locked(lock_file(found.id), what=f"{found.id} is being installed"):
+            remove_record(found.id)
+            if found.interpreter == sys.executable:
+                uninstall_distribution(found.distribution)
+            remove_unused_venvs(found.id)
+        removed.append(found)
+    return removed
+
+
+def locked_release(entry: LockedEnvironment, open_registry: OpenRegistry) -> Release:
+    """Return the record of the locked wheel: from the cache, else from its registry."""
+    cached = find_cached(entry.sha256)
+    if cached is not None and cached_wheel(cached.release) is not None:
+        return cached.release
+    registry = open_registry(entry.registry)
+    for release in registry.releases(entry.id):
+        if release.wheel.sha256 == entry.sha256:
+            return release
+    there = {release.version: release for release in registry.releases(entry.id)}
+    if entry.version in there:
+        raise RegistryError(
+            f"{entry.id} {entry.version} is locked with wheel sha256 {entry.sha256}, but "
+            f"{registry.address} now has {there[entry.version].wheel.sha256}; releases are never "
+            "replaced: tell the registry's owner, and do not install it"
+        )
+    raise RegistryError(
+        f"{entry.id} {entry.version} (sha256 {entry.sha256}) is locked, but {registry.address} "
+        "does not have it; name a registry that does with --registry"
+    )
+
+
+def locked_wheel(
+    entry: LockedEnvironment, release: Release, open_registry: OpenRegistry, progress: Progress
+) -> Path:
+    """Return the inspected wheel.
+
+    The registry is opened only if the cache lacks it or the user asks for an attestation.
+    """
+    cached = find_cached(entry.sha256)
+    is_cached = cached is not None and cached_wheel(cached.release) is not None
+    if not is_cached or asks_for_attestation(entry.registry, release):
+        return checked_wheel(open_registry(entry.registry), release, progress=progress)
+    wheel = cached_wheel(release)
+    assert wheel is not None, "the same hash is the same file"
+    check_release(read_wheel(wheel.read_bytes(), wheel.name), release)
+    return wheel
+
+
+def _require_change(entry: LockedEnvironment, *, may_change: bool) -> None:
+    if not may_change:
+        raise ConfigError(
+            f"--locked: the entry of {entry.id} in telescope.lock would have to change: it is for "
+            f"Python {entry.python}, or lacks a package that this telescope-core or its wheel "
+            "needs here; run telescope env sync without --locked and commit the new lock, or use "
+            "the Python and the Telescope that it was made with"
+        )

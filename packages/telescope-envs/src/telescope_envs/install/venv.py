@@ -1,0 +1,198 @@
+"""Building one environment's virtual environment: telescope-core, locked packages, its wheel.
+
+Files are hard links to uv's package cache and to the telescope-core that builds it, so a second
+environment costs almost no time and no space.
+"""
+
+import csv
+import io
+import os
+import shutil
+import sys
+import sysconfig
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distribution
+from importlib.util import cache_from_source
+from pathlib import Path
+
+from telescope_core.errors import EnvironmentLoadError
+from telescope_envs.install.data import BUILDING, VENV_RECORD, key_of, python_of, venv_folder
+from telescope_envs.install.loading import probe
+from telescope_envs.install.requirements import (
+    CORE,
+    install_requirements,
+)
+from telescope_envs.install.steps import (
+    InstallOptions,
+    Progress,
+    Step,
+)
+from telescope_envs.processes.uv import Uv
+from telescope_envs.records.files import (
+    files_below,
+    remove_tree,
+)
+from telescope_envs.records.installed import Installation
+from telescope_envs.records.lockfile import LockedEnvironment
+from telescope_envs.rules.wheel import (
+    WheelContents,
+    check_bytes,
+    check_release,
+    read_wheel,
+    record_hash,
+)
+
+_INSTALLER = "telescope\n"
+
+
+def write_wheel(contents: WheelContents, site_packages: Path) -> None:
+    """Write every file of an inspected wheel, and its RECORD.
+
+    Raises EnvironmentLoadError, before anything is written, if another package has one of them.
+    """
+    info = f"{contents.module}-{contents.version}.dist-info"
+    files = {path: data for path, data in contents.files.items() if path != f"{info}/RECORD"}
+    files[f"{info}/INSTALLER"] = _INSTALLER.encode()
+    files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD")
+    for path in files:
+        if (site_packages / path).exists() or (site_packages / path).is_symlink():
+            raise EnvironmentLoadError(
+                f"{contents.distribution} {contents.version}: {site_packages / path} is there "
+                "already, and belongs to something else; remove it and install again"
+            )
+    # What describes the package comes first, with the list of its files: if this process is killed
+    # in between, the next installation can remove what there is.
+    for path, data in sorted(files.items(), key=lambda one: not one[0].startswith(f"{info}/")):
+        target = site_packages / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # "x": nothing may have appeared there in between, a link to another place least of all.
+        with target.open("xb") as file:
+            file.write(data)
+        os.chmod(target, 0o644)
+
+
+def _record(files: dict[str, bytes], own: str) -> bytes:
+    table = io.StringIO()
+    rows = csv.writer(table, lineterminator="\n")
+    for path, data in sorted(files.items()):
+        rows.writerow([path, record_hash(data), len(data)])
+    rows.writerow([own, "", ""])
+    return table.getvalue().encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that is known before a virtual environment is built."""
+
+    installation: Installation
+    """The record to write. Its interpreter is that of the finished virtual environment."""
+    locked: LockedEnvironment
+    wheel: Path
+    """The inspected wheel."""
+
+    @property
+    def label(self) -> str:
+        """The name of the release in progress messages."""
+        return f"{self.locked.id} {self.locked.version}"
+
+
+def build_venv(plan: Plan, uv: Uv, *, options: InstallOptions, progress: Progress) -> None:
+    """Build the virtual environment of `plan` and check that its code loads there.
+
+    It is built in a scratch folder and renamed into place only when complete. The caller holds the
+    environment's lock, which `uv` inherits.
+    """
+    folder = venv_folder(plan.locked)
+    scratch = folder.with_name(f"{BUILDING}{key_of(plan.locked.id)}")
+    try:
+        clear_scratch(scratch)
+        scratch.parent.mkdir(parents=True, exist_ok=True)
+        _fill(scratch, plan, uv, options=options, progress=progress)
+        progress(f"{plan.label}: {Step.PROBE}")
+        probe(python_of(scratch), plan.installation.release)
+        (scratch / VENV_RECORD).write_text(plan.installation.model_dump_json(by_alias=True))
+        clear_scratch(folder)
+        scratch.rename(folder)
+    except OSError as error:
+        remove_tree(scratch)
+        raise EnvironmentLoadError(
+            f"{plan.label}: {error.filename or folder}: {error.strerror}; nothing was installed"
+        ) from error
+    except BaseException:
+        remove_tree(scratch)
+        raise
+
+
+def clear_scratch(folder: Path) -> None:
+    """Remove what is in the place of a new folder: nothing may be built upon it."""
+    if not remove_tree(folder):
+        raise EnvironmentLoadError(
+            f"{folder} is left of an earlier installation and cannot be removed; remove it with "
+            "the rights of whoever made it, and install again"
+        )
+
+
+def _fill(folder: Path, plan: Plan, uv: Uv, *, options: InstallOptions, progress: Progress) -> None:
+    progress(f"{plan.label}: {Step.BUILD}")
+    uv.run(
+        ["venv", "--no-project", "--relocatable", "--python", sys.executable, str(folder)],
+        failure=f"a virtual environment cannot be created in {folder}",
+    )
+    progress(f"{plan.label}: {Step.DEPENDENCIES}")
+    python = python_of(folder)
+    lines = plan.locked.requirements
+    install_requirements(python, lines, uv, needed_by=plan.locked.id, options=options)
+    progress(f"{plan.label}: {Step.WHEEL}")
+    write_wheel(inspected(plan), site_packages(folder))
+    link_distribution(distribution(CORE), site_packages(folder))
+    link_byte_code(site_packages(folder))
+
+
+def inspected(plan: Plan) -> WheelContents:
+    """Return the contents of the wheel of `plan`, whose bytes are read once and checked again."""
+    data = plan.wheel.read_bytes()
+    release = plan.installation.release
+    check_bytes(data, release)
+    contents = read_wheel(data, release.wheel.filename)
+    check_release(contents, release)
+    return contents
+
+
+def link_distribution(found: Distribution, site_packages: Path) -> None:
+    """Hard-link the files of an installed distribution into another site-packages.
+
+    An editable install remains a pointer to its source.
+    """
+    for file in found.files or ():
+        source = Path(str(found.locate_file(file)))
+        if ".." in file.parts or "__pycache__" in file.parts or not source.is_file():
+            continue
+        target = site_packages / Path(*file.parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source, target)
+        except OSError:  # the target is on another file system
+            shutil.copy2(source, target)
+
+
+def link_byte_code(site_packages: Path) -> None:
+    """Link the byte code that this interpreter has compiled from the same files.
+
+    Compiling it again would cost each environment seconds at its first start, and megabytes.
+    """
+    here = Path(sysconfig.get_path("purelib"))
+    for source in [path for path in files_below(site_packages) if path.suffix == ".py"]:
+        ours = here / source.relative_to(site_packages)
+        name = Path(cache_from_source(str(ours)))
+        target = source.parent / name.parent.name / name.name
+        with suppress(OSError):  # Python compiles what cannot be linked
+            if ours.samefile(source):
+                target.parent.mkdir(exist_ok=True)
+                os.link(name, target)
+
+
+def site_packages(folder: Path) -> Path:
+    """Return where a virtual environment of this Python keeps its packages."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return folder / "lib" / version / "site-packages"

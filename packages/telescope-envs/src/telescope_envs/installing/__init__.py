@@ -1,1 +1,0 @@
-"""Installing environments into their own virtual environments, with one module per part."""

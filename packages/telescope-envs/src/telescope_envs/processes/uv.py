@@ -1,0 +1,183 @@
+"""Running uv: with this machine's settings for it and for pip, and never with a project's.
+
+Extra indexes in pip's files are ignored, because pip merges them with the main one while uv would
+search them first. To use one, name it in UV_INDEX or PIP_EXTRA_INDEX_URL.
+"""
+
+import configparser
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uv
+
+from telescope_core.errors import EnvironmentLoadError
+from telescope_envs.processes.running import run_program
+
+_PIP_TO_UV = {
+    "find-links": "UV_FIND_LINKS",
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "cert": "SSL_CERT_FILE",
+}
+_FROM_FILES = {"find-links", "index-url", "cert"}
+_UV_INDEXES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
+_HANDED_ON = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "SYSTEMROOT", "NETRC"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+        *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "LD_LIBRARY_PATH", "CC", "CXX", "CFLAGS"),
+    }
+)
+"""Variables that uv, or a compiler that it starts, needs; those for proxies in any case."""
+_SEPARATOR = {"UV_FIND_LINKS": ","}
+
+
+def index_settings(environ: Mapping[str, str], *, has_index: bool = True) -> dict[str, str]:
+    """Return the variables to run uv with: what it reads of `environ`, and pip's by uv's names.
+
+    Tokens and keys of other programs are left out, because uv may run the build of a package.
+    Without `has_index`, every variable that names an index is left out as well.
+    """
+    settings = {name: text for name, text in environ.items() if _is_handed_on(name)}
+    if not has_index:
+        return {
+            name: text
+            for name, text in settings.items()
+            if name not in (*_UV_INDEXES, "UV_FIND_LINKS") and not name.startswith("UV_INDEX_")
+        }
+    if settings.get("UV_FIND_LINKS"):
+        places = settings["UV_FIND_LINKS"].split(",")
+        settings["UV_FIND_LINKS"] = ",".join(_absolute(place) for place in places)
+    names_index = any(environ.get(name) for name in _UV_INDEXES)
+    for option, uv_name in _PIP_TO_UV.items():
+        found = pip_setting(option, environ)
+        is_index = uv_name in _UV_INDEXES
+        if found and not environ.get(uv_name) and not (is_index and names_index):
+            settings[uv_name] = _SEPARATOR.get(uv_name, " ").join(map(_absolute, found))
+    return settings
+
+
+def pip_setting(option: str, environ: Mapping[str, str]) -> list[str]:
+    """Return pip's setting of `option`, from its variable, else from the last file that has it.
+
+    Folders that do not exist are left out, as pip does.
+    """
+    text = environ.get(f"PIP_{option.upper().replace('-', '_')}", "")
+    for path in _pip_files(environ) if not text and option in _FROM_FILES else ():
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read(path, encoding="utf-8")
+        except (configparser.Error, UnicodeDecodeError):
+            continue  # pip itself will complain
+        for section in ("global", "install"):
+            text = parser.get(section, option, fallback=text)
+    return [part for part in text.split() if _exists(part)]
+
+
+def _pip_files(environ: Mapping[str, str]) -> list[Path]:
+    """Return the files of pip's configuration; later files take precedence."""
+    if environ.get("PIP_CONFIG_FILE") == os.devnull:
+        return []
+    home = Path(environ.get("HOME", "~")).expanduser()
+    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    files = [Path("/etc/pip.conf"), home / ".pip" / "pip.conf", config / "pip" / "pip.conf"]
+    files.append(Path(sys.prefix) / "pip.conf")
+    chosen = environ.get("PIP_CONFIG_FILE", "")
+    return [*files, Path(chosen)] if chosen else files
+
+
+def config_options(environ: Mapping[str, str]) -> list[str]:
+    """Return the options of uv that name its configuration: this user's, never a project's.
+
+    By itself uv also reads `uv.toml` and `[tool.uv]` of the folder it is started in and of those
+    above it, which may be a project that somebody else wrote.
+    """
+    home = Path(environ.get("HOME", "~")).expanduser()
+    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    chosen = environ.get("UV_CONFIG_FILE")
+    places = [Path(chosen)] if chosen else [config / "uv" / "uv.toml", Path("/etc/uv/uv.toml")]
+    found = next((place for place in places if place.is_file()), None)
+    return ["--no-config"] if found is None else ["--config-file", str(found.absolute())]
+
+
+def _is_handed_on(name: str) -> bool:
+    is_own = name.startswith(("UV_", "SSL_", "LC_", "XDG_")) and not name.startswith("UV_PUBLISH_")
+    is_config = name in ("UV_CONFIG_FILE", "UV_NO_CONFIG")
+    return (is_own and not is_config) or name.upper() in _HANDED_ON
+
+
+def _absolute(place: str) -> str:
+    """Return `place` so that it means the same in another folder."""
+    return place if "://" in place or not Path(place).exists() else str(Path(place).absolute())
+
+
+def _exists(place: str) -> bool:
+    path = place.removeprefix("file://")
+    return "://" in path or Path(path).exists()
+
+
+_TIME_LIMIT_S = 900.0
+_NO_WHEEL = re.compile(r"Wheels are required for `([^`]+)`|(\S+?)(?:==\S+)? has no usable wheels")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uv:
+    """Runs uv, with the sources that packages may come from."""
+
+    offline: bool = False
+    """Use no network, only uv's cache."""
+    wheels: Path | None = None
+    """A folder of wheels to take packages from, instead of every index."""
+    heirs: tuple[int, ...] = ()
+    """Descriptors of locks that stay held while uv runs, even if this process is killed."""
+
+    def run(self, arguments: Sequence[str], *, failure: str) -> str:
+        """Run uv and return its output; raises EnvironmentLoadError that begins with `failure`."""
+        late = f"{failure}: uv did not finish in {_TIME_LIMIT_S:g} s; check the network"
+        finished = run_program(
+            [uv.find_uv_bin(), *arguments, *self._options()],
+            environ=index_settings(os.environ, has_index=self.wheels is None),
+            limit_s=_TIME_LIMIT_S,
+            late=late,
+            heirs=self.heirs,
+        )
+        if finished.returncode:
+            raise EnvironmentLoadError(f"{failure}. uv said:\n{finished.stderr.strip()}")
+        return finished.stdout
+
+    def run_cache_first(self, arguments: Sequence[str], *, failure: str) -> str:
+        """Run uv as `run` does, but use the network only if uv's cache lacks something."""
+        if self.wheels is None and not self.offline:
+            try:
+                return self.run([*arguments, "--offline"], failure=failure)
+            except EnvironmentLoadError:
+                pass
+        return self.run(arguments, failure=failure)
+
+    def _options(self) -> list[str]:
+        if self.wheels is not None:
+            found = str(self.wheels.absolute())
+            return ["--offline", "--no-config", "--no-index", "--find-links", found]
+        return [*config_options(os.environ), *(("--offline",) if self.offline else ())]
+
+
+def lacks_wheel(said: str, needed_by: str) -> EnvironmentLoadError | None:
+    """Return the error to raise where uv `said` that a package has no wheel, else None."""
+    found = _NO_WHEEL.search(said)
+    if found is None:
+        return None
+    name = found[1] or found[2]
+    return EnvironmentLoadError(
+        f"{needed_by} needs {name}, which has no wheel, only source: building it runs its code "
+        f"while installing. If you trust it, add --allow-sdist {name}"
+    )
+
+
+def wheels_only(allow_sdist: Sequence[str]) -> list[str]:
+    """Return the options of uv and pip that refuse to build anything but `allow_sdist`."""
+    exceptions = [part for name in allow_sdist for part in ("--no-binary", name)]
+    return ["--only-binary", ":all:", *exceptions]

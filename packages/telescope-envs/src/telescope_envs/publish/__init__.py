@@ -1,0 +1,1 @@
+"""From a project to a release: create, build, push, yank and deprecate."""

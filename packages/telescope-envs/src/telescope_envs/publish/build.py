@@ -1,0 +1,241 @@
+"""Builds an environment's wheel reproducibly: equal sources give equal bytes on any machine.
+
+The project's declared build backend builds the wheel from a copy of the sources. The wheel is then
+rewritten with sorted, uncompressed entries, one file mode and one fixed time (SOURCE_DATE_EPOCH if
+set), because compressors, clocks and umasks differ between machines.
+"""
+
+import csv
+import hashlib
+import io
+import os
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import uv
+from packaging.requirements import Requirement
+
+from telescope_core.errors import ConfigError, EnvironmentLoadError, RegistryError
+from telescope_envs.install.packages import missing_requirements
+from telescope_envs.processes.git import (
+    reading,
+    run_git,
+)
+from telescope_envs.processes.running import run_program
+from telescope_envs.processes.uv import (
+    config_options,
+    index_settings,
+)
+from telescope_envs.records.documents import (
+    read_pyproject,
+    table_at,
+    texts_at,
+)
+from telescope_envs.rules.wheel import (
+    WheelContents,
+    read_wheel,
+    record_hash,
+)
+
+_CACHES = {".git", ".hg", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
+_NOT_AT_THE_TOP = {".venv", "venv", "dist", "build", "runs", "node_modules"}
+"""Folders in the project root that are omitted when the project is not in git."""
+
+
+def require_project(project: Path) -> None:
+    """Raise ConfigError unless `project` is a folder with a pyproject.toml."""
+    if not (project / "pyproject.toml").is_file():
+        lacks = "contains no pyproject.toml" if project.is_dir() else "is not a folder"
+        raise ConfigError(
+            f"{project} {lacks}; give the folder of an environment's project, or create one: "
+            "telescope env init NAME --template single-turn"
+        )
+
+
+def source_files(project: Path) -> list[Path]:
+    """Return the project's files, sorted, relative to it; in git, without ignored files."""
+    require_project(project)
+    listed = git_text(project, "ls-files", "-z", "--cached", "--others", "--exclude-standard", ".")
+    if listed is None:
+        found = [path.relative_to(project) for path in _walk(project)]
+    else:
+        found = [Path(name) for name in listed.split("\0") if name]
+    return sorted({path for path in found if (project / path).is_file()})
+
+
+def copy_sources(project: Path, target: Path) -> None:
+    """Copy the project's files into the folder `target`, as plain files with default modes."""
+    root = project.resolve()
+    for path in source_files(project):
+        source = project / path
+        if not source.resolve().is_relative_to(root):
+            raise ConfigError(
+                f"{source} is a link to a file outside the project, but a release must contain its "
+                "own files; replace the link with the file"
+            )
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target / path)
+
+
+def is_in_git(folder: Path) -> bool:
+    """Whether `folder` is part of a git repository."""
+    return git_text(folder, "rev-parse", "--show-toplevel") is not None
+
+
+def git_text(folder: Path, *arguments: str) -> str | None:
+    """Return what git reads there; None if it fails, is not installed, or `folder` is not in git.
+
+    Nothing that the repository's configuration names is started.
+    """
+    try:
+        with reading(folder) as environ:
+            done = run_git(folder, *arguments, environ=environ)
+    except FileNotFoundError:
+        return None
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+
+
+def _walk(project: Path) -> list[Path]:
+    found: list[Path] = []
+    for folder, folders, files in os.walk(project):
+        skipped = _CACHES | _NOT_AT_THE_TOP if Path(folder) == project else _CACHES
+        folders[:] = [name for name in folders if name not in skipped]
+        found += [Path(folder) / name for name in files]
+    return found
+
+
+_DEFAULT_EPOCH = 1577836800
+"""1 January 2020; any fixed time that a zip file can hold would do."""
+_TIME_LIMIT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltWheel:
+    """A wheel that was built and inspected."""
+
+    path: Path
+    contents: WheelContents
+    sha256: str
+    size: int
+    """Bytes."""
+
+
+def build_and_inspect(project: Path, folder: Path) -> BuiltWheel:
+    """Build `project` into `folder`; raises, and writes no wheel, if inspection refuses it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        made = build_wheel(project, Path(scratch))
+        data = made.read_bytes()
+        contents = read_wheel(data, made.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / made.name
+        path.write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    return BuiltWheel(path=path, contents=contents, sha256=digest, size=len(data))
+
+
+def build_wheel(project: Path, folder: Path) -> Path:
+    """Build `project` into the existing `folder`; equal sources give equal bytes."""
+    epoch = os.environ.get("SOURCE_DATE_EPOCH", str(_DEFAULT_EPOCH))
+    if not epoch.isdigit():
+        raise ConfigError(f"SOURCE_DATE_EPOCH must be seconds since 1970, got {epoch!r}")
+    with tempfile.TemporaryDirectory() as scratch:
+        copy, out = Path(scratch) / "sources", Path(scratch) / "out"
+        copy.mkdir()
+        copy_sources(project, copy)
+        _run_backend(project, copy, out, epoch=epoch)
+        wheels = list(out.glob("*.whl"))
+        if len(wheels) != 1:
+            raise RegistryError(f"{project}: its build made {len(wheels)} wheels, expected 1")
+        target = folder / wheels[0].name
+        target.write_bytes(normalise(wheels[0].read_bytes(), epoch=int(epoch)))
+    return target
+
+
+def normalise(data: bytes, *, epoch: int) -> bytes:
+    """Return the wheel rewritten so that its bytes depend only on its contents."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        files = {info.filename: archive.read(info) for info in archive.infolist()}
+    files = {path: content for path, content in files.items() if not path.endswith("/")}
+    record_path = next(path for path in files if path.endswith(".dist-info/RECORD"))
+    wheel_path = record_path.replace("RECORD", "WHEEL")
+    lines = files[wheel_path].decode().splitlines()
+    kept = [line for line in lines if line and not line.startswith("Generator:")]
+    files[wheel_path] = "".join(f"{line}\n" for line in kept).encode()
+    order = sorted(files, key=lambda path: (path == record_path, ".dist-info/" in path, path))
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    for path in order[:-1]:
+        writer.writerow((path, record_hash(files[path]), len(files[path])))
+    writer.writerow((record_path, "", ""))
+    files[record_path] = table.getvalue().encode()
+    moment = datetime.fromtimestamp(epoch, UTC)
+    rewritten = io.BytesIO()
+    with zipfile.ZipFile(rewritten, "w", zipfile.ZIP_STORED) as archive:
+        for path in order:
+            info = zipfile.ZipInfo(path, moment.timetuple()[:6])
+            info.create_system = 3
+            info.external_attr = 0o100644 << 16
+            archive.writestr(info, files[path])
+    return rewritten.getvalue()
+
+
+def _run_backend(project: Path, copy: Path, out: Path, *, epoch: str) -> None:
+    """Build a wheel of `copy` in `out` with the declared build backend.
+
+    If this interpreter has the build requirements, they are used; otherwise uv installs them into
+    an isolated environment.
+    """
+    isolated = bool(missing_requirements(_build_requirements(project)))
+    arguments = ["build", "--wheel", "--python", sys.executable, "--out-dir", str(out)]
+    arguments += ["--no-create-gitignore", "--no-progress"]
+    arguments += [] if isolated else ["--no-build-isolation"]
+    # The backend is the project's own code. It gets no token and no home, and the addresses of
+    # indexes, which may hold passwords, only where uv has to fetch what it is built with.
+    environ = index_settings(os.environ, has_index=isolated)
+    environ["UV_CACHE_DIR"] = _uv_cache(environ)
+    for name in ("HOME", "TMPDIR", "NETRC"):
+        environ.pop(name, None)
+    arguments += config_options(os.environ) if isolated else ["--no-config"]
+    late = f"{project}: no wheel after {_TIME_LIMIT_S:g} s; check the network and the build backend"
+    done = run_program(
+        [uv.find_uv_bin(), *arguments, str(copy)],
+        environ={**environ, "SOURCE_DATE_EPOCH": epoch, "PYTHONHASHSEED": "0"},
+        limit_s=_TIME_LIMIT_S,
+        late=late,
+    )
+    if done.returncode:
+        words = done.stderr.strip().replace(str(copy), str(project))
+        raise EnvironmentLoadError(f"{project} cannot be built. Output of uv:\n{words}")
+
+
+def _uv_cache(environ: Mapping[str, str]) -> str:
+    """Return the folder of uv's cache, which it would look for in the home."""
+    home = Path(environ.get("HOME", "~")).expanduser()
+    caches = Path(environ.get("XDG_CACHE_HOME") or home / ".cache")
+    return environ.get("UV_CACHE_DIR") or str(caches / "uv")
+
+
+def _build_requirements(project: Path) -> list[str]:
+    """Return the requirements in `[build-system]`; raises ConfigError when there is no backend."""
+    path = project / "pyproject.toml"
+    if not path.is_file():
+        raise ConfigError(f"{project} contains no pyproject.toml; give the folder of a project")
+    system = table_at(read_pyproject(project), "build-system", path=path)
+    if "build-backend" not in system:
+        raise ConfigError(
+            f"{path} declares no build backend; add [build-system] with "
+            'requires = ["hatchling>=1.27"] and build-backend = "hatchling.build"'
+        )
+    needs = texts_at(system, "requires", "build-system", path=path)
+    for text in needs:
+        try:
+            Requirement(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path}: build-system.requires: {error}") from None
+    return needs

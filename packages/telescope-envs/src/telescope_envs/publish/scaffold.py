@@ -1,0 +1,148 @@
+"""Creates a new project from a template: text files whose `{{placeholders}}` are filled in.
+
+A template is a folder in `templates/`; the files of `templates/common` are part of each template.
+"""
+
+import builtins
+import json
+import keyword
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path, PurePosixPath
+
+from packaging.version import Version
+
+import telescope_core
+from telescope_core.errors import ConfigError, RegistryError, unknown_name
+from telescope_envs.records.names import (
+    check_name,
+    check_owner,
+    distribution_name,
+    module_name,
+)
+
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+_SUFFIX = ".in"
+_COMMON = "common"
+TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "single-turn": ("Sort words alphabetically", ("single-turn", "words")),
+    "multi-turn": ("Break a letter code in a few guesses", ("game", "multi-turn")),
+    "tools": ("Look up prices with a tool and add them", ("arithmetic", "tools")),
+}
+"""Template name -> the summary and the tags of its environment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewProject:
+    """A project that has just been written."""
+
+    id: str
+    """`owner/name`."""
+    folder: Path
+    files: tuple[str, ...]
+    """Relative to the folder, sorted."""
+    factory: str
+
+
+def create_project(folder: Path, *, owner: str, name: str, template: str) -> NewProject:
+    """Write the project of `owner/name` into `folder`, which must be new or empty."""
+    if template not in TEMPLATES:
+        raise unknown_name("template", template, TEMPLATES)
+    _check(check_owner, owner)
+    _check(check_name, name)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(
+            f"{folder} already exists and is not empty; give another folder: --dir FOLDER"
+        )
+    values = _values(owner, name, template)
+    texts = {
+        render(path, {"module": values["module"]}): render(text, values)
+        for path, text in _template_files(template)
+    }
+    for path, text in texts.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    return NewProject(
+        id=f"{owner}/{name}",
+        folder=folder,
+        files=tuple(sorted(texts)),
+        factory=f"{values['module']}:{values['class']}",
+    )
+
+
+def render(text: str, values: Mapping[str, str]) -> str:
+    """Fill in each placeholder; inserted text is not searched for placeholders."""
+
+    def value(found: re.Match[str]) -> str:
+        assert found[1] in values, f"a template has the unknown placeholder {found[0]}"
+        return values[found[1]]
+
+    return _PLACEHOLDER.sub(value, text)
+
+
+def class_name(name: str) -> str:
+    """Return a class name for the environment `name` that no other name in its file uses."""
+    joined = "".join(word.capitalize() for word in name.split("-"))
+    if joined[0].isdigit():
+        joined = f"Task{joined}"
+    taken = keyword.iskeyword(joined) or hasattr(builtins, joined)
+    is_imported = hasattr(telescope_core, joined) or joined in {"Annotated", "Counter", "Field"}
+    return f"{joined}Task" if taken or is_imported or joined == "Config" else joined
+
+
+def _check(check: Callable[[str], str], text: str) -> None:
+    """Raise ConfigError for an invalid name, and suggest a similar valid one."""
+    try:
+        check(text)
+    except RegistryError as error:
+        fitting = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+        try:
+            advice = f"; try {check(fitting)!r}"
+        except RegistryError:
+            advice = ""
+        raise ConfigError(f"{error}{advice}") from None
+
+
+def _values(owner: str, name: str, template: str) -> dict[str, str]:
+    summary, tags = TEMPLATES[template]
+    core = Version(version("telescope-core"))
+    return {
+        "owner": owner,
+        "name": name,
+        "title": name.replace("-", " ").capitalize(),
+        "class": class_name(name),
+        "distribution": distribution_name(owner, name),
+        "module": module_name(owner, name),
+        "summary": summary,
+        "tags": json.dumps(sorted(tags)),
+        "core": f"telescope-core>={core.major}.{core.minor},<{core.major}.{core.minor + 1}",
+        "year": str(datetime.now(UTC).year),
+    }
+
+
+def _template_files(template: str) -> Iterator[tuple[str, str]]:
+    root = files("telescope_envs.publish") / "templates"
+    for part in (_COMMON, template):
+        for path, file in _walk(root / part, PurePosixPath()):
+            yield _target_path(path), file.read_text(encoding="utf-8")
+
+
+def _walk(folder: Traversable, path: PurePosixPath) -> Iterator[tuple[PurePosixPath, Traversable]]:
+    for child in folder.iterdir():
+        if child.is_dir():
+            yield from _walk(child, path / child.name)
+        elif child.name.endswith(_SUFFIX):
+            yield path / child.name.removesuffix(_SUFFIX), child
+
+
+def _target_path(path: PurePosixPath) -> str:
+    parts = ["{{module}}" if part == "module" else part for part in path.parts]
+    if parts[-1] == "gitignore":
+        parts[-1] = ".gitignore"
+    return "/".join(parts)

@@ -1,0 +1,143 @@
+"""Yanks releases and deprecates environments.
+
+Nothing is ever deleted: a yanked version still installs if it is named exactly or locked.
+"""
+
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.records.release import (
+    Deprecation,
+    Status,
+)
+from telescope_envs.registry.registry import Registry
+from telescope_envs.registry.resolving import (
+    parse_request,
+    resolve_id,
+)
+from telescope_envs.registry.store import WritableStore
+from telescope_envs.rules.admission import published_versions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusChange:
+    """The new status record, and what it changes for users."""
+
+    id: str
+    status: Status
+    effect: str
+    """One or two sentences."""
+
+
+def yank(store: WritableStore, text: str, *, reason: str) -> StatusChange:
+    """Yank `ID@VERSION`: it is no longer chosen, but still installs if named exactly."""
+    environment_id, version = _published(Registry(store), text)
+    reason = _one_line(reason)
+
+    def change(status: Status) -> Status:
+        return status.model_copy(update={"yanked": {**status.yanked, version: reason}})
+
+    status = store.change_status(environment_id, change)
+    return StatusChange(
+        id=environment_id, status=status, effect=_chosen_now(Registry(store), environment_id)
+    )
+
+
+def unyank(store: WritableStore, text: str) -> StatusChange:
+    """Undo the yank of `ID@VERSION`, so that it can be chosen again."""
+    environment_id, version = _published(Registry(store), text)
+
+    def change(status: Status) -> Status:
+        if version not in status.yanked:
+            known = ", ".join(status.yanked) or "none"
+            raise RegistryError(
+                f"{environment_id} {version} is not yanked; yanked versions: {known}"
+            )
+        kept = {v: why for v, why in status.yanked.items() if v != version}
+        return status.model_copy(update={"yanked": kept})
+
+    status = store.change_status(environment_id, change)
+    return StatusChange(
+        id=environment_id, status=status, effect=_chosen_now(Registry(store), environment_id)
+    )
+
+
+def deprecate(
+    store: WritableStore, text: str, *, reason: str, replacement: str = ""
+) -> StatusChange:
+    """Mark the environment as deprecated, and optionally name a replacement."""
+    registry = Registry(store)
+    environment_id = _id_without_version(registry, text)
+    instead = _id_without_version(registry, replacement) if replacement else ""
+    if instead == environment_id:
+        raise ConfigError(f"{environment_id} cannot replace itself; name another environment")
+    deprecation = Deprecation(reason=_one_line(reason), replacement=instead)
+    status = store.change_status(
+        environment_id, lambda status: status.model_copy(update={"deprecated": deprecation})
+    )
+    advice = f" and told to use {instead} instead" if instead else ""
+    return StatusChange(
+        id=environment_id,
+        status=status,
+        effect=f"It still installs; whoever installs, lists or describes it is warned{advice}.",
+    )
+
+
+def undeprecate(store: WritableStore, text: str) -> StatusChange:
+    """Undo a deprecation."""
+    environment_id = _id_without_version(Registry(store), text)
+
+    def change(status: Status) -> Status:
+        if status.deprecated is None:
+            raise RegistryError(f"{environment_id} is not deprecated")
+        return status.model_copy(update={"deprecated": None})
+
+    status = store.change_status(environment_id, change)
+    return StatusChange(id=environment_id, status=status, effect="Users are no longer warned.")
+
+
+def _published(registry: Registry, text: str) -> tuple[str, str]:
+    """Return the environment and the version; a release that cannot be read can be yanked too."""
+    request = parse_request(text)
+    environment_id = resolve_id(registry, request)
+    versions = sorted(published_versions(registry.store.read, environment_id), key=Version)
+    known = ", ".join(versions) or "none"
+    try:
+        wanted = Version(request.wanted.removeprefix("=="))
+    except ValueError:
+        raise ConfigError(
+            f"{text!r}: name one version exactly, such as {environment_id}@"
+            f"{versions[-1] if versions else '0.1.0'}; published versions: {known}"
+        ) from None
+    for version in versions:
+        if Version(version) == wanted:
+            return environment_id, version
+    raise RegistryError(f"{environment_id} has no version {wanted}; published versions: {known}")
+
+
+def _id_without_version(registry: Registry, text: str) -> str:
+    request = parse_request(text)
+    if request.wanted:
+        raise ConfigError(
+            f"{text!r}: a deprecation covers all versions; omit @{request.wanted}, or yank that "
+            "version"
+        )
+    return resolve_id(registry, request)
+
+
+def _chosen_now(registry: Registry, environment_id: str) -> str:
+    yanked = registry.status(environment_id).yanked
+    left = [r.version for r in registry.releases(environment_id) if r.version not in yanked]
+    stays = "A yanked version still installs, with a warning, if it is named exactly or locked."
+    if not left:
+        return f"No version is chosen any more unless it is named exactly. {stays}"
+    return f"Users who name no version now get {left[-1]}. {stays}"
+
+
+def _one_line(reason: str) -> str:
+    reason = reason.strip()
+    if not reason or not reason.isprintable() or len(reason) > 500:
+        raise ConfigError("--reason must be one line of 1 to 500 printable characters")
+    return reason

@@ -1,0 +1,1 @@
+"""What is read and written: the records of registries, locks, installations, links and projects."""

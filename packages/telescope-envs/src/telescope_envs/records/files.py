@@ -1,0 +1,214 @@
+"""The data folder, locks between processes, atomic writes, and folders of any depth.
+
+Whoever reads a file sees the whole old one or the whole new one, however its writer ended.
+"""
+
+import fcntl
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+
+from telescope_core.errors import RegistryError
+
+VARIABLE = "TELESCOPE_HOME"
+
+
+def data_folder() -> Path:
+    """Return `$TELESCOPE_HOME`, or else a folder of this interpreter, so each has its own."""
+    chosen = os.environ.get(VARIABLE, "")
+    return (
+        Path(chosen).expanduser().absolute() if chosen else Path(sys.prefix) / "share" / "telescope"
+    )
+
+
+_POLL_S = 0.02
+WAIT_LIMIT_S = 1800.0
+
+
+@contextmanager
+def locked(
+    path: Path,
+    *,
+    what: str,
+    wait_s: float = WAIT_LIMIT_S,
+    progress: Callable[[str], None] = lambda step: None,
+) -> Generator[int]:
+    """Hold the lock on `path`, a file to create or an existing folder; yields its descriptor.
+
+    The system releases it when its owner ends, even by kill -9. A lock whose descriptor child
+    processes inherited is held until they have ended as well. `what` tells waiting users what is
+    being done. Raises RegistryError when others hold it for `wait_s`.
+    """
+    descriptor = _opened(path)
+    try:
+        give_up_s = time.monotonic() + wait_s
+        has_told = False
+        while not _try(descriptor):
+            if time.monotonic() >= give_up_s:
+                raise RegistryError(
+                    f"{what}: another process (id {holder_of(path)}) has held {path} for more "
+                    f"than {wait_s:g} s; wait for it or end it, then try again"
+                )
+            if not has_told:
+                progress(f"waiting for another process: {what}")
+                has_told = True
+            time.sleep(_POLL_S)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked_if_free(path: Path) -> Generator[bool]:
+    """Hold the lock on `path` if nobody else does; yields whether it is held."""
+    descriptor = _opened(path)
+    try:
+        yield _try(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def holder_of(path: Path) -> str:
+    """Return the id of the process that holds or last held the lock on the file `path`."""
+    try:
+        return path.read_text(errors="replace").strip()[:20] or "unknown"
+    except OSError:  # a folder
+        return "unknown"
+
+
+def _opened(path: Path) -> int:
+    if path.is_dir():
+        return os.open(path, os.O_RDONLY)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+
+
+def _try(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return True
+
+
+def replace_file(path: Path, data: bytes, *, scratch: Path) -> None:
+    """Write `data` to `path` atomically, and sync it to disk before returning.
+
+    `scratch` is a folder on the same file system; a killed writer leaves its partial files there.
+    """
+    aside = scratch / f"{os.getpid()}-{path.name}"
+    try:
+        with aside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        _make_folders(path.parent)
+        os.replace(aside, path)
+    except BaseException:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file if it exists, and sync the removal to disk."""
+    path.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def _make_folders(folder: Path) -> None:
+    if not folder.is_dir():
+        _make_folders(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+_MOVED = ".moved-"
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield every file below `folder`, in order within each folder; links are not followed."""
+    pending = [folder]
+    while pending:
+        here = pending.pop()
+        with os.scandir(here) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+        for entry in found:
+            if entry.is_dir(follow_symlinks=False):
+                pending.append(Path(entry.path))
+            else:
+                yield Path(entry.path)
+
+
+def remove_tree(folder: Path) -> bool:
+    """Remove a folder, a file or a link, and all below it; returns whether it is gone.
+
+    What cannot be removed stays, without an error. Folders are first moved up to the top, so if
+    this process is killed, the next call goes on with what is left there.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        with suppress(OSError):
+            folder.unlink(missing_ok=True)
+        return not os.path.lexists(folder)
+    numbers = count()
+    pending = [folder]
+    emptied: list[Path] = []
+    while pending:
+        here = pending.pop()
+        emptied.append(here)
+        for entry in _entries(here):
+            if entry.is_dir(follow_symlinks=False):
+                pending.append(_moved_up(Path(entry.path), folder, numbers))
+            else:
+                with suppress(OSError):
+                    os.unlink(entry.path)
+    for one in reversed(emptied):
+        with suppress(OSError):
+            one.rmdir()
+    return not folder.exists()
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """Return what is in `folder`, which its owner can then change; nothing if that cannot be."""
+    with suppress(OSError):
+        folder.chmod(0o700)
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
+
+
+def _moved_up(inner: Path, top: Path, numbers: "count[int]") -> Path:
+    """Move a folder to the top; returns where it is now, which is where it was if it cannot be."""
+    if inner.parent == top:
+        return inner
+    with suppress(OSError):
+        inner.chmod(0o700)  # moving a folder changes it: its parent is another
+    for number in numbers:
+        target = top / f"{_MOVED}{number}"
+        if os.path.lexists(target):
+            continue
+        try:
+            inner.rename(target)
+        except OSError:
+            return inner
+        return target
+    raise AssertionError("there are always more numbers")

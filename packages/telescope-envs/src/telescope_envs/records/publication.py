@@ -1,0 +1,72 @@
+"""A release with its bytes, and the paths that its files have in a registry."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from telescope_core.errors import RegistryError
+
+if TYPE_CHECKING:  # listing a registry should not wait for the import of the record models
+    from telescope_envs.records.release import Release
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """One release with its bytes, ready to be published."""
+
+    release: Release
+    wheel: bytes
+    attestation: bytes = b""
+    """A Sigstore bundle; empty if there is none."""
+
+
+def attestation_path(wheel_path: str) -> str:
+    """Return the path of the Sigstore bundle, which is beside the wheel at `wheel_path`."""
+    return f"{wheel_path}.sigstore.json"
+
+
+def metadata_path(wheel_path: str) -> str:
+    """Return the path of the wheel's METADATA file in a rendered registry (PEP 658)."""
+    return f"{wheel_path}.metadata"
+
+
+def is_registry_path(path: str) -> bool:
+    """Whether `path` can name a file of a registry: relative, without `..` or hidden parts.
+
+    Every store checks this before it touches a file, because index lines are untrusted.
+    """
+    parts = path.split("/")
+    return (
+        path.isprintable()
+        and not any(mark in path for mark in (":", "\\", "?", "#", "%"))
+        and all(part and not part.startswith(".") for part in parts)
+    )
+
+
+def artifact_files(publication: Publication, address: str) -> dict[str, bytes]:
+    """Return path -> bytes of the artifacts to store in the registry at `address`."""
+    wheel = publication.release.wheel
+    inside = [url for url in wheel.urls if is_registry_path(url)]
+    if not inside or PurePosixPath(inside[0]).name != wheel.filename:
+        raise RegistryError(
+            f"{wheel.filename}: a wheel in {address} needs a URL relative to the registry, "
+            f"such as artifacts/{wheel.filename}, got {', '.join(wheel.urls)}"
+        )
+    files = {inside[0]: publication.wheel}
+    if publication.attestation:
+        files[attestation_path(inside[0])] = publication.attestation
+    return files
+
+
+def tree_files(root: Path) -> list[str]:
+    """Return the sorted paths of a registry's files, without hidden files and symlinks."""
+    found: list[str] = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        base = Path(folder).relative_to(root)
+        paths = [(base / name).as_posix() for name in files]
+        found += [p for p in paths if is_registry_path(p) and not (root / p).is_symlink()]
+    return sorted(found)

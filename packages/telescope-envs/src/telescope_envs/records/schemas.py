@@ -1,0 +1,53 @@
+"""Writes the JSON Schemas of a registry's records, and the first files of an empty registry."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from telescope_core.errors import ConfigError
+from telescope_envs.records.catalog import CatalogRow
+from telescope_envs.records.names import check_owner
+from telescope_envs.records.release import SCHEMAS, RegistryConfig
+
+
+def schema_files() -> dict[str, str]:
+    """Return file name -> text of the files in `schema/`."""
+    schemas = {name: record.model_json_schema(by_alias=True) for name, record in SCHEMAS.items()}
+    schemas["catalog"] = msgspec.json.schema(list[CatalogRow])
+    return {
+        f"{name}.json": f"{json.dumps(schema, indent=2, sort_keys=True)}\n"
+        for name, schema in schemas.items()
+    }
+
+
+def write_schemas(root: Path) -> list[str]:
+    """Write the schemas into the registry at `root`; returns the written paths, relative to it."""
+    folder = root / "schema"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in schema_files().items():
+        (folder / name).write_text(text)
+    return [f"schema/{name}" for name in schema_files()]
+
+
+def create_registry(folder: Path, *, owners: Sequence[str], name: str) -> list[str]:
+    """Write a registry into `folder`, which must be new or empty; returns its paths, sorted."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} already exists and is not empty; give a new folder")
+    config = RegistryConfig(name=name).model_dump(mode="json", by_alias=True)
+    files = {
+        "config.json": f"{json.dumps(config, indent=2)}\n",
+        "aliases.toml": "# Bare name -> owner/name. A name is never given to another environment.\n"
+        "[aliases]\n",
+        "reserved.txt": "# Names that nobody may publish under, one per line.\n",
+    }
+    for owner in owners:
+        check_owner(owner)
+        files[f"namespaces/{owner}.toml"] = f'owner = "{owner}"\nstatus = "active"\n'
+    for path, text in files.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    (folder / "index").mkdir()
+    return sorted(files)

@@ -1,0 +1,216 @@
+"""The user's configuration file, and which registry is used.
+
+It has the default in `registry`, and under `[registries]` lines such as
+`corp = "https://hub.corp.example"` or `lab = { address = "http://10.0.0.5", insecure = true }`.
+The first of these that exists is used: the registry that was named, `TELESCOPE_REGISTRY`, the
+default in the file, the `registry/` folder of the enclosing checkout, the snapshot in this package.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar, cast
+
+import msgspec
+
+from telescope_core.errors import ConfigError, nearest, unknown_name
+from telescope_envs.records.documents import read_toml
+from telescope_envs.registry.addresses import (
+    FORMS,
+    Address,
+    parse_address,
+)
+
+VARIABLE = "TELESCOPE_REGISTRY"
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,38}")
+_MEANS_SOMETHING_ELSE = {"file", "http", "https", "hf", "sha256"}
+
+
+class AttestationMode(StrEnum):
+    """Whether installing asks for Sigstore attestations."""
+
+    OFF = "off"
+    """Attestations are not checked."""
+    WHEN_PRESENT = "when-present"
+    """A release that was published with an attestation must have it, and it must be valid."""
+    REQUIRED = "required"
+    """A release without a valid attestation is not installed."""
+
+
+class NamedRegistry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of `[registries]`."""
+
+    address: str
+    insecure: bool = False
+    """Whether plain http is allowed although the registry is not on this machine."""
+    attestations: AttestationMode | None = None
+    """None for the file's setting for all registries."""
+    trusted_root: str = ""
+    """Path to the trusted_root.json of its Sigstore; empty for the file's setting for all."""
+
+    @property
+    def place(self) -> Address:
+        """Its address, parsed."""
+        return parse_address(self.address)
+
+
+class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The file's settings about registries; its other tables are not read here."""
+
+    registry: str = ""
+    """Name or address of the default registry; empty if none was chosen."""
+    registries: dict[str, NamedRegistry] = {}
+    attestations: AttestationMode = AttestationMode.OFF
+    """For every registry without a setting of its own."""
+    trusted_root: str = ""
+    """Path to the trusted_root.json of another Sigstore; empty for the public one."""
+
+    def place_of(self, text: str) -> Address:
+        """Return the address that `text` means: that of a named registry, else `text` itself."""
+        place = self._meaning_of(text)
+        is_path = place.scheme == "file" and "://" not in text and text not in self.registries
+        if is_path and not os.path.isdir(place.text):
+            if _NAME.fullmatch(text):
+                raise unknown_name(
+                    "registry",
+                    text,
+                    self.registries,
+                    f"(add it to [registries] in {user_file()}, or give {FORMS})",
+                )
+            raise ConfigError(f"registry {text!r} is not a folder; give {FORMS}")
+        return place
+
+    def is_default(self, place: Address, environ: Mapping[str, str]) -> bool:
+        """Whether `place`, whatever its revision, is the default registry that the user chose."""
+        chosen = environ.get(VARIABLE) or self.registry
+        return bool(chosen) and (
+            self._meaning_of(chosen).without_revision == place.without_revision
+        )
+
+    def default(self, environ: Mapping[str, str]) -> Address | None:
+        """Return the default registry that the user chose for bare names; None if none was."""
+        chosen = environ.get(VARIABLE) or self.registry
+        return self.place_of(chosen) if chosen else None
+
+    def names_of(self, place: Address) -> list[str]:
+        """Return the names that this file gives to `place`, whatever its revision."""
+        return [
+            name
+            for name, line in self.registries.items()
+            if line.place.without_revision == place.without_revision
+        ]
+
+    def attestations_of(self, place: Address) -> tuple[AttestationMode, Path | None]:
+        """Return the attestation mode for `place` and its root of trust, None for the public one.
+
+        If several names have this address, the strictest of their modes applies.
+        """
+        lines = [self.registries[name] for name in self.names_of(place)]
+        modes = [line.attestations for line in lines if line.attestations is not None]
+        strictness = list(AttestationMode)
+        mode = max(modes, key=strictness.index, default=self.attestations)
+        roots = [line.trusted_root for line in lines if line.trusted_root] or [self.trusted_root]
+        return mode, Path(roots[0]).expanduser() if roots[0] else None
+
+    def allows_plain_http(self, place: Address) -> bool:
+        """Whether the user allowed plain http for `place`."""
+        return any(self.registries[name].insecure for name in self.names_of(place))
+
+    def _meaning_of(self, text: str) -> Address:
+        """Return the same as `place_of`, without checking that a folder is there."""
+        return self.registries[text].place if text in self.registries else parse_address(text)
+
+
+def user_file(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the user's configuration file, which may not exist."""
+    base = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "~")) / ".config")
+    return Path(base).expanduser() / "telescope" / "config.toml"
+
+
+def read_user_config(environ: Mapping[str, str] = os.environ) -> UserConfig:
+    """Return the user's settings; raises ConfigError that names the file and the wrong setting."""
+    path = user_file(environ)
+    if not path.is_file():
+        return UserConfig()
+    try:
+        table = read_toml(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+    for key in table:
+        known = UserConfig.__struct_fields__
+        close = nearest(key, known)
+        if close and key not in known:
+            raise ConfigError(f"{path}: unknown setting {key!r}; did you mean {close[0]!r}?")
+    try:
+        return parse_user_config(table)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}; a registry is {FORMS}") from None
+
+
+def parse_user_config(table: Mapping[str, object]) -> UserConfig:
+    """Return the settings in the tables of the file; raises ConfigError that names a wrong one."""
+    lines = table.get("registries", {})
+    if not isinstance(lines, dict):
+        raise ConfigError(f"registries: expected a table of names, got {lines!r}")
+    named = cast(dict[str, object], lines)
+    registries = {name: _named_registry(name, line) for name, line in named.items()}
+    return _converted({**table, "registries": registries}, UserConfig)
+
+
+def _named_registry(name: str, line: object) -> NamedRegistry:
+    if not _NAME.fullmatch(name) or name in _MEANS_SOMETHING_ELSE:
+        raise ConfigError(
+            f"registries: a registry cannot be named {name!r}; use lower-case letters, digits and "
+            f"hyphens, and none of {', '.join(sorted(_MEANS_SOMETHING_ELSE))}"
+        )
+    found = {"address": line} if isinstance(line, str) else line
+    try:
+        registry = _converted(found, NamedRegistry)
+        parse_address(registry.address)
+    except ConfigError as error:
+        raise ConfigError(f"registries.{name}: {error}") from None
+    return registry
+
+
+_Record = TypeVar("_Record")
+
+
+def _converted(table: object, record: type[_Record]) -> _Record:
+    try:
+        return msgspec.convert(table, record)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).replace("`", "").partition(" - at $.")
+        raise ConfigError(f"{place}: {message}" if place else message) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """Options for opening a registry."""
+
+    offline: bool = False
+    """Whether to read only files that were fetched before."""
+    tell: Callable[[str], None] = lambda message: None
+    """Called with messages for the user, such as the age of files that are read offline."""
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    working_directory: Path | None = None
+    """None means the current working directory."""
+
+
+def find_address(text: str | None, opening: Opening) -> Address:
+    """Return the address of the registry that `text` names; None means the default registry."""
+    config = read_user_config(opening.environ)
+    if text:
+        return config.place_of(text)
+    chosen = config.default(opening.environ)
+    if chosen is not None:
+        return chosen
+    for start in (opening.working_directory or Path.cwd(), Path(__file__).resolve()):
+        for folder in (start, *start.parents):
+            if (folder / "registry" / "index").is_dir():
+                return parse_address(str(folder / "registry"))
+    return parse_address(str(Path(__file__).resolve().parent.parent / "snapshot"))

@@ -1,0 +1,302 @@
+"""Reads the whole tree of a registry and checks each of its files and names."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TypeVar
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from telescope_core.errors import RegistryError
+from telescope_envs.records.names import (
+    distribution_name,
+    module_name,
+    parse_reserved,
+    plain,
+)
+from telescope_envs.records.publication import tree_files
+from telescope_envs.records.reading import (
+    parse_aliases,
+    parse_namespace,
+    parse_record,
+    parse_status,
+)
+from telescope_envs.records.release import (
+    RegistryConfig,
+    Release,
+)
+from telescope_envs.records.schemas import schema_files
+from telescope_envs.rules.findings import Finding
+
+_LAYOUT = re.compile(
+    r"config\.json|aliases\.toml|reserved\.txt|README\.md|LICENSE"
+    r"|namespaces/[^/]+\.toml|index/[^/]+/[^/]+\.jsonl|status/[^/]+/[^/]+\.json"
+    r"|artifacts/.+|schema/[^/]+\.json|v1/.+|simple/.+"
+)
+_CLOCK_SKEW = timedelta(hours=1)
+_RESTORE = "restore it from the git history, or correct it before committing it"
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexLine:
+    """A release and its position in the index."""
+
+    release: Release
+    path: str
+    line: int
+
+    @property
+    def where(self) -> str:
+        """`path:line`."""
+        return f"{self.path}:{self.line}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Tree:
+    """The records read from a registry, and findings for those that cannot be read."""
+
+    root: Path
+    paths: list[str]
+    config: RegistryConfig | None = None
+    aliases: dict[str, str] = field(default_factory=dict[str, str])
+    releases: dict[str, list[IndexLine]] = field(default_factory=dict[str, list[IndexLine]])
+    """Environment id -> its index lines, in the order of the file."""
+    findings: list[Finding] = field(default_factory=list[Finding])
+
+    def bytes_of(self, path: str) -> bytes:
+        """Return the bytes of a file; empty if there is no such file."""
+        return (self.root / path).read_bytes() if path in self.paths else b""
+
+    def add(self, check: str, where: str, what: str, fix: str) -> None:
+        """Add a finding."""
+        self.findings.append(Finding(check=check, where=where, what=what, fix=fix))
+
+    def parsed(self, check: str, where: str, parse: Callable[[], Record]) -> Record | None:
+        """Return the result of `parse`; if it raises RegistryError, add a finding instead."""
+        try:
+            return parse()
+        except RegistryError as error:
+            what = str(error).removeprefix(f"{where}: ").removesuffix("; update the registry")
+            self.add(check, where, what, _RESTORE)
+            return None
+
+
+def read_tree(root: Path, *, now: datetime) -> Tree:
+    """Read every file of the registry at `root` and validate it with its model."""
+    tree = Tree(root=root, paths=tree_files(root))
+    for path in tree.paths:
+        if not _LAYOUT.fullmatch(path):
+            tree.add("layout", path, "is not a registry file", "move it elsewhere")
+    config = tree.bytes_of("config.json")
+    tree.config = tree.parsed(
+        "config", "config.json", lambda: parse_record(RegistryConfig, config, "config.json")
+    )
+    if "aliases.toml" in tree.paths:
+        data = tree.bytes_of("aliases.toml")
+        found = tree.parsed("alias", "aliases.toml", lambda: parse_aliases(data, "aliases.toml"))
+        tree.aliases = found.aliases if found else {}
+    for path in tree.paths:
+        if _LAYOUT.fullmatch(path) and path.startswith("index/"):
+            _read_index(tree, path, now=now)
+    _check_namespaces(tree)
+    _check_statuses(tree)
+    _check_schemas(tree)
+    return tree
+
+
+def _read_index(tree: Tree, path: str, *, now: datetime) -> None:
+    environment_id = path.removeprefix("index/").removesuffix(".jsonl")
+    lines = tree.bytes_of(path).split(b"\n")
+    if lines.pop():
+        tree.add("index-line", f"{path}:{len(lines) + 1}", "the last line has no newline", _RESTORE)
+    if not lines:
+        tree.add("index-line", path, "contains no release", _RESTORE)
+    found: list[IndexLine] = []
+    for number, text in enumerate(lines, 1):
+        where = f"{path}:{number}"
+        release = tree.parsed(
+            "index-line", where, lambda t=text, w=where: parse_record(Release, t, w)
+        )
+        if release is None:
+            continue
+        if release.id != environment_id:
+            tree.add("index-line", where, f"contains a release of {release.id}", _RESTORE)
+        found.append(IndexLine(release=release, path=path, line=number))
+    tree.releases[environment_id] = found
+    _check_versions(tree, found)
+    _check_times(tree, found, now=now)
+
+
+def _check_versions(tree: Tree, lines: Sequence[IndexLine]) -> None:
+    seen: dict[Version, IndexLine] = {}
+    for line in lines:
+        first = seen.setdefault(Version(line.release.version), line)
+        if first is not line:
+            tree.add(
+                "version-once",
+                line.where,
+                f"{line.release.version} is published twice; it is already on line {first.line}",
+                "remove the line before committing it, and raise the version instead",
+            )
+
+
+def _check_times(tree: Tree, lines: Sequence[IndexLine], *, now: datetime) -> None:
+    fix = "correct the publisher's clock, and correct the line before committing it"
+    for before, line in zip([None, *lines], lines, strict=False):
+        time = line.release.published_at
+        if time > now + _CLOCK_SKEW:
+            tree.add(
+                "published-at",
+                line.where,
+                f"published at {time.isoformat()}, which is in the future",
+                fix,
+            )
+        if before is not None and time < before.release.published_at - _CLOCK_SKEW:
+            what = f"published at {time.isoformat()}, before the line above it"
+            tree.add("published-at", line.where, what, fix)
+
+
+def _check_namespaces(tree: Tree) -> None:
+    for path in tree.paths:
+        if path.startswith("namespaces/") and _LAYOUT.fullmatch(path):
+            data = tree.bytes_of(path)
+            found = tree.parsed("namespace", path, lambda d=data, p=path: parse_namespace(d, p))
+            if found is not None and path != f"namespaces/{found.owner}.toml":
+                what = f"belongs to owner {found.owner!r}"
+                tree.add("namespace", path, what, f"rename it to {found.owner}.toml")
+    for owner in sorted({name.partition("/")[0] for name in tree.releases}):
+        if f"namespaces/{owner}.toml" not in tree.paths:
+            tree.add(
+                "namespace",
+                f"index/{owner}/",
+                f"nobody owns {owner!r}: there is no namespaces/{owner}.toml",
+                f"write namespaces/{owner}.toml, or remove the folder before committing it",
+            )
+
+
+def _check_statuses(tree: Tree) -> None:
+    for path in tree.paths:
+        if not path.startswith("status/") or not _LAYOUT.fullmatch(path):
+            continue
+        data = tree.bytes_of(path)
+        status = tree.parsed("status", path, lambda d=data, p=path: parse_status(d, p))
+        environment_id = path.removeprefix("status/").removesuffix(".json")
+        if environment_id not in tree.releases:
+            tree.add("status", path, f"{environment_id} has no index file", "remove it")
+            continue
+        published = {line.release.version for line in tree.releases[environment_id]}
+        for version in sorted(set(status.yanked) - published if status else ()):
+            tree.add(
+                "status",
+                path,
+                f"yanks {version}, which is not published",
+                f"name one of {', '.join(sorted(published))}",
+            )
+
+
+def _check_schemas(tree: Tree) -> None:
+    here = {path for path in tree.paths if path.startswith("schema/")}
+    wanted = {f"schema/{name}": text for name, text in schema_files().items()} if here else {}
+    for path in sorted(here | set(wanted)):
+        if path not in wanted or tree.bytes_of(path) != wanted[path].encode():
+            what = "does not match the schema that this version generates"
+            tree.add("schema", path, what, f"run: telescope hub schemas {tree.root}")
+
+
+def check_names(tree: Tree) -> list[Finding]:
+    """Return what is wrong with the names of owners, environments, aliases and requirements."""
+    findings = [*_same_names(tree), *_reserved_names(tree), *_lost_aliases(tree)]
+    for lines in tree.releases.values():
+        for line in lines:
+            findings += [*_wrong_distribution(line), *_wrong_requirements(line)]
+    return findings
+
+
+def _same_names(tree: Tree) -> Iterator[Finding]:
+    seen: dict[str, str] = {}
+    for environment_id in tree.releases:
+        distribution = plain(distribution_name(*environment_id.split("/")))
+        first = seen.setdefault(distribution, environment_id)
+        if first != environment_id:
+            yield Finding(
+                check="unique-name",
+                where=f"index/{environment_id}.jsonl",
+                what=f"has the distribution name {distribution}, which {first} has as well",
+                fix="publish the later one under another name",
+            )
+
+
+def _reserved_names(tree: Tree) -> Iterator[Finding]:
+    if tree.config is None:
+        return  # without the config it is unknown which owner is the registry's own
+    reserved = parse_reserved(tree.bytes_of("reserved.txt")) - {tree.config.name}
+    used = [(f"index/{name}.jsonl", part) for name in tree.releases for part in name.split("/")]
+    used += [("aliases.toml", alias) for alias in tree.aliases]
+    for where, name in dict.fromkeys(used):
+        if plain(name) in reserved:
+            yield Finding(
+                check="reserved-name",
+                where=where,
+                what=f"{name!r} is a reserved name",
+                fix="choose another name, or remove it from reserved.txt if it may be used",
+            )
+
+
+def _lost_aliases(tree: Tree) -> Iterator[Finding]:
+    for alias, environment_id in tree.aliases.items():
+        if environment_id not in tree.releases:
+            yield Finding(
+                check="alias",
+                where="aliases.toml",
+                what=f"{alias!r} points to {environment_id!r}, which is not in the index",
+                fix="correct the name, or publish that environment first",
+            )
+
+
+def _wrong_distribution(line: IndexLine) -> Iterator[Finding]:
+    release = line.release
+    module = module_name(release.owner, release.name)
+    expected = {
+        "distribution": (distribution_name(release.owner, release.name), release.distribution),
+        "module": (module, release.module),
+        "wheel.filename": (
+            f"{module}-{release.version}-py3-none-any.whl",
+            release.wheel.filename,
+        ),
+    }
+    for name, (wanted, got) in expected.items():
+        if wanted != got:
+            yield Finding(
+                check="index-line",
+                where=line.where,
+                what=f"{name} is {got!r}, not {wanted!r}",
+                fix="restore the line from the git history, or correct it before it is committed",
+            )
+
+
+def _wrong_requirements(line: IndexLine) -> Iterator[Finding]:
+    for text in line.release.requires_dist:
+        problem = _problem(text)
+        if problem:
+            yield Finding(
+                check="requirement",
+                where=line.where,
+                what=f"requires {text!r}: {problem}",
+                fix="publish a new version without it, and yank this one",
+            )
+
+
+def _problem(text: str) -> str:
+    try:
+        requirement = Requirement(text)
+    except (ValueError, RecursionError):
+        return "not a valid requirement (PEP 508)"
+    if requirement.url:
+        return "a URL, not a package from the package index"
+    if plain(requirement.name).startswith("telescope-env-"):
+        return "another environment, which is not in the package index"
+    return ""

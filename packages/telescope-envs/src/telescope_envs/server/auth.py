@@ -1,0 +1,267 @@
+"""Bearer tokens of the registry server: creates, checks and revokes them; stores only hashes.
+
+A token is 32 random bytes, so one round of SHA-256 is enough hashing. Tokens are accepted only in
+the Authorization header, because URLs end up in logs and histories.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+import secrets
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from http import HTTPStatus
+from urllib.parse import unquote
+
+from fastapi import Request
+
+from telescope_core.errors import ConfigError, unknown_name
+from telescope_envs.server.database import Database
+from telescope_envs.server.refusals import Limit, Refusal
+
+PREFIX = "tsh_"
+LOOKS_LIKE_A_TOKEN = re.compile(r"tsh_[A-Za-z0-9_-]{20,}")
+"""Pattern of a token; secret scanners can use it as well."""
+
+
+class Scope(StrEnum):
+    """What a token may do; each scope includes those listed before it."""
+
+    READ = "read"
+    """Read a private registry."""
+    PUBLISH = "publish"
+    """Publish, yank and deprecate under its owners."""
+    ADMIN = "admin"
+    """All of that under every owner, and publish names that are similar to existing ones."""
+
+
+_RANK = {scope: rank for rank, scope in enumerate(Scope)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """The record of one token, without its secret."""
+
+    id: str
+    """Identifies it in lists and for revoking; independent of the secret."""
+    label: str
+    scope: Scope
+    owners: tuple[str, ...]
+    created_at: datetime
+    expires_at: datetime
+    revoked_at: datetime | None = None
+
+    def includes(self, scope: Scope) -> bool:
+        """Whether it may do what `scope` allows."""
+        return _RANK[self.scope] >= _RANK[scope]
+
+    def may_publish_as(self, owner: str) -> bool:
+        """Whether it may publish under `owner`."""
+        return self.scope is Scope.ADMIN or (self.includes(Scope.PUBLISH) and owner in self.owners)
+
+    @property
+    def why_not(self) -> str:
+        """Why the token is no longer valid; empty while it is valid."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if datetime.now(UTC) >= self.expires_at else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewToken:
+    """A new token with its secret, which is stored nowhere."""
+
+    token: Token
+    secret: str = field(repr=False)
+
+
+_COLUMNS = "id, label, scope, owners, created_at, expires_at, revoked_at"
+
+
+def create_token(
+    database: Database, label: str, *, scope: Scope, owners: tuple[str, ...], lives: timedelta
+) -> NewToken:
+    """Create a token that expires after `lives`; raises ConfigError for invalid arguments."""
+    _check_owners(database, scope, owners)
+    if lives <= timedelta(0):
+        raise ConfigError("a token needs a lifetime above 0 days; give a larger --days")
+    now = datetime.now(UTC).replace(microsecond=0)
+    token = Token(
+        id=secrets.token_hex(4),
+        label=label,
+        scope=scope,
+        owners=owners,
+        created_at=now,
+        expires_at=now + lives,
+    )
+    secret = PREFIX + secrets.token_urlsafe(32)
+    with database.transaction() as writer:
+        writer.execute(
+            "INSERT INTO tokens (id, digest, label, scope, owners, created_at, expires_at) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(token.id, _digest(secret), label, scope.value, " ".join(owners)),
+                *(token.created_at.isoformat(), token.expires_at.isoformat()),
+            ),
+        )
+    return NewToken(token=token, secret=secret)
+
+
+def find_token(database: Database, secret: str) -> Token | None:
+    """Return the token with that secret, even if expired or revoked; None if it is unknown."""
+    digest = _digest(secret)
+    for found, *columns in database.rows(
+        f"SELECT digest, {_COLUMNS} FROM tokens WHERE digest = ?", digest
+    ):
+        if hmac.compare_digest(found, digest):
+            return _token(tuple(columns))
+    return None
+
+
+def all_tokens(database: Database) -> list[Token]:
+    """Return all tokens, oldest first."""
+    rows = database.rows(f"SELECT {_COLUMNS} FROM tokens ORDER BY created_at, id")
+    return [_token(row) for row in rows]
+
+
+def revoke_token(database: Database, wanted: str) -> Token:
+    """Revoke the token with the id `wanted`; new requests with it are refused at once."""
+    known = {token.id: token for token in all_tokens(database)}
+    if wanted not in known:
+        # A secret typed here by mistake must not come back in an error.
+        shown = "(a secret)" if LOOKS_LIKE_A_TOKEN.search(wanted) else wanted
+        raise unknown_name(
+            "token", shown, known, "(give the id that `telescope hub token list` shows)"
+        )
+    with database.transaction() as writer:
+        now = datetime.now(UTC).replace(microsecond=0).isoformat()
+        writer.execute(
+            "UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at = ''", (now, wanted)
+        )
+    return next(token for token in all_tokens(database) if token.id == wanted)
+
+
+def _check_owners(database: Database, scope: Scope, owners: tuple[str, ...]) -> None:
+    if (scope is Scope.PUBLISH) != bool(owners):
+        raise ConfigError(
+            "a token with scope publish needs the namespaces it may publish under, and no other "
+            f"scope takes any; got scope {scope.value} with {', '.join(owners) or 'none'}"
+        )
+    known = [row[0] for row in database.rows("SELECT owner FROM namespaces")]
+    for owner in owners:
+        if owner not in known:
+            raise unknown_name("namespace", owner, known, "(add it: telescope hub namespace add)")
+
+
+def _token(row: tuple[str, ...]) -> Token:
+    token_id, label, scope, owners, created_at, expires_at, revoked_at = row
+    return Token(
+        id=token_id,
+        label=label,
+        scope=Scope(scope),
+        owners=tuple(owners.split()),
+        created_at=datetime.fromisoformat(created_at),
+        expires_at=datetime.fromisoformat(expires_at),
+        revoked_at=datetime.fromisoformat(revoked_at) if revoked_at else None,
+    )
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+_TOKEN_PARAMETERS = {"token", "access_token", "api_key", "apikey", "auth"}
+_FAILED_LOGINS = 20
+
+
+class Callers:
+    """Looks up the tokens of requests in `database`, and limits how often clients may guess."""
+
+    def __init__(self, database: Database, *, is_private: bool) -> None:
+        self._database = database
+        self.is_private = is_private
+        self._failed = Limit("refused tokens", _FAILED_LOGINS, 60.0)
+
+    def reader(self, request: Request) -> Token | None:
+        """Return the token of a read request, if any; raises Refusal when it may not read."""
+        secret = _secret(request)
+        if secret:
+            return self.of(request, Scope.READ)
+        if self.is_private:
+            raise _unauthorized("this registry is private, and the request has no token")
+        return None
+
+    def of(self, request: Request, scope: Scope) -> Token:
+        """Return the token of a request that needs `scope`; raises Refusal when it has none."""
+        host = request.client.host if request.client else ""
+        self._failed.require(host)
+        secret = _secret(request)
+        if not secret:
+            raise _unauthorized("the request has no token")
+        token = find_token(self._database, secret)
+        problem = "unknown" if token is None else token.why_not
+        if token is None or problem:
+            self._failed.take(host)
+            raise _unauthorized(f"the token is {problem}")
+        return _with_scope(token, scope)
+
+    def again(self, token: Token, owner: str) -> str:
+        """Return the id of `token` if it may still publish as `owner`; raises Refusal if not."""
+        found = self._database.value("SELECT revoked_at FROM tokens WHERE id = ?", token.id)
+        if found != "" or token.why_not:
+            raise _unauthorized("the token has been revoked or has expired")
+        if not token.may_publish_as(owner):
+            allowed = ", ".join(token.owners) or "none"
+            raise Refusal(
+                HTTPStatus.FORBIDDEN,
+                f"this token may not publish as {owner!r}; its namespaces: {allowed}",
+                "use a token for that namespace, or publish under one of these",
+            )
+        return token.id
+
+
+def refuse_token_in_address(path: str, query: str) -> None:
+    """Raise Refusal when the URL contains what may be a token."""
+    names = {part.partition("=")[0].lower() for part in query.split("&")}
+    if names & _TOKEN_PARAMETERS or LOOKS_LIKE_A_TOKEN.search(unquote(f"{path}?{query}")):
+        raise Refusal(
+            HTTPStatus.BAD_REQUEST,
+            "the URL contains a token, and URLs end up in logs",
+            "send it in the header 'Authorization: Bearer ...', and revoke this one",
+        )
+
+
+def _secret(request: Request) -> str:
+    """Return the secret in the request: a bearer token, or a password as pip and uv send it."""
+    kind, _, value = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return value.strip()
+    if kind.lower() != "basic":
+        return ""
+    try:
+        pair = base64.b64decode(value, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+    return pair.partition(":")[2]
+
+
+def _with_scope(token: Token, scope: Scope) -> Token:
+    if not token.includes(scope):
+        raise Refusal(
+            HTTPStatus.FORBIDDEN,
+            f"this token has scope {token.scope.value}, but this request needs scope {scope.value}",
+            "ask whoever runs this registry for such a token",
+        )
+    return token
+
+
+def _unauthorized(error: str) -> Refusal:
+    return Refusal(
+        HTTPStatus.UNAUTHORIZED,
+        error,
+        "set TELESCOPE_HUB_TOKEN to a token that whoever runs this registry made with telescope "
+        "hub token create",
+    )

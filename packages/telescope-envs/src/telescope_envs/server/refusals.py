@@ -1,0 +1,93 @@
+"""Why the server refuses a request, and what the caller can do; rate limits per caller."""
+
+import errno
+import sqlite3
+import time
+from collections import OrderedDict
+from http import HTTPStatus
+
+from telescope_core.errors import RegistryError
+
+
+class Refusal(RegistryError):
+    """A refused request, with the HTTP status of the response."""
+
+    def __init__(self, status: HTTPStatus, error: str, what_to_do: str) -> None:
+        super().__init__(f"{error}; {what_to_do}")
+        self.status = status
+        self.error = error
+        self.what_to_do = what_to_do
+
+
+def full_disk(error: OSError | sqlite3.Error) -> bool:
+    """Whether the error says that the disk, or the share of this user, is full."""
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def failure_of(error: OSError | sqlite3.Error) -> Refusal:
+    """Return an error of the disk or the database as a Refusal with status 507 or 500."""
+    if full_disk(error):
+        return Refusal(
+            HTTPStatus.INSUFFICIENT_STORAGE,
+            "the disk of the registry is full; nothing was stored",
+            "ask whoever runs this registry to make room, then try again",
+        )
+    return Refusal(
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        "the registry cannot read or write its records",
+        "ask whoever runs this registry to look into its log",
+    )
+
+
+def refusal_of(error: RegistryError) -> Refusal:
+    """Return `error` as a Refusal with status 422, splitting off the advice after the last `; `."""
+    if isinstance(error, Refusal):
+        return error
+    what, _, advice = str(error).rpartition("; ")
+    if not what:
+        what, advice = str(error), "correct it and publish again"
+    return Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, what, advice)
+
+
+_MAX_CALLERS = 10_000
+
+
+class Limit:
+    """Allows each caller `count` actions per `period_s`, refilled evenly; 0 means no limit."""
+
+    def __init__(self, what: str, count: int, period_s: float) -> None:
+        self.what = what
+        self.count = count
+        self.period_s = period_s
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, caller: str) -> None:
+        """Count one action of `caller`; raises Refusal (429) when it has none left."""
+        if self.count and self._refilled(caller) < 1:
+            raise self._refusal()
+        self._spend(caller)
+
+    def require(self, caller: str) -> None:
+        """Raise Refusal (429) when `caller` has no action left, without counting one."""
+        if self.count and self._refilled(caller) < 1:
+            raise self._refusal()
+
+    def _refilled(self, caller: str) -> float:
+        left, at = self._left.get(caller, (float(self.count), time.monotonic()))
+        now = time.monotonic()
+        return min(self.count, left + (now - at) * self.count / self.period_s)
+
+    def _spend(self, caller: str) -> None:
+        self._left[caller] = (self._refilled(caller) - 1, time.monotonic())
+        self._left.move_to_end(caller)
+        if len(self._left) > _MAX_CALLERS:
+            self._left.popitem(last=False)
+
+    def _refusal(self) -> Refusal:
+        return Refusal(
+            HTTPStatus.TOO_MANY_REQUESTS,
+            f"more than {self.count} {self.what} in {self.period_s:g} s",
+            "wait a minute and try again",
+        )

@@ -1,1 +1,0 @@
-"""Checking installed environments again, with one module per kind of comparison."""
