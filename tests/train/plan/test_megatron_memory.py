@@ -1,122 +1,92 @@
-"""Memory of a rank of backend megatron, against a count of every tensor on every rank."""
-
-from typing import Any
+"""Memory of a Megatron rank in the plan: what each setting divides. Arithmetic alone."""
 
 import pytest
 from tests.train.plan.models import QWEN3
 
-from telescope_core.errors import ConfigError
 from telescope_train.models.facts import facts_of
-from telescope_train.plan.gpus import gpu_problems
+from telescope_train.plan.gpus import memory_problems
 from telescope_train.plan.load import load_train_config
-from telescope_train.plan.megatron_memory import megatron_share
 from telescope_train.plan.memory import rank_memory
+from telescope_train.plan.plan import _prompts
 
 FLAGS = ["--name", "x", "--number_of_steps", "2", "--model", "m", "--train_backend", "megatron"]
 FLAGS += ["--environments", '[{"name": "a"}]']
-MIXTURE = {
-    **QWEN3["4B"],
-    "model_type": "qwen3_moe",
-    "num_experts": 64,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768,
-}
-
-
-def config(ranks: int, **sizes: Any) -> Any:
-    flags = [text for name, value in sizes.items() for text in (f"--megatron_{name}", str(value))]
-    return load_train_config([], [*FLAGS, "--trainer_num_workers", str(ranks), *flags])
-
-
-def counted(model: dict[str, Any], *, tp: int, pp: int, cp: int, ep: int, ranks: int):
-    """Return (parameters, parameters with optimizer state) of the fullest rank, tensor by tensor.
-
-    `copies` of a tensor are the ranks of its stage that hold the same part of it.
-    """
-    hidden, width, dim = model["hidden_size"], model["intermediate_size"], model["head_dim"]
-    heads, kv_heads = model["num_attention_heads"], model["num_key_value_heads"]
-    of_stage, most = ranks // pp, (0.0, 0.0)
-    for stage in range(pp):
-        shards = list[tuple[float, int]]()  # numbers in the part of one rank, parts
-        if stage == 0 or (stage == pp - 1):
-            shards.append((model["vocab_size"] * hidden / tp, tp))
-        if pp == 1 and not model["tie_word_embeddings"]:
-            shards.append((model["vocab_size"] * hidden / tp, tp))
-        for _ in range(model["num_hidden_layers"] // pp):
-            attention = (heads * 2 + kv_heads * 2) * dim * hidden
-            shards.append((attention / tp, tp))
-            if "num_experts" not in model:
-                shards.append((3 * hidden * width / tp, tp))
-                continue
-            shards.append((model["num_experts"] * hidden / tp, tp))
-            for _ in range(model["num_experts"] // ep):
-                shards.append((3 * hidden * model["moe_intermediate_size"], ep))
-        whole = sum(size for size, _ in shards)
-        state = sum(size * parts / of_stage for size, parts in shards)
-        most = max(most, (whole, state))
-    return most
-
-
-@pytest.mark.parametrize(
-    ("model", "sizes"),
-    [
-        (QWEN3["8B"], {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "ranks": 4}),
-        (QWEN3["8B"], {"tp": 4, "pp": 2, "cp": 1, "ep": 1, "ranks": 16}),
-        (QWEN3["4B"], {"tp": 2, "pp": 2, "cp": 2, "ep": 1, "ranks": 16}),
-        (QWEN3["4B"], {"tp": 8, "pp": 1, "cp": 1, "ep": 1, "ranks": 8}),
-        (MIXTURE, {"tp": 1, "pp": 1, "cp": 1, "ep": 8, "ranks": 8}),
-        (MIXTURE, {"tp": 2, "pp": 2, "cp": 1, "ep": 4, "ranks": 16}),
-    ],
-)
-def test_a_rank_holds_what_a_count_of_its_tensors_gives(model, sizes):
-    names = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
-    settings = {
-        f"{name}_parallel_size": sizes[short] for short, name in names.items() if sizes[short] > 1
+FACTS = facts_of(QWEN3["8B"])
+DENSE = FACTS.num_parameters
+MIXTURE = facts_of(
+    {
+        **QWEN3["0.6B"],
+        "model_type": "qwen3_moe",
+        "num_experts": 64,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
     }
-    share = megatron_share(config(sizes["ranks"], **settings), facts_of(model))
-    whole, state = counted(model, **sizes)
-    # Norms are divided by nobody and counted nowhere: a few in ten thousand.
-    assert share.num_parameters == pytest.approx(whole, rel=1e-3)
-    assert share.optimized == pytest.approx(state, rel=1e-3)
+)
 
 
-def parts(ranks: int = 8, size: str = "8B", **sizes: Any) -> dict[str, int]:
-    plan = rank_memory(config(ranks, **sizes), facts_of(QWEN3[size]), device="cuda")
-    assert plan is not None
-    return dict(plan.parts)
+def config(ranks: int, **section):
+    more = [text for name, value in section.items() for text in (f"--megatron_{name}", str(value))]
+    return load_train_config([], [*FLAGS, "--trainer_num_workers", str(ranks), *more])
 
 
-def test_settings_change_the_part_that_they_are_about():
-    plain = parts(tensor_parallel_size=2)
-    number = plain["weights"] / 2  # bfloat16
-    assert plain["gradients"] == pytest.approx(4 * number)
-    assert plain["Adam"] == pytest.approx(12 * number / 4)  # float32 copy and moments, 4 ranks
-    whole = parts(tensor_parallel_size=2, use_distributed_optimizer=False)
-    assert whole["Adam"] == pytest.approx(12 * number)
-    narrow = parts(tensor_parallel_size=2, grad_reduce_in_fp32=False)
-    assert narrow["gradients"] == pytest.approx(2 * number)
-    half = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5}
-    assert parts(tensor_parallel_size=2, **half)["Adam"] == pytest.approx(plain["Adam"] / 2, abs=1)
-    kept = parts(tensor_parallel_size=2, gradient_checkpointing=False)
-    assert kept["activations"] > 4 * plain["activations"]
-    longer = parts(tensor_parallel_size=2, context_parallel_size=2)
-    assert longer["activations"] == pytest.approx(plain["activations"] / 2, abs=2)
-    assert longer["Adam"] == plain["Adam"]
+def parts(ranks: int, *, facts=FACTS, **section) -> dict[str, int]:
+    return dict(rank_memory(config(ranks, **section), facts, device="cuda").parts)
 
 
-def test_what_does_not_fit_is_told_with_a_setting_of_this_backend():
-    facts = facts_of(QWEN3["32B"])
-    (said,) = gpu_problems(config(8), facts, 4096, [80 * 10**9] * 9)
-    assert "trainer rank needs about" in said
-    assert "megatron_tensor_parallel_size" in said
-    assert (
-        list(gpu_problems(config(32, tensor_parallel_size=8), facts, 4096, [80 * 10**9] * 33)) == []
+def test_bfloat16_weights_float32_gradients_masters_and_two_moments():
+    found = parts(1)
+    assert found["weights"] == 2 * DENSE
+    assert found["gradient buffers"] == 4 * DENSE
+    assert found["Adam"] == 12 * DENSE
+    narrow = parts(1, grad_reduce_in_fp32="false")
+    assert narrow["gradient buffers"] == 2 * DENSE
+
+
+def test_tensor_parallel_ranks_divide_everything_and_data_parallel_ones_the_optimizer():
+    one, tensor, data = parts(1), parts(2, tensor_parallel_size=2), parts(2)
+    for name in ("weights", "gradient buffers", "Adam"):
+        assert tensor[name] == pytest.approx(one[name] / 2)
+    assert data["weights"] == one["weights"]
+    assert data["Adam"] == pytest.approx(one["Adam"] / 2)
+    whole = parts(2, use_distributed_optimizer="false")
+    assert whole["Adam"] == one["Adam"]
+    assert tensor["activations"] < data["activations"]
+
+
+def test_a_stage_has_its_layers_and_the_embedding():
+    one, staged = parts(1), parts(2, pipeline_parallel_size=2)
+    outside = DENSE - FACTS.num_body_parameters
+    assert staged["weights"] == pytest.approx(
+        2 * (FACTS.num_body_parameters / 2 + outside / 2), rel=1e-6
     )
+    # The first stage has a half of the layers, and two rows in them.
+    assert staged["activations"] == one["activations"]
 
 
-def test_ranks_that_do_not_divide_are_an_error_and_not_a_number():
-    with pytest.raises(ConfigError, match="must be a multiple of"):
-        megatron_share(
-            config(4).model_copy(update={"megatron": config(8, tensor_parallel_size=8).megatron}),
-            facts_of(QWEN3["8B"]),
-        )
+def test_experts_are_divided_over_ranks_that_share_nothing_else():
+    one, four = parts(1, facts=MIXTURE), parts(4, facts=MIXTURE, expert_parallel_size=4)
+    assert one["weights"] == 2 * MIXTURE.num_parameters
+    assert one["weights"] / 4 < four["weights"] < one["weights"] / 2
+
+
+def test_a_part_of_the_optimizer_may_be_in_cpu_memory():
+    kept = parts(1, optimizer_cpu_offload="true", optimizer_offload_fraction=0.75)["Adam"]
+    assert kept == pytest.approx(parts(1)["Adam"] / 4)
+    tiny = {"exp_avg_dtype": "fp8", "exp_avg_sq_dtype": "fp8", "main_params_dtype": "float16"}
+    assert parts(1, use_precision_aware_optimizer="true", **tiny)["Adam"] == 4 * DENSE
+
+
+def test_the_advice_for_a_rank_that_is_too_large_names_settings_of_this_backend():
+    (said,) = memory_problems(config(1), FACTS, 4096, 80 * 10**9)
+    assert "megatron_optimizer_cpu_offload = true" in said
+    assert "megatron_tensor_parallel_size" in said
+    assert "fsdp" not in said
+    (said,) = memory_problems(config(1, gradient_checkpointing="false"), FACTS, 4096, 80 * 10**9)
+    assert "megatron_gradient_checkpointing = true" in said
+
+
+def test_prompts_are_said_to_be_computed_for_each_rollout():
+    assert _prompts(config(1)) == (
+        "computed for each rollout: train_backend megatron computes every sample by itself"
+    )

@@ -34,10 +34,6 @@ class ModelFacts:
     head: of a mixture, those of the experts that it is sent to."""
     num_head_parameters: int | None = None
     """Numbers in the matrix of the output head, whether or not it is tied."""
-    num_embedding_parameters: int | None = None
-    """Numbers in the embeddings and the output head, tied ones once."""
-    num_expert_parameters: int | None = None
-    """Parameters of all experts of all layers; 0 = a dense model."""
     attention_width: int | None = None
     """Heads times their size, summed over all layers."""
     num_layers: int | None = None
@@ -52,6 +48,8 @@ class ModelFacts:
     """Columns between the two products of a dense feed-forward layer."""
     num_experts: int | None = None
     """Experts of a layer; None = a dense model."""
+    family: str | None = None
+    """What the config calls `model_type`."""
 
 
 EXPERT_SETTINGS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -108,8 +106,6 @@ def facts_of(config: Mapping[str, object]) -> ModelFacts:
         hidden_size=hidden,
         num_body_parameters=None if mlps is None else rest + mlps.met,
         num_head_parameters=vocab_size * hidden,
-        num_embedding_parameters=embeddings,
-        num_expert_parameters=None if mlps is None else mlps.experts,
         attention_width=layers * heads * head_dim,
         num_layers=layers,
         mlp_width=sizes.get("intermediate_size"),
@@ -117,6 +113,7 @@ def facts_of(config: Mapping[str, object]) -> ModelFacts:
         num_kv_heads=kv_heads,
         ffn_size=sizes.get("intermediate_size"),
         num_experts=sizes.get("num_experts") or sizes.get("num_local_experts"),
+        family=None if config.get("model_type") is None else str(config.get("model_type")),
     )
 
 
@@ -140,8 +137,6 @@ class _MlpSizes(NamedTuple):
     """Parameters of the MLPs of all layers."""
     met: int
     """Those that one token meets."""
-    experts: int = 0
-    """Those of experts."""
 
 
 def _mlp_sizes(
@@ -159,9 +154,7 @@ def _mlp_sizes(
     apart = (layers - sparse) * dense
     chosen = sizes.get("num_experts_per_tok", 2)
     return _MlpSizes(
-        apart + sparse * (experts * expert + router),
-        apart + sparse * (chosen * expert + router),
-        sparse * experts * expert,
+        apart + sparse * (experts * expert + router), apart + sparse * (chosen * expert + router)
     )
 
 

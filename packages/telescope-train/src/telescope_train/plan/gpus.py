@@ -136,20 +136,18 @@ def _smaller_rank(config: TrainConfig) -> str:
 
 
 def _smaller_megatron_rank(config: TrainConfig) -> str:
-    megatron = config.megatron
-    if not megatron.megatron_gradient_checkpointing:
+    section = config.megatron
+    if not section.megatron_gradient_checkpointing:
         return "set megatron_gradient_checkpointing = true"
-    if not megatron.megatron_use_distributed_optimizer:
+    if not section.megatron_use_distributed_optimizer:
         return "set megatron_use_distributed_optimizer = true"
-    if not megatron.megatron_optimizer_cpu_offload:
-        return (
-            "raise megatron_tensor_parallel_size, megatron_pipeline_parallel_size or "
-            "trainer_num_workers, or set megatron_optimizer_cpu_offload = true"
-        )
-    return (
-        "raise megatron_tensor_parallel_size, megatron_pipeline_parallel_size or "
-        "megatron_context_parallel_size, with more trainer_num_workers, or lower seq_len"
+    more = (
+        "raise megatron_tensor_parallel_size or megatron_pipeline_parallel_size, and "
+        "trainer_num_workers with it, or lower seq_len"
     )
+    if section.megatron_optimizer_cpu_offload:
+        return more
+    return f"set megatron_optimizer_cpu_offload = true, or {more}"
 
 
 def _saves_moments(config: TrainConfig) -> bool:

@@ -1,98 +1,104 @@
-"""How much of a model a rank of backend `megatron` holds, and in what memory. Imports no torch.
+"""How much memory a rank of backend `megatron` needs, from `config.json`. Imports no torch.
 
-Tensor-parallel ranks share every matrix but those of experts, pipeline stages the layers, and
-expert-parallel ranks the experts. What is counted is the largest stage.
+A rank holds its part of the layers in the type that they compute in, buffers for the gradients of
+all that it holds, and its share of the optimizer's state. Counted for the largest stage.
 """
 
 from dataclasses import dataclass
 
 from telescope_train.backends.megatron.layout import megatron_layout
+from telescope_train.cluster.rank_layout import RankLayout
+from telescope_train.config.megatron_section import MegatronSection
 from telescope_train.config.schema import TrainConfig
+from telescope_train.models.device import Device
 from telescope_train.models.facts import ModelFacts
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MegatronShare:
-    """Parameters of one rank of the largest stage."""
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Numbers of parameters that a rank holds."""
 
-    dense: float
-    """Of embeddings, attention, norms and dense layers."""
-    experts: float
-    optimized: float
-    """Parameters whose optimizer state this rank keeps."""
+    dense: int
+    """Layers without experts, embeddings and head."""
+    experts: int
 
     @property
-    def num_parameters(self) -> float:
-        """All of them."""
+    def all(self) -> int:
         return self.dense + self.experts
 
 
-def megatron_share(config: TrainConfig, facts: ModelFacts) -> MegatronShare:
-    """Return what one rank holds; ConfigError if ranks cannot be laid out as the settings ask."""
-    layout = megatron_layout(config.megatron, config.trainer.trainer_num_workers)
-    embeddings = facts.num_embedding_parameters or 0
-    experts = facts.num_expert_parameters or 0
-    body = (facts.num_parameters or 0) - embeddings - experts
-    # The first stage has the embeddings and the last one the head, tied or not.
-    outside = embeddings if layout.pipeline == 1 else (facts.num_head_parameters or 0)
-    dense = (body / layout.pipeline + outside) / layout.tensor
-    of_experts = experts / (layout.pipeline * layout.expert)
-    if not config.megatron.megatron_use_distributed_optimizer:
-        optimized = dense + of_experts
-    else:
-        # Ranks that share rows have the same weights, so they divide the state too. Experts are
-        # never divided by tensor, so there are more copies of each.
-        copies = layout.data * layout.context
-        optimized = dense / copies + of_experts * layout.expert / (copies * layout.tensor)
-    return MegatronShare(dense=dense, experts=of_experts, optimized=optimized)
-
-
 def megatron_state(
-    config: TrainConfig, facts: ModelFacts, compute: int, *, on_gpu: bool
+    config: TrainConfig, facts: ModelFacts, compute: int, *, device: Device
 ) -> list[tuple[str, int]]:
-    """Return what a rank keeps between steps: what, and its bytes.
-
-    `compute`: bytes of a number in the dtype of the layers. `on_gpu`: of this memory alone, without
-    what is in that of the CPU.
-    """
-    megatron, share = config.megatron, megatron_share(config, facts)
-    gradient = 4 if megatron.megatron_grad_reduce_in_fp32 else compute
-    # Weights in float32 are updated in place; others have a copy that is.
-    main, moments = (0 if compute == 4 else 4), 8
-    if megatron.megatron_use_precision_aware_optimizer:
-        main = main and _BYTES[megatron.megatron_main_params_dtype]
-        names = (megatron.megatron_exp_avg_dtype, megatron.megatron_exp_avg_sq_dtype)
-        moments = sum(_BYTES[name] for name in names)
-    kept = 1.0
-    if on_gpu and megatron.megatron_optimizer_cpu_offload:
-        kept -= megatron.megatron_optimizer_offload_fraction
+    """Return what a rank keeps of the model, in bytes; `compute`: bytes of a number in layers."""
+    section = config.megatron
+    layout = megatron_layout(section, config.trainer.trainer_num_workers)
+    held = _held(facts, layout)
+    is_low = compute < _BYTES["float32"]
+    gradient = 4 if is_low and section.megatron_grad_reduce_in_fp32 else compute
+    adam = _optimizer_bytes(section, is_low=is_low) * _stepped(held, layout, section)
+    if device == "cuda" and section.megatron_optimizer_cpu_offload:
+        adam *= 1 - section.megatron_optimizer_offload_fraction
     parts = [
-        ("weights", round(compute * share.num_parameters)),
-        ("gradients", round(gradient * share.num_parameters)),
-        ("Adam", round(kept * (main + moments) * share.optimized)),
+        ("weights", compute * held.all),
+        ("gradient buffers", gradient * held.all),
+        ("Adam", round(adam)),
     ]
     if config.algorithm.needs_reference:
-        parts.append(("reference model", round(compute * share.num_parameters)))
+        parts.append(("reference model", compute * held.all))
     return parts
 
 
 def megatron_activations(config: TrainConfig, facts: ModelFacts, compute: int) -> int | None:
-    """Return what packed sequences leave for their backward pass, in bytes; None = unknown."""
+    """Return what the rows in flight leave for their backward passes; None = sizes unknown.
+
+    The first of P stages works on P rows at once, and has a P-th of the layers.
+    """
     if not facts.num_layers or not facts.hidden_size or not facts.mlp_width:
         return None
-    megatron = config.megatron
-    layout = megatron_layout(megatron, config.trainer.trainer_num_workers)
-    tokens = config.trainer.seq_len / layout.context
-    heads = (facts.attention_width or 0) / facts.num_layers
-    # What is between the matrices is whole on each tensor-parallel rank, or divided by tokens.
-    between = layout.tensor if megatron.megatron_sequence_parallel else 1
-    width = 6 * facts.hidden_size / between + (4 * heads + 3 * facts.mlp_width) / layout.tensor
-    whole_layer = tokens * compute * width
-    # The first stage holds one sequence for each stage until its backward pass comes, and has so
-    # many fewer layers.
-    if not megatron.megatron_gradient_checkpointing:
-        return round(facts.num_layers * whole_layer)
-    inputs = facts.num_layers * tokens * compute * facts.hidden_size / between
-    return round(inputs + 2 * whole_layer)
+    section = config.megatron
+    tensor = section.megatron_tensor_parallel_size
+    tokens = config.trainer.seq_len // section.megatron_context_parallel_size
+    between = 6 * facts.hidden_size // (tensor if section.megatron_sequence_parallel else 1)
+    heads = (facts.attention_width or 0) // facts.num_layers
+    layer = tokens * compute * (between + (4 * heads + 3 * facts.mlp_width) // tensor)
+    if not section.megatron_gradient_checkpointing:
+        return facts.num_layers * layer
+    return facts.num_layers * tokens * compute * between // 6 + layer
+
+
+def _held(facts: ModelFacts, layout: RankLayout) -> _Held:
+    total, head = facts.num_parameters or 0, facts.num_head_parameters or 0
+    body = facts.num_body_parameters or total
+    # A mixture's embedding and head are counted apart, as if they were not tied. Its experts are
+    # those that a token is not sent to: the few others are counted with what tensor parallelism
+    # divides.
+    outside = min(2 * head, total - body) if facts.num_experts else total - body
+    experts = max(0, total - body - outside)
+    if layout.pipeline > 1:
+        outside = min(outside, head)  # the first stage has the one and the last stage the other
+    return _Held(
+        dense=(body // layout.pipeline + outside) // layout.tensor,
+        experts=experts // (layout.pipeline * layout.expert),
+    )
+
+
+def _stepped(held: _Held, layout: RankLayout, section: MegatronSection) -> int:
+    """Return how many parameters a rank keeps optimizer state of."""
+    if not section.megatron_use_distributed_optimizer:
+        return held.all
+    stage = layout.num_ranks // layout.pipeline
+    return held.dense // (layout.data * layout.context) + held.experts // (stage // layout.expert)
+
+
+def _optimizer_bytes(section: MegatronSection, *, is_low: bool) -> int:
+    """Return bytes of state of one parameter: two moments, and wide weights beside narrow ones."""
+    if section.megatron_use_precision_aware_optimizer:
+        return (
+            _BYTES[section.megatron_main_params_dtype]
+            + _BYTES[section.megatron_exp_avg_dtype]
+            + _BYTES[section.megatron_exp_avg_sq_dtype]
+        )
+    return 12 if is_low else 8

@@ -55,7 +55,7 @@ def rank_memory(config: TrainConfig, facts: ModelFacts, *, device: Device) -> Me
     chunk = min(config.trainer.entropy_chunk_size, config.trainer.seq_len)
     compute = BYTES_PER_VALUE[compute_dtype(config.model.mixed_precision_dtype, device)]
     if config.trainer.train_backend == "megatron":
-        return _megatron_rank(config, facts, compute, device)
+        return _megatron_rank(config, facts, chunk, compute, device=device)
     # Each copy of the model is divided among its own ranks.
     shards = config.trainer.trainer_num_workers // config.trainer.fsdp_replicate_size
     logits = 2 * 4 * min(chunk * (facts.vocab_size or 0), _logits_of_a_block(device))
@@ -74,14 +74,18 @@ def rank_memory(config: TrainConfig, facts: ModelFacts, *, device: Device) -> Me
 
 
 def _megatron_rank(
-    config: TrainConfig, facts: ModelFacts, compute: int, device: Device
+    config: TrainConfig, facts: ModelFacts, chunk: int, compute: int, *, device: Device
 ) -> MemoryPlan:
-    state = megatron_state(config, facts, compute, on_gpu=device == "cuda")
+    vocab = (facts.vocab_size or 0) // config.megatron.megatron_tensor_parallel_size
     activations = megatron_activations(config, facts, compute)
-    chunk = min(config.trainer.entropy_chunk_size, config.trainer.seq_len)
-    logits = min(chunk * (facts.vocab_size or 0), _logits_of_a_block(device))
-    known = () if activations is None else ((ACTIVATIONS, activations),)
-    return MemoryPlan(process="trainer rank", parts=(*state, *known, (LOGITS, 2 * 4 * logits)))
+    return MemoryPlan(
+        process="trainer rank",
+        parts=(
+            *megatron_state(config, facts, compute, device=device),
+            *([] if activations is None else [(ACTIVATIONS, activations)]),
+            (LOGITS, 2 * 4 * min(chunk * vocab, _logits_of_a_block(device))),
+        ),
+    )
 
 
 def server_memory(
