@@ -223,11 +223,11 @@ def written(library: Library, versions: Mapping[str, str]) -> str:
     """Return the text of the file of facts."""
     imports, used = our_names()
     names = {name for own in imports.values() for name in own.values()} | set(MORE_NAMES)
-    ours = server_uses()
-    server = server_facts(library)
-    # Only what we use, so that the file stays small.
-    kept = {kind: sorted(set(found) & ours[kind]) for kind, found in server.items()}
-    facts = {"versions": dict(versions), "names": facts_of(library, names, used), "server": kept}
+    facts = {
+        "versions": dict(versions),
+        "names": facts_of(library, names, used),
+        "server": server_facts(library),
+    }
     return json.dumps(facts, indent=1, sort_keys=True) + "\n"
 
 

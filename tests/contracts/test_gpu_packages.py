@@ -62,7 +62,11 @@ def problem(call: ast.Call, parameters: list[str], *, is_method: bool) -> str | 
 def problems(path: Path, own: dict[str, str], facts: dict) -> list[str]:
     """Return what of one file does not fit the facts."""
     inside = path.relative_to(script.SOURCES).as_posix() if path.is_absolute() else str(path)
-    found = [f"{inside}: {name} is gone" for name in own.values() if name not in facts]
+    found = [
+        f"{inside}: {name} is gone, or new here: run make gpu-facts"
+        for name in own.values()
+        if name not in facts
+    ]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ClassDef):
             found += overrides(node, own, facts)
