@@ -119,7 +119,7 @@ class RecordProblem(ValueError):
     """A record that breaks a rule; its text begins with the field."""
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One record. Making one in a program checks nothing; reading one checks everything."""
 
     def check(self) -> None:
