@@ -51,6 +51,9 @@ VALIDATE = "tests/hub/validation/test_processes.py::test_the_commands_of_the_how
 BUNDLE = "tests/hub/test_bundle.py::test_a_bundle_installs_with_networking_blocked"
 PUBLISHING = "tests/hub/test_publishing_docs.py::test_the_commands_of_the_tutorial"
 HERE = {
+    "telescope train run.toml --resume --megatron_tensor_parallel_size 1": (
+        "tests/e2e/test_megatron_run.py::test_a_run_goes_on_with_other_ranks_and_is_exported"
+    ),
     "telescope env list",
     "telescope env info countdown",
     "telescope env validate packages/telescope-envs/environments/countdown --level static",
