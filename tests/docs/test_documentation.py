@@ -51,9 +51,6 @@ VALIDATE = "tests/hub/validation/test_processes.py::test_the_commands_of_the_how
 BUNDLE = "tests/hub/test_bundle.py::test_a_bundle_installs_with_networking_blocked"
 PUBLISHING = "tests/hub/test_publishing_docs.py::test_the_commands_of_the_tutorial"
 HERE = {
-    "telescope train run.toml --resume --megatron_tensor_parallel_size 1": (
-        "tests/e2e/test_megatron_run.py::test_a_run_goes_on_with_other_ranks_and_is_exported"
-    ),
     "telescope env list",
     "telescope env info countdown",
     "telescope env validate packages/telescope-envs/environments/countdown --level static",
@@ -76,6 +73,9 @@ THREE_NODES = (
     "test_a_run_over_three_nodes_outlives_one_of_them_and_names_the_next"
 )
 ELSEWHERE = {
+    "telescope train run.toml --resume --megatron_tensor_parallel_size 1": (
+        "tests/e2e/test_megatron_run.py::test_a_run_goes_on_with_other_ranks_and_is_exported"
+    ),
     "export RAY_AUTH_MODE=token": THREE_NODES,
     "ray get-auth-token --generate": THREE_NODES,
     "ray start --head --port 6379": THREE_NODES,
