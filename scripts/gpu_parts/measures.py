@@ -19,6 +19,26 @@ from telescope_train.models.tiny import make_tiny_model
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = "math-reasoning"
+SETTINGS = f"""
+[run]
+name = "check"
+number_of_steps = 2
+
+[[environments]]
+name = "{ENVIRONMENT}"
+env = {{ level = "digit", instruction = "" }}
+
+[rollout]
+group_size = 8
+prompts_batch_size_for_trainer = 8
+max_tokens = 12
+
+[trainer]
+seq_len = 1024
+
+[inference]
+max_model_len = 128
+"""
 MISMATCH = {"cpu": 1e-3, "cuda": 0.05}
 """Most that log-probs of vLLM and trainer may differ in the mean of a step, in nats."""
 LEAST_MFU = 0.25
@@ -59,12 +79,9 @@ def train(more: Sequence[str], device: str, seconds: int = 400) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         make_tiny_model(place / "tiny", seed=0)
-        environment = {"name": ENVIRONMENT, "env": {"level": "digit", "instruction": ""}}
-        settings = ["--name", "check", "--model", str(place / "tiny"), "--number_of_steps", "2"]
-        settings += ["--environments", json.dumps([environment]), "--max_tokens", "12"]
-        settings += ["--group_size", "8", "--prompts_batch_size_for_trainer", "8"]
-        settings += ["--max_model_len", "128", "--seq_len", "1024"]
-        telescope(["train", *settings, *more], place, seconds)
+        settings = place / "run.toml"
+        settings.write_text(SETTINGS, encoding="utf-8")
+        telescope(["train", str(settings), "--model", str(place / "tiny"), *more], place, seconds)
         rows = list(RunFolder(place / "runs" / "check").metrics())
     found = [row["mismatch/mean"] for row in rows if row.get("mismatch/mean") is not None]
     if not found:
