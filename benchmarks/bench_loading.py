@@ -1,6 +1,6 @@
-"""What each of two trainer ranks holds at most while it loads a random model of 2 billion numbers.
+"""What each of two trainer ranks holds at most while it loads a random model of 1.9 billion numbers.
 
-The model has the shape of Qwen3-1.7B with six more layers, in bfloat16, in one file per layer. Two
+The model has the shape of Qwen3-1.7B with four more layers, in bfloat16, in one file per layer. Two
 processes load it as a rank does (`load_policy`, FSDP2 over gloo), and a third one reads their
 anonymous memory every few milliseconds: pages of mapped files can be dropped, so they do not count.
 The limit is 1.2 times a rank's shard plus the largest tensor.
@@ -47,7 +47,7 @@ the shard plus the largest tensor; a whole model would be {whole:.2f} GiB.
 def main() -> None:
     """Write the model, load it on all ranks, and write what they held."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=34)
+    parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     options = parser.parse_args()
