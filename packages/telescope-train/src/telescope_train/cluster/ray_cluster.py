@@ -236,7 +236,7 @@ async def is_back(ask: Callable[[], Any], *, bound_s: float = UNREACHABLE_S) -> 
                     await asyncio.sleep(LOOK_AGAIN_S)
                 else:
                     return True
-    except (TimeoutError, RayActorError):
+    except (TimeoutError, RayError):
         return False
 
 

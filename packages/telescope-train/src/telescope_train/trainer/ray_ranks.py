@@ -348,7 +348,13 @@ class RayRanks(AllRanks):
 
     async def watch(self) -> None:
         """Never return; raises RankDiedError as soon as a rank has ended."""
-        await asyncio.gather(*(one.until_ended() for one in self._processes))
+        watches = [asyncio.create_task(one.until_ended()) for one in self._processes]
+        try:
+            await asyncio.gather(*watches)
+        finally:
+            for one in watches:
+                one.cancel()
+            await asyncio.wait(watches)
 
     async def close(self) -> None:
         """End the processes. Idempotent."""
