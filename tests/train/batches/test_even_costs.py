@@ -1,11 +1,14 @@
 """Batches that cost the same in each round: nothing lost, nothing too long, never dearer."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from telescope_train.batches.binning import deal, sample_costs, spread_over_ranks
-from telescope_train.batches.even_costs import spread_evenly, waiting_time
+from telescope_train.batches.even_costs import draft_by_costs, spread_by_costs, spread_evenly
+from telescope_train.batches.least_time import least_time, waiting_time
 
 HIDDEN = 256
 
@@ -69,3 +72,65 @@ def test_fewer_samples_than_ranks_leave_some_of_them_without(num_ranks: int) -> 
     plan = spread_evenly(np.array([7, 5]), seq_len=10, num_ranks=num_ranks, hidden_size=HIDDEN)
     assert sum(one.size for rank in plan for one in rank) == 2
     assert len({len(rank) for rank in plan}) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_order_of_samples_changes_nothing_that_counts(seed: int) -> None:
+    rng = np.random.default_rng(2000 + seed)
+    seq_len, num_ranks = int(rng.choice([64, 512, 4096])), int(rng.choice([1, 3, 8]))
+    lengths = lengths_of(seed, int(rng.integers(1, 120)), seq_len)
+    # Costs that do not follow from lengths, as those of bundles that share prefixes.
+    costs = sample_costs(lengths, HIDDEN) * rng.choice([1.0, 1.5], len(lengths))
+    limits = {"seq_len": seq_len, "num_ranks": num_ranks}
+
+    def contents(order: NDArray[np.int64]) -> list[list[list[tuple[int, float]]]]:
+        ranks = spread_by_costs(lengths[order], costs[order], **limits)
+        kinds = list(zip(lengths[order].tolist(), costs[order].tolist(), strict=True))
+        return [[sorted(kinds[i] for i in one.tolist()) for one in rank] for rank in ranks]
+
+    as_they_come = contents(np.arange(len(lengths)))
+    for _ in range(3):
+        assert contents(rng.permutation(len(lengths))) == as_they_come
+
+
+def every_plan(lengths: list[int], seq_len: int) -> Iterator[list[list[int]]]:
+    """Yield the samples in bins of at most `seq_len`, in every way."""
+    if not lengths:
+        yield []
+        return
+    number = len(lengths) - 1
+    for plan in every_plan(lengths[:-1], seq_len):
+        yield [*plan, [number]]
+        for place, members in enumerate(plan):
+            if sum(lengths[i] for i in members) + lengths[number] <= seq_len:
+                yield [*plan[:place], [*members, number], *plan[place + 1 :]]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_plan_at_all_is_below_the_least_time(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 20, int(rng.integers(1, 8)))
+    costs = sample_costs(lengths, 1) * rng.choice([1.0, 2.0], len(lengths))
+    num_ranks = int(rng.choice([1, 2, 3]))
+    least = least_time(lengths, costs, seq_len=20, num_ranks=num_ranks)
+    best = min(
+        # Bins in order of cost give the cheapest rounds.
+        sum(sorted((float(costs[one].sum()) for one in plan), reverse=True)[::num_ranks])
+        for plan in every_plan(lengths.tolist(), 20)
+    )
+    assert least <= best * (1 + 1e-12)
+    found = spread_by_costs(lengths, costs, seq_len=20, num_ranks=num_ranks)
+    assert least <= waiting_time(found, costs) * (1 + 1e-12)
+
+
+def test_ranks_wait_hardly_more_than_they_must_where_samples_are_few_and_long() -> None:
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        lengths = (0.12 * 32_768 * np.exp(0.8 * rng.standard_normal(256))).astype(np.int64)
+        lengths = lengths.clip(16, 32_768)
+        costs = sample_costs(lengths, 2048)
+        limits = {"seq_len": 32_768, "num_ranks": 8}
+        ranks = spread_by_costs(lengths, costs, **limits)
+        assert waiting_time(ranks, costs) < 1.02 * least_time(lengths, costs, **limits)
+        draft = draft_by_costs(lengths, costs, **limits)
+        assert waiting_time(ranks, costs) < 0.99 * waiting_time(draft, costs)

@@ -1,7 +1,8 @@
 """Which samples share a batch, planned from lengths alone; time hardly grows with their number.
 
 A bin starts with the largest sample left and is filled with the largest that fit, which gives the
-bins of first-fit decreasing. If the tokens need fewer bins than that, `tight_bins` plans again.
+bins of first-fit decreasing. If the tokens need fewer bins than that, `tight_bins` and
+`grouped_bins` plan again.
 Both work by length, not by sample: a bin's pattern (how many of each length) repeats until one of
 its lengths runs out. `deal` then gives bins to ranks by cost.
 Letters: N samples, L lengths, P patterns, R rows of a plan (in `deal`: ranks).
@@ -14,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from telescope_train.batches.grouped_bins import plan_grouped_bins
 from telescope_train.batches.tight_bins import FULL_ENOUGH, Pattern, plan_tight_bins
 
 Bin: TypeAlias = NDArray[np.int64]
@@ -59,7 +61,7 @@ def spread_over_ranks(lengths_N: NDArray[np.int64], *, seq_len: int, num_ranks: 
 def _plan(
     lengths: Sequence[int], counts: Sequence[int], *, capacity: int, num_wanted: int
 ) -> list[Pattern]:
-    """Return the first plan if it needs at most `num_wanted` bins, else the better of both.
+    """Return the first plan if it needs at most `num_wanted` bins, else the best of three.
 
     A sample longer than `capacity` gets a bin of its own.
     """
@@ -68,10 +70,13 @@ def _plan(
     end = bisect_right(lengths, capacity)
     alone = [Pattern([(lengths[i], 1)], counts[i]) for i in range(end, len(lengths))]
     patterns = plan_bins(lengths[:end], counts[:end], capacity=capacity)
-    # The tight plan costs more time than the first one, so it is made only if bins can be saved.
+    # The other plans cost more time than the first, so they are made only if bins can be saved.
     if _num_bins(alone) + _num_bins(patterns) > num_wanted:
-        tight = plan_tight_bins(lengths[:end], counts[:end], capacity=capacity)
-        patterns = min(patterns, tight, key=_num_bins)
+        others = [
+            plan_tight_bins(lengths[:end], counts[:end], capacity=capacity),
+            plan_grouped_bins(lengths[:end], counts[:end], capacity=capacity),
+        ]
+        patterns = min([patterns, *filter(None, others)], key=_num_bins)
     return alone + patterns
 
 

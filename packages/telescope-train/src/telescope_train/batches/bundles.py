@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from telescope_train.batches.batch import TrainingSample
 from telescope_train.batches.binning import Bin
-from telescope_train.batches.even_costs import spread_by_costs, waiting_time
+from telescope_train.batches.even_costs import draft_by_costs, spread_by_costs
+from telescope_train.batches.least_time import waiting_time
 from telescope_train.batches.prefixes import (
     PrefixOrder,
     prefix_order,
@@ -62,15 +63,17 @@ def spread_bundles(
             np.add.reduceat(lengths_N - shared_N, firsts_G), np.add.reduceat(trained_N, firsts_G)
         )
         costs_G = np.add.reduceat(row_costs(lengths_N, shared_N, hidden_size), firsts_G)
-        ranks = spread_by_costs(sizes_G, costs_G, seq_len=seq_len, num_ranks=num_ranks)
-        time = waiting_time(ranks, costs_G)
+        limits = {"seq_len": seq_len, "num_ranks": num_ranks}
+        time = waiting_time(draft_by_costs(sizes_G, costs_G, **limits), costs_G)
         if time < best_time:
+            ranks = spread_by_costs(sizes_G, costs_G, **limits)
             ends_G = np.append(firsts_G[1:], len(lengths_N))
-            best, best_time = [[_members(b, firsts_G, ends_G) for b in r] for r in ranks], time
+            best = [[_members(b, firsts_G, ends_G) for b in r] for r in ranks]
+            best_time = waiting_time(ranks, costs_G)
             is_bundled = True
         elif is_bundled:
             break  # smaller bundles compute more tokens again
-        if time <= _GOOD_ENOUGH * costs_G.sum() / num_ranks:
+        if best_time <= _GOOD_ENOUGH * costs_G.sum() / num_ranks:
             break
     return best, found
 

@@ -3,23 +3,25 @@
 Bins that are equally full are not equally dear: attention grows with the square of a sample's
 length. Two plans are made and the better one is taken: the one that fills bins best, and one that
 gives each sample, the dearest first, to the cheapest bin with room. In both, samples then change
-places between the dearest bin of a round and cheaper ones. What is packed together never changes a
-number of the step.
+places, first between the bins of a round and then between all, until ranks wait about as little as
+they can. What is packed together never changes a number of the step.
 Letters: N samples, R ranks.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from telescope_train.batches.binning import Bin, deal_by_costs, sample_costs, spread_over_ranks
+from telescope_train.batches.exchanges import exchanged
+from telescope_train.batches.least_time import least_time, waiting_time
 
 _EVEN_ENOUGH = 0.005
 """Share by which the dearest bin of a round may be above the mean of its round."""
-_GOOD_ENOUGH = 0.01
-"""Share of a step that ranks may wait before another plan is made."""
+_GOOD_ENOUGH = 0.004
+"""Share by which a step may be dearer than it is at least, before more is tried."""
 _TRIES = 4
 """Bins with which the dearest one of a round tries to exchange samples, the cheapest first."""
 _EXCHANGES_PER_RANK = 2
@@ -41,29 +43,64 @@ def spread_by_costs(
     """Return the bins of each rank, the same number for all, in the order in which they run.
 
     `costs_N` [N] are relative FLOPs. Rounds are as few as `spread_over_ranks` needs. No bin holds
-    more than `seq_len` tokens.
+    more than `seq_len` tokens. The order of the samples changes nothing but which of two equal
+    ones goes where.
     """
+    return _spread(lengths_N, costs_N, seq_len, num_ranks, is_draft=False)
+
+
+def draft_by_costs(
+    lengths_N: NDArray[np.int64], costs_N: NDArray[np.float64], *, seq_len: int, num_ranks: int
+) -> list[list[Bin]]:
+    """Return a plan like `spread_by_costs` in a fraction of the time, with longer waits."""
+    return _spread(lengths_N, costs_N, seq_len, num_ranks, is_draft=True)
+
+
+def _spread(
+    lengths_N: NDArray[np.int64],
+    costs_N: NDArray[np.float64],
+    seq_len: int,
+    num_ranks: int,
+    *,
+    is_draft: bool,
+) -> list[list[Bin]]:
+    order_N = np.lexsort((costs_N, lengths_N))
+    lengths_N, costs_N = lengths_N[order_N], costs_N[order_N]
     bins = spread_over_ranks(lengths_N, seq_len=seq_len, num_ranks=num_ranks)
-    first = deal_by_costs(bins, costs_N, num_ranks=num_ranks)
-    if num_ranks == 1:
-        return first
-    best = _evened(first, lengths_N, costs_N, capacity=seq_len)
-    time = waiting_time(best, costs_N)
-    if time <= (1.0 + _GOOD_ENOUGH) * float(costs_N.sum()) / num_ranks:
-        return best
-    by_cost = _by_cost(lengths_N, costs_N, capacity=seq_len, num_bins=_num_places(first))
-    if by_cost is not None:
-        plan = deal_by_costs(by_cost, costs_N, num_ranks=num_ranks)
-        other = _evened(plan, lengths_N, costs_N, capacity=seq_len)
-        if waiting_time(other, costs_N) < time:
-            return other
+    plans = [deal_by_costs(bins, costs_N, num_ranks=num_ranks)]
+    if num_ranks > 1:
+        plans = list(_evened_plans(plans[0], lengths_N, costs_N, seq_len, is_draft=is_draft))
     # Exchanges never make a round dearer, so this is never worse than the plan without them.
-    return best
+    best = min(plans, key=lambda plan: waiting_time(plan, costs_N))
+    return [[order_N[members] for members in rank] for rank in best]
 
 
-def waiting_time(ranks: Sequence[Sequence[Bin]], costs_N: NDArray[np.float64]) -> float:
-    """Return the cost of a step: the sum over rounds of the dearest bin of each."""
-    return sum(max(_cost(members, costs_N) for members in one) for one in zip(*ranks, strict=True))
+def _evened_plans(
+    first: list[list[Bin]],
+    lengths_N: NDArray[np.int64],
+    costs_N: NDArray[np.float64],
+    seq_len: int,
+    *,
+    is_draft: bool,
+) -> Iterator[list[list[Bin]]]:
+    """Yield plans with exchanges, until one is good enough."""
+    least = least_time(lengths_N, costs_N, seq_len=seq_len, num_ranks=len(first))
+    enough = (1.0 + _GOOD_ENOUGH) * least
+    evened = _evened(first, lengths_N, costs_N, capacity=seq_len)
+    yield evened
+    if waiting_time(evened, costs_N) <= enough:
+        return
+    by_cost = _by_cost(lengths_N, costs_N, capacity=seq_len, num_bins=_num_places(first))
+    drafts = [evened]
+    if by_cost is not None:
+        plan = deal_by_costs(by_cost, costs_N, num_ranks=len(first))
+        drafts.append(_evened(plan, lengths_N, costs_N, capacity=seq_len))
+        yield drafts[-1]
+    for draft in () if is_draft else [*drafts, first]:
+        plan = exchanged(draft, lengths_N, costs_N, capacity=seq_len, enough=enough)
+        yield plan
+        if waiting_time(plan, costs_N) <= enough:
+            return
 
 
 def _num_places(ranks: Sequence[Sequence[Bin]]) -> int:
