@@ -1,4 +1,4 @@
-"""What each of two trainer ranks holds at most while it loads a random model of 1.9 billion numbers.
+"""What each of two trainer ranks holds at most while it loads a random model of 1.9e9 numbers.
 
 The model has the shape of Qwen3-1.7B with four more layers, in bfloat16, in one file per layer. Two
 processes load it as a rank does (`load_policy`, FSDP2 over gloo), and a third one reads their
