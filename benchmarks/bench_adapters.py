@@ -28,13 +28,17 @@ FRAMEWORKS = {
     "gymnasium": (["gymnasium==1.4.0"], ""),
     "textarena": (["textarena==0.7.4"], ""),
     "verifiers": (["verifiers==0.3.1", str(TESTS / "verifiers_sums")], ""),
+    "verifiers-0.4": (["verifiers==0.4.0", str(TESTS / "verifiers_tasks")], ""),
+    "openenv": (["openenv==0.10.0"], str(TESTS / "openenv_servers.py")),
     "inspect": (["inspect-ai==0.3.285"], TASKS),
 }
 NOTE = """# Environments of other frameworks
 
 Rollouts per second, the median of rounds in which both sides take turns in one process, 16
 rollouts at a time; replies come from a script. Theirs is the framework's own loop: its environment
-stepped in threads (gymnasium, textarena), its rollout and rubric (verifiers), its whole eval
+stepped in threads (gymnasium, textarena), its rollout and rubric (verifiers), its episodes through
+its interception server, which each round starts, and a program that asks once (verifiers 0.4), its
+client over a WebSocket to a server of its own in another process (openenv), its whole eval
 (inspect, which has no smaller loop). Ours plays the same through the adapter, with everything that
 is recorded of a rollout. The last column says whether all rewards were the same.
 
@@ -45,7 +49,7 @@ is recorded of a rollout. The last column says whether all rewards were the same
 def measured(name: str, number: int) -> dict[str, Any]:
     """Return what `plays.py` measured with a framework."""
     wanted, path = FRAMEWORKS[name]
-    python = str(environment_for(name, wanted).python)
+    python = str(environment_for(name.partition("-")[0], wanted).python)
     words = [python, str(PLAYS), name, str(number), str(ROUNDS), *([path] if path else [])]
     done = subprocess.run(
         words, env={**os.environ, "INSPECT_DISPLAY": "none"}, capture_output=True, text=True

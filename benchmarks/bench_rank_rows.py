@@ -3,6 +3,7 @@
 Two actors stand for ranks and only count what they get. "arguments" is a call with the batches
 among its arguments, which pickles them in the event loop, once for each rank; "references" is what
 `RayRanks` does. `loop` is processor time of the thread of the event loop, `all` of the process.
+The goal is 0.1 us per token.
 
 usage: bench_rank_rows.py [--tokens N] [--repeats N]
 """
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from machine import facts_of_run, table, write_results
 
 from telescope_train.batches.batch import PackedBatch, TrainingSample, TurnPart
 from telescope_train.batches.packing import pack
@@ -27,6 +29,7 @@ from telescope_train.trainer.rows import put_minibatches
 Shards = Sequence[Sequence[Sequence[PackedBatch]]]
 SAMPLE_TOKENS = 1024
 NUM_RANKS = 2
+HEAD = ("way", "tokens", "loop, us per token", "all, us per token")
 
 
 class Sink:
@@ -75,8 +78,8 @@ async def by_references(sinks: Sequence[Any], shards: Shards) -> int:
 
 async def measure(
     name: str, way: Callable[[Sequence[Any], Shards], Awaitable[int]], shards: Shards, repeats: int
-) -> None:
-    """Print medians over `repeats` steps."""
+) -> list[str]:
+    """Return one row: medians over `repeats` steps."""
     actor = ray.remote(Sink)
     sinks = [actor.remote() for _ in range(NUM_RANKS)]
     num_tokens = await way(sinks, shards)
@@ -86,10 +89,8 @@ async def measure(
         await way(sinks, shards)
         in_loop.append((time.thread_time() - loop_s) * 1e6 / num_tokens)
         in_all.append((time.process_time() - all_s) * 1e6 / num_tokens)
-    print(
-        f"{name}: {num_tokens} tokens, loop {statistics.median(in_loop):.4f} us per token, "
-        f"all {statistics.median(in_all):.4f}"
-    )
+    medians = (f"{statistics.median(times):.4f}" for times in (in_loop, in_all))
+    return [name, f"{num_tokens:,}", *medians]
 
 
 def main() -> None:
@@ -99,9 +100,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     chosen = parser.parse_args()
     shards = step_of(chosen.tokens)
+    facts = facts_of_run("OMP_NUM_THREADS=1 python benchmarks/bench_rank_rows.py", "ray", "numpy")
     with ray_cluster(RaySection(), [Bundle(cpus=1.0)] * NUM_RANKS, debug=False):
-        for name, way in (("arguments", by_arguments), ("references", by_references)):
+        rows = [
             asyncio.run(measure(name, way, shards, chosen.repeats))
+            for name, way in (("arguments", by_arguments), ("references", by_references))
+        ]
+    text = table(HEAD, rows)
+    print(text)
+    page = f"{__doc__.partition('usage:')[0].strip()}\n\n{{facts}}\n\n{text}"
+    write_results("rank_rows", page, facts, [dict(zip(HEAD, row, strict=True)) for row in rows])
 
 
 if __name__ == "__main__":

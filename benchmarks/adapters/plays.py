@@ -5,12 +5,15 @@ Run by `bench_adapters.py` with the Python of the framework, as `plays.py FRAMEW
 """
 
 import asyncio
+import atexit
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +43,8 @@ class Case:
     example: Callable[[int], int]
     """Index of the example of rollout i."""
     split: Split = Split.TRAIN
+    prompt: Callable[[int], str] | None = None
+    """Last message of rollout i, where that tells its example and `example` cannot."""
 
 
 async def at_once(play: Callable[[int], Awaitable[float]], number: int) -> list[float]:
@@ -142,6 +147,140 @@ def verifiers_case(path: str) -> Case:
     )
 
 
+def verifiers_tasks_case(path: str) -> Case:
+    """Sums in one turn, with their new API: a program asks an endpoint, which they stand before."""
+    import verifiers.v1 as vf
+    from verifiers.v1.envs.single_agent import SingleAgentEnvConfig
+
+    sys.modules["asks_once"] = asking_harness()
+    env = vf.load_environment(
+        SingleAgentEnvConfig.model_validate(
+            {
+                "taskset": {"id": "sums_tasks"},
+                "interception": {"type": "server"},
+                "agent": {"harness": {"id": "asks_once"}, "runtime": {"type": "subprocess"}},
+            }
+        )
+    )
+    tasks = list(env.taskset)[:39]
+
+    async def play(number: int) -> list[float]:
+        async with endpoint() as url, env.serving():
+            client = vf.EvalClientConfig(base_url=url, api_key_var="NO_KEY")
+            context = vf.ModelContext(model="m", client=client)
+
+            async def one(index: int) -> float:
+                episode = await env.run_episode(tasks[index % len(tasks)], context)
+                [trace] = episode.traces
+                return trace.reward
+
+            return await at_once(one, number)
+
+    return Case(
+        theirs=play,
+        factory=f"{HERE}verifiers_tasks:VerifiersTasksEnvironment",
+        settings={"id": "sums_tasks"},
+        replies=lambda index: [answer_of_third(index % len(tasks))],
+        example=lambda index: index % len(tasks),
+        prompt=lambda index: f"{index % len(tasks)}+1=",
+    )
+
+
+def answer_of_third(number: int) -> str:
+    """Return the answer to `N+1=`: right for every third N."""
+    return str(number + (number % 3 == 0))
+
+
+def asking_harness() -> Any:
+    """Return a module with a program of theirs that asks once, within this process."""
+    from types import ModuleType
+
+    import httpx
+    import verifiers.v1 as vf
+    from verifiers.v1.harness import Harness
+    from verifiers.v1.runtimes import ProgramResult
+
+    class Asks(Harness[vf.HarnessConfig]):
+        APPENDS_SYSTEM_PROMPT, EXECUTES_CODE, NEEDS_CONTAINER = True, False, False
+
+        async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data, **_):
+            said = [("system", data.system_prompt), ("user", data.prompt)]
+            body = {
+                "model": ctx.model,
+                "messages": [{"role": role, "content": content} for role, content in said],
+            }
+            async with httpx.AsyncClient(timeout=None) as client:
+                await client.post(
+                    f"{endpoint}/chat/completions",
+                    json=body,
+                    headers={"Authorization": f"Bearer {secret}"},
+                )
+            return ProgramResult(0, "", "")
+
+    module = ModuleType("asks_once")
+    module.Asks, module.__all__ = Asks, ["Asks"]
+    return module
+
+
+@asynccontextmanager
+async def endpoint() -> AsyncGenerator[str]:
+    """Yield the address of a model that answers `N+1=`."""
+    from aiohttp import web
+
+    async def answer(request: web.Request) -> web.Response:
+        body = await request.json()
+        asked = int(body["messages"][-1]["content"].partition("+")[0])
+        message = {"role": "assistant", "content": answer_of_third(asked)}
+        return web.json_response(
+            {
+                **{"id": "r", "object": "chat.completion", "created": 0, "model": "m"},
+                "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
+                "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+            }
+        )
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
+
+
+def openenv_case(path: str) -> Case:
+    """Guess a number at a server of theirs: their client, and ours."""
+    from openenv.core import GenericEnvClient
+
+    words = [sys.executable, path, "guess", str(AT_ONCE)]
+    server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    atexit.register(server.kill)
+    assert server.stdout is not None
+    url = f"http://127.0.0.1:{int(server.stdout.readline())}"
+    guesses = [str(guess) for guess in (4, 2, 6, 1, 3, 5, 7, 8)]
+
+    async def play(index: int) -> float:
+        async with GenericEnvClient(base_url=url) as client:
+            await client.reset(seed=2 * index + 1)
+            total = 0.0
+            for guess in guesses:
+                result = await client.step({"text": guess})
+                total += result.reward or 0.0
+                if result.done:
+                    break
+            return total
+
+    return Case(
+        theirs=lambda number: at_once(play, number),
+        factory=f"{HERE}openenv:OpenEnvEnvironment",
+        settings={"id": url, "max_sessions": AT_ONCE, "reward_min": -1.0},
+        replies=lambda index: guesses,
+        example=lambda index: index,
+    )
+
+
 def inspect_case(path: str) -> Case:
     """Sums in one turn: their whole eval, which is the only loop that they have."""
     from inspect_ai import eval_async
@@ -177,6 +316,8 @@ CASES = {
     "gymnasium": gymnasium_case,
     "textarena": textarena_case,
     "verifiers": verifiers_case,
+    "verifiers-0.4": verifiers_tasks_case,
+    "openenv": openenv_case,
     "inspect": inspect_case,
 }
 
@@ -186,16 +327,31 @@ def policy(replies: list[str]) -> Any:
     return ScriptedClient(replies).policy("r")
 
 
+async def places_of(client: InProcessEnvironment) -> dict[str, tuple[Split, int]]:
+    """Return where the example with each last message is."""
+    found: dict[str, tuple[Split, int]] = {}
+    for split, size in (await client.describe()).num_examples.items():
+        for index in range(size or 0):
+            example = await client.example(split, index)
+            found[str(example.prompt[-1].content)] = (split, index)
+    return found
+
+
 async def main(name: str, number: int, rounds: int, path: str) -> dict[str, Any]:
     """Play both sides in turns; returns rollouts per second and rewards."""
     case = CASES[name](path)
     environment = load_environment_class(case.factory).from_settings(case.settings)
     client = InProcessEnvironment(environment, name=name)
 
+    places = await places_of(client) if case.prompt is not None else {}
+
     async def ours(index: int) -> float:
+        split, example = case.split, case.example(index)
+        if case.prompt is not None:
+            split, example = places[case.prompt(index)]
         request = PlayRequest(
-            split=case.split,
-            example_index=case.example(index),
+            split=split,
+            example_index=example,
             group_id="g",
             index=index,
             sampling=Sampling(max_tokens=8),

@@ -17,13 +17,13 @@ from telescope_envs.registry.store import (
     Store,
     WritableStore,
 )
+from telescope_envs.registry.stores.folder import LocalStore
 from telescope_envs.registry.stores.http import (
     HttpStore,
     ServedStore,
     open_http,
 )
 from telescope_envs.registry.stores.huggingface import HuggingFaceStore
-from telescope_envs.registry.stores.local import LocalStore
 from telescope_envs.server.auth import Scope
 
 Place = Callable[[Path], AbstractContextManager[Callable[[], Store]]]

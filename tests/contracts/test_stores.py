@@ -19,7 +19,7 @@ from telescope_envs.registry.store import (
     Store,
     WritableStore,
 )
-from telescope_envs.registry.stores.local import LocalStore
+from telescope_envs.registry.stores.folder import LocalStore
 
 OUTSIDE = [
     "../config.json",
@@ -177,7 +177,7 @@ def test_bytes_that_are_not_those_of_the_record_are_refused(writable):
     other = toy_publication("1.1.0", code="Toy = None\n").release.wheel
     wheel = toy_publication("1.1.0").release.wheel
     for fields in ({"sha256": other.sha256}, {"size": wheel.size + 1}):
-        changed = toy_publication("1.1.0", wheel=wheel.model_copy(update=fields))
+        changed = toy_publication("1.1.0", wheel=wheel.changed(**fields))
         refused(writable, changed, "not the one that was published|expected .* bytes")
 
 
@@ -187,7 +187,7 @@ def test_a_namespace_that_nobody_owns_is_refused(writable):
 
 def test_a_status_is_replaced_whole(writable):
     def yank(status: Status) -> Status:
-        return status.model_copy(update={"yanked": {**status.yanked, "0.9.0": "typo"}})
+        return status.changed(yanked={**status.yanked, "0.9.0": "typo"})
 
     changed = writable().change_status("acme/toy", yank)
     assert changed.yanked == {"1.0.0": "wrong answers", "0.9.0": "typo"}

@@ -16,7 +16,7 @@ ELSEWHERE = {
     # Commands about registries, links, agents and new projects, which neither install nor publish.
     *("publish/scaffold.py", "rules/history.py", "registry/static_view.py", "records/schemas.py"),
     *("install/adapted.py", "install/agents.py", "install/settings.py", "install/verify.py"),
-    *("records/linked.py", "registry/config.py", "registry/credentials.py", "records/files.py"),
+    *("records/links.py", "records/files.py", "registry/credentials.py"),
 }
 ERRORS = {"RegistryError", "ConfigError", "EnvironmentLoadError", "UnknownNameError"}
 VARIABLE = "\0"

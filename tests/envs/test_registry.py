@@ -11,12 +11,9 @@ from telescope_envs.publish.first_party import (
     publish,
     write_schemas,
 )
+from telescope_envs.records.publication import check_bytes
 from telescope_envs.registry import Opening, Registry, open_registry, parse_request, resolve
-from telescope_envs.rules.wheel import (
-    check_bytes,
-    check_release,
-    read_wheel,
-)
+from telescope_envs.rules.wheel import check_release, read_wheel
 
 ROOT = Path(__file__).parents[2]
 PROJECTS = sorted((ROOT / "packages" / "telescope-envs" / "environments").glob("*/pyproject.toml"))
@@ -91,8 +88,8 @@ def versions(published) -> Registry:
     (release,) = published.releases("acme/toy")
     with (Path(published.address) / "index/acme/toy.jsonl").open("a") as lines:
         for version in ("0.2.0", "0.10.0", "1.0.0rc1"):
-            later = release.model_copy(update={"version": version})
-            lines.write(f"{later.model_dump_json(by_alias=True)}\n")
+            later = release.changed(version=version)
+            lines.write(f"{later.as_json().decode()}\n")
     return published
 
 

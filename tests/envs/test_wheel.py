@@ -6,11 +6,8 @@ import zipfile
 import pytest
 
 from telescope_core.errors import RegistryError
-from telescope_envs.rules.wheel import (
-    check_bytes,
-    check_release,
-    read_wheel,
-)
+from telescope_envs.records.publication import check_bytes
+from telescope_envs.rules.wheel import check_release, read_wheel
 
 FILENAME = "telescope_env_acme_toy-0.1.0-py3-none-any.whl"
 INFO = "telescope_env_acme_toy-0.1.0.dist-info"
@@ -128,6 +125,6 @@ def test_other_bytes_or_another_record_are_refused(published, wheel):
     check_bytes(wheel, release)
     with pytest.raises(RegistryError, match="not the one that was published"):
         check_bytes(wheel[:-1] + b"x", release)
-    other = release.model_copy(update={"requires_dist": ("evil",)})
+    other = release.changed(requires_dist=("evil",))
     with pytest.raises(RegistryError, match="requires_dist"):
         check_release(read_wheel(wheel, FILENAME), other)

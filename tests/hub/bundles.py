@@ -17,6 +17,7 @@ from telescope_envs.records.lockfile import (
     digest_of,
     render,
 )
+from telescope_envs.records.model import converted
 from telescope_envs.records.publication import Publication
 
 REGISTRY = "/srv/registry"
@@ -39,7 +40,7 @@ def entry_of(
         "requirements": tuple(lines),
         "requirements_sha256": digest_of(lines),
     }
-    return LockedEnvironment.model_validate(values | fields)
+    return converted(LockedEnvironment, values | fields)
 
 
 def dep_line(data: bytes | None = None) -> str:
@@ -50,10 +51,7 @@ def dep_line(data: bytes | None = None) -> str:
 
 def environments_of(*publications: Publication, registry: str = REGISTRY) -> list[object]:
     """Return what a manifest says of these environments."""
-    return [
-        {"registry": registry, "release": one.release.model_dump(mode="json", by_alias=True)}
-        for one in publications
-    ]
+    return [{"registry": registry, "release": one.release.as_table()} for one in publications]
 
 
 def files_of(

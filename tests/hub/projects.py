@@ -129,10 +129,10 @@ def toy_publication(
         requires_dist=contents.requires_dist,
         config_schema_sha256="0" * 64,
         splits={"train": 1, "eval": 1},
-        reward=RewardRange(minimum=0, maximum=1, success=1),
+        reward=RewardRange(minimum=0.0, maximum=1.0, success=1.0),
         network="none",
         publisher=owner,
         published_at=datetime(2026, 11, 21, 12, tzinfo=UTC),
         license=contents.license,
     )
-    return Publication(release=release.model_copy(update=fields), wheel=wheel)
+    return Publication(release=release.changed(**fields), wheel=wheel)

@@ -10,7 +10,7 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from telescope_envs.registry.addresses import parse_address
+from telescope_envs.registry.config import parse_address
 from telescope_envs.registry.credentials import Token
 from telescope_envs.registry.fetch import Patience
 from telescope_envs.registry.store import Place

@@ -16,7 +16,7 @@ BEFORE = toy_publication().release
 
 
 def after(version="0.1.1", **fields):
-    return toy_publication(version).release.model_copy(update=fields)
+    return toy_publication(version).release.changed(**fields)
 
 
 def test_equal_releases_change_nothing():

@@ -9,8 +9,7 @@ from tests.hub.projects import toy_publication
 from tests.ports import free_port
 
 from telescope_core.records import RunFolder
-from telescope_envs.records.inventory import LOCK_NAME
-from telescope_envs.records.lockfile import read_lock
+from telescope_envs.records.lockfile import LOCK_NAME, read_lock
 from telescope_train.models.tiny import make_tiny_model
 from telescope_train.plan.load import load_train_config
 from telescope_train.plan.plan import make_plan

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from telescope_envs.records.model import converted
 from telescope_envs.records.release import Namespace
 from telescope_envs.registry import Registry
 from telescope_envs.registry.config import (
@@ -58,7 +59,7 @@ def test_the_commands_of_the_tutorial(tmp_path):
 
 
 def test_the_files_of_the_how_to_say_what_they_should():
-    namespace = Namespace.model_validate(tomllib.loads(shown("namespaces/acme.toml")))
+    namespace = converted(Namespace, tomllib.loads(shown("namespaces/acme.toml")))
     assert namespace.publishers[0].workflow == "environment.yml"
     config = parse_user_config(tomllib.loads(shown("config.toml")))
     assert config.attestations is AttestationMode.WHEN_PRESENT

@@ -70,7 +70,7 @@ def test_locked_fails_where_the_lock_would_change(toy, home, tmp_path, capsys):
     lines = tuple(line for line in entry.requirements if not line.startswith("pydantic=="))
     lacking = {"requirements": lines, "requirements_sha256": digest_of(lines)}
     for changes in ({"python": "3.99"}, lacking):
-        write_lock(path, Lock().merged([entry.model_copy(update=changes)]))
+        write_lock(path, Lock().merged([entry.changed(**changes)]))
         changed = path.read_bytes()
         code, _, err = env(capsys, "sync", "--locked")
         assert code == 2
@@ -94,7 +94,7 @@ def test_prune_removes_what_the_lock_does_not_name(toy, home, tmp_path, capsys):
 def test_a_registry_with_other_bytes_is_refused(toy, home, tmp_path):
     root = Path(toy.address)
     release = toy_publication(code="evil = 1\n").release
-    (root / "index/acme/toy.jsonl").write_text(f"{release.model_dump_json(by_alias=True)}\n")
+    (root / "index/acme/toy.jsonl").write_text(f"{release.as_json().decode()}\n")
     shutil.rmtree(home)
     (entry,) = read_lock(tmp_path / "telescope.lock").environments
     with pytest.raises(RegistryError, match=r"is locked with wheel sha256 .* never replaced"):

@@ -31,9 +31,9 @@ from telescope_envs.records.publication import (
 )
 from telescope_envs.records.release import Publisher
 from telescope_envs.registry import Registry
-from telescope_envs.registry.addresses import parse_address
 from telescope_envs.registry.config import (
     AttestationMode,
+    parse_address,
     read_user_config,
 )
 
@@ -95,7 +95,7 @@ def test_what_the_publishers_workflow_signed_holds(sign, policy, sigstore):
     assert sigstore.entries == before + 1
     assert release.attestation_sha256 == hashlib.sha256(bundle).hexdigest()
     assert check_attestation(release, TOY.wheel, bundle, policy) == workflow()
-    any_workflow = policy.publishers[0].model_copy(update={"workflow": ""})
+    any_workflow = policy.publishers[0].changed(workflow="")
     wider = AttestationPolicy(
         mode=AttestationMode.WHEN_PRESENT,
         publishers=(any_workflow,),
@@ -128,7 +128,7 @@ def test_a_bundle_for_another_wheel(sign, policy):
     other = toy_publication(code="# other\n")
     _, bundle = sign(publication=other)
     digest = hashlib.sha256(bundle).hexdigest()
-    release = TOY.release.model_copy(update={"attestation_sha256": digest})
+    release = TOY.release.changed(attestation_sha256=digest)
     refused("is about something else", release, bundle, policy)
 
 
@@ -136,7 +136,7 @@ def test_a_bundle_for_another_version_of_the_same_bytes(sign, policy):
     later = toy_publication("0.2.0")
     _, bundle = sign(publication=later)
     digest = hashlib.sha256(bundle).hexdigest()
-    release = TOY.release.model_copy(update={"attestation_sha256": digest})
+    release = TOY.release.changed(attestation_sha256=digest)
     refused("is about something else", release, bundle, policy)
 
 
@@ -147,7 +147,7 @@ def test_a_changed_statement(sign, policy):
     opened["dsseEnvelope"]["payload"] = payload[:-8] + "AAAA" + payload[-4:]
     changed = json.dumps(opened).encode()
     digest = hashlib.sha256(changed).hexdigest()
-    release = TOY.release.model_copy(update={"attestation_sha256": digest})
+    release = TOY.release.changed(attestation_sha256=digest)
     refused("is not valid", release, changed, policy)
 
 
@@ -192,7 +192,7 @@ def test_the_public_root_of_trust_is_there_without_a_network_and_trusts_no_other
 
 def test_what_is_no_bundle(policy):
     digest = hashlib.sha256(b"{}").hexdigest()
-    release = TOY.release.model_copy(update={"attestation_sha256": digest})
+    release = TOY.release.changed(attestation_sha256=digest)
     refused("is not valid", release, b"{}", policy)
 
 

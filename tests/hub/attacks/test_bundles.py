@@ -109,7 +109,7 @@ def test_a_lock_unlike_the_manifest_is_refused(environments, lock, tmp_path, ref
 def test_one_bad_wheel_keeps_out_all_the_others(tmp_path: Path, refused) -> None:
     data = b"no wheel"
     about = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
-    release = TOY.release.model_copy(update={"wheel": TOY.release.wheel.model_copy(update=about)})
+    release = TOY.release.changed(wheel=TOY.release.wheel.changed(**about))
     bad = replace(TOY, release=release, wheel=data)
     lock = Lock(environments=(entry_of(PET), entry_of(bad)))
     path = write_files(

@@ -70,7 +70,7 @@ def test_a_request_that_takes_longer_is_not_cut_off(tmp_path):
     with limited(tmp_path / "hub", options) as hub:
         publication = publication_now()
         with Sender(hub.address, hub.token()) as sender:
-            record = publication.release.model_dump_json(by_alias=True).encode()
+            record = publication.release.as_json()
             files = {"record": ("r", record), "wheel": ("w", publication.wheel)}
             request = sender.build_request("POST", "api/releases", files=files)
             content = request.read()

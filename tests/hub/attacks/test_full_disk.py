@@ -53,8 +53,8 @@ def test_no_room_for_the_record(hub):
         with database.transaction() as writer:
             (pages,) = writer.execute("PRAGMA page_count").fetchone()
             writer.execute(f"PRAGMA max_page_count = {pages}")
-        long = publication.release.model_copy(update={"tags": ("x" * 900,) * 100})
-        answer = sender.publish(publication, record=long.model_dump_json(by_alias=True))
+        long = publication.release.changed(tags=("x" * 900,) * 100)
+        answer = sender.publish(publication, record=long.as_json().decode())
         assert (answer.status_code, "is full" in answer.text) == (507, True), answer.text
         assert stored_files(hub.store.data) == set()
         with database.transaction() as writer:

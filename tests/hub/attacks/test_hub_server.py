@@ -146,8 +146,8 @@ def test_a_record_that_is_nested_too_deeply(hub):
 def with_wheel(data: bytes) -> Publication:
     """Return the toy's release with other bytes, honestly hashed."""
     release = publication_now().release
-    wheel = release.wheel.model_copy(update={"sha256": sha256(data), "size": len(data)})
-    return Publication(release=release.model_copy(update={"wheel": wheel}), wheel=data)
+    wheel = release.wheel.changed(sha256=sha256(data), size=len(data))
+    return Publication(release=release.changed(wheel=wheel), wheel=data)
 
 
 def bomb(*, num_names: int) -> bytes:
@@ -227,7 +227,7 @@ def test_a_record_unlike_its_wheel(hub):
         refused(sender.publish(swapped), 422, "is not the one that was published")
         renamed = publication_now(factory="telescope_env_acme_toy:Other")
         refused(sender.publish(renamed), 422, "its factory is")
-        far = honest.release.wheel.model_copy(update={"urls": ("http://evil.example/x.whl",)})
+        far = honest.release.wheel.changed(urls=("http://evil.example/x.whl",))
         refused(sender.publish(publication_now(wheel=far)), 422, "wheel.urls must be")
 
 

@@ -59,15 +59,13 @@ def make_wheel_with_needs(rewrite):
         text = metadata_of(plain.wheel, info)
         lines = "".join(f"Requires-Dist: {need}\n" for need in needs)
         wheel = rewrite(plain.wheel, {info: f"{text}{lines}".encode()})
-        file = plain.release.wheel.model_copy(
-            update={
-                "sha256": hashlib.sha256(wheel).hexdigest(),
-                "size": len(wheel),
-                "metadata_sha256": hashlib.sha256(f"{text}{lines}".encode()).hexdigest(),
-            }
+        file = plain.release.wheel.changed(
+            sha256=hashlib.sha256(wheel).hexdigest(),
+            size=len(wheel),
+            metadata_sha256=hashlib.sha256(f"{text}{lines}".encode()).hexdigest(),
         )
         every = (*plain.release.requires_dist, *needs)
-        release = plain.release.model_copy(update={"wheel": file, "requires_dist": every})
+        release = plain.release.changed(wheel=file, requires_dist=every)
         return type(plain)(release=release, wheel=wheel)
 
     return apply

@@ -137,7 +137,7 @@ def test_yanked_is_no_reason_to_go_back(toy_registry, home, tmp_path):
     toy_registry.store.publish(toy_publication("0.2.0"))
     install(toy_registry, "toy", options=options)
     toy_registry.store.change_status(
-        "acme/toy", lambda status: status.model_copy(update={"yanked": {"0.2.0": "pays for junk"}})
+        "acme/toy", lambda status: status.changed(yanked={"0.2.0": "pays for junk"})
     )
     with pytest.raises(RegistryError, match=r"0\.2\.0 is yanked: pays for junk.*type it exactly"):
         install(toy_registry, "toy", options=options)
@@ -152,7 +152,7 @@ def test_a_release_whose_bytes_were_replaced(toy_registry, home, tmp_path):
     other = toy_publication(code="evil = 1\n")
     release = other.release
     (root / release.wheel.urls[0]).write_bytes(other.wheel)
-    (root / "index/acme/toy.jsonl").write_text(f"{release.model_dump_json(by_alias=True)}\n")
+    (root / "index/acme/toy.jsonl").write_text(f"{release.as_json().decode()}\n")
     with pytest.raises(RegistryError, match=r"is locked with wheel sha256 .* never replaced"):
         install(toy_registry, "toy", options=options)
     assert options.lock.read_bytes() == before

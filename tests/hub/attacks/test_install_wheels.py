@@ -33,7 +33,7 @@ def refused(tmp_path, registry, monkeypatch):
         publication = toy_publication(**fields)
         size = {"sha256": hashlib.sha256(wheel).hexdigest(), "size": len(wheel)}
         release = publication.release
-        release = release.model_copy(update={"wheel": release.wheel.model_copy(update=size)})
+        release = release.changed(wheel=release.wheel.changed(**size))
         write(registry, release, wheel)
         with pytest.raises(RegistryError) as raised:
             install(registry, "acme/toy", options=InstallOptions(lock=lock))
@@ -48,7 +48,7 @@ def refused(tmp_path, registry, monkeypatch):
 def write(registry: Registry, release, wheel: bytes) -> None:
     root = Path(registry.address)
     for path, data in (
-        (f"index/{release.id}.jsonl", release.model_dump_json(by_alias=True).encode() + b"\n"),
+        (f"index/{release.id}.jsonl", release.as_json() + b"\n"),
         (release.wheel.urls[0], wheel),
     ):
         (root / path).parent.mkdir(parents=True, exist_ok=True)

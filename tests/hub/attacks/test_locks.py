@@ -21,6 +21,7 @@ from telescope_envs.records.lockfile import (
     read_lock,
     write_lock,
 )
+from telescope_envs.records.model import converted
 
 HASH = "--hash=sha256:" + "a" * 64
 GOOD = f"six==1.17.0 {HASH}"
@@ -142,7 +143,8 @@ def test_every_entry_that_can_be_read_is_built_directly_below_the_data_folder(
 
 def test_an_entry_cannot_be_made_in_code_either() -> None:
     with pytest.raises(ValueError, match="wheel"):
-        LockedEnvironment.model_validate(
+        converted(
+            LockedEnvironment,
             {
                 "id": "acme/toy",
                 "version": "0.1.0",
@@ -153,5 +155,5 @@ def test_an_entry_cannot_be_made_in_code_either() -> None:
                 "python": "3.11",
                 "requirements": (),
                 "requirements_sha256": digest_of(()),
-            }
+            },
         )

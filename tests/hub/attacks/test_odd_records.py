@@ -15,6 +15,7 @@ from telescope_envs.records.documents import (
     read_json,
     read_toml,
 )
+from telescope_envs.records.model import converted
 from telescope_envs.records.release import (
     Publisher,
     RegistryConfig,
@@ -67,10 +68,10 @@ def test_an_alias_of_nothing_says_so_and_suggests_no_dead_name(registry: Registr
     ],
 )
 def test_a_requirement_that_is_none_is_refused_with_the_record(text: str) -> None:
-    record = TOY.release.model_dump(mode="json", by_alias=True)
-    Release.model_validate({**record, "requires_dist": ["six>=1; extra == 'more'", "six"]})
+    record = TOY.release.as_table()
+    converted(Release, {**record, "requires_dist": ["six>=1; extra == 'more'", "six"]})
     with pytest.raises(ValueError, match="requires_dist"):
-        Release.model_validate({**record, "requires_dist": [text]})
+        converted(Release, {**record, "requires_dist": [text]})
 
 
 @pytest.mark.parametrize(
@@ -96,9 +97,9 @@ def test_a_configuration_that_means_nothing_is_refused(field, value, registry: R
 
 @pytest.mark.parametrize("name", ["../x.whl", "a/b.whl", "x" * 5000, "a\0.whl", "-x.whl", ".x", ""])
 def test_the_name_of_a_wheel_is_a_plain_name(name: str) -> None:
-    record = TOY.release.wheel.model_dump()
+    record = TOY.release.wheel.as_table()
     with pytest.raises(ValueError, match="filename"):
-        WheelFile.model_validate({**record, "filename": name})
+        converted(WheelFile, {**record, "filename": name})
 
 
 @pytest.mark.parametrize(

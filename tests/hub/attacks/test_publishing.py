@@ -15,7 +15,7 @@ from tests.hub.projects import toy_publication, write_registry
 from telescope_core.errors import RegistryError
 from telescope_envs.records.files import locked
 from telescope_envs.registry import Registry
-from telescope_envs.registry.stores.local import LocalStore
+from telescope_envs.registry.stores.folder import LocalStore
 
 FORK = multiprocessing.get_context("fork")
 WAIT_S = 30
@@ -218,7 +218,7 @@ def test_a_name_that_would_be_the_same_package_is_refused(place):
 def test_a_wheel_that_would_be_stored_elsewhere_is_refused(place, url):
     publication = toy_publication("1.0.0")
     filename = publication.release.wheel.filename
-    wheel = publication.release.wheel.model_copy(update={"urls": (url.format(filename),)})
+    wheel = publication.release.wheel.changed(urls=(url.format(filename),))
     before = files_of(place)
     with pytest.raises(RegistryError, match="needs a URL relative to the registry"):
         LocalStore(place).publish(toy_publication("1.0.0", wheel=wheel))

@@ -10,7 +10,7 @@ from telescope_cli.main import main
 from telescope_core.errors import UnknownNameError
 from telescope_envs.records.catalog import write_catalog
 from telescope_envs.registry import Opening, locate_release
-from telescope_envs.registry.stores.local import LocalStore
+from telescope_envs.registry.stores.folder import LocalStore
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from telescope_envs.records.lockfile import (
     Lock,
     write_lock,
 )
+from telescope_envs.records.model import converted
 from telescope_envs.registry import Registry
 
 DEEP, LONG = 100_000, 5_000
@@ -171,11 +172,12 @@ def place(registry: Registry, home: Path, tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.chdir(work)
     write_project(work / "project", needs=("telescope-core", "six>=1"))
     write_lock(work / "telescope.lock", Lock(environments=(entry_of(toy, registry=str(root)),)))
-    installation = Installation.model_validate(
-        {"registry": str(root), "installed_at": "2026-11-21T12:00:00Z", "release": toy.release}
+    installation = converted(
+        Installation,
+        {"registry": str(root), "installed_at": "2026-11-21T12:00:00Z", "release": toy.release},
     )
     for folder, name, text in (
-        ("environments/acme", "toy.json", installation.model_dump_json(by_alias=True)),
+        ("environments/acme", "toy.json", installation.as_json().decode()),
         ("links/acme", "toy.json", link_to(work / "project")),
         (f"cache/wheels/{'a' * 64}", "release.json", cached(installation)),
     ):
@@ -191,7 +193,7 @@ def link_to(folder: Path) -> str:
 
 
 def cached(installation: Installation) -> str:
-    release = installation.release.model_dump(mode="json", by_alias=True)
+    release = installation.release.as_table()
     return json.dumps({"registry": installation.registry, "release": release})
 
 

@@ -12,7 +12,7 @@ from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.errors import ConfigError, EnvironmentLoadError
 from telescope_core.locate import locate_environment
 from telescope_envs.install.data import venv_folder
-from telescope_envs.records.linked import links
+from telescope_envs.records.links import links
 from telescope_train.checkpoints.folders import CheckpointManifest
 from telescope_train.checkpoints.resume import resume_point
 from telescope_train.config.schema import TrainConfig

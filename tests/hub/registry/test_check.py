@@ -75,7 +75,7 @@ def edit(place: Path, path: str, old: str, new: str) -> None:
 
 def append(place: Path, publication) -> None:
     with (place / f"index/{publication.release.id}.jsonl").open("a") as lines:
-        lines.write(f"{publication.release.model_dump_json(by_alias=True)}\n")
+        lines.write(f"{publication.release.as_json().decode()}\n")
     (place / publication.release.wheel.urls[0]).write_bytes(publication.wheel)
 
 

@@ -13,7 +13,7 @@ from tests.hub.static_host import static_host
 
 from telescope_cli.main import main
 from telescope_envs.registry import Opening, locate_release, open_registry
-from telescope_envs.registry.stores.local import LocalStore
+from telescope_envs.registry.stores.folder import LocalStore
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/host-a-registry.md"
 

@@ -8,8 +8,7 @@ from tests.hub.static_host import static_host
 from telescope_core.errors import ConfigError, RegistryError, UnknownNameError
 from telescope_envs.records.release import Status
 from telescope_envs.registry import Opening, locate_release, open_registry, open_writable
-from telescope_envs.registry.addresses import parse_address
-from telescope_envs.registry.config import find_address
+from telescope_envs.registry.config import find_address, parse_address
 from telescope_envs.server.auth import Scope
 
 

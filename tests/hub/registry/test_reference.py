@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import msgspec
-from pydantic import BaseModel
 
 from telescope_envs.records.catalog import CatalogRow
 from telescope_envs.records.release import SCHEMAS
@@ -14,14 +13,14 @@ PAGE = (Path(__file__).parents[3] / "docs/reference/registry-format.md").read_te
 NAMED = set(re.findall(r"`\[?([a-z0-9_.-]+)\]?`", PAGE))
 
 
-def fields_of(record: type[BaseModel]) -> set[str]:
+def fields_of(record: type[msgspec.Struct]) -> set[str]:
     """Return the names of the fields of a record and of the records inside it."""
     names: set[str] = set()
-    for name, field in record.model_fields.items():
-        names.add(field.alias or name)
-        inner = (field.annotation, *getattr(field.annotation, "__args__", ()))
+    for field in msgspec.structs.fields(record):
+        names.add(field.encode_name)
+        inner = (field.type, *getattr(field.type, "__args__", ()))
         for part in inner:
-            if isinstance(part, type) and issubclass(part, BaseModel):
+            if isinstance(part, type) and issubclass(part, msgspec.Struct):
                 names |= fields_of(part)
     return names
 

@@ -18,7 +18,7 @@ from telescope_envs.registry import Registry
 from telescope_envs.registry.simple_index import (
     project_html,
     project_json,
-    project_name,
+    project_of,
     projects_html,
     simple_files,
 )
@@ -143,10 +143,8 @@ def test_a_wheel_that_is_not_its_record_is_not_handed_on(place, tmp_path):
 
 def with_urls(*urls: str) -> list:
     release = toy_publication().release
-    wheel = WheelFile(**{**release.wheel.model_dump(), "urls": urls})
-    return simple_files(
-        [release.model_copy(update={"wheel": wheel})], Status(), to_root="../", has_metadata=True
-    )
+    wheel = WheelFile(**{**release.wheel.as_table(), "urls": urls})
+    return simple_files([release.changed(wheel=wheel)], Status(), to_root="../", has_metadata=True)
 
 
 @pytest.mark.parametrize("url", ["javascript:alert(1)", "data:text/html,x", "../x.whl", "//x/y"])
@@ -169,5 +167,5 @@ def test_a_reason_of_no_words_still_yanks():
     files = simple_files([release], Status(yanked={"0.1.0": ""}), to_root="", has_metadata=False)
     assert Links(project_html("x", files)).links[0]["data-yanked"] == ""
     assert json.loads(project_json("x", files))["files"][0]["yanked"] is True
-    assert project_name(release) == "telescope-env-acme-toy"
+    assert project_of(release.id) == "telescope-env-acme-toy"
     assert Links(projects_html(["b", "a"])).links == [{"href": "a/"}, {"href": "b/"}]

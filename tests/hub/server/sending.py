@@ -24,7 +24,7 @@ class Sender(httpx.Client):
 
     def publish(self, publication: Publication, *, record: str = "", **parts) -> httpx.Response:
         """Send a publication; `record` replaces its record, `parts` are further parts."""
-        line = record or publication.release.model_dump_json(by_alias=True)
+        line = record or publication.release.as_json().decode()
         files = {
             "record": ("record.json", line.encode()),
             "wheel": (publication.release.wheel.filename, publication.wheel),

@@ -98,5 +98,5 @@ def test_a_catalogue_follows_every_change(store):
     assert versions() == [("acme/toy", "0.1.0", 1)]
     store.publish(toy_publication("0.2.0"))
     assert versions() == [("acme/toy", "0.2.0", 2)]
-    store.change_status("acme/toy", lambda s: s.model_copy(update={"yanked": {"0.2.0": "wrong"}}))
+    store.change_status("acme/toy", lambda s: s.changed(yanked={"0.2.0": "wrong"}))
     assert versions() == [("acme/toy", "0.1.0", 2)]

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 from tests.hub.projects import TOY
 
-from telescope_envs.records.linked import (
-    links,
-    read_project,
-)
+from telescope_envs.records.links import links
+from telescope_envs.records.projects import read_project
 
 PLAY = """
 import asyncio, json
@@ -116,7 +114,7 @@ def test_a_link_shows_its_settings_and_needs(telescope, make_project):
         ),
         (
             lambda project: replace(project, 'toy = "telescope', 'tiy = "telescope'),
-            "project.name must be telescope-env-<owner>-tiy",
+            "must be named telescope-env-<owner>-tiy",
         ),
         (
             lambda project: replace(project, ":Toy", ":Toi"),

@@ -20,17 +20,15 @@ from telescope_envs.records.installed import (
     Installation,
     write_record,
 )
-from telescope_envs.records.inventory import LOCK_NAME
-from telescope_envs.records.linked import (
-    read_project,
-    write_link,
-)
+from telescope_envs.records.links import write_link
 from telescope_envs.records.lockfile import (
+    LOCK_NAME,
     Lock,
     LockedEnvironment,
     digest_of,
     write_lock,
 )
+from telescope_envs.records.projects import read_project
 
 SIX = ("six==1.16.0 --hash=sha256:" + "1" * 64,)
 
@@ -59,9 +57,7 @@ def install(home, registry, tmp_path) -> Callable[..., LockedEnvironment]:
             interpreter=str(python),
             locked=locked,
         )
-        (venv_folder(locked) / "telescope.json").write_text(
-            installation.model_dump_json(by_alias=True)
-        )
+        (venv_folder(locked) / "telescope.json").write_text(installation.as_json().decode())
         write_record(installation)
         return locked
 
@@ -109,9 +105,7 @@ def test_a_lock_is_found_above_the_working_directory(install, monkeypatch):
 
 def test_what_is_locked_and_not_installed_is_synced_first(install):
     installed = install("0.1.0")
-    wanted = installed.model_copy(
-        update={"requirements": SIX, "requirements_sha256": digest_of(SIX)}
-    )
+    wanted = installed.changed(requirements=SIX, requirements_sha256=digest_of(SIX))
     path = lock(wanted)
     with pytest.raises(EnvironmentLoadError, match="run: telescope env sync") as refused:
         locate_environment("toy")
@@ -130,7 +124,7 @@ def test_versions_are_respected(install):
 
 
 def test_a_lock_of_another_python_is_not_used(install):
-    lock(install().model_copy(update={"python": "3.4"}))
+    lock(install().changed(python="3.4"))
     with pytest.raises(EnvironmentLoadError, match=r"for Python 3\.4, but this is"):
         locate_environment("toy")
 

@@ -12,8 +12,7 @@ from tests.hub.using.test_locator import install, lock
 
 from telescope_core.errors import EnvironmentLoadError
 from telescope_envs.install.updating import plan_update
-from telescope_envs.records.inventory import LOCK_NAME
-from telescope_envs.records.lockfile import read_lock
+from telescope_envs.records.lockfile import LOCK_NAME, read_lock
 from telescope_envs.records.release import (
     Dataset,
     RewardRange,

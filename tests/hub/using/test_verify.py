@@ -123,14 +123,12 @@ def record(locked=None, **fields) -> Installation:
 
 
 def test_packages_that_are_not_the_locked_ones_are_found(venv):
-    locked = lock_of(toy_publication().release, "x").model_copy(
-        update={
-            "requirements": (
-                "one==1.0 --hash=sha256:0",
-                "three==3.0 ; python_version >= '3' --hash=sha256:0",
-                "four==4.0 ; sys_platform == 'nowhere' --hash=sha256:0",
-            )
-        }
+    locked = lock_of(toy_publication().release, "x").changed(
+        requirements=(
+            "one==1.0 --hash=sha256:0",
+            "three==3.0 ; python_version >= '3' --hash=sha256:0",
+            "four==4.0 ; sys_platform == 'nowhere' --hash=sha256:0",
+        )
     )
     found = {one.what: one.text for one in lock_findings(record(), locked, packages(venv))}
     assert found == {

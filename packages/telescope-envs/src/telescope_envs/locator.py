@@ -17,7 +17,6 @@ from telescope_core.code_names import names_folder
 from telescope_core.errors import ConfigError, EnvironmentLoadError, TelescopeError, unknown_name
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.install.adapted import (
-    adapted_links,
     locate_adapted,
 )
 from telescope_envs.install.data import find_built
@@ -31,20 +30,15 @@ from telescope_envs.records.installed import (
     InstalledEnvironment,
     installed_environments,
 )
-from telescope_envs.records.inventory import find_lock
-from telescope_envs.records.linked import (
-    Link,
-    LinkedProject,
-    links,
-    read_project,
-    source_digest,
-)
+from telescope_envs.records.links import Link, adapted_links, links
 from telescope_envs.records.lockfile import (
     LockedEnvironment,
+    find_lock,
     read_lock,
 )
-from telescope_envs.registry.addresses import parse_address
+from telescope_envs.records.projects import LinkedProject, read_project, source_digest
 from telescope_envs.registry.config import (
+    parse_address,
     read_user_config,
     user_file,
 )

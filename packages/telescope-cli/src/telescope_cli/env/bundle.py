@@ -32,10 +32,10 @@ from telescope_envs.install.open_bundle import (
     opened_bundle,
 )
 from telescope_envs.install.steps import InstallOptions
-from telescope_envs.records.inventory import find_lock
 from telescope_envs.records.lockfile import (
     Lock,
     LockedEnvironment,
+    find_lock,
     read_lock,
 )
 from telescope_envs.registry import Opening, Registry, locate_release, open_registry

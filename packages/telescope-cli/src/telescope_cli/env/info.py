@@ -21,9 +21,9 @@ from telescope_envs.install.settings import (
     declared_settings,
 )
 from telescope_envs.locator import InstalledLocator
-from telescope_envs.records.inventory import find_lock
 from telescope_envs.records.lockfile import (
     LockedEnvironment,
+    find_lock,
     read_lock,
 )
 from telescope_envs.registry import Registry, Release, Status, resolve
@@ -136,13 +136,13 @@ def _show_unpublished(here: EnvironmentLocation, *, as_json: bool) -> None:
 def _as_json(about: _About) -> dict[str, Any]:
     settings = about.settings
     return {
-        **about.release.model_dump(mode="json", by_alias=True),
-        "status": about.status.model_dump(mode="json", by_alias=True),
+        **about.release.as_table(),
+        "status": about.status.as_table(),
         "versions": about.versions,
         "registry": about.registry,
         "installed": about.here.version if about.here is not None else None,
         "place": about.here.place.value if about.here is not None else None,
-        "locked": about.locked.model_dump(mode="json") if about.locked is not None else None,
+        "locked": about.locked.as_table() if about.locked is not None else None,
         "settings": None if settings is None else [asdict(setting) for setting in settings],
     }
 

@@ -25,9 +25,8 @@ from telescope_envs.install.adapted import unlink_adapted
 from telescope_envs.install.install import install as install_environment
 from telescope_envs.install.install import uninstall as uninstall_environment
 from telescope_envs.install.steps import InstallOptions
-from telescope_envs.records.inventory import find_lock
-from telescope_envs.records.linked import unlink
-from telescope_envs.records.lockfile import lock_path
+from telescope_envs.records.links import unlink
+from telescope_envs.records.lockfile import find_lock, lock_path
 from telescope_envs.registry import (
     Opening,
     Registry,

@@ -9,7 +9,7 @@ import typer
 from telescope_cli.env.options import JsonOption
 from telescope_core.adapters.schemes import adapted, require_adapted
 from telescope_core.errors import ConfigError
-from telescope_envs.install.adapted import link_adapted
+from telescope_envs.install.adapted import framework_version, link_adapted
 from telescope_envs.install.loading import link as link_folder
 
 
@@ -42,7 +42,7 @@ def link(
     else:
         require_adapted(target)
         found = link_adapted(target, packages=packages or (), settings=_settings(settings))
-        about = {"id": found.name, "version": found.version, "python": found.interpreter}
+        about = {"id": found.name, "version": framework_version(found), "python": found.interpreter}
     if as_json:
         typer.echo(json.dumps(about))
         return

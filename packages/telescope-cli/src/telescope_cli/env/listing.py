@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
@@ -11,13 +11,9 @@ from packaging.version import InvalidVersion, Version
 from telescope_cli.env.options import JsonOption, RegistryOption, read_catalog
 from telescope_core.errors import TelescopeError, unknown_name
 from telescope_envs.records.catalog import CatalogRow
-from telescope_envs.records.inventory import (
-    ListedInstallation,
-    find_lock,
-    listed_adapted,
-    listed_installations,
-    listed_links,
-)
+from telescope_envs.records.installed import InstalledEnvironment, installed_environments
+from telescope_envs.records.links import AdaptedLink, adapted_links, linked_project, links
+from telescope_envs.records.lockfile import find_lock, read_lock
 
 WIDTH = 80
 _WIDEST_ID = 34
@@ -78,8 +74,9 @@ def list_environments(
 
 def listed_environments(catalog: Iterable[CatalogRow]) -> list[ListedEnvironment]:
     """Return the rows of `catalog` and of local environments that are not in it, sorted by id."""
-    here = {found.id: found for found in [*listed_installations(), *listed_adapted()]}
-    linked = listed_links()
+    here = {found.id: _of_installed(found) for found in installed_environments()}
+    here |= {link.name: _of_adapted(link) for link in adapted_links()}
+    linked = {link.id: Path(link.folder) for link in links()}
     locked = _locked_versions()
     published = {row.id: row for row in catalog}
     ids = sorted({*published, *here, *locked, *linked})
@@ -89,10 +86,24 @@ def listed_environments(catalog: Iterable[CatalogRow]) -> list[ListedEnvironment
     ]
 
 
+class _Here(NamedTuple):
+    version: str
+    summary: str
+
+
+def _of_installed(found: InstalledEnvironment) -> _Here:
+    return _Here(found.version, found.summary if found.is_recorded else "not from a registry")
+
+
+def _of_adapted(link: AdaptedLink) -> _Here:
+    needs = ", ".join(link.requirements) or "a server"
+    return _Here("-", f"played through its framework: {needs}")
+
+
 def _listed(
     name: str,
     row: CatalogRow | None,
-    here: ListedInstallation | None,
+    here: _Here | None,
     linked: Path | None,
     locked: str | None,
 ) -> ListedEnvironment:
@@ -115,26 +126,22 @@ def _listed(
 
 def _linked_version(name: str, folder: Path) -> str:
     """Return the project's current version; "broken" if it is missing, invalid or another one."""
-    from telescope_envs.records.linked import linked_project
-
     try:
         return linked_project(name, folder).version
     except TelescopeError:
         return "broken"
 
 
-def _own_summary(here: ListedInstallation | None) -> str:
+def _own_summary(here: _Here | None) -> str:
     if here is None:
         return "locked, not installed, not in the registry"
-    return here.summary if here.is_from_registry else "not from a registry"
+    return here.summary
 
 
 def _locked_versions() -> dict[str, str]:
     path = find_lock()
     if path is None:
         return {}
-    from telescope_envs.records.lockfile import read_lock
-
     return {one.id: one.version for one in read_lock(path).environments}
 
 

@@ -2,18 +2,14 @@
 
 import sys
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
-from telescope_envs.records.inventory import (
-    listed_installations,
-    listed_links,
-)
-from telescope_envs.registry.quick import (
-    Catalog,
-    quick_catalog,
-)
+from telescope_envs.records.catalog import CatalogRow
+from telescope_envs.records.installed import installed_environments
+from telescope_envs.records.links import links
+from telescope_envs.registry import open_registry
 
 RegistryOption = Annotated[
     str | None,
@@ -47,13 +43,17 @@ FixtureRowsOption = Annotated[
 ]
 
 
-def read_catalog(registry: str | None = None) -> Catalog:
-    """Return the registry's catalog, without opening the registry in full if possible."""
-    quick = quick_catalog(registry)
-    if quick is not None:
-        return quick
-    from telescope_envs.registry import open_registry
+class Catalog(NamedTuple):
+    """A summary of what a registry contains."""
 
+    address: str
+    rows: list[CatalogRow]
+    aliases: list[str]
+    """Bare names."""
+
+
+def read_catalog(registry: str | None = None) -> Catalog:
+    """Return the catalog of a registry."""
     opened = open_registry(registry)
     return Catalog(opened.address, opened.catalog(), [*opened.aliases()])
 
@@ -67,7 +67,7 @@ def complete_name(incomplete: str) -> list[str]:
 
 def complete_installed(incomplete: str) -> list[str]:
     """Return the installed names that begin with `incomplete`."""
-    ids = [*(found.id for found in listed_installations()), *listed_links()]
+    ids = [one.id for one in [*installed_environments(), *links()]]
     names = {one.rpartition("/")[2] for one in ids}
     return sorted(name for name in names if name.startswith(incomplete))
 

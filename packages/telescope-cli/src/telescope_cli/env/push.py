@@ -83,7 +83,7 @@ def _ask(question: str) -> bool:
 
 
 def _show(result: PushResult) -> None:
-    typer.echo(result.release.model_dump_json(by_alias=True, indent=2))
+    typer.echo(result.release.as_json(indent=2).decode())
     if result.previous is None:
         typer.echo("\nThis would be the first release.\n")
         return
@@ -101,7 +101,7 @@ def _as_data(result: PushResult) -> dict[str, Any]:
     return {
         "state": result.state,
         "registry": result.registry,
-        "release": result.release.model_dump(mode="json", by_alias=True),
+        "release": result.release.as_table(),
         "previous": result.previous.version if result.previous else None,
         "changes": [
             {"what": one.what, "before": one.before, "after": one.after} for one in result.changes

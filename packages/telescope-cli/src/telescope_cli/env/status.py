@@ -78,7 +78,7 @@ def _require_reason(reason: str, *, undo: bool) -> None:
 
 def _tell(change: StatusChange, said: str, *, as_json: bool) -> None:
     if as_json:
-        status = change.status.model_dump(mode="json", by_alias=True)
+        status = change.status.as_table()
         typer.echo(json.dumps({"id": change.id, "status": status, "effect": change.effect}))
         return
     typer.echo(f"{said}\n{change.effect}")

@@ -20,9 +20,9 @@ from telescope_envs.install.sync import (
     prune,
     sync_environment,
 )
-from telescope_envs.records.inventory import find_lock
 from telescope_envs.records.lockfile import (
     LockedEnvironment,
+    find_lock,
     read_lock,
 )
 from telescope_envs.registry import Opening, Registry, open_registry

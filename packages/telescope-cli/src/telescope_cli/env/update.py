@@ -19,10 +19,10 @@ from telescope_envs.records.installed import (
     Installation,
     installed_environments,
 )
-from telescope_envs.records.inventory import find_lock
-from telescope_envs.records.linked import links
+from telescope_envs.records.links import links
 from telescope_envs.records.lockfile import (
     Lock,
+    find_lock,
     read_lock,
 )
 from telescope_envs.records.release import Release

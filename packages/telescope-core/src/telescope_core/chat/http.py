@@ -225,6 +225,10 @@ _ADVICE = {
     422: "the endpoint does not accept one of the settings",
     429: "too many requests: lower the concurrency",
 }
+_NO_TOOL_CALLS = (
+    "the endpoint reads no tool calls of this model: set --env.tool_call_format xml, which writes "
+    "tools and calls as text, or start its server with a reader of the model's calls"
+)
 
 
 def _refusal(
@@ -235,6 +239,8 @@ def _refusal(
         advice = f"it has moved to {moved_to}: use that as the base URL"
     if wait:
         advice += f" (the server asked to wait: Retry-After {wait})"
+    if status == 400 and b"--enable-auto-tool-choice" in content:
+        advice = _NO_TOOL_CALLS
     answer = quote(content)
     text = f"{url} answered {status}: {answer or 'nothing'}; {advice}"
     return EndpointError(text, status=status, answer=answer)

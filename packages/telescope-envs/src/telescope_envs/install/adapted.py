@@ -14,9 +14,9 @@ from importlib.metadata import distribution, version
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from telescope_core.adapters.schemes import Adapted, Framework, require_adapted
 from telescope_core.errors import ConfigError, EnvironmentLoadError
@@ -35,36 +35,11 @@ from telescope_envs.processes.uv import (
     Uv,
     wheels_only,
 )
-from telescope_envs.records.files import data_folder, locked, remove_tree
-from telescope_envs.records.inventory import adapted_folder
+from telescope_envs.records.files import data_folder, locked, remove_tree, write_atomically
+from telescope_envs.records.links import AdaptedLink, adapted_links, adapted_path
 
 _LOAD_LIMIT_S = 300.0
 _DIGITS = 16
-
-
-class AdaptedLink(BaseModel):
-    """The record of a link."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
-
-    name: str
-    """`SCHEME:ID`."""
-    factory: str
-    interpreter: str
-    """Python that has the framework; empty = the running one, where the adapter needs none."""
-    config: dict[str, Any] = Field(default_factory=dict[str, Any])
-    requirements: tuple[str, ...] = ()
-    dependencies: tuple[str, ...] = ()
-    """`name==version` of each package beside it."""
-    linked_at: datetime
-
-    @property
-    def version(self) -> str:
-        """The version of the framework; "0" where there is none."""
-        found = require_adapted(self.name)
-        names = {one.distribution for one in found.frameworks}
-        pins = dict(pin.split("==", 1) for pin in self.dependencies if "==" in pin)
-        return next((pins[name] for name in sorted(names) if name in pins), "0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,25 +83,8 @@ def link_adapted(
         dependencies=pins,
         linked_at=datetime.now(UTC),
     )
-    path = _record_path(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
-    scratch.write_text(link.model_dump_json(indent=2))
-    os.replace(scratch, path)
+    write_atomically(adapted_path(name), link.as_json(indent=2))
     return link
-
-
-def adapted_links() -> list[AdaptedLink]:
-    """Return every link whose Python is still there, in order of name."""
-    found: list[AdaptedLink] = []
-    for path in sorted(adapted_folder().glob("*.json")):
-        try:
-            link = AdaptedLink.model_validate_json(path.read_bytes())
-        except ValidationError:
-            continue  # written by another version of Telescope, so ignored
-        if not link.interpreter or os.path.exists(link.interpreter):
-            found.append(link)
-    return sorted(found, key=lambda link: link.name)
 
 
 def unlink_adapted(name: str) -> AdaptedLink | None:
@@ -135,7 +93,7 @@ def unlink_adapted(name: str) -> AdaptedLink | None:
     link = links.pop(name, None)
     if link is None:
         return None
-    _record_path(name).unlink(missing_ok=True)
+    adapted_path(name).unlink(missing_ok=True)
     if link.interpreter and link.interpreter not in {one.interpreter for one in links.values()}:
         remove_tree(Path(link.interpreter).parents[1])
     return link
@@ -146,11 +104,12 @@ def locate_adapted(name: str) -> EnvironmentLocation | None:
     link = next((link for link in adapted_links() if link.name == name), None)
     if link is None:
         return None
-    content = "\n".join((link.factory, version(CORE), link.model_dump_json(include={"config"})))
+    config = msgspec.json.encode({"config": link.config}).decode()
+    content = "\n".join((link.factory, version(CORE), config))
     digest = hashlib.sha256("\n".join((content, *link.dependencies)).encode()).hexdigest()
     return EnvironmentLocation(
         id=name,
-        version=link.version,
+        version=framework_version(link),
         factory=link.factory,
         interpreter=link.interpreter,
         config=link.config,
@@ -158,6 +117,13 @@ def locate_adapted(name: str) -> EnvironmentLocation | None:
         lock_digest=digest,
         dependencies=link.dependencies,
     )
+
+
+def framework_version(link: AdaptedLink) -> str:
+    """Return the version of the framework; "0" where there is none."""
+    names = {one.distribution for one in require_adapted(link.name).frameworks}
+    pins = dict(pin.split("==", 1) for pin in link.dependencies if "==" in pin)
+    return next((pins[name] for name in sorted(names) if name in pins), "0")
 
 
 def _wanted(found: Adapted, packages: Sequence[str]) -> list[str]:
@@ -237,10 +203,6 @@ def _framework(found: Adapted, pins: Sequence[str]) -> Framework:
             f"tested with {taken}; add --with {found.frameworks[0].requirement}"
         )
     return fitting
-
-
-def _record_path(name: str) -> Path:
-    return adapted_folder() / f"{_digest_of(name)}.json"
 
 
 def _digest_of(text: str) -> str:

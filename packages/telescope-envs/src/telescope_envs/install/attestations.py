@@ -22,9 +22,9 @@ from telescope_envs.records.release import (
     Publisher,
     Release,
 )
-from telescope_envs.registry.addresses import parse_address
 from telescope_envs.registry.config import (
     AttestationMode,
+    parse_address,
     read_user_config,
 )
 from telescope_envs.registry.registry import Registry

@@ -17,29 +17,25 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Annotated
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
-from pydantic import BaseModel, ConfigDict, Field
 
 from telescope_core.errors import EnvironmentLoadError
 from telescope_envs.install.requirements import python_version
 from telescope_envs.install.steps import Progress
 from telescope_envs.processes.running import last_line, run_program
 from telescope_envs.processes.uv import Uv, wheels_only
-from telescope_envs.records.inventory import LOCK_NAME
 from telescope_envs.records.lockfile import (
+    LOCK_NAME,
     REQUIREMENT_LINE,
     Lock,
     LockedEnvironment,
     write_lock,
 )
+from telescope_envs.records.model import Count, Record
 from telescope_envs.records.publication import is_registry_path
-from telescope_envs.records.release import (
-    Release,
-    Sha256,
-)
+from telescope_envs.records.release import Release, check_digest, check_parts
 
 FORMAT_VERSION = 1
 MANIFEST = "bundle.json"
@@ -49,27 +45,23 @@ _CHUNK_BYTES = 1024 * 1024
 _MOMENT = (2020, 1, 1, 0, 0, 0)
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class BundledFile(_Record):
+class BundledFile(Record, frozen=True, kw_only=True):
     """One file of a bundle."""
 
     path: str
-    sha256: Sha256
-    size: Annotated[int, Field(ge=0)]
+    sha256: str
+    size: Count
     """Bytes."""
 
 
-class BundledEnvironment(_Record):
+class BundledEnvironment(Record, frozen=True, kw_only=True):
     """One environment of a bundle, with the record of its release."""
 
     registry: str
     release: Release
 
 
-class Manifest(_Record):
+class Manifest(Record, frozen=True, kw_only=True):
     """`bundle.json`."""
 
     version: int = FORMAT_VERSION
@@ -80,6 +72,13 @@ class Manifest(_Record):
     environments: tuple[BundledEnvironment, ...]
     files: tuple[BundledFile, ...]
     """Every file except the manifest, sorted by path."""
+
+    def check(self) -> None:
+        """Raise RecordProblem for hashes that are none, and for odd releases."""
+        for number, file in enumerate(self.files):
+            check_digest(f"files.{number}.sha256", file.sha256)
+        for one in self.environments:
+            check_parts(one, "release")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +116,7 @@ def write_bundle(parts: Sequence[Part], target: Path, *, progress: Progress) -> 
             ),
             files=tuple(_described(path, root) for path in sorted(root.rglob("*.*"))),
         )
-        (root / MANIFEST).write_text(f"{manifest.model_dump_json(by_alias=True, indent=2)}\n")
+        (root / MANIFEST).write_bytes(manifest.as_json(indent=2) + b"\n")
         progress(f"writing {target}")
         _pack(root, Path(scratch) / "bundle.zip")
         os.replace(Path(scratch) / "bundle.zip", target)

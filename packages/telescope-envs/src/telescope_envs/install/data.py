@@ -9,8 +9,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.records.files import (
     data_folder,
@@ -19,20 +17,23 @@ from telescope_envs.records.files import (
 )
 from telescope_envs.records.installed import Installation, installed_environments
 from telescope_envs.records.lockfile import LockedEnvironment, read_lock
-from telescope_envs.records.release import Release
+from telescope_envs.records.model import Record, read
+from telescope_envs.records.release import Release, check_parts
 
 _RECORD = "release.json"
 PART = ".part-"
 """Prefix of the name of an unfinished folder; the key of its environment follows."""
 
 
-class CachedRelease(BaseModel):
+class CachedRelease(Record, frozen=True, kw_only=True):
     """A release whose wheel is in the cache, and where it came from."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     registry: str
     release: Release
+
+    def check(self) -> None:
+        """Raise RecordProblem if its release has one."""
+        check_parts(self, "release")
 
 
 def wheels_folder() -> Path:
@@ -59,8 +60,8 @@ def cached_releases() -> list[CachedRelease]:
     found: list[CachedRelease] = []
     for path in sorted(wheels_folder().glob(f"*/{_RECORD}")):
         try:
-            found.append(CachedRelease.model_validate_json(path.read_bytes()))
-        except ValidationError:
+            found.append(read(CachedRelease, path.read_bytes()))
+        except ValueError:
             continue  # written by another version of Telescope, so ignored
     return found
 
@@ -79,7 +80,7 @@ def store_wheel(data: bytes, release: Release, *, registry: str) -> Path:
         remove_tree(scratch)
         scratch.mkdir(parents=True)
         (scratch / release.wheel.filename).write_bytes(data)
-        (scratch / _RECORD).write_text(record.model_dump_json(by_alias=True))
+        (scratch / _RECORD).write_bytes(record.as_json())
         remove_tree(folder)  # damaged, or without its record
         os.rename(scratch, folder)
     except OSError as error:
@@ -213,7 +214,7 @@ def find_built(locked: LockedEnvironment) -> Installation | None:
     """Return the record in the virtual environment of `locked`; None if it is not built."""
     folder = venv_folder(locked)
     try:
-        found = Installation.model_validate_json((folder / VENV_RECORD).read_bytes())
+        found = read(Installation, (folder / VENV_RECORD).read_bytes())
     except (OSError, ValueError):
         return None
     is_it = found.locked is not None and found.locked.digest == locked.digest

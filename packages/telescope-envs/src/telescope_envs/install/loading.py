@@ -13,7 +13,8 @@ from typing import Any, Literal
 from telescope_core.errors import EnvironmentLoadError, RegistryError
 from telescope_envs.install.packages import missing_requirements
 from telescope_envs.processes.running import last_line, passed_on, printed_table, run_program
-from telescope_envs.records.linked import LinkedProject, read_project, write_link
+from telescope_envs.records.links import write_link
+from telescope_envs.records.projects import LinkedProject, read_project
 from telescope_envs.records.release import Release
 
 Question = Literal["built", "schema", "declarations", "declared"]
@@ -72,7 +73,7 @@ def probe(python: Path, release: Release) -> None:
     # Not the schema of settings, whose text differs between versions of pydantic.
     recorded: dict[str, object] = {
         "splits": sorted(release.splits),
-        "reward": release.reward.model_dump(),
+        "reward": release.reward.as_table(),
         "network": release.network,
         "secrets": sorted(release.secrets),
     }

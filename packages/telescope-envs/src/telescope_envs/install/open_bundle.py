@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
 from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.install.bundle import (
     ENVIRONMENTS,
@@ -39,16 +37,14 @@ from telescope_envs.install.data import (
 from telescope_envs.install.requirements import python_version
 from telescope_envs.install.steps import Progress
 from telescope_envs.records.files import data_folder, locked
-from telescope_envs.records.inventory import LOCK_NAME
 from telescope_envs.records.lockfile import (
+    LOCK_NAME,
     Lock,
     parse_lock,
 )
-from telescope_envs.rules.wheel import (
-    check_bytes,
-    check_release,
-    read_wheel,
-)
+from telescope_envs.records.model import read
+from telescope_envs.records.publication import check_bytes
+from telescope_envs.rules.wheel import check_release, read_wheel
 
 MAX_BUNDLE_BYTES = 10 * 2**30
 """Default of the largest bundle that is opened, and of what it may unpack to."""
@@ -154,12 +150,9 @@ def _manifest(archive: zipfile.ZipFile, path: Path) -> Manifest:
     if MANIFEST not in archive.namelist():
         raise RegistryError(f"{path} is not a bundle: it has no {MANIFEST}; {_ADVICE}")
     try:
-        manifest = Manifest.model_validate_json(_text(archive, MANIFEST, path))
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        message = f"{path}: {MANIFEST}: {field}: {first['msg']}; {_ADVICE}"
-        raise RegistryError(message) from None
+        manifest = read(Manifest, _text(archive, MANIFEST, path))
+    except ValueError as problem:
+        raise RegistryError(f"{path}: {MANIFEST}: {problem}; {_ADVICE}") from None
     if manifest.version != FORMAT_VERSION:
         raise RegistryError(
             f"{path} has format version {manifest.version}, but this Telescope reads "

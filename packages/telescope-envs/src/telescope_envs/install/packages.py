@@ -7,7 +7,7 @@ refused with an error that says so.
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
@@ -25,9 +25,14 @@ from telescope_envs.processes.uv import (
 _INFO = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._]*)-(?P<version>[^-]+)\.dist-info")
 
 
-def missing_requirements(requires_dist: Iterable[str]) -> list[str]:
-    """Return the direct and indirect requirements that installed packages do not satisfy."""
-    missing: list[str] = []
+Enters = Callable[[Requirement, Distribution], bool]
+"""Whether the requirements of an installed package are followed as well."""
+
+
+def closure(
+    requires_dist: Iterable[str], enters: Enters
+) -> Iterator[tuple[Requirement, Distribution | None]]:
+    """Yield the direct and indirect requirements, each with the installed package, if any."""
     seen: set[tuple[str, str]] = set()
     pending = [(Requirement(text), "") for text in requires_dist]
     while pending:
@@ -37,17 +42,30 @@ def missing_requirements(requires_dist: Iterable[str]) -> list[str]:
         try:
             found = distribution(requirement.name)
         except PackageNotFoundError:
-            missing.append(_without_marker(requirement))
+            yield requirement, None
             continue
-        if not requirement.specifier.contains(found.version, prereleases=True):
-            missing.append(_without_marker(requirement))
+        yield requirement, found
+        if not enters(requirement, found):
             continue
         for wanted_extra in requirement.extras or {""}:
             key = (str(canonicalize_name(requirement.name)), wanted_extra)
             if key not in seen:
                 seen.add(key)
                 pending += [(Requirement(text), wanted_extra) for text in found.requires or []]
+
+
+def missing_requirements(requires_dist: Iterable[str]) -> list[str]:
+    """Return the direct and indirect requirements that installed packages do not satisfy."""
+    missing = [
+        _without_marker(requirement)
+        for requirement, found in closure(requires_dist, _fits)
+        if found is None or not _fits(requirement, found)
+    ]
     return sorted(set(missing))
+
+
+def _fits(requirement: Requirement, found: Distribution) -> bool:
+    return requirement.specifier.contains(found.version, prereleases=True)
 
 
 def installed_pins() -> list[str]:
@@ -109,26 +127,21 @@ CORE = "telescope-core"
 
 
 def installed_closure(requires_dist: Iterable[str]) -> tuple[str, ...]:
-    """Return sorted `name==version` of the installed packages needed, directly or indirectly."""
-    found: dict[str, str] = {}
-    seen: set[tuple[str, str]] = set()
-    pending = [(Requirement(text), "") for text in requires_dist]
-    while pending:
-        requirement, extra = pending.pop()
-        name = str(canonicalize_name(requirement.name))
-        marker = requirement.marker
-        if name == CORE or (marker is not None and not marker.evaluate({"extra": extra})):
-            continue
-        try:
-            here = distribution(requirement.name)
-        except PackageNotFoundError:
-            continue  # reported when the environment is loaded
-        found[name] = here.version
-        for wanted_extra in requirement.extras or {""}:
-            if (name, wanted_extra) not in seen:
-                seen.add((name, wanted_extra))
-                pending += [(Requirement(text), wanted_extra) for text in here.requires or []]
-    return tuple(f"{name}=={version}" for name, version in sorted(found.items()))
+    """Return sorted `name==version` of the installed packages needed, directly or indirectly.
+
+    A package that is missing is reported when the environment is loaded.
+    """
+    found = closure(requires_dist, lambda requirement, _: not _is_core(requirement))
+    pins = {
+        str(canonicalize_name(requirement.name)): package.version
+        for requirement, package in found
+        if package is not None and not _is_core(requirement)
+    }
+    return tuple(f"{name}=={version}" for name, version in sorted(pins.items()))
+
+
+def _is_core(requirement: Requirement) -> bool:
+    return canonicalize_name(requirement.name) == CORE
 
 
 def locked_versions(requirements: Iterable[str]) -> tuple[str, ...]:

@@ -58,6 +58,7 @@ from telescope_envs.records.lockfile import (
     digest_of,
     read_lock,
 )
+from telescope_envs.records.publication import check_bytes
 from telescope_envs.records.release import (
     Release,
     Status,
@@ -68,11 +69,7 @@ from telescope_envs.registry.resolving import (
     parse_request,
     resolve_with_warnings,
 )
-from telescope_envs.rules.wheel import (
-    check_bytes,
-    check_release,
-    read_wheel,
-)
+from telescope_envs.rules.wheel import check_release, read_wheel
 
 
 def check_no_downgrade(

@@ -35,13 +35,8 @@ from telescope_envs.records.files import (
 )
 from telescope_envs.records.installed import Installation
 from telescope_envs.records.lockfile import LockedEnvironment
-from telescope_envs.rules.wheel import (
-    WheelContents,
-    check_bytes,
-    check_release,
-    read_wheel,
-    record_hash,
-)
+from telescope_envs.records.publication import check_bytes
+from telescope_envs.rules.wheel import WheelContents, check_release, read_wheel, record_hash
 
 _INSTALLER = "telescope\n"
 
@@ -111,7 +106,7 @@ def build_venv(plan: Plan, uv: Uv, *, options: InstallOptions, progress: Progres
         _fill(scratch, plan, uv, options=options, progress=progress)
         progress(f"{plan.label}: {Step.PROBE}")
         probe(python_of(scratch), plan.installation.release)
-        (scratch / VENV_RECORD).write_text(plan.installation.model_dump_json(by_alias=True))
+        (scratch / VENV_RECORD).write_bytes(plan.installation.as_json())
         clear_scratch(folder)
         scratch.rename(folder)
     except OSError as error:

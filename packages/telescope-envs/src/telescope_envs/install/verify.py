@@ -39,11 +39,10 @@ from telescope_envs.records.installed import (
     Installation,
     installed_environments,
 )
-from telescope_envs.records.inventory import find_lock
-from telescope_envs.records.lockfile import read_lock
+from telescope_envs.records.lockfile import find_lock, read_lock
+from telescope_envs.records.publication import check_bytes
 from telescope_envs.registry.lookup import open_registry
 from telescope_envs.registry.registry import Registry
-from telescope_envs.rules.wheel import check_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

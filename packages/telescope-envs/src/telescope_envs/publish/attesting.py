@@ -43,7 +43,7 @@ class Attestation:
     def recorded_in(self, release: Release) -> Release:
         """Return `release` with the digest of the bundle."""
         digest = hashlib.sha256(self.data).hexdigest() if self.data else ""
-        return release.model_copy(update={"attestation_sha256": digest})
+        return release.changed(attestation_sha256=digest)
 
 
 def attest_wheel(

@@ -11,16 +11,13 @@ from packaging.version import Version
 from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.publish.build import BuiltWheel
 from telescope_envs.publish.versions import require_above
-from telescope_envs.records.names import (
-    near_names,
-    plain,
-)
 from telescope_envs.records.release import Release
 from telescope_envs.registry.credentials import (
     login_hint,
     token_for,
 )
 from telescope_envs.registry.registry import Registry
+from telescope_envs.rules.admission import is_published, near_ids
 from telescope_envs.validation import LEVELS, Outcome, Report, Verdict
 
 
@@ -32,49 +29,17 @@ def require_token(address: str) -> None:
         )
 
 
-def require_namespace(registry: Registry, owner: str) -> None:
-    """Raise RegistryError unless the registry has an active namespace for `owner`."""
-    namespace = registry.namespace(owner)
-    if namespace is None:
-        raise RegistryError(
-            f"nobody may publish as {owner!r} in {registry.address}: it has no "
-            f"namespaces/{owner}.toml; publish under an owner that you own, or ask the registry's "
-            "maintainers to add this one"
-        )
-    if namespace.status != "active":
-        raise RegistryError(
-            f"namespace {owner!r} is {namespace.status}: nothing can be published in it; ask the "
-            "registry's maintainers why"
-        )
-
-
 def require_own_name(registry: Registry, environment_id: str, *, new_name_ok: bool) -> None:
     """Raise RegistryError for a new name that people may confuse with an existing one."""
     ids = set(registry.ids())
     if environment_id in ids or new_name_ok:
         return
-    owner, _, name = environment_id.partition("/")
-    known_names = {known.partition("/")[2] for known in ids} | set(registry.aliases())
-    known_owners = {known.partition("/")[0] for known in ids}
-    near = near_names(name, known_names)
-    if owner not in known_owners:
-        near += near_names(owner, known_owners)
+    near = near_ids(environment_id, ids, registry.aliases())
     if near:
         raise RegistryError(
             f"{environment_id} is new and easily confused with {', '.join(near)}; choose another "
             "name, or give --new-name-ok if you want this one"
         )
-
-
-def require_unreserved(registry: Registry, environment_id: str) -> None:
-    """Raise RegistryError when the owner or the name is reserved."""
-    reserved = registry.reserved()
-    for part in environment_id.split("/"):
-        if plain(part) in reserved and part != registry.config.name:
-            raise RegistryError(
-                f"{part!r} is a reserved name of this registry (reserved.txt), so {environment_id} "
-                "cannot be published; choose another name"
-            )
 
 
 def published_as(registry: Registry, built: BuiltWheel, environment_id: str) -> Release | None:
@@ -84,15 +49,8 @@ def published_as(registry: Registry, built: BuiltWheel, environment_id: str) -> 
     """
     releases = registry.releases(environment_id)
     version = built.contents.version
-    for known in releases:
-        if Version(known.version) == Version(version):
-            if known.wheel.sha256 == built.sha256:
-                return known
-            raise RegistryError(
-                f"{environment_id} {known.version} is already published with different bytes "
-                f"(sha256 {known.wheel.sha256[:12]}..., this is {built.sha256[:12]}...); releases "
-                "are never replaced: raise the version with telescope env push --bump patch"
-            )
+    if is_published(registry.store.read, environment_id, version, built.sha256):
+        return next(one for one in releases if Version(one.version) == Version(version))
     require_above(version, (known.version for known in releases), environment_id)
     return None
 

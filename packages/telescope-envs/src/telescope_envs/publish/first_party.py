@@ -12,7 +12,6 @@ from pathlib import Path
 from telescope_envs.publish.build import build_and_inspect
 from telescope_envs.publish.checks import (
     published_as,
-    require_namespace,
     require_publishable,
 )
 from telescope_envs.publish.release import (
@@ -28,7 +27,8 @@ from telescope_envs.records.release import (
 )
 from telescope_envs.records.schemas import write_schemas
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.stores.local import LocalStore
+from telescope_envs.registry.stores.folder import LocalStore
+from telescope_envs.rules.admission import require_namespace
 from telescope_envs.validation import ValidationOptions, validate_project
 from telescope_envs.validation.fixture_hub import FOLDER
 
@@ -47,7 +47,7 @@ def publish(
     error.
     """
     registry = Registry(store)
-    require_namespace(registry, owner)
+    require_namespace(registry.store.read, owner)
     with tempfile.TemporaryDirectory() as scratch:
         built = build_and_inspect(project, Path(scratch))
         name = split_distribution(built.contents.distribution, owner)
@@ -67,7 +67,7 @@ def publish(
             require_publishable(report, built.sha256)
             release = validated(release, report)
         source = Source(subdirectory=_subdirectory(project))
-        release = release.model_copy(update={"source": source})
+        release = release.changed(source=source)
         store.publish(Publication(release=release, wheel=built.path.read_bytes()))
     return f"{release.id} {release.version}: published, {release.wheel.size} bytes"
 

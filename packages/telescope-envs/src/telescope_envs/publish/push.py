@@ -25,11 +25,9 @@ from telescope_envs.publish.build import (
 )
 from telescope_envs.publish.checks import (
     published_as,
-    require_namespace,
     require_own_name,
     require_publishable,
     require_token,
-    require_unreserved,
 )
 from telescope_envs.publish.release import (
     declared_datasets,
@@ -50,7 +48,7 @@ from telescope_envs.records.changes import (
     changes_between,
     score_warnings,
 )
-from telescope_envs.records.identity import (
+from telescope_envs.records.projects import (
     Identity,
     read_identity,
 )
@@ -62,6 +60,7 @@ from telescope_envs.records.release import (
 from telescope_envs.registry.lookup import open_writable
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.store import WritableStore
+from telescope_envs.rules.admission import require_namespace, require_unreserved
 from telescope_envs.validation import Outcome, Report, ValidationOptions, validate_project
 from telescope_envs.validation.render import evidence_text
 
@@ -164,7 +163,7 @@ def _prepare(
         artifacts=registry.config.artifacts,
         datasets=declared_datasets(copy),
         counts_examples=not options.fixture_rows,
-    ).model_copy(update={"source": source})
+    ).changed(source=source)
     options.progress("validating   loading it and playing it with scripted answers")
     report = validate_project(copy, ValidationOptions(fixture_rows=options.fixture_rows))
     options.progress(f"validation   {_summary(report)}")
@@ -178,8 +177,8 @@ def _prepare(
 def _checked_identity(copy: Path, registry: Registry, options: PushOptions) -> Identity:
     """Return the project's identity after checking its names; raise the copy's version if asked."""
     identity = read_identity(copy)
-    require_namespace(registry, identity.owner)
-    require_unreserved(registry, identity.id)
+    require_namespace(registry.store.read, identity.owner)
+    require_unreserved(registry.store.read, identity.id)
     require_own_name(registry, identity.id, new_name_ok=options.new_name_ok)
     known = [release.version for release in registry.releases(identity.id)]
     options.progress(f"name         {identity.id}{'' if known else ', new in this registry'}")
@@ -250,7 +249,7 @@ def _raised(project: Path, release: Release, *, commit: bool) -> Release:
             "push. --commit does both"
         )
     commit_file(project, "pyproject.toml", message)
-    return release.model_copy(update={"source": committed_source(project, allow_no_git=False)})
+    return release.changed(source=committed_source(project, allow_no_git=False))
 
 
 def _summary(report: Report) -> str:

@@ -5,24 +5,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.install.loading import describe_wheel
 from telescope_envs.publish.build import BuiltWheel
+from telescope_envs.records.model import RecordProblem, converted
 from telescope_envs.records.names import split_distribution
-from telescope_envs.records.reading import problem_of
+from telescope_envs.records.projects import read_datasets
 from telescope_envs.records.release import (
     FILENAME,
     Dataset,
     Release,
-    Source,
     Validation,
-    WheelFile,
 )
 from telescope_envs.validation import Report, Verdict
-
-_DATASETS = TypeAdapter(list[Dataset])
 
 
 def release_of(
@@ -49,10 +44,9 @@ def release_of(
     about = describe_wheel(built.path, contents.factory, counts_examples=counts_examples)
     try:
         return _release(built, about, owner=owner, artifacts=artifacts, datasets=datasets)
-    except ValidationError as error:
+    except RecordProblem as problem:
         raise RegistryError(
-            f"{built.path.name}: {problem_of(error)}; correct it in the environment or in its "
-            "pyproject.toml"
+            f"{built.path.name}: {problem}; correct it in the environment or in its pyproject.toml"
         ) from None
 
 
@@ -65,35 +59,36 @@ def _release(
     datasets: Sequence[Dataset],
 ) -> Release:
     contents = built.contents
-    return Release(
-        owner=owner,
-        name=contents.entry_name,
-        version=contents.version,
-        summary=contents.summary,
-        distribution=contents.distribution,
-        module=contents.module,
-        factory=contents.factory,
-        wheel=WheelFile(
-            filename=built.path.name,
-            urls=tuple(url.replace(FILENAME, built.path.name) for url in artifacts),
-            sha256=built.sha256,
-            size=built.size,
-            metadata_sha256=contents.metadata_sha256,
-        ),
-        source=Source(),
-        requires_python=contents.requires_python,
-        requires_dist=contents.requires_dist,
-        config_schema_sha256=about["config_schema_sha256"],
-        datasets=tuple(datasets),
-        splits=about["splits"],
-        reward=about["reward"],
-        network=about["network"],
-        secrets=tuple(about["secrets"]),
-        validation=Validation(),
-        publisher=owner,
-        published_at=datetime.now(UTC).replace(microsecond=0),
-        license=contents.license,
-        tags=contents.tags,
+    return converted(
+        Release,
+        {
+            "owner": owner,
+            "name": contents.entry_name,
+            "version": contents.version,
+            "summary": contents.summary,
+            "distribution": contents.distribution,
+            "module": contents.module,
+            "factory": contents.factory,
+            "wheel": {
+                "filename": built.path.name,
+                "urls": [url.replace(FILENAME, built.path.name) for url in artifacts],
+                "sha256": built.sha256,
+                "size": built.size,
+                "metadata_sha256": contents.metadata_sha256,
+            },
+            "requires_python": contents.requires_python,
+            "requires_dist": contents.requires_dist,
+            "config_schema_sha256": about["config_schema_sha256"],
+            "datasets": [dataset.as_table() for dataset in datasets],
+            "splits": about["splits"],
+            "reward": about["reward"],
+            "network": about["network"],
+            "secrets": about["secrets"],
+            "publisher": owner,
+            "published_at": datetime.now(UTC).replace(microsecond=0),
+            "license": contents.license,
+            "tags": contents.tags,
+        },
     )
 
 
@@ -107,17 +102,12 @@ def validated(release: Release, report: Report) -> Release:
         report_sha256=report.sha256,
         checked_on=report.checked_on,
     )
-    return release.model_copy(update={"validation": validation})
+    return release.changed(validation=validation)
 
 
 def declared_datasets(project: Path) -> list[Dataset]:
     """Return the datasets in the project's datasets.json; empty if there is no such file."""
-    path = project / "datasets.json"
-    if not path.is_file():
-        return []
     try:
-        return _DATASETS.validate_json(path.read_bytes())
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{path}: {where or 'list'}: {first['msg']}") from None
+        return read_datasets(project) or []
+    except ConfigError as error:
+        raise ConfigError(f"{project / 'datasets.json'}: {error}") from None

@@ -37,7 +37,7 @@ def yank(store: WritableStore, text: str, *, reason: str) -> StatusChange:
     reason = _one_line(reason)
 
     def change(status: Status) -> Status:
-        return status.model_copy(update={"yanked": {**status.yanked, version: reason}})
+        return status.changed(yanked={**status.yanked, version: reason})
 
     status = store.change_status(environment_id, change)
     return StatusChange(
@@ -56,7 +56,7 @@ def unyank(store: WritableStore, text: str) -> StatusChange:
                 f"{environment_id} {version} is not yanked; yanked versions: {known}"
             )
         kept = {v: why for v, why in status.yanked.items() if v != version}
-        return status.model_copy(update={"yanked": kept})
+        return status.changed(yanked=kept)
 
     status = store.change_status(environment_id, change)
     return StatusChange(
@@ -75,7 +75,7 @@ def deprecate(
         raise ConfigError(f"{environment_id} cannot replace itself; name another environment")
     deprecation = Deprecation(reason=_one_line(reason), replacement=instead)
     status = store.change_status(
-        environment_id, lambda status: status.model_copy(update={"deprecated": deprecation})
+        environment_id, lambda status: status.changed(deprecated=deprecation)
     )
     advice = f" and told to use {instead} instead" if instead else ""
     return StatusChange(
@@ -92,7 +92,7 @@ def undeprecate(store: WritableStore, text: str) -> StatusChange:
     def change(status: Status) -> Status:
         if status.deprecated is None:
             raise RegistryError(f"{environment_id} is not deprecated")
-        return status.model_copy(update={"deprecated": None})
+        return status.changed(deprecated=None)
 
     status = store.change_status(environment_id, change)
     return StatusChange(id=environment_id, status=status, effect="Users are no longer warned.")

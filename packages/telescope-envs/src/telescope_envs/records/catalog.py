@@ -1,12 +1,10 @@
 """The catalog of a registry: one row per environment, for listing and searching.
 
-Rows are built from a few fields of each index line rather than from whole records, so that listing
-ten thousand releases takes a fraction of a second. Nothing here reads a file.
+Nothing here reads a file.
 """
 
-import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -14,22 +12,13 @@ import msgspec
 from packaging.version import Version
 
 from telescope_core.errors import RegistryError
-from telescope_core.terminal import acts_on_terminals, escaped
-from telescope_envs.records.lines import (
-    ListedLine,
-    ListedStatus,
-    index_lines,
-    quick_line,
-    quick_lines,
-    quick_status,
-)
+from telescope_core.terminal import acts_on_terminals
 from telescope_envs.records.names import near_names
+from telescope_envs.records.reading import Unreadable, parse_status, read_releases
+from telescope_envs.records.release import Release, Status
 
-log = logging.getLogger(__name__)
 CATALOG_PATH = "v1/index.json"
 """Where a registry whose folders cannot be listed keeps its catalog, a JSON array of rows."""
-_NAMED = 5
-"""Most skipped records that are named."""
 _PLAIN_VERSION = re.compile(r"[0-9]+(\.[0-9]+)*")
 _WORDS = re.compile(r"[^\W_]+")
 _SHORTEST_WITH_TYPO = 4
@@ -56,19 +45,6 @@ class CatalogRow(msgspec.Struct, frozen=True, kw_only=True):
     num_releases: int = 1
 
 
-class Unreadable(NamedTuple):
-    """A record that is skipped because it cannot be read."""
-
-    where: str
-    """`path`, or `path:line` for a line of an index file."""
-    why: str
-    """Begins with where it is."""
-    version: str = ""
-    """The version that it states; empty if it states none."""
-    sha256: str = ""
-    """The digest of the wheel that it states; empty if it states none."""
-
-
 class ReadRow(NamedTuple):
     """An environment's row, and its records that cannot be read."""
 
@@ -84,78 +60,29 @@ class ReadCatalog(NamedTuple):
     unreadable: list[Unreadable]
 
 
-class FullReaders(NamedTuple):
-    """Readers of records that `lines` leaves to the record models; they raise RegistryError."""
-
-    line: Callable[[bytes, str, str], ListedLine]
-    """Takes the line, the environment's id and where the line is."""
-    status: Callable[[bytes, str], ListedStatus]
-    """Takes the record and where it is."""
-
-
-class NotQuickError(Exception):
-    """A record needs the record models, which are not imported."""
-
-
 _ROW = msgspec.json.Decoder(CatalogRow)
 _ROWS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def catalog_row(
-    environment_id: str, index: bytes, status: bytes | None, *, full: FullReaders | None = None
-) -> ReadRow:
+def catalog_row(environment_id: str, index: bytes, status: bytes | None) -> ReadRow:
     """Return an environment's row from its index and status files.
 
     Records that cannot be read are skipped and named. An environment whose status cannot be read
-    has no row, because the status could say that nobody should use it. Raises NotQuickError for an
-    odd record if there are no `full` readers.
+    has no row, because the status could say that nobody should use it.
     """
-    lines, unreadable = _listed_lines(environment_id, index, full)
+    found = read_releases(index, environment_id, f"index/{environment_id}.jsonl")
     where = f"status/{environment_id}.json"
     try:
-        said = _listed_status(status, where, full)
+        said = parse_status(status, where)
     except RegistryError as error:
-        return ReadRow(None, [*unreadable, Unreadable(where, str(error))])
-    return ReadRow(_row(environment_id, lines, said) if lines else None, unreadable)
+        return ReadRow(None, [*found.unreadable, Unreadable(where, str(error))])
+    row = _row(environment_id, found.releases, said) if found.releases else None
+    return ReadRow(row, found.unreadable)
 
 
-class _ListedLines(NamedTuple):
-    lines: list[ListedLine]
-    unreadable: list[Unreadable]
-
-
-def _listed_lines(environment_id: str, index: bytes, full: FullReaders | None) -> _ListedLines:
-    quick = quick_lines(index, environment_id)
-    if quick is not None:
-        return _ListedLines(quick, [])
-    lines: list[ListedLine] = []
-    unreadable: list[Unreadable] = []
-    for number, text in enumerate(index_lines(index), 1):
-        where = f"index/{environment_id}.jsonl:{number}"
-        try:
-            lines.append(
-                quick_line(text, environment_id) or _full(full).line(text, environment_id, where)
-            )
-        except RegistryError as error:
-            unreadable.append(Unreadable(where, str(error)))
-    return _ListedLines(lines, unreadable)
-
-
-def _full(full: FullReaders | None) -> FullReaders:
-    if full is None:
-        raise NotQuickError
-    return full
-
-
-def _listed_status(status: bytes | None, where: str, full: FullReaders | None) -> ListedStatus:
-    if status is None:
-        return ListedStatus(yanked={}, deprecated="")
-    return quick_status(status) or _full(full).status(status, where)
-
-
-def _row(environment_id: str, lines: Sequence[ListedLine], said: ListedStatus) -> CatalogRow:
-    newest = lines[newest_version([line.version for line in lines], said.yanked)]
-    deprecated = said.deprecated
+def _row(environment_id: str, releases: Sequence[Release], said: Status) -> CatalogRow:
+    newest = releases[newest_version([one.version for one in releases], said.yanked)]
+    deprecated = said.deprecated.reason if said.deprecated else ""
     if newest.version in said.yanked:
         deprecated = deprecated or f"every version is yanked: {said.yanked[newest.version]}"
     return CatalogRow(
@@ -164,10 +91,10 @@ def _row(environment_id: str, lines: Sequence[ListedLine], said: ListedStatus) -
         summary=newest.summary,
         tags=newest.tags,
         license=newest.license,
-        published_at=newest.published_at,
-        verdict=newest.verdict,
+        published_at=newest.published_at.isoformat().replace("+00:00", "Z"),
+        verdict=newest.validation.verdict,
         deprecated=deprecated,
-        num_releases=len(lines),
+        num_releases=len(releases),
     )
 
 
@@ -217,17 +144,6 @@ def read_catalog(data: bytes, where: str) -> ReadCatalog:
             why = f"{place}: {error}; render the registry again"
             unreadable.append(Unreadable(place, why))
     return ReadCatalog(sorted(rows, key=lambda row: row.id), unreadable)
-
-
-def log_unreadable(unreadable: Sequence[Unreadable]) -> None:
-    """Name the records that were skipped: the first few, and how many more there are."""
-    for one in unreadable[:_NAMED]:
-        log.warning("skipped: %s", escaped(one.why))
-    if len(unreadable) > _NAMED:
-        log.warning(
-            "skipped %d more records that cannot be read; telescope hub check names them",
-            len(unreadable) - _NAMED,
-        )
 
 
 def write_catalog(rows: Sequence[CatalogRow]) -> bytes:

@@ -104,7 +104,16 @@ def replace_file(path: Path, data: bytes, *, scratch: Path) -> None:
 
     `scratch` is a folder on the same file system; a killed writer leaves its partial files there.
     """
-    aside = scratch / f"{os.getpid()}-{path.name}"
+    _replace(path, data, aside=scratch / f"{os.getpid()}-{path.name}")
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a small file of this user in the same way, in a folder that may be new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _replace(path, data, aside=path.with_name(f".{path.name}.{os.getpid()}.part"))
+
+
+def _replace(path: Path, data: bytes, *, aside: Path) -> None:
     try:
         with aside.open("wb") as file:
             file.write(data)

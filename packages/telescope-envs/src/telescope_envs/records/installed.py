@@ -1,7 +1,7 @@
 """The environments that are installed for this interpreter, and the releases they came from.
 
-`inventory` finds them. Here are their whole records, which are read only where they are needed, so
-that a damaged one does not hide what is installed.
+Each installation leaves one record in the data folder. What a list shows of it is read on its own,
+so that damage elsewhere in the record does not hide what is installed.
 """
 
 import os
@@ -10,25 +10,22 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+import msgspec
 
 from telescope_core.errors import EnvironmentLoadError
-from telescope_envs.records.inventory import (
-    RECORD_FORMAT,
-    id_of,
-    record_path,
-    recorded_installations,
-    unrecorded,
-)
+from telescope_envs.records.distributions import DeclaredEntry, entries_of, version_of
+from telescope_envs.records.files import data_folder, write_atomically
 from telescope_envs.records.lockfile import LockedEnvironment
-from telescope_envs.records.reading import problem_of
-from telescope_envs.records.release import Release
+from telescope_envs.records.model import Record, read
+from telescope_envs.records.names import ENTRY_POINT_GROUP, id_in_distribution
+from telescope_envs.records.release import Release, check_parts
+
+RECORD_FORMAT = 1
+"""Format of the records of installations. Those of another format are ignored."""
 
 
-class Installation(BaseModel):
+class Installation(Record, frozen=True, kw_only=True):
     """The record that `env install` writes."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
     format: int = RECORD_FORMAT
     registry: str
@@ -39,6 +36,36 @@ class Installation(BaseModel):
     """Python of its own virtual environment; empty if it shares this record's interpreter."""
     locked: LockedEnvironment | None = None
     """Its lock entry; None if it shares the interpreter that this record belongs to."""
+
+    def check(self) -> None:
+        """Raise RecordProblem if its release or its lock entry has one."""
+        check_parts(self, "release", *(("locked",) if self.locked is not None else ()))
+
+
+class _Wheel(msgspec.Struct):
+    sha256: str
+
+
+class _Release(msgspec.Struct):
+    owner: str
+    name: str
+    version: str
+    summary: str
+    distribution: str
+    factory: str
+    wheel: _Wheel
+
+
+class _Head(msgspec.Struct):
+    """What a list shows of an installation."""
+
+    release: _Release
+    registry: str
+    interpreter: str = ""
+    format: int = RECORD_FORMAT
+
+
+_HEAD = msgspec.json.Decoder(_Head)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +80,8 @@ class InstalledEnvironment:
     factory: str
     interpreter: str
     """The Python that can import it."""
+    summary: str = ""
+    """Empty without a record."""
     record: Path | None = None
     """None if it was installed by other means, such as an editable install."""
     registry: str = ""
@@ -71,10 +100,10 @@ class InstalledEnvironment:
         if self.record is None:
             return None
         try:
-            return Installation.model_validate_json(self.record.read_bytes())
-        except ValidationError as error:
+            return read(Installation, self.record.read_bytes())
+        except ValueError as error:
             raise EnvironmentLoadError(
-                f"{self.record}: {problem_of(error)}; the record of this installation is damaged, "
+                f"{self.record}: {error}; the record of this installation is damaged, "
                 f"so install it again: telescope env install {self.id}"
             ) from None
 
@@ -89,48 +118,70 @@ class InstalledEnvironment:
 
 
 def installed_environments() -> list[InstalledEnvironment]:
-    """Return every environment this interpreter can import, by id."""
-    found = [
-        InstalledEnvironment(
-            id=one.id,
-            name=one.name,
-            version=one.version,
-            distribution=one.distribution,
-            factory=one.factory,
-            interpreter=one.interpreter or sys.executable,
-            record=one.path,
-            registry=one.registry,
-            sha256=one.sha256,
-        )
-        for one in recorded_installations()
-    ]
-    for entry in unrecorded({one.distribution for one in found}):
-        found.append(
-            InstalledEnvironment(
-                id=id_of(entry),
-                name=entry.name,
-                version=entry.distribution.version,
-                distribution=entry.distribution.name,
-                factory=entry.target,
-                interpreter=sys.executable,
-            )
-        )
+    """Return every environment this interpreter can import, by id.
+
+    A record whose package is gone is ignored, and so is what cannot be a record of this format.
+    """
+    paths = sorted((data_folder() / "environments").glob("*/*.json"))
+    found = [one for one in map(_recorded, paths) if one is not None]
+    recorded = {one.distribution for one in found}
+    for entry in entries_of(ENTRY_POINT_GROUP):
+        if entry.distribution.name not in recorded:
+            found.append(_unrecorded(entry))
     return sorted(found, key=lambda environment: environment.id)
 
 
 def write_record(installation: Installation) -> None:
     """Write the record of an installation atomically."""
-    path = record_path(installation.release.id)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.part")
-    try:
-        scratch.write_text(installation.model_dump_json(by_alias=True, indent=2))
-        os.replace(scratch, path)
-    except OSError:
-        scratch.unlink(missing_ok=True)
-        raise
+    write_atomically(record_path(installation.release.id), installation.as_json(indent=2))
 
 
 def remove_record(environment_id: str) -> None:
     """Remove the record of the installation of owner/name, if there is one."""
     record_path(environment_id).unlink(missing_ok=True)
+
+
+def record_path(environment_id: str) -> Path:
+    """Return the place of the record of owner/name."""
+    return data_folder() / "environments" / f"{environment_id}.json"
+
+
+def _recorded(path: Path) -> InstalledEnvironment | None:
+    try:
+        head = _HEAD.decode(path.read_bytes())
+    except (ValueError, RecursionError):
+        return None
+    release = head.release
+    environment_id = f"{release.owner}/{release.name}"
+    if head.format != RECORD_FORMAT or path != record_path(environment_id):
+        return None
+    if head.interpreter:
+        is_there = os.path.exists(head.interpreter)  # False as well for what cannot be a path
+    else:
+        is_there = version_of(release.distribution) == release.version
+    if not is_there:
+        return None
+    return InstalledEnvironment(
+        id=environment_id,
+        name=release.name,
+        version=release.version,
+        summary=release.summary,
+        distribution=release.distribution,
+        factory=release.factory,
+        interpreter=head.interpreter or sys.executable,
+        record=path,
+        registry=head.registry,
+        sha256=release.wheel.sha256,
+    )
+
+
+def _unrecorded(entry: DeclaredEntry) -> InstalledEnvironment:
+    distribution = entry.distribution
+    return InstalledEnvironment(
+        id=id_in_distribution(distribution.name, entry.name) or entry.name,
+        name=entry.name,
+        version=distribution.version,
+        distribution=distribution.name,
+        factory=entry.target,
+        interpreter=sys.executable,
+    )

@@ -6,34 +6,29 @@ package index, so a mirror works as well. It can be read on its own; installing 
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from packaging.requirements import Requirement
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from telescope_core.errors import ConfigError, RegistryError, nearest
 from telescope_envs.records.documents import read_toml
-from telescope_envs.records.files import locked
-from telescope_envs.records.inventory import (
-    LOCK_NAME,
-    find_lock,
-)
+from telescope_envs.records.files import locked, write_atomically
+from telescope_envs.records.model import Record, RecordProblem, converted
 from telescope_envs.records.names import (
     check_name,
     check_owner,
+    check_version,
     module_name,
 )
-from telescope_envs.records.release import (
-    ReleaseVersion,
-    Sha256,
-)
+from telescope_envs.records.release import check_digest
 
 FORMAT_VERSION = 1
+LOCK_NAME = "telescope.lock"
+_PYTHON = re.compile(r"3\.[0-9]+")
+_UNKNOWN = re.compile(r"Object contains unknown field (?P<field>.*)")
 REQUIREMENT_LINE = re.compile(
     r"(?P<pin>[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9._!+-]*)"
     r"(?P<marker> ; [!-\[\]-~ ]+?)?"
@@ -47,26 +42,22 @@ _REMEDY = (
 )
 
 
-class _Locked(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-
-class LockedDataset(_Locked):
+class LockedDataset(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One dataset that a locked environment can load."""
 
     repo: str
     revision: str
 
 
-class LockedEnvironment(_Locked):
+class LockedEnvironment(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One environment: its wheel, and the packages that are installed with it."""
 
-    id: Annotated[str, Field(pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")]
+    id: str
     """`owner/name`."""
-    version: ReleaseVersion
+    version: str
     wheel: str
     """File name, which follows from id and version."""
-    sha256: Sha256
+    sha256: str
     """Digest of the wheel."""
     registry: str
     """Its address, in the form that `--registry` accepts, without credentials."""
@@ -74,11 +65,11 @@ class LockedEnvironment(_Locked):
     """The registry's commit; empty where it has none."""
     protocol: str
     """Versions of the environment protocol that it supports, as `lowest-highest`."""
-    python: Annotated[str, Field(pattern=r"^3\.[0-9]+$")]
+    python: str
     """The Python that the requirements were chosen for, such as 3.11."""
     requirements: tuple[str, ...]
     """`name==version --hash=sha256:...` of every other package in its virtual environment."""
-    requirements_sha256: Sha256
+    requirements_sha256: str
     """Digest of those lines."""
     datasets: tuple[LockedDataset, ...] = ()
 
@@ -88,34 +79,51 @@ class LockedEnvironment(_Locked):
         parts = (self.sha256, self.requirements_sha256, self.python)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
-    # A lock comes with a project that somebody else wrote. Its fields become paths and lines for
-    # uv, so each is exactly of the form that installing writes.
-    @model_validator(mode="after")
-    def _require_own_names(self) -> "LockedEnvironment":
+    def check(self) -> None:
+        """Raise RecordProblem for what installing does not write.
+
+        A lock comes with a project that somebody else wrote. Its fields become paths and lines for
+        uv, so each is exactly of the form that installing writes.
+        """
         owner, _, name = self.id.partition("/")
-        module = module_name(check_owner(owner), check_name(name))
+        try:
+            module = module_name(check_owner(owner), check_name(name))
+        except RegistryError as error:
+            raise RecordProblem(f"id: {error}") from None
+        try:
+            check_version(self.version)
+        except RegistryError as error:
+            raise RecordProblem(f"version: {error}") from None
+        check_digest("sha256", self.sha256)
+        check_digest("requirements_sha256", self.requirements_sha256)
+        if not _PYTHON.fullmatch(self.python):
+            raise RecordProblem(f"python: expected a version such as 3.11, got {self.python!r}")
         wheel = f"{module}-{self.version}-py3-none-any.whl"
         if self.wheel != wheel:
-            raise ValueError(f"wheel: expected {wheel!r}, got {self.wheel!r}")
+            raise RecordProblem(f"wheel: expected {wheel!r}, got {self.wheel!r}")
         for line in self.requirements:
             if not is_requirement_line(line):
-                raise ValueError(
+                raise RecordProblem(
                     f"requirements: expected name==version with hashes on one line, got {line!r}"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _require_own_digest(self) -> "LockedEnvironment":
         if self.requirements_sha256 != digest_of(self.requirements):
-            raise ValueError("requirements_sha256 is not the digest of its requirements")
-        return self
+            problem = "is not the digest of its requirements"
+            raise RecordProblem(f"requirements_sha256: {problem}")
 
 
-class Lock(_Locked):
+class Lock(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole `telescope.lock`, sorted by id."""
 
     version: int = FORMAT_VERSION
     environments: tuple[LockedEnvironment, ...] = ()
+
+    def check(self) -> None:
+        """Raise RecordProblem if an entry has one."""
+        for number, one in enumerate(self.environments):
+            try:
+                one.check()
+            except RecordProblem as problem:
+                raise RecordProblem(f"environments.{number}.{problem}") from None
 
     def find(self, environment_id: str) -> LockedEnvironment | None:
         """Return the entry of owner/name; None if the lock has none."""
@@ -149,6 +157,13 @@ def digest_of(requirements: Iterable[str]) -> str:
     return hashlib.sha256("".join(f"{line}\n" for line in requirements).encode()).hexdigest()
 
 
+def find_lock(folder: Path | None = None) -> Path | None:
+    """Return the nearest telescope.lock in `folder` (default: here) or above; None if none."""
+    start = (folder or Path.cwd()).resolve()
+    paths = (above / LOCK_NAME for above in (start, *start.parents))
+    return next((path for path in paths if path.is_file()), None)
+
+
 def lock_path(folder: Path | None = None) -> Path:
     """Return the telescope.lock to write for `folder`: the nearest one, else a new one in it."""
     return find_lock(folder) or (folder or Path.cwd()).resolve() / LOCK_NAME
@@ -173,11 +188,9 @@ def parse_lock(text: str, where: str, *, remedy: str) -> Lock:
         raise ConfigError(f"{where}: not TOML: {error}; {remedy}") from error
     _require_version(table, where, remedy)
     try:
-        lock = Lock.model_validate(table)
-    except ValidationError as error:
-        raise ConfigError(f"{where}:{_what_is_wrong(error, text)}; {remedy}") from None
-    except RegistryError as error:
-        raise ConfigError(f"{where}: {error}; {remedy}") from None
+        lock = converted(Lock, table)
+    except RecordProblem as problem:
+        raise ConfigError(f"{where}:{_what_is_wrong(str(problem), text)}; {remedy}") from None
     ids = [one.id for one in lock.environments]
     for twice in sorted({name for name in ids if ids.count(name) > 1}):
         raise ConfigError(f"{where}: holds {twice} twice; remove one, or {remedy}")
@@ -186,19 +199,7 @@ def parse_lock(text: str, where: str, *, remedy: str) -> Lock:
 
 def write_lock(path: Path, lock: Lock) -> None:
     """Write a lock atomically; equal locks give equal bytes."""
-    scratch = tempfile.NamedTemporaryFile(  # noqa: SIM115
-        "w", dir=path.parent, prefix=f".{LOCK_NAME}.", delete=False, encoding="utf-8"
-    )
-    try:
-        with scratch:
-            scratch.write(render(lock))
-            scratch.flush()
-            os.fsync(scratch.fileno())
-        os.chmod(scratch.name, 0o644)
-        os.replace(scratch.name, path)
-    except BaseException:
-        Path(scratch.name).unlink(missing_ok=True)
-        raise
+    write_atomically(path, render(lock).encode())
 
 
 def change_lock(path: Path, change: Callable[[Lock], Lock]) -> Lock:
@@ -219,7 +220,9 @@ def render(lock: Lock) -> str:
     parts = [f"{_HEAD}\nversion = {FORMAT_VERSION}\n"]
     for one in sorted(lock.environments, key=lambda one: one.id):
         parts.append("\n[[environments]]\n")
-        fields = one.model_dump(exclude={"requirements", "datasets"})
+        fields = one.as_table()
+        for name in ("requirements", "datasets"):
+            del fields[name]
         parts += [f"{name} = {_quoted(text)}\n" for name, text in fields.items() if text != ""]
         lines = "".join(f"    {_quoted(line)},\n" for line in one.requirements)
         parts.append(f"requirements = [\n{lines}]\n" if lines else "requirements = []\n")
@@ -250,27 +253,27 @@ def _require_version(table: dict[str, Any], where: str, remedy: str) -> None:
         )
 
 
-def _what_is_wrong(error: ValidationError, text: str) -> str:
+def _what_is_wrong(problem: str, text: str) -> str:
     """Return the line and the field that are wrong, and why."""
-    first = error.errors()[0]
-    place = first["loc"]
-    index = place[1] if len(place) > 1 and place[0] == "environments" else None
-    field = str(place[2]) if index is not None and len(place) > 2 else str((*place, "")[0])
-    line = _line_of(text, index, field)
-    message = str(first["msg"]).removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        fields = LockedEnvironment.model_fields if index is not None else Lock.model_fields
+    place, _, message = problem.partition(": ")
+    steps = place.split(".")
+    index = int(steps[1]) if steps[0] == "environments" and len(steps) > 1 else None
+    unknown = _UNKNOWN.fullmatch(message)
+    field = (steps[2] if len(steps) > 2 else "") if index is not None else steps[0]
+    if unknown is not None:
+        field = unknown["field"]
+        fields = (LockedEnvironment if index is not None else Lock).__struct_fields__
         close = nearest(field, fields)
         message = f"unknown key{f'; did you mean {close[0]!r}?' if close else ''}"
-    named = f"{field}: " if field and field != "environments" else ""
-    return f"{line}: {named}{message}"
+    named = f"{field}: " if field and field not in ("environments", "record") else ""
+    return f"{_line_of(text, index, field)}: {named}{message}"
 
 
-def _line_of(text: str, index: object, field: str) -> int:
+def _line_of(text: str, index: int | None, field: str) -> int:
     """Return the line, from 1, of `field` in the entry `index`, else the line of the entry."""
     heads = [i for i, line in enumerate(text.splitlines()) if line.strip() == "[[environments]]"]
-    start = heads[index] if isinstance(index, int) and index < len(heads) else 0
-    following = [head for head in heads if head > start] if isinstance(index, int) else []
+    start = heads[index] if index is not None and index < len(heads) else 0
+    following = [head for head in heads if head > start] if index is not None else []
     lines = text.splitlines()[start : following[0] if following else None]
     for offset, line in enumerate(lines):
         if re.match(rf"\s*{re.escape(field)}\s*=", line):

@@ -123,6 +123,12 @@ def split_distribution(distribution: str, owner: str) -> str:
     return distribution.removeprefix(prefix)
 
 
+def id_in_distribution(distribution: str, name: str) -> str:
+    """Return owner/name if `distribution` is that of an environment `name`; else empty."""
+    owner = distribution.removeprefix(distribution_name("", "")[:-1]).removesuffix(f"-{name}")
+    return f"{owner}/{name}" if distribution == distribution_name(owner, name) else ""
+
+
 def same_distribution_ids(environment_id: str) -> list[str]:
     """Return the other owner/name pairs whose distribution and module would be the same.
 

@@ -1,16 +1,12 @@
 """A release with its bytes, and the paths that its files have in a registry."""
 
-from __future__ import annotations
-
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from telescope_core.errors import RegistryError
-
-if TYPE_CHECKING:  # listing a registry should not wait for the import of the record models
-    from telescope_envs.records.release import Release
+from telescope_envs.records.release import Release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +17,17 @@ class Publication:
     wheel: bytes
     attestation: bytes = b""
     """A Sigstore bundle; empty if there is none."""
+
+
+def check_bytes(data: bytes, release: Release) -> None:
+    """Raise RegistryError unless `data` has the size and sha256 recorded in `release`."""
+    digest = hashlib.sha256(data).hexdigest()
+    if len(data) != release.wheel.size or digest != release.wheel.sha256:
+        raise RegistryError(
+            f"wheel {release.wheel.filename} is not the one that was published: expected "
+            f"{release.wheel.size} bytes, sha256 {release.wheel.sha256}, got {len(data)} bytes, "
+            f"sha256 {digest}; nothing was installed. Restore the file in the registry"
+        )
 
 
 def attestation_path(wheel_path: str) -> str:

@@ -1,40 +1,36 @@
 """Parses a registry's files into records; errors are RegistryErrors that name file and line."""
 
 import json
-from typing import Any, NamedTuple, TypeVar
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
-from pydantic import BaseModel, ValidationError
 
 from telescope_core.errors import RegistryError
-from telescope_envs.records.catalog import (
-    FullReaders,
-    Unreadable,
-)
+from telescope_core.terminal import escaped
 from telescope_envs.records.documents import read_toml
-from telescope_envs.records.lines import (
-    MAX_LINE_BYTES,
-    ListedLine,
-    ListedStatus,
-    index_lines,
-)
-from telescope_envs.records.names import (
-    PRINTABLE,
-    VARIABLE,
-)
-from telescope_envs.records.release import (
-    Aliases,
-    Namespace,
-    Release,
-    Status,
-)
+from telescope_envs.records.model import RecordProblem, RecordType, converted, read
+from telescope_envs.records.release import Aliases, Namespace, Release, Status
 
-_PATTERNS = {
-    PRINTABLE: "contains control characters or line breaks",
-    VARIABLE: "is not the name of an environment variable",
-}
-"""Pattern of a text -> what is wrong with a text that does not match it."""
-RecordType = TypeVar("RecordType", bound=BaseModel)
+log = logging.getLogger(__name__)
+_NAMED = 5
+"""Most skipped records that are named."""
+MAX_LINE_BYTES = 256 * 1024
+"""Longest index line or status record that is read."""
+
+
+class Unreadable(NamedTuple):
+    """A record that is skipped because it cannot be read."""
+
+    where: str
+    """`path`, or `path:line` for a line of an index file."""
+    why: str
+    """Begins with where it is."""
+    version: str = ""
+    """The version that it states; empty if it states none."""
+    sha256: str = ""
+    """The digest of the wheel that it states; empty if it states none."""
 
 
 class ReadReleases(NamedTuple):
@@ -52,19 +48,23 @@ def parse_record(record: type[RecordType], text: bytes, where: str) -> RecordTyp
             "update the registry"
         )
     try:
-        # One reader of JSON for all records: others also take NaN and infinities, which it has not.
-        return record.model_validate(msgspec.json.decode(text))
-    except ValidationError as error:
-        raise RegistryError(_what_is_wrong(error, where)) from None
-    except (ValueError, RecursionError) as error:
+        return read(record, text)
+    except RecordProblem as problem:
+        raise RegistryError(f"{where}: {problem}; update the registry") from None
+    except ValueError as error:
         raise RegistryError(f"{where}: not JSON: {error}; update the registry") from None
 
 
-def problem_of(error: ValidationError) -> str:
-    """Return the field of a record that is wrong, and why."""
-    first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"]) or "record"
-    return f"{field}: {_PATTERNS.get(first.get('ctx', {}).get('pattern', ''), first['msg'])}"
+def index_lines(data: bytes) -> list[bytes]:
+    """Return the lines of an index file, with their newlines; the last may lack its own.
+
+    Only a newline ends a line: not a carriage return, and no separator within a text.
+    """
+    if b"\r" not in data:
+        return data.splitlines(keepends=True)
+    lines = [line + b"\n" for line in data.split(b"\n")]
+    last = lines.pop()[:-1]
+    return [*lines, last] if last else lines
 
 
 def read_releases(data: bytes, environment_id: str, where: str) -> ReadReleases:
@@ -76,11 +76,10 @@ def read_releases(data: bytes, environment_id: str, where: str) -> ReadReleases:
     releases: list[Release] = []
     unreadable: list[Unreadable] = []
     for number, line in enumerate(index_lines(data), 1):
-        place = f"{where}:{number}"
         try:
-            releases.append(_release_of(line, environment_id, place))
+            releases.append(_release_of(line, environment_id, f"{where}:{number}"))
         except RegistryError as error:
-            unreadable.append(_unreadable(line, place, str(error)))
+            unreadable.append(_unreadable(line, f"{where}:{number}", str(error)))
     return ReadReleases(releases, unreadable)
 
 
@@ -94,27 +93,6 @@ def _release_of(line: bytes, environment_id: str, where: str) -> Release:
     if release.id != environment_id:
         raise RegistryError(f"{where}: contains a release of {release.id}; update the registry")
     return release
-
-
-def _listed_line(line: bytes, environment_id: str, where: str) -> ListedLine:
-    release = _release_of(line, environment_id, where)
-    return ListedLine(
-        version=release.version,
-        summary=release.summary,
-        tags=release.tags,
-        license=release.license,
-        published_at=release.model_dump(mode="json", include={"published_at"})["published_at"],
-        verdict=release.validation.verdict,
-    )
-
-
-def _listed_status(data: bytes, where: str) -> ListedStatus:
-    status = parse_record(Status, data, where)
-    reason = status.deprecated.reason if status.deprecated else ""
-    return ListedStatus(yanked=status.yanked, deprecated=reason)
-
-
-FULL_READERS = FullReaders(line=_listed_line, status=_listed_status)
 
 
 class _Stated(msgspec.Struct):
@@ -161,12 +139,19 @@ def parse_aliases(data: bytes, where: str) -> Aliases:
 
 def _of_tables(record: type[RecordType], data: bytes, where: str) -> RecordType:
     try:
-        return record.model_validate(read_toml(data))
-    except ValidationError as error:
-        raise RegistryError(_what_is_wrong(error, where)) from None
+        return converted(record, read_toml(data))
+    except RecordProblem as problem:
+        raise RegistryError(f"{where}: {problem}; update the registry") from None
     except ValueError as error:
         raise RegistryError(f"{where}: not TOML: {error}; update the registry") from error
 
 
-def _what_is_wrong(error: ValidationError, where: str) -> str:
-    return f"{where}: {problem_of(error)}; update the registry"
+def log_unreadable(unreadable: Sequence[Unreadable]) -> None:
+    """Name the records that were skipped: the first few, and how many more there are."""
+    for one in unreadable[:_NAMED]:
+        log.warning("skipped: %s", escaped(one.why))
+    if len(unreadable) > _NAMED:
+        log.warning(
+            "skipped %d more records that cannot be read; telescope hub check names them",
+            len(unreadable) - _NAMED,
+        )

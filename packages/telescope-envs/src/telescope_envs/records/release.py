@@ -1,111 +1,65 @@
 """The records of a registry: one release per index line, and one status per environment.
 
-They validate untrusted bytes, so they are pydantic models. A reader ignores fields it does not know
-and refuses a `schema` number above its own, so fields can be added without breaking old clients.
-Every number is finite and every text is short and printable, whoever wrote the record. `lines` has
-the same rules in a form that is quicker to import; a test holds the two together.
+A reader refuses a `schema` number above its own.
 """
 
-from typing import Annotated, Literal, Self
+import math
+import re
+from collections.abc import Callable
+from datetime import datetime
+from functools import cache
+from typing import Annotated, Literal
 
+import msgspec
+from msgspec import Meta
 from packaging.version import Version
-from pydantic import (
-    AfterValidator,
-    AwareDatetime,
-    BaseModel,
-    ConfigDict,
-    Field,
-    model_validator,
-)
 
 from telescope_core.errors import RegistryError
+from telescope_envs.records.model import Count, Line, PublicRecord, Record, RecordProblem
 from telescope_envs.records.names import (
     FILE_NAME,
     FORMAT_VERSION,
     LARGEST_COUNT,
-    LONGEST_TEXT,
-    NAME_LENGTHS,
-    OWNER_LENGTHS,
-    PRINTABLE,
     VARIABLE,
-    WORDS,
+    check_name,
+    check_owner,
     check_requirement,
     check_specifier,
     check_version,
 )
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Owner = Annotated[
-    str, Field(pattern=WORDS, min_length=OWNER_LENGTHS[0], max_length=OWNER_LENGTHS[1])
-]
-Name = Annotated[str, Field(pattern=WORDS, min_length=NAME_LENGTHS[0], max_length=NAME_LENGTHS[1])]
-
-
-def _is_version(text: str) -> str:
-    try:
-        return check_version(text)
-    except RegistryError as error:
-        raise ValueError(str(error)) from None
-
-
-def _is_any_version(text: str) -> str:
-    try:
-        Version(text)
-    except ValueError:
-        raise ValueError(f"{text[:80]!r} is not a version") from None
-    return text
-
-
-def _is_template(text: str) -> str:
-    # Not a format string: `{filename.attribute}` would read more than the name.
-    if text.count(FILENAME) != 1 or set(text.replace(FILENAME, "")) & set("{}"):
-        raise ValueError(f"expected an address with {FILENAME} in it once, got {text[:80]!r}")
-    return text
-
-
 FILENAME = "{filename}"
 """What stands for the name of a wheel in a template."""
-Line = Annotated[str, Field(pattern=PRINTABLE, max_length=LONGEST_TEXT)]
-"""Text that is safe to print as it is in lists and errors."""
-ReleaseVersion = Annotated[str, AfterValidator(_is_version)]
-PythonRange = Annotated[Line, AfterValidator(check_specifier)]
-ProtocolVersion = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)$")]
-
-FileName = Annotated[str, Field(pattern=FILE_NAME, max_length=200)]
-RequirementText = Annotated[Line, AfterValidator(check_requirement)]
-AnyVersion = Annotated[Line, AfterValidator(_is_any_version)]
-Template = Annotated[Line, AfterValidator(_is_template)]
-Variable = Annotated[str, Field(pattern=VARIABLE, max_length=LONGEST_TEXT)]
-Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_PROTOCOL = re.compile(r"(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})")
+_FILE_NAME = re.compile(FILE_NAME)
+_VARIABLE = re.compile(VARIABLE)
+_Schema = Annotated[int, Meta(ge=1, le=FORMAT_VERSION)]
+_AtLeastOne = Annotated[int, Meta(ge=1, le=LARGEST_COUNT)]
+_Moment = Annotated[datetime, Meta(tz=True)]
 
 
-class _Record(BaseModel):
-    # Validators are built on first use, because listing ten thousand releases needs none of them.
-    # For the same reason, defaults are made with model_construct, which builds no validator.
-    model_config = ConfigDict(
-        extra="ignore",
-        frozen=True,
-        populate_by_name=True,
-        defer_build=True,
-        # JSON has no NaN and no infinity: they would be stored as null, which no reader accepts.
-        allow_inf_nan=False,
-    )
-
-
-class WheelFile(_Record):
+class WheelFile(PublicRecord, frozen=True, kw_only=True):
     """The wheel file of a release and where to download it."""
 
-    filename: FileName
+    filename: Annotated[str, Meta(max_length=200)]
     urls: tuple[Line, ...]
     """Absolute, or relative to the registry; any of them may be used, as the hash is checked."""
-    sha256: Sha256
+    sha256: str
     size: Count
     """Bytes."""
-    metadata_sha256: Sha256
+    metadata_sha256: str
     """Hash of the METADATA file in the wheel."""
 
+    def check(self) -> None:
+        """Raise RecordProblem for a name that is no file's, and for hashes that are none."""
+        check_digest("sha256", self.sha256)
+        check_digest("metadata_sha256", self.metadata_sha256)
+        if not _FILE_NAME.fullmatch(self.filename):
+            raise RecordProblem(f"filename: {self.filename!r} is not the name of a file")
 
-class Source(_Record):
+
+class Source(PublicRecord, frozen=True, kw_only=True):
     """The sources that the wheel was built from."""
 
     repository: Line = ""
@@ -114,31 +68,23 @@ class Source(_Record):
     sdist_sha256: Line = ""
 
 
-def _numbers(version: str) -> tuple[int, int]:
-    major, _, minor = version.partition(".")
-    return int(major), int(minor)
-
-
-class ProtocolRange(_Record):
+class ProtocolRange(PublicRecord, frozen=True, kw_only=True):
     """The environment protocol versions it supports, `major.minor`, both ends included."""
 
-    minimum: ProtocolVersion = "1.0"
-    maximum: ProtocolVersion = "1.0"
+    minimum: str = "1.0"
+    maximum: str = "1.0"
 
     @property
     def bounds(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Both ends as (major, minor)."""
         return _numbers(self.minimum), _numbers(self.maximum)
 
-    @model_validator(mode="after")
-    def _is_in_order(self) -> Self:
-        lowest, highest = self.bounds
-        if lowest > highest:
-            raise ValueError(f"minimum {self.minimum} is above maximum {self.maximum}")
-        return self
+    def check(self) -> None:
+        """Raise RecordProblem for what is no version, or no range."""
+        _check_range(self.minimum, self.maximum)
 
 
-class Dataset(_Record):
+class Dataset(PublicRecord, frozen=True, kw_only=True):
     """One dataset that the environment can load."""
 
     repo: Line
@@ -148,21 +94,23 @@ class Dataset(_Record):
     """The setting that loads it; empty if it is always loaded."""
 
 
-class RewardRange(_Record):
+class RewardRange(PublicRecord, frozen=True, kw_only=True):
     """The range of its rewards, and the lowest reward that counts as success."""
 
     minimum: float
     maximum: float
     success: float
 
-    @model_validator(mode="after")
-    def _is_in_order(self) -> Self:
+    def check(self) -> None:
+        """Raise RecordProblem unless the numbers are finite and in order."""
+        for field in ("minimum", "maximum", "success"):
+            if not math.isfinite(getattr(self, field)):
+                raise RecordProblem(f"{field}: must be a finite number")
         if self.minimum > self.maximum:
-            raise ValueError(f"minimum {self.minimum:g} is above maximum {self.maximum:g}")
-        return self
+            raise RecordProblem(f"minimum {self.minimum:g} is above maximum {self.maximum:g}")
 
 
-class Validation(_Record):
+class Validation(PublicRecord, frozen=True, kw_only=True):
     """The verdict of its validation when it was published."""
 
     policy: Line = ""
@@ -173,20 +121,20 @@ class Validation(_Record):
     """`fixture rows` if rows of the author's own stood in for its datasets; empty if not."""
 
 
-class EvalDefaults(_Record):
+class EvalDefaults(PublicRecord, frozen=True, kw_only=True):
     """The default numbers of examples and rollouts in `telescope eval`."""
 
-    examples: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] = 64
-    rollouts: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] = 4
+    examples: _AtLeastOne = 64
+    rollouts: _AtLeastOne = 4
 
 
-class Release(_Record):
+class Release(PublicRecord, frozen=True, kw_only=True):
     """One published version. Immutable: an index line is never changed."""
 
-    schema_version: Annotated[int, Field(alias="schema", le=FORMAT_VERSION, ge=1)] = FORMAT_VERSION
-    owner: Owner
-    name: Name
-    version: ReleaseVersion
+    schema_version: _Schema = msgspec.field(name="schema", default=FORMAT_VERSION)
+    owner: str
+    name: str
+    version: str
     """PEP 440; a new major version means that scores are not comparable."""
     summary: Line
     distribution: Line
@@ -194,66 +142,96 @@ class Release(_Record):
     factory: Line
     """`module:Class`."""
     wheel: WheelFile
-    source: Source = Source.model_construct()
-    requires_python: PythonRange
-    requires_dist: tuple[RequirementText, ...]
-    protocol: ProtocolRange = ProtocolRange.model_construct()
+    source: Source = Source()
+    requires_python: Line
+    requires_dist: tuple[Line, ...]
+    protocol: ProtocolRange = ProtocolRange()
     kind: Line = "environment"
     capabilities: tuple[Line, ...] = ()
-    config_schema_sha256: Sha256
+    config_schema_sha256: str
     """Hash of the JSON schema of its settings."""
     datasets: tuple[Dataset, ...] = ()
     splits: dict[Line, Count | None]
     """Split -> number of examples; None if it is endless, or if it was checked on fixture rows."""
     reward: RewardRange
     network: Literal["none", "load", "always"]
-    secrets: tuple[Variable, ...] = ()
+    secrets: tuple[Line, ...] = ()
     """Names of environment variables it may read, never values."""
-    resources: dict[Line, Line] = {}
-    validation: Validation = Validation.model_construct()
+    resources: dict[Line, Line] = msgspec.field(default_factory=dict[str, str])
+    validation: Validation = Validation()
     attestation_sha256: Line = ""
     publisher: Line
-    published_at: AwareDatetime
+    published_at: _Moment
     license: Line
     tags: tuple[Line, ...] = ()
-    eval_defaults: EvalDefaults = EvalDefaults.model_construct()
+    eval_defaults: EvalDefaults = EvalDefaults()
 
     @property
     def id(self) -> str:
         """`owner/name`."""
         return f"{self.owner}/{self.name}"
 
+    def check(self) -> None:
+        """Raise RecordProblem for names, versions, hashes and ranges that are none."""
+        # Releases of one environment, and of one hub, have most of their texts in common, so each
+        # text is looked at once.
+        _require("owner", check_owner, self.owner)
+        _require("name", check_name, self.name)
+        _require("version", check_version, self.version)
+        _require("requires_python", check_specifier, self.requires_python)
+        for number, text in enumerate(self.requires_dist):
+            _require(f"requires_dist.{number}", check_requirement, text)
+        for number, text in enumerate(self.secrets):
+            if not _VARIABLE.fullmatch(text):
+                problem = f"is not the name of an environment variable: {text[:80]!r}"
+                raise RecordProblem(f"secrets.{number}: {problem}")
+        check_digest("config_schema_sha256", self.config_schema_sha256)
+        check_parts(self, "wheel", "protocol", "reward")
 
-class Deprecation(_Record):
+
+class Deprecation(PublicRecord, frozen=True, kw_only=True):
     """Why the environment should no longer be used, and what to use instead."""
 
     reason: Line
     replacement: Line = ""
 
 
-class Status(_Record):
+class Status(PublicRecord, frozen=True, kw_only=True):
     """The only mutable record of an environment."""
 
-    schema_version: Annotated[int, Field(alias="schema", le=FORMAT_VERSION, ge=1)] = FORMAT_VERSION
-    yanked: dict[Line, Line] = {}
+    schema_version: _Schema = msgspec.field(name="schema", default=FORMAT_VERSION)
+    yanked: dict[Line, Line] = msgspec.field(default_factory=dict[str, str])
     """Version -> reason. A yanked version is chosen only when it is named exactly."""
     deprecated: Deprecation | None = None
     advisories: tuple[Line, ...] = ()
 
 
-class RegistryConfig(_Record):
+class RegistryConfig(PublicRecord, frozen=True, kw_only=True):
     """`config.json`: what a client must know before reading anything else."""
 
-    format: Annotated[int, Field(ge=1, le=FORMAT_VERSION)] = FORMAT_VERSION
+    format: _Schema = FORMAT_VERSION
     name: Line
-    artifacts: tuple[Template, ...] = ("artifacts/{filename}",)
+    artifacts: tuple[Line, ...] = (f"artifacts/{FILENAME}",)
     """Templates of artifact URLs for new releases."""
-    minimum_client: AnyVersion = "0.1.0"
+    minimum_client: Line = "0.1.0"
     api: Line = ""
     """Path of a server's API below the registry; empty if the registry is only files."""
 
+    def check(self) -> None:
+        """Raise RecordProblem for a client that is no version, and for odd templates."""
+        for number, text in enumerate(self.artifacts):
+            # Not a format string: `{filename.attribute}` would read more than the name.
+            if text.count(FILENAME) != 1 or set(text.replace(FILENAME, "")) & set("{}"):
+                problem = f"expected an address with {FILENAME} in it once, got {text[:80]!r}"
+                raise RecordProblem(f"artifacts.{number}: {problem}")
+        try:
+            Version(self.minimum_client)
+        except ValueError:
+            problem = f"{self.minimum_client[:80]!r} is not a version"
+            raise RecordProblem(f"minimum_client: {problem}") from None
 
-class Publisher(_Record):
+
+class Publisher(PublicRecord, frozen=True, kw_only=True):
     """Who may publish under a namespace."""
 
     kind: Literal["repository", "user", "key"]
@@ -265,25 +243,81 @@ class Publisher(_Record):
     """OIDC issuer of its attestations; empty for the issuer of github.com or gitlab.com."""
 
 
-class Namespace(_Record):
+class Namespace(PublicRecord, frozen=True, kw_only=True):
     """`namespaces/<owner>.toml`."""
 
-    owner: Owner
+    owner: str
     status: Literal["active", "suspended"] = "active"
     publishers: tuple[Publisher, ...] = ()
 
+    def check(self) -> None:
+        """Raise RecordProblem for what cannot be the name of an owner."""
+        _require("owner", check_owner, self.owner)
 
-class Aliases(_Record):
+
+class Aliases(PublicRecord, frozen=True, kw_only=True):
     """`aliases.toml`: curated short names, never given to another environment."""
 
-    aliases: dict[Name, Line]
+    aliases: dict[str, Line]
     """Bare name -> owner/name."""
 
+    def check(self) -> None:
+        """Raise RecordProblem for what cannot be the name of an environment."""
+        for name in self.aliases:
+            _require("aliases", check_name, name)
 
-SCHEMAS: dict[str, type[BaseModel]] = {
+
+SCHEMAS: dict[str, type[Record]] = {
     "aliases": Aliases,
     "config": RegistryConfig,
     "namespace": Namespace,
     "release": Release,
     "status": Status,
 }
+
+
+def check_digest(field: str, text: str) -> None:
+    """Raise RecordProblem unless `text` is a sha256 in lower-case hexadecimal digits."""
+    if not _DIGEST.fullmatch(text):
+        raise RecordProblem(f"{field}: expected 64 hexadecimal digits, got {text[:80]!r}")
+
+
+def check_parts(record: Record, *fields: str) -> None:
+    """Check the records in `fields`; a problem's text begins with the field."""
+    for field in fields:
+        try:
+            getattr(record, field).check()
+        except RecordProblem as problem:
+            text = str(problem)
+            joint = "." if text.split(" ", 1)[0].endswith(":") else ": "
+            raise RecordProblem(f"{field}{joint}{text}") from None
+
+
+def _require(field: str, check: Callable[[str], str], text: str) -> None:
+    problem = _problem(check, text)
+    if problem:
+        raise RecordProblem(f"{field}: {problem}")
+
+
+@cache
+def _problem(check: Callable[[str], str], text: str) -> str:
+    """Return why `check` refuses `text`; empty if it does not."""
+    try:
+        check(text)
+    except (RegistryError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+@cache
+def _check_range(minimum: str, maximum: str) -> None:
+    for field, text in (("minimum", minimum), ("maximum", maximum)):
+        if not _PROTOCOL.fullmatch(text):
+            raise RecordProblem(f"{field}: {text[:80]!r} is not a version of the protocol")
+    if _numbers(minimum) > _numbers(maximum):
+        raise RecordProblem(f"minimum {minimum} is above maximum {maximum}")
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    major, _, minor = version.partition(".")
+    return int(major), int(minor)

@@ -14,7 +14,7 @@ from telescope_envs.records.release import SCHEMAS, RegistryConfig
 
 def schema_files() -> dict[str, str]:
     """Return file name -> text of the files in `schema/`."""
-    schemas = {name: record.model_json_schema(by_alias=True) for name, record in SCHEMAS.items()}
+    schemas = {name: msgspec.json.schema(record) for name, record in SCHEMAS.items()}
     schemas["catalog"] = msgspec.json.schema(list[CatalogRow])
     return {
         f"{name}.json": f"{json.dumps(schema, indent=2, sort_keys=True)}\n"
@@ -35,7 +35,7 @@ def create_registry(folder: Path, *, owners: Sequence[str], name: str) -> list[s
     """Write a registry into `folder`, which must be new or empty; returns its paths, sorted."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} already exists and is not empty; give a new folder")
-    config = RegistryConfig(name=name).model_dump(mode="json", by_alias=True)
+    config = RegistryConfig(name=name).as_table()
     files = {
         "config.json": f"{json.dumps(config, indent=2)}\n",
         "aliases.toml": "# Bare name -> owner/name. A name is never given to another environment.\n"

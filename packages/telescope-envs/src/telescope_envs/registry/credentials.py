@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 from telescope_core.errors import ConfigError
-from telescope_envs.registry.addresses import (
+from telescope_envs.registry.config import (
     Address,
     parse_address,
+    read_user_config,
 )
-from telescope_envs.registry.config import read_user_config
 
 SERVICE = "telescope-hub"
 

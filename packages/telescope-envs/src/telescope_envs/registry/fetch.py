@@ -24,7 +24,7 @@ from urllib.parse import urljoin, urlsplit
 import httpx
 
 from telescope_core.errors import RegistryError
-from telescope_envs.registry.addresses import (
+from telescope_envs.registry.config import (
     is_loopback,
     origin_of,
 )

@@ -1,17 +1,16 @@
 """Opens the chosen registry; there is never a fallback to another one."""
 
-from importlib.metadata import entry_points
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 from telescope_core.errors import ConfigError, RegistryError, unknown_name
+from telescope_envs.records.distributions import entries_of
 from telescope_envs.records.files import data_folder
 from telescope_envs.records.release import Release
-from telescope_envs.registry.addresses import (
+from telescope_envs.registry.config import (
     FORMS,
     Address,
-)
-from telescope_envs.registry.config import (
     Opening,
     UserConfig,
     find_address,
@@ -33,7 +32,7 @@ from telescope_envs.registry.store import (
     Store,
     WritableStore,
 )
-from telescope_envs.registry.stores.local import LocalStore
+from telescope_envs.registry.stores.folder import LocalStore
 
 GROUP = "telescope.registries"
 """Entry point group that maps an address scheme to a `place.Opener`."""
@@ -128,15 +127,16 @@ def _open_store(place: Address, opening: Opening) -> Store:
 
 
 def _opener(scheme: str) -> Opener:
-    points = entry_points(group=GROUP)
-    if scheme not in points.names:
-        known = ", ".join(sorted({"file", *points.names}))
+    targets = {entry.name: entry.target for entry in entries_of(GROUP)}
+    if scheme not in targets:
+        known = ", ".join(sorted({"file", *targets}))
         raise ConfigError(
             f"registries at {scheme}:// are not supported (supported: {known}); give {FORMS}; for "
             "a bucket, give the https:// address that serves it"
         )
     try:
-        return points[scheme].load()
+        module, _, name = targets[scheme].partition(":")
+        return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         if error.name != "huggingface_hub":
             raise

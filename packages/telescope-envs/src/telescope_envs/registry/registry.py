@@ -1,6 +1,5 @@
 """Reads a registry from any store: its index, aliases, status, namespaces and artifacts."""
 
-from importlib.metadata import version
 from pathlib import Path
 
 from packaging.version import Version
@@ -8,11 +7,12 @@ from packaging.version import Version
 from telescope_core.errors import RegistryError
 from telescope_envs.records.catalog import (
     CatalogRow,
-    log_unreadable,
 )
+from telescope_envs.records.distributions import version_of
 from telescope_envs.records.names import parse_reserved
 from telescope_envs.records.reading import (
     ReadReleases,
+    log_unreadable,
     parse_aliases,
     parse_namespace_of,
     parse_record,
@@ -26,7 +26,7 @@ from telescope_envs.records.release import (
     Status,
 )
 from telescope_envs.registry.store import Store
-from telescope_envs.registry.stores.local import LocalStore
+from telescope_envs.registry.stores.folder import LocalStore
 
 _MAX_WHEEL_BYTES = 100 * 1024 * 1024
 
@@ -121,7 +121,7 @@ class Registry:
         return f"{self.address}/{path}"
 
     def _check_client(self) -> None:
-        ours = version("telescope-envs")
+        ours = version_of("telescope-envs") or "0"
         if Version(ours) < Version(self.config.minimum_client):
             raise RegistryError(
                 f"registry {self.address} needs telescope-envs >= {self.config.minimum_client}, "

@@ -8,13 +8,13 @@ import platform
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version as version_of
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from telescope_core.errors import ConfigError, RegistryError, UnknownNameError, unknown_name
 from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
+from telescope_envs.records.distributions import version_of
 from telescope_envs.records.release import (
     Release,
     Status,

@@ -6,7 +6,7 @@ inject a script into a page.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from html import escape
@@ -26,7 +26,6 @@ from telescope_envs.records.names import (
 )
 from telescope_envs.records.publication import is_registry_path
 from telescope_envs.records.reading import (
-    FULL_READERS,
     parse_status,
     read_releases,
 )
@@ -58,11 +57,6 @@ class SimpleFile:
     """Hash of the file at `url` + `.metadata`; empty if there is no such file."""
     yanked: str | None
     """The reason why it was yanked; None if it was not."""
-
-
-def project_name(release: Release) -> str:
-    """Return the normalized name of a release's distribution, as used in index page URLs."""
-    return plain(release.distribution)
 
 
 def simple_files(
@@ -173,26 +167,48 @@ def _json(value: Mapping[str, object]) -> str:
     return f"{json.dumps(value, indent=1)}\n"
 
 
+def pages_of(
+    environment_id: str, releases: Sequence[Release], status: Status, *, has_metadata: bool
+) -> dict[str, bytes]:
+    """Return path -> bytes of the pages of one environment's distribution."""
+    project = project_of(environment_id)
+    files = simple_files(releases, status, to_root="../../", has_metadata=has_metadata)
+    return {
+        f"simple/{project}/index.html": project_html(project, files).encode(),
+        f"simple/{project}/index.json": project_json(project, files).encode(),
+    }
+
+
+def front_pages(ids: Iterable[str]) -> dict[str, bytes]:
+    """Return path -> bytes of the pages that list the distributions of these environments."""
+    projects = [project_of(one) for one in ids]
+    return {
+        "simple/index.html": projects_html(projects).encode(),
+        "simple/index.json": projects_json(projects).encode(),
+    }
+
+
+def project_of(environment_id: str) -> str:
+    """Return the normalized name of an environment's distribution, as in the URLs of pages."""
+    return plain(distribution_name(*environment_id.split("/", 1)))
+
+
 def derived_files(read: Read, rows: Sequence[CatalogRow], environment_id: str) -> dict[str, bytes]:
     """Return path -> bytes of the files to write when the records of one environment change.
 
-    `read` returns the records after the change; `rows` are the catalog rows before it.
+    A registry that runs no code, such as a repository of files, receives them in the same commit as
+    the records that they are generated from. `read` returns the records after the change; `rows`
+    are the catalog rows before it.
     """
     index, status = f"index/{environment_id}.jsonl", f"status/{environment_id}.json"
     after = [row for row in rows if row.id != environment_id]
-    changed = catalog_row(environment_id, read(index) or b"", read(status), full=FULL_READERS).row
+    changed = catalog_row(environment_id, read(index) or b"", read(status)).row
     if changed is not None:
         after = sorted([*after, changed], key=lambda row: row.id)
     releases = read_releases(read(index) or b"", environment_id, index).releases
-    files = simple_files(
-        releases, parse_status(read(status), status), to_root="../../", has_metadata=False
-    )
-    project = plain(distribution_name(*environment_id.split("/", 1)))
-    projects = [plain(distribution_name(*row.id.split("/", 1))) for row in after]
+    said = parse_status(read(status), status)
     return {
         CATALOG_PATH: write_catalog(after),
-        f"simple/{project}/index.html": project_html(project, files).encode(),
-        f"simple/{project}/index.json": project_json(project, files).encode(),
-        "simple/index.html": projects_html(projects).encode(),
-        "simple/index.json": projects_json(projects).encode(),
+        **pages_of(environment_id, releases, said, has_metadata=False),
+        **front_pages(row.id for row in after),
     }

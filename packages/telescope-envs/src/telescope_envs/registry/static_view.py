@@ -16,25 +16,15 @@ from telescope_envs.records.catalog import (
     write_catalog,
 )
 from telescope_envs.records.publication import (
+    check_bytes,
     is_registry_path,
     metadata_path,
     tree_files,
 )
 from telescope_envs.records.release import Release
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.simple_index import (
-    project_html,
-    project_json,
-    project_name,
-    projects_html,
-    projects_json,
-    simple_files,
-)
-from telescope_envs.rules.wheel import (
-    check_bytes,
-    check_release,
-    read_wheel,
-)
+from telescope_envs.registry.simple_index import front_pages, pages_of
+from telescope_envs.rules.wheel import check_release, read_wheel
 
 _GENERATED = ("v1", "simple")
 
@@ -75,7 +65,7 @@ def rendered_files(
             yield path, (source / path).read_bytes()
     rows = registry.catalog()
     yield CATALOG_PATH, write_catalog(rows)
-    projects: list[str] = []
+    rendered: list[str] = []
     for environment_id in _ids(source):
         progress(f"rendering {environment_id}")
         releases, unreadable = registry.read_releases(environment_id)
@@ -83,20 +73,15 @@ def rendered_files(
             raise RegistryError(unreadable[0].why)
         if not releases:
             continue
-        project = project_name(releases[0])
-        projects.append(project)
+        rendered.append(environment_id)
         for release in releases:
             inside = [url for url in release.wheel.urls if is_registry_path(url)]
             if inside:
                 metadata = _checked_metadata(registry, release)
                 yield from ((metadata_path(url), metadata) for url in inside)
-        files = simple_files(
-            releases, registry.status(environment_id), to_root="../../", has_metadata=True
-        )
-        yield f"simple/{project}/index.html", project_html(project, files).encode()
-        yield f"simple/{project}/index.json", project_json(project, files).encode()
-    yield "simple/index.html", projects_html(projects).encode()
-    yield "simple/index.json", projects_json(projects).encode()
+        status = registry.status(environment_id)
+        yield from pages_of(environment_id, releases, status, has_metadata=True).items()
+    yield from front_pages(rendered).items()
 
 
 def _ids(root: Path) -> list[str]:

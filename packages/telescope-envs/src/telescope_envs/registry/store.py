@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from telescope_envs.records.catalog import CatalogRow
 from telescope_envs.records.publication import Publication
-from telescope_envs.registry.addresses import Address
+from telescope_envs.registry.config import Address
 from telescope_envs.registry.credentials import Token
 
 if TYPE_CHECKING:  # listing a registry should not wait for the import of the record models

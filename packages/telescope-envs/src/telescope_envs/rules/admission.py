@@ -1,26 +1,24 @@
-"""Checks that every store makes before it publishes a release or changes a status.
+"""What may be published: the one place that says so, for stores, pushes, servers and checks.
 
-They read the registry through a function that maps a path to bytes, so folders, repositories and
-servers share them. A store takes its lock, or fixes its parent commit, before the first read.
+The registry is read through a function that maps a path to bytes, so folders, repositories and
+servers share this. A store takes its lock, or fixes its parent commit, before the first read.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from packaging.version import Version
 
 from telescope_core.errors import RegistryError
 from telescope_envs.records.names import (
-    check_name,
-    check_owner,
-    check_version,
     distribution_name,
     is_version,
     module_name,
+    near_names,
     parse_reserved,
     plain,
     same_distribution_ids,
 )
-from telescope_envs.records.publication import Publication
+from telescope_envs.records.publication import Publication, check_bytes
 from telescope_envs.records.reading import (
     parse_namespace_of,
     parse_record,
@@ -32,7 +30,6 @@ from telescope_envs.records.release import (
     Release,
     Status,
 )
-from telescope_envs.rules.wheel import check_bytes
 
 Read = Callable[[str], bytes | None]
 """Maps a path relative to the registry to the file's bytes; None when there is no such file."""
@@ -47,17 +44,35 @@ def is_new(read: Read, publication: Publication) -> bool:
     """
     release = publication.release
     _check_record(publication)
-    _check_owner_may_publish(read, release.owner)
-    _check_name_is_free(read, release)
-    for version, sha256 in published_versions(read, release.id).items():
-        if Version(version) == Version(release.version):
-            if sha256 == release.wheel.sha256:
-                return False
+    require_namespace(read, release.owner)
+    require_unreserved(read, release.id)
+    for other in same_distribution_ids(release.id):
+        if read(f"index/{other}.jsonl") is not None:
             raise RegistryError(
-                f"{release.id} {version} is already published with different bytes; releases "
-                "are never replaced: raise the version in its pyproject.toml"
+                f"{release.id} would use the distribution name {release.distribution}, which "
+                f"{other} already uses; choose another name"
             )
-    return True
+    return not is_published(read, release.id, release.version, release.wheel.sha256)
+
+
+def is_published(read: Read, environment_id: str, version: str, sha256: str) -> bool:
+    """Whether that version is published; raises RegistryError if it is with another wheel."""
+    digest = published_sha256(read, environment_id, version)
+    if digest is not None and digest != sha256:
+        raise RegistryError(
+            f"{environment_id} {version} is already published with different bytes (sha256 "
+            f"{digest[:12]}..., this is {sha256[:12]}...); releases are never replaced: raise "
+            "the version with telescope env push --bump patch"
+        )
+    return digest is not None
+
+
+def published_sha256(read: Read, environment_id: str, version: str) -> str | None:
+    """Return the digest of the wheel that is published as `version`; None if none is."""
+    published = published_versions(read, environment_id)
+    same = (known for known in published if Version(known) == Version(version))
+    found = next(same, None)
+    return published[found] if found is not None else None
 
 
 def published_versions(read: Read, environment_id: str) -> dict[str, str]:
@@ -103,12 +118,12 @@ def changed_status(
 
 def status_file(status: Status) -> bytes:
     """Return the bytes of a status record's file."""
-    return f"{status.model_dump_json(by_alias=True, indent=2)}\n".encode()
+    return status.as_json(indent=2) + b"\n"
 
 
 def index_line(release: Release) -> bytes:
     """Return the line of a release in its index file, including the newline."""
-    return f"{release.model_dump_json(by_alias=True)}\n".encode()
+    return release.as_json() + b"\n"
 
 
 def check_readable(release: Release) -> None:
@@ -127,25 +142,24 @@ def check_readable(release: Release) -> None:
         raise RegistryError(f"{where} would be read differently than it is; correct the record")
 
 
-def _check_record(publication: Publication) -> None:
-    release, wheel = publication.release, publication.release.wheel
-    check_readable(release)
-    check_owner(release.owner)
-    check_name(release.name)
-    check_version(release.version)
+def misnamed(release: Release) -> Iterator[tuple[str, str, str]]:
+    """Yield each field that does not follow from owner, name and version: it, wanted and got."""
     module = module_name(release.owner, release.name)
-    expected = {
+    wanted = {
         "distribution": (distribution_name(release.owner, release.name), release.distribution),
         "module": (module, release.module),
-        "wheel.filename": (f"{module}-{release.version}-py3-none-any.whl", wheel.filename),
+        "wheel.filename": (
+            f"{module}-{release.version}-py3-none-any.whl",
+            release.wheel.filename,
+        ),
     }
-    for field, (wanted, got) in expected.items():
-        if wanted != got:
-            raise RegistryError(f"{release.id}: {field} must be {wanted!r}, got {got!r}")
-    check_bytes(publication.wheel, release)
+    for field, (expected, got) in wanted.items():
+        if expected != got:
+            yield field, expected, got
 
 
-def _check_owner_may_publish(read: Read, owner: str) -> None:
+def require_namespace(read: Read, owner: str) -> None:
+    """Raise RegistryError unless the registry has an active namespace for `owner`."""
     path = f"namespaces/{owner}.toml"
     found = read(path)
     if found is None:
@@ -161,18 +175,37 @@ def _check_owner_may_publish(read: Read, owner: str) -> None:
         )
 
 
-def _check_name_is_free(read: Read, release: Release) -> None:
-    reserved = parse_reserved(read("reserved.txt") or b"")
+def reserved_parts(read: Read, *names: str) -> list[str]:
+    """Return those of `names` that the registry reserves; its own name is not reserved for it."""
     config = parse_record(RegistryConfig, read("config.json") or b"", "config.json")
-    for name in {release.name, release.owner} - {config.name}:
-        if plain(name) in reserved:
-            raise RegistryError(
-                f"{name!r} is a reserved name of this registry (reserved.txt), so {release.id} "
-                "cannot be published; choose another name"
-            )
-    for other in same_distribution_ids(release.id):
-        if read(f"index/{other}.jsonl") is not None:
-            raise RegistryError(
-                f"{release.id} would use the distribution name {release.distribution}, which "
-                f"{other} already uses; choose another name"
-            )
+    reserved = parse_reserved(read("reserved.txt") or b"")
+    return [name for name in names if plain(name) in reserved and name != config.name]
+
+
+def require_unreserved(read: Read, environment_id: str) -> None:
+    """Raise RegistryError when the owner or the name is reserved."""
+    for name in reserved_parts(read, *environment_id.split("/")):
+        raise RegistryError(
+            f"{name!r} is a reserved name of this registry (reserved.txt), so {environment_id} "
+            "cannot be published; choose another name"
+        )
+
+
+def near_ids(environment_id: str, known: Iterable[str], aliases: Iterable[str] = ()) -> list[str]:
+    """Return the names in `known` ids, and aliases, that people may confuse with a new id's.
+
+    If its owner is new too, owners are compared with owners.
+    """
+    owner, _, name = environment_id.partition("/")
+    ids = [one.partition("/") for one in known]
+    near = near_names(name, {*(one[2] for one in ids), *aliases})
+    owners = {one[0] for one in ids}
+    return near if owner in owners else near + near_names(owner, owners)
+
+
+def _check_record(publication: Publication) -> None:
+    release = publication.release
+    check_readable(release)
+    for field, wanted, got in misnamed(release):
+        raise RegistryError(f"{release.id}: {field} must be {wanted!r}, got {got!r}")
+    check_bytes(publication.wheel, release)

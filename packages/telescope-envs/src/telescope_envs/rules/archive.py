@@ -1,15 +1,24 @@
-"""Reads the zip archive of a wheel, and takes only archives that every reader reads alike.
+"""What a wheel's zip archive may be, and its METADATA and WHEEL, so that every reader agrees. Pure.
 
 A zip file says most things twice: in a header before each file, and in the directory at its end.
 Programs differ in which of the two they believe, in the extra fields they obey, and in how they
-treat bytes between files. So an archive must be laid out as the usual build backends do it: each
-file right after the one before, both descriptions the same, and nothing else in it.
+treat bytes between files. So an archive is laid out as the usual build backends do it. What
+installers would refuse, or could read in two ways, is refused: it could never be replaced.
 """
 
+import re
 import struct
 import zipfile
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from packaging.metadata import InvalidMetadata, Metadata, RawMetadata, parse_email
+
+from telescope_core.errors import RegistryError
+from telescope_envs.records.names import (
+    check_requirement,
+    check_specifier,
+)
 
 _LOCAL = struct.Struct("<4s5H3I2H")
 _LOCAL_MARK = b"PK\x03\x04"
@@ -118,3 +127,75 @@ def _end_problems(data: bytes, directory: int, position: int, num_files: int) ->
         yield "it has bytes between its directory and its end"
     if (disk, first_disk, comment) != (0, 0, 0) or (here, total) != (num_files, num_files):
         yield "its end does not describe it"
+
+
+_AGAIN = "build it again with an ordinary build backend"
+_ODD_ENDS = re.compile(rb"\r(?!\n)|\0")
+_WHEEL_FIELDS = {
+    "Wheel-Version": ("1.0",),
+    "Root-Is-Purelib": ("true",),
+    "Tag": ("py3-none-any",),
+}
+"""Field of WHEEL that must be there once -> the values that it may have."""
+
+
+def read_metadata(data: bytes, filename: str) -> RawMetadata:
+    """Return the fields of METADATA; raises RegistryError unless each is valid and there once."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise RegistryError(f"wheel {filename}: METADATA is not UTF-8: {error}") from error
+    if _ODD_ENDS.search(data):
+        raise RegistryError(
+            f"wheel {filename}: its METADATA has a carriage return or a zero byte, at which "
+            f"programs end lines differently; {_AGAIN}"
+        )
+    raw, unparsed = parse_email(data)
+    odd = sorted(field for field in unparsed if _is_known(field))
+    if odd:
+        raise RegistryError(
+            f"wheel {filename}: its METADATA has {', '.join(odd)} more than once, or not as text; "
+            f"{_AGAIN}"
+        )
+    if "metadata_version" not in raw:
+        raise RegistryError(f"wheel {filename}: its METADATA has no Metadata-Version; {_AGAIN}")
+    # Not validated as a whole: build backends wrote newer fields into older versions of the format.
+    checked = Metadata.from_raw(raw, validate=False)
+    for field in raw:
+        try:
+            getattr(checked, field, None)
+            if field == "requires_python":
+                check_specifier(raw.get("requires_python", ""))
+            for requirement in raw.get("requires_dist", []) if field == "requires_dist" else ():
+                check_requirement(requirement)
+        except (InvalidMetadata, ValueError, RecursionError) as error:
+            cause = f": {error.__cause__}" if error.__cause__ is not None else ""
+            raise RegistryError(
+                f"wheel {filename}: its METADATA cannot be read: {error}{cause}; correct "
+                "pyproject.toml and build it again"
+            ) from error
+    return raw
+
+
+def check_wheel_file(text: str, filename: str) -> None:
+    """Raise RegistryError unless WHEEL is that of a pure Python wheel of version 1.0."""
+    found: dict[str, list[str]] = {}
+    for line in filter(None, text.split("\n")):
+        field, mark, value = line.partition(": ")
+        if not mark or not line.isprintable() or line[0].isspace():
+            raise RegistryError(f"wheel {filename}: its WHEEL has the line {line!r}; {_AGAIN}")
+        found.setdefault(field.lower(), []).append(value)
+    for field, values in _WHEEL_FIELDS.items():
+        given = found.get(field.lower(), [])
+        if len(given) != 1 or given[0] not in values:
+            raise RegistryError(
+                f"wheel {filename}: its WHEEL must have the line '{field}: {values[0]}' once, as a "
+                f"pure Python wheel has it, got {', '.join(given) or 'none'}; {_AGAIN}"
+            )
+
+
+def _is_known(field: str) -> bool:
+    """Return whether a field's name, as it is written in METADATA, is one of the format."""
+    name = field.lower().replace("-", "_")
+    known = RawMetadata.__annotations__
+    return name in known or f"{name}s" in known

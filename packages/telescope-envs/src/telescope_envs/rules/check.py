@@ -11,6 +11,7 @@ from pathlib import Path
 from telescope_core.errors import RegistryError
 from telescope_envs.records.publication import (
     attestation_path,
+    check_bytes,
     is_registry_path,
 )
 from telescope_envs.rules.findings import CheckReport, Finding
@@ -21,11 +22,7 @@ from telescope_envs.rules.tree import (
     check_names,
     read_tree,
 )
-from telescope_envs.rules.wheel import (
-    check_bytes,
-    check_release,
-    read_wheel,
-)
+from telescope_envs.rules.wheel import check_release, read_wheel
 
 _RESTORE = "restore the file from the git history or from a mirror; releases are never replaced"
 

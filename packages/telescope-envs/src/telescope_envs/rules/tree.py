@@ -13,8 +13,6 @@ from packaging.version import Version
 from telescope_core.errors import RegistryError
 from telescope_envs.records.names import (
     distribution_name,
-    module_name,
-    parse_reserved,
     plain,
 )
 from telescope_envs.records.publication import tree_files
@@ -29,6 +27,7 @@ from telescope_envs.records.release import (
     Release,
 )
 from telescope_envs.records.schemas import schema_files
+from telescope_envs.rules.admission import misnamed, reserved_parts
 from telescope_envs.rules.findings import Finding
 
 _LAYOUT = re.compile(
@@ -233,11 +232,11 @@ def _same_names(tree: Tree) -> Iterator[Finding]:
 def _reserved_names(tree: Tree) -> Iterator[Finding]:
     if tree.config is None:
         return  # without the config it is unknown which owner is the registry's own
-    reserved = parse_reserved(tree.bytes_of("reserved.txt")) - {tree.config.name}
     used = [(f"index/{name}.jsonl", part) for name in tree.releases for part in name.split("/")]
     used += [("aliases.toml", alias) for alias in tree.aliases]
+    reserved = {*reserved_parts(tree.bytes_of, *(name for _, name in used))}
     for where, name in dict.fromkeys(used):
-        if plain(name) in reserved:
+        if name in reserved:
             yield Finding(
                 check="reserved-name",
                 where=where,
@@ -258,24 +257,13 @@ def _lost_aliases(tree: Tree) -> Iterator[Finding]:
 
 
 def _wrong_distribution(line: IndexLine) -> Iterator[Finding]:
-    release = line.release
-    module = module_name(release.owner, release.name)
-    expected = {
-        "distribution": (distribution_name(release.owner, release.name), release.distribution),
-        "module": (module, release.module),
-        "wheel.filename": (
-            f"{module}-{release.version}-py3-none-any.whl",
-            release.wheel.filename,
-        ),
-    }
-    for name, (wanted, got) in expected.items():
-        if wanted != got:
-            yield Finding(
-                check="index-line",
-                where=line.where,
-                what=f"{name} is {got!r}, not {wanted!r}",
-                fix="restore the line from the git history, or correct it before it is committed",
-            )
+    for name, wanted, got in misnamed(line.release):
+        yield Finding(
+            check="index-line",
+            where=line.where,
+            what=f"{name} is {got!r}, not {wanted!r}",
+            fix="restore the line from the git history, or correct it before it is committed",
+        )
 
 
 def _wrong_requirements(line: IndexLine) -> Iterator[Finding]:

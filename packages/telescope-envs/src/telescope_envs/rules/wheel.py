@@ -25,25 +25,11 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from telescope_core.errors import RegistryError
 from telescope_envs.records.names import ENTRY_POINT_GROUP
 from telescope_envs.records.release import Release
-from telescope_envs.rules.archive import layout_problem
-from telescope_envs.rules.wheel_metadata import (
+from telescope_envs.rules.archive import (
     check_wheel_file,
+    layout_problem,
     read_metadata,
 )
-
-
-def check_bytes(data: bytes, release: Release) -> None:
-    """Raise RegistryError unless `data` has the size and sha256 recorded in `release`."""
-    digest = hashlib.sha256(data).hexdigest()
-    if len(data) != release.wheel.size or digest != release.wheel.sha256:
-        raise RegistryError(
-            f"wheel {release.wheel.filename} is not the one that was published: expected "
-            f"{release.wheel.size} bytes, sha256 {release.wheel.sha256}, got {len(data)} bytes, "
-            f"sha256 {digest}; nothing was installed. Restore the file in the registry"
-        )
-
-
-__all__ = ["WheelContents", "check_bytes", "check_release", "read_wheel", "record_hash"]
 
 _ENTRY_POINTS = re.compile(
     rf"\n*\[{re.escape(ENTRY_POINT_GROUP)}\]\n+"

@@ -258,7 +258,7 @@ def _refusal(request: Request, error: Exception) -> Refusal:
 
 def _published_by(release: Release, owner: str) -> Release:
     """Return `release` as published by `owner`: all that a token for the owner proves."""
-    return release.model_copy(update={"publisher": owner})
+    return release.changed(publisher=owner)
 
 
 async def _short_body(request: Request) -> bytes:

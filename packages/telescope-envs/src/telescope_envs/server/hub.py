@@ -11,32 +11,26 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
 from telescope_core.errors import ConfigError, RegistryError, unknown_name
 from telescope_envs.records.catalog import (
     CatalogRow,
     catalog_row,
-    log_unreadable,
     write_catalog,
 )
+from telescope_envs.records.model import RecordProblem, converted
 from telescope_envs.records.names import (
     check_name,
     check_owner,
-    parse_reserved,
-    plain,
 )
 from telescope_envs.records.publication import Publication
-from telescope_envs.records.reading import (
-    FULL_READERS,
-    problem_of,
-)
+from telescope_envs.records.reading import log_unreadable
 from telescope_envs.records.release import (
     Namespace,
     RegistryConfig,
     Status,
 )
 from telescope_envs.records.schemas import schema_files
+from telescope_envs.rules.admission import reserved_parts
 from telescope_envs.server.database import (
     FILE,
     ArtifactFiles,
@@ -147,7 +141,7 @@ class HubStore:
             if known is None or known[0] != state:
                 lines = self.releases.lines(environment) or b""
                 status = self.releases.status_record(environment)
-                found = catalog_row(environment, lines, status, full=FULL_READERS)
+                found = catalog_row(environment, lines, status)
                 log_unreadable(found.unreadable)
                 self._rows[environment] = (state, found.row)
         rows = (self._rows[environment][1] for environment in sorted(self._rows))
@@ -171,14 +165,14 @@ class HubStore:
         `publishers` is only recorded for people to read.
         """
         check_owner(owner)
-        if plain(owner) in parse_reserved(self._reserved()) - {self.name}:
+        if reserved_parts(self.read, owner):
             raise RegistryError(
                 f"the owner name {owner!r} is reserved ({RESERVED}); choose another"
             )
         try:
-            Namespace.model_validate({"owner": owner, "publishers": publishers})
-        except ValidationError as error:
-            raise ConfigError(f"namespace {owner}: {problem_of(error)}; correct it") from None
+            converted(Namespace, {"owner": owner, "publishers": publishers})
+        except RecordProblem as problem:
+            raise ConfigError(f"namespace {owner}: {problem}; correct it") from None
         record = json.dumps(publishers)
         with self.database.transaction() as writer:
             writer.execute(
@@ -210,7 +204,7 @@ class HubStore:
 
     def _config(self) -> bytes:
         record = RegistryConfig(name=self.name, api=API)
-        return f"{record.model_dump_json(indent=2)}\n".encode()
+        return record.as_json(indent=2) + b"\n"
 
     def _aliases(self) -> bytes:
         rows = self.database.rows("SELECT name, environment FROM aliases ORDER BY name")

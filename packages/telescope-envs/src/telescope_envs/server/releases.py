@@ -35,7 +35,7 @@ from telescope_envs.rules.admission import (
     changed_status,
     index_line,
     is_new,
-    published_versions,
+    published_sha256,
     status_file,
 )
 from telescope_envs.server.database import ArtifactFiles, Database
@@ -109,7 +109,14 @@ class Releases:
         # Files are withdrawn last, because committing the transaction can fail as well.
         with ExitStack() as stored, self._database.transaction() as writer:
             token = allow()
-            self._refuse_other_bytes(release)
+            published = published_sha256(self._read, release.id, release.version)
+            if published not in (None, release.wheel.sha256):
+                raise Refusal(
+                    HTTPStatus.CONFLICT,
+                    f"{release.id} {release.version} is already published with different bytes, "
+                    "and releases are never replaced",
+                    "raise the version in its pyproject.toml",
+                )
             if not is_new(self._read, publication):
                 return False
             if not may_be_near and not _has_releases(writer, release.id):
@@ -142,17 +149,6 @@ class Releases:
                 values,
             )
         return status
-
-    def _refuse_other_bytes(self, release: Release) -> None:
-        for version, sha256 in published_versions(self._read, release.id).items():
-            is_same = Version(version) == Version(release.version)
-            if is_same and sha256 != release.wheel.sha256:
-                raise Refusal(
-                    HTTPStatus.CONFLICT,
-                    f"{release.id} {version} is already published with different bytes, and "
-                    "releases are never replaced",
-                    "raise the version in its pyproject.toml",
-                )
 
     def _check_new_name(self, writer: Connection, release: Release) -> None:
         """Refuse the first release of a name that people may confuse with another owner's."""

@@ -7,7 +7,6 @@ may publish, and whether the version is taken, is decided later inside the trans
 
 import asyncio
 import hashlib
-import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -16,49 +15,37 @@ from typing import cast
 
 import msgspec
 from fastapi import Request
-from packaging.utils import canonicalize_name
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
 from telescope_core.errors import RegistryError
 from telescope_core.secret_names import reserved_secrets
-from telescope_envs.records.lines import MAX_LINE_BYTES
-from telescope_envs.records.names import (
-    check_name,
-    check_owner,
-    check_version,
-    distribution_name,
-    module_name,
-)
-from telescope_envs.records.publication import Publication
+from telescope_envs.records.model import RecordType
+from telescope_envs.records.publication import Publication, check_bytes
 from telescope_envs.records.reading import (
-    RecordType,
+    MAX_LINE_BYTES,
     parse_record,
 )
 from telescope_envs.records.release import (
     Release,
     Status,
 )
-from telescope_envs.rules.wheel import (
-    check_bytes,
-    check_release,
-    read_wheel,
-)
+from telescope_envs.rules.admission import misnamed
+from telescope_envs.rules.wheel import check_release, read_wheel
 from telescope_envs.server.refusals import Refusal
 
 MAX_RECORD_BYTES = MAX_LINE_BYTES
 MAX_ATTESTATION_BYTES = 1024 * 1024
 _CLOCK_TOLERANCE = timedelta(hours=1)
 _Object = dict[str, object]
-_FILENAME = re.compile(r"[A-Za-z0-9_.]+(-[A-Za-z0-9_.]+)+\.whl")
 
 
 def parse_release(text: bytes) -> Release:
     """Parse a release record; raises Refusal if it has fields that this server does not know."""
     release = _parsed(Release, text, "release")
     sent = cast(_Object, msgspec.json.decode(text))
-    kept = release.model_dump(mode="json", by_alias=True)
+    kept = release.as_table()
     lost = sorted(_lost(sent, kept))
     if lost:
         raise Refusal(
@@ -72,9 +59,6 @@ def parse_release(text: bytes) -> Release:
 def check_publication(publication: Publication) -> None:
     """Raise RegistryError unless record, wheel and attestation are valid and match each other."""
     release = publication.release
-    check_owner(release.owner)
-    check_name(release.name)
-    check_version(release.version)
     _check_record(release)
     check_bytes(publication.wheel, release)
     contents = read_wheel(publication.wheel, release.wheel.filename)
@@ -100,20 +84,14 @@ def _parsed(record: type[RecordType], text: bytes, kind: str) -> RecordType:
 
 
 def _check_record(release: Release) -> None:
-    expected: dict[str, tuple[object, object]] = {
-        "distribution": (
-            distribution_name(release.owner, release.name),
-            canonicalize_name(release.distribution),
-        ),
-        "module": (module_name(release.owner, release.name), release.module),
-        # A URL on another host would tell that host's owner who installs what.
-        "wheel.urls": ((f"artifacts/{release.wheel.filename}",), release.wheel.urls),
-    }
-    for field, (wanted, got) in expected.items():
-        if wanted != got:
-            raise _unprocessable(f"the release record's {field} must be {wanted!r}, got {got!r}")
-    if not _FILENAME.fullmatch(release.wheel.filename):
-        raise _unprocessable(f"{release.wheel.filename!r} is not a wheel file name")
+    for field, wanted, got in misnamed(release):
+        raise _unprocessable(f"the release record's {field} must be {wanted!r}, got {got!r}")
+    # A URL on another host would tell that host's owner who installs what.
+    urls = (f"artifacts/{release.wheel.filename}",)
+    if release.wheel.urls != urls:
+        raise _unprocessable(
+            f"the release record's wheel.urls must be {urls!r}, got {release.wheel.urls!r}"
+        )
     reserved = reserved_secrets(release.secrets)
     if reserved:
         raise _unprocessable(f"secrets must not be Telescope's own variables, got {reserved}")

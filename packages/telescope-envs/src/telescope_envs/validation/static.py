@@ -12,12 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
 from telescope_core.errors import ConfigError, RegistryError, TelescopeError
 from telescope_envs.publish.build import build_wheel, git_text
 from telescope_envs.records.documents import read_pyproject
-from telescope_envs.records.release import Dataset
+from telescope_envs.records.projects import read_datasets
 from telescope_envs.rules.wheel import read_wheel
 from telescope_envs.validation import metadata
 from telescope_envs.validation.findings import Findings
@@ -62,7 +60,6 @@ _MAX_SCANNED_BYTES = 4 * 1024 * 1024
 """Bytes to scan of one file; what follows is taken to be data."""
 _NOT_SOURCES = {"__pycache__", "build", "dist", "node_modules", "venv"}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_DATASETS = TypeAdapter(list[Dataset])
 _FROM_WHEEL = ("static.wheel", "static.size", *metadata.CHECKED)
 
 
@@ -131,16 +128,13 @@ def _with_contents(subject: Subject, findings: Findings) -> Subject:
 
 
 def _check_datasets(project: Path, findings: Findings) -> None:
-    path = project / "datasets.json"
-    if not path.is_file():
-        findings.not_applicable("static.datasets", "there is no datasets.json")
-        return
     try:
-        listed = _DATASETS.validate_json(path.read_bytes())
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        findings.found("static.datasets", f"datasets.json: {where}: {first['msg']}")
+        listed = read_datasets(project)
+    except ConfigError as error:
+        findings.found("static.datasets", f"datasets.json: {error}")
+        return
+    if listed is None:
+        findings.not_applicable("static.datasets", "there is no datasets.json")
         return
     for dataset in listed:
         if not _COMMIT.fullmatch(dataset.revision):

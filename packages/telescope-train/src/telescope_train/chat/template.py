@@ -77,7 +77,11 @@ def _template_here(model: ModelSection) -> str | None:
     """Return the template; "" if the model has none, None if that is not known yet."""
     if model.chat_template is not None:
         return read_chat_template(model.chat_template)
-    folder = Path(model.model).expanduser()
+    return template_in(Path(model.model).expanduser())
+
+
+def template_in(folder: Path) -> str | None:
+    """Return the chat template of a model folder; "" if it has none, None if it cannot be read."""
     single = folder / "chat_template.jinja"
     if single.is_file():
         return single.read_text(encoding="utf-8")

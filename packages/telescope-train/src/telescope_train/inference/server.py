@@ -22,8 +22,10 @@ from urllib.request import Request, urlopen
 from telescope_core.errors import ProcessDiedError
 from telescope_core.records.output_logs import INFERENCE, OutputLog
 from telescope_core.secret_names import secret_values
+from telescope_train.chat.template import template_in
 from telescope_train.cluster.ports import free_port, require_free_port
 from telescope_train.config.inference_section import LOOPBACK
+from telescope_train.inference.tool_calls import tool_call_arguments
 from telescope_train.inference.wire import (
     ENGINE_PATH,
     SECRET_VARIABLE,
@@ -408,8 +410,10 @@ def serve_model(
     `chat_template`: a file; None = the model's own template.
     """
     device = machine_device()
+    template = template_in(Path(model_path)) if chat_template is None else chat_template.read_text()
     settings = ServerSettings(
         model_path=model_path,
+        more_arguments=tool_call_arguments(template or ""),
         port=port if port is not None else free_port(),
         log_path=log_path,
         device=device,

@@ -1,8 +1,8 @@
-"""Replace the forward of modules with a faster one where both give equal results."""
+"""Faster forwards of modules, and a faster product, where both ways give equal results."""
 
 import copy
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,28 @@ def _is_made_by_amd(cpuinfo: Path) -> bool:
             )
     except OSError:
         return False
+
+
+@cache
+def has_onednn_product() -> bool:
+    """Return whether oneDNN is the faster one here, and its product of float32 is right."""
+    left = torch.linspace(-3.0, 2.0, 15, dtype=torch.float32).cos().reshape(3, 5)
+    right = torch.linspace(-2.0, 3.0, 20, dtype=torch.float32).sin().reshape(4, 5)
+    try:
+        return is_onednn_faster() and torch.allclose(_product(left, right), left @ right.T)
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def product(left_XK: Tensor, right_NK: Tensor) -> Tensor:
+    """Return left @ right.T by the faster library for their device and dtype.
+
+    Neither needs to be contiguous. Both have the same dtype.
+    """
+    is_plain = left_XK.device.type == "cpu" and left_XK.dtype == torch.float32
+    if is_plain and left_XK.numel() and right_NK.numel() and has_onednn_product():
+        return _product(left_XK, right_NK)
+    return left_XK @ right_NK.T
 
 
 def _linear(module: torch.nn.Linear, values: Tensor) -> Tensor:

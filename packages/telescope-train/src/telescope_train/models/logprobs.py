@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from telescope_train.models.cpu_kernels import product
+
 CPU_BLOCK = 2**20
 """Logits in one block on the CPU: 4 MiB of float32 stay in cache, and the product is fast."""
 DEVICE_BLOCK = 2**25
@@ -129,12 +131,12 @@ def _logits(
     """Return the logits [C, W], in float32 or wider."""
     wide = torch.promote_types(hidden_CH.dtype, torch.float32)
     if not is_wide or hidden_CH.dtype == wide:
-        logits_CW = hidden_CH @ weight_WH.T
+        logits_CW = product(hidden_CH, weight_WH)
     elif hidden_CH.is_cuda:
         # The tensor cores multiply bfloat16 exactly and add up in float32 anyway.
         logits_CW = torch.mm(hidden_CH, weight_WH.T, out_dtype=wide)
     else:
-        logits_CW = hidden_CH.to(wide) @ weight_WH.to(wide).T
+        logits_CW = product(hidden_CH.to(wide), weight_WH.to(wide))
     # Widened before the division by the temperature, as in vLLM's sampler.
     return logits_CW.to(wide).div_(temperatures_C.to(wide).unsqueeze(1))
 
@@ -290,8 +292,12 @@ def _add_at_targets(grad_CW: Tensor, grad_C: Tensor, targets_C: Tensor) -> None:
 
 def _accumulate(sum_XH: Tensor, left_XY: Tensor, right_YH: Tensor) -> None:
     """Add `left @ right` to a sum that may be wider than its parts."""
+    # Into the weight, a sum over tokens, oneDNN is no faster; into the hidden states it is.
+    is_row_major = left_XY.is_contiguous()
+    if is_row_major and sum_XH.device.type == "cpu" and sum_XH.dtype == left_XY.dtype:
+        sum_XH += product(left_XY, right_YH.T)
     # addmm_ needs one dtype, and then spares the product a tensor of its own.
-    if sum_XH.dtype == left_XY.dtype:
+    elif sum_XH.dtype == left_XY.dtype:
         sum_XH.addmm_(left_XY, right_YH)
     else:
         sum_XH += left_XY @ right_YH

@@ -19,14 +19,13 @@ from telescope_core.errors import RegistryError
 from telescope_envs.records.catalog import (
     CATALOG_PATH,
     CatalogRow,
-    log_unreadable,
     read_catalog,
 )
 from telescope_envs.records.publication import (
     Publication,
     is_registry_path,
 )
-from telescope_envs.records.reading import parse_record
+from telescope_envs.records.reading import log_unreadable, parse_record
 from telescope_envs.records.release import (
     RegistryConfig,
     Status,
@@ -90,7 +89,7 @@ class HubApi:
             request = self._opened().build_request(
                 "PUT",
                 f"{self._api}/status/{environment_id}",
-                content=status.model_dump_json(by_alias=True).encode(),
+                content=status.as_json(),
                 headers={"If-Match": found.headers.get("etag", '"none"')},
             )
             response = self._send(request)

@@ -29,7 +29,6 @@ from telescope_envs.records.catalog import (
     CATALOG_PATH,
     CatalogRow,
     catalog_row,
-    log_unreadable,
     read_catalog,
 )
 from telescope_envs.records.publication import (
@@ -37,7 +36,7 @@ from telescope_envs.records.publication import (
     artifact_files,
     is_registry_path,
 )
-from telescope_envs.records.reading import FULL_READERS
+from telescope_envs.records.reading import log_unreadable
 from telescope_envs.records.release import Status
 from telescope_envs.registry.http_cache import (
     CachedFile,
@@ -209,7 +208,6 @@ class HuggingFaceStore:
                 one,
                 read(f"index/{one}.jsonl") or b"",
                 read(f"status/{one}.json"),
-                full=FULL_READERS,
             )
             for one in sorted(ids)
         ]

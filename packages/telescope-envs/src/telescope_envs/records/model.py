@@ -1,0 +1,144 @@
+"""`Record`: the base of everything that is read from JSON or TOML that somebody else wrote.
+
+The types of the fields state most rules, and `check` the others. A reader ignores fields that it
+does not know, so fields can be added without breaking old clients. There is one reader, so lists,
+installs and servers agree on every record.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Annotated, Any, Self, TypeVar, cast
+
+import msgspec
+from msgspec import Meta
+
+from telescope_core.terminal import acts_on_terminals
+from telescope_envs.records.names import LARGEST_COUNT, LONGEST_TEXT
+
+Line = Annotated[str, Meta(max_length=LONGEST_TEXT)]
+"""Text that is safe to print as it is in lists and errors."""
+Count = Annotated[int, Meta(ge=0, le=LARGEST_COUNT)]
+_ESCAPES_OTHER_THAN_QUOTES = re.compile(rb'\\[^"\\/]')
+_ERROR = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<where>.*)`)?", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<field>.*)`", re.DOTALL)
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]|\[\.\.\.\]")
+RecordType = TypeVar("RecordType", bound="Record")
+
+
+class RecordProblem(ValueError):
+    """A record that breaks a rule; its text begins with the field."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One record. Making one in a program checks nothing; reading one checks everything."""
+
+    def check(self) -> None:
+        """Raise RecordProblem for a rule that does not hold and that no type states."""
+
+    def changed(self, **fields: object) -> Self:
+        """Return a copy with other values of `fields`."""
+        return msgspec.structs.replace(self, **fields)
+
+    def as_json(self, *, indent: int = 0) -> bytes:
+        """Return its JSON, in one line unless `indent` is given."""
+        text = msgspec.json.encode(self)
+        return msgspec.json.format(text, indent=indent) if indent else text
+
+    def as_table(self) -> dict[str, Any]:
+        """Return it as JSON would hold it."""
+        return cast(dict[str, Any], msgspec.json.decode(self.as_json()))
+
+
+class PublicRecord(Record, frozen=True, kw_only=True):
+    """A record of a registry, which anybody may have written: every text in it is a `Line`."""
+
+
+def read(record: type[RecordType], text: bytes | str) -> RecordType:
+    """Return the record in a JSON text.
+
+    Raises RecordProblem for a record that breaks a rule, and another ValueError for a text that is
+    not JSON.
+    """
+    data = text.encode() if isinstance(text, str) else text
+    try:
+        found = cast(RecordType, _decoder(record).decode(data))
+        found.check()
+        if not _is_plain(data):
+            _require_lines(found)
+    except msgspec.ValidationError as error:
+        raise RecordProblem(explained(error)) from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return found
+
+
+def converted(record: type[RecordType], tables: Mapping[str, object]) -> RecordType:
+    """Return the record in the tables of a document; raises RecordProblem."""
+    try:
+        found = msgspec.convert(tables, record)
+        found.as_json()
+    except msgspec.ValidationError as error:
+        raise RecordProblem(explained(error)) from None
+    except UnicodeEncodeError:  # half of a pair of surrogates
+        odd = next(place for place, text in _texts(tables, "") if not _is_unicode(text))
+        raise RecordProblem(f"{odd}: holds half of a pair of surrogates") from None
+    found.check()
+    _require_lines(found)
+    return found
+
+
+def explained(error: msgspec.ValidationError) -> str:
+    """Return the field that is wrong, with its tables, and why."""
+    found = _ERROR.fullmatch(str(error))
+    assert found is not None, "every text matches"
+    steps = [name or number for name, number in _STEP.findall(found["where"] or "")]
+    missing = _MISSING.fullmatch(found["what"])
+    steps = [*filter(None, steps), *([missing["field"]] if missing else [])]
+    what = "Field required" if missing else found["what"].replace("`", "")
+    return f"{'.'.join(steps) or 'record'}: {what}"
+
+
+@cache
+def _decoder(record: type[Record]) -> "msgspec.json.Decoder[Record]":
+    return msgspec.json.Decoder(record)
+
+
+def _is_plain(text: bytes) -> bool:
+    """Whether no text in this JSON can contain what a terminal would act on."""
+    if b"\\" in text and _ESCAPES_OTHER_THAN_QUOTES.search(text):
+        return False
+    # JSON has no unescaped control characters below the space.
+    is_ascii = text.isascii() and b"\x7f" not in text
+    return is_ascii or not acts_on_terminals(text.decode().replace("\n", ""))
+
+
+def _require_lines(value: object, where: str = "") -> None:
+    """Raise RecordProblem for a text in a `PublicRecord`, at any depth, that is no line."""
+    if isinstance(value, PublicRecord):
+        for place, text in _texts(msgspec.to_builtins(value), where):
+            if acts_on_terminals(text):
+                raise RecordProblem(f"{place}: contains control characters or line breaks")
+    elif isinstance(value, Record):
+        for field in value.__struct_fields__:
+            _require_lines(getattr(value, field), f"{where}.{field}" if where else field)
+    elif isinstance(value, tuple):
+        for number, inner in enumerate(cast(tuple[object, ...], value)):
+            _require_lines(inner, f"{where}.{number}")
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _texts(value: object, where: str) -> Iterator[tuple[str, str]]:
+    """Yield every text in plain data, keys included, with its place."""
+    if isinstance(value, str):
+        yield where, value
+    elif isinstance(value, dict):
+        for key, inner in cast(dict[str, object], value).items():
+            yield where or str(key), str(key)
+            yield from _texts(inner, f"{where}.{key}" if where else str(key))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(cast(list[object], value)):
+            yield from _texts(inner, f"{where}.{number}")

@@ -1,0 +1,181 @@
+"""Reads what a project declares in its pyproject.toml: which environment it is, and its package.
+
+The table of datasets beside it is read here too. What each command needs is that command's matter.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.records.documents import Table, read_pyproject, table_at, texts_at
+from telescope_envs.records.model import explained
+from telescope_envs.records.names import (
+    ENTRY_POINT_GROUP,
+    check_name,
+    check_owner,
+    distribution_name,
+    id_in_distribution,
+    module_name,
+)
+from telescope_envs.records.release import Dataset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """The owner, name and version of a project."""
+
+    owner: str
+    name: str
+    version: str
+    """Empty if the version is dynamic, so only the build determines it."""
+    factory: str
+    """`module:Class`, as it is declared."""
+
+    @property
+    def id(self) -> str:
+        """`owner/name`."""
+        return f"{self.owner}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkedProject:
+    """What a project's pyproject.toml declares."""
+
+    folder: Path
+    source: Path
+    """The folder to import it from: the project's folder, or its `src`."""
+    owner: str
+    name: str
+    version: str
+    summary: str
+    module: str
+    factory: str
+    """`module:Class`."""
+    requires_dist: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        """`owner/name`."""
+        return f"{self.owner}/{self.name}"
+
+
+def read_identity(project: Path) -> Identity:
+    """Return the identity that `project` declares; raises ConfigError or RegistryError."""
+    path = project / "pyproject.toml"
+    document = read_pyproject(project)
+    about = table_at(document, "project", path=path)
+    entries = table_at(document, "project", "entry-points", ENTRY_POINT_GROUP, path=path)
+    if not isinstance(about.get("name"), str) or len(entries) != 1:
+        raise ConfigError(
+            f"{path}: expected project.name, and exactly one line under "
+            f'[project.entry-points."{ENTRY_POINT_GROUP}"], such as toy = "module:Class"; '
+            "telescope env init writes both"
+        )
+    ((name, factory),) = entries.items()
+    distribution = str(about["name"])
+    owner = id_in_distribution(distribution, name).partition("/")[0]
+    if not owner:
+        raise RegistryError(
+            f"distribution {distribution!r} must be named {distribution_name('<owner>', name)}, "
+            f"because its entry point is {name!r}; rename one of them in pyproject.toml"
+        )
+    return Identity(
+        owner=check_owner(owner),
+        name=check_name(name),
+        version=str(about.get("version", "")),
+        factory=str(factory),
+    )
+
+
+def read_project(folder: Path) -> LinkedProject:
+    """Return what the pyproject.toml in `folder` declares; raises ConfigError if it is invalid."""
+    folder = folder.expanduser().resolve()
+    path = folder / "pyproject.toml"
+    if not os.path.isfile(path):
+        why = "holds no pyproject.toml" if os.path.isdir(folder) else "is not a folder"
+        raise ConfigError(
+            f"{folder} {why}; expected the folder of an environment's project, such as "
+            "`telescope env init` creates"
+        )
+    try:
+        identity = read_identity(folder)
+    except RegistryError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    module, factory = module_name(identity.owner, identity.name), identity.factory
+    if factory.partition(":")[0].partition(".")[0] != module or ":" not in factory:
+        raise ConfigError(
+            f"{path}: the entry point {identity.name} must be {module}:Class, got {factory!r}"
+        )
+    table = table_at(read_pyproject(folder), "project", path=path)
+    try:
+        version = str(Version(identity.version))
+    except ValueError as error:
+        raise ConfigError(f"{path}: project.version: {error}") from error
+    return LinkedProject(
+        folder=folder,
+        source=_source(folder, module),
+        owner=identity.owner,
+        name=identity.name,
+        version=version,
+        summary=str(table.get("description", "")),
+        module=module,
+        factory=factory,
+        requires_dist=_requirements(table, path),
+    )
+
+
+def read_datasets(project: Path) -> list[Dataset] | None:
+    """Return the datasets in the project's datasets.json; None if there is no such file.
+
+    Raises ConfigError, which begins with the field, if it is no list of datasets.
+    """
+    path = project / "datasets.json"
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[Dataset])
+    except msgspec.ValidationError as error:
+        raise ConfigError(explained(error)) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"not JSON: {error}") from None
+
+
+def source_digest(project: LinkedProject) -> str:
+    """Return the sha256 of the names and bytes of the package's files, except byte code."""
+    digest = hashlib.sha256()
+    for path in _package_files(project):
+        content = path.read_bytes()
+        name = path.relative_to(project.source).as_posix()
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _package_files(project: LinkedProject) -> Iterator[Path]:
+    for path in sorted((project.source / project.module).rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path
+
+
+def _source(folder: Path, module: str) -> Path:
+    for source in (folder, folder / "src"):
+        if (source / module / "__init__.py").is_file():
+            return source
+    raise ConfigError(
+        f"{folder}: expected the package {module}/ with an __init__.py, in the folder or its src"
+    )
+
+
+def _requirements(table: Table, path: Path) -> tuple[str, ...]:
+    texts = texts_at(table, "dependencies", "project", path=path)
+    try:
+        return tuple(str(Requirement(text)) for text in texts)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: project.dependencies: {error}") from error

@@ -1,0 +1,27 @@
+"""With which of vLLM's readers of tool calls a chat endpoint is started, by the chat template.
+
+Runs read replies themselves, from tokens. This is for clients that ask the endpoint of a server for
+calls, as evals of a model folder do: vLLM refuses every request with tools unless it was told how
+the model writes calls.
+"""
+
+from telescope_train.chat.formats import choose_format
+
+_SAME_NAME = (
+    *("deepseek_v32", "gemma4", "glm45", "hermes", "kimi_k2", "kimi_k3", "llama3_json"),
+    *("minicpm5", "minimax_m2", "mistral", "phi4_mini_json", "qwen3_coder", "seed_oss"),
+)
+"""Parsers that are called there as here."""
+_NAME_THERE = {**{name: name for name in _SAME_NAME}, "harmony": "openai"}
+
+
+def tool_call_arguments(template: str) -> tuple[str, ...]:
+    """Return what vLLM is started with so that a model with `template` can be offered tools.
+
+    Nothing for a template that shows no tools, or whose calls vLLM has no reader for: then it
+    refuses requests with tools, rather than to leave them out.
+    """
+    name = _NAME_THERE.get(choose_format(template).tool_calls.name)
+    if name is None or "tools" not in template:
+        return ()
+    return ("--enable-auto-tool-choice", "--tool-call-parser", name)
