@@ -212,7 +212,7 @@ ELSEWHERE = {
         "tests/cli/test_export.py::test_push_uploads_one_commit"
     ),
     "telescope train examples/quickstart.toml --resume": (
-        "tests/e2e/test_resumed_run.py::test_a_killed_run_goes_on"
+        "tests/e2e/test_resumed_run.py::test_a_run_that_is_stopped_twice_goes_on_and_ends"
     ),
     "telescope train examples/quickstart.toml --name synchronous --max_async_rollout 0": FIRST_RUN,
     "telescope eval compare runs/evals/base runs/evals/trained": (

@@ -1,7 +1,6 @@
 """Kill -9 in mid-run: the error names what died, the run folder opens, no process stays."""
 
 import asyncio
-import signal
 import subprocess
 import sys
 import time
@@ -93,11 +92,30 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 
+def descendants(driver: int) -> list[psutil.Process]:
+    return psutil.Process(driver).children(recursive=True)
+
+
+def cmdline(process: psutil.Process) -> list[str]:
+    """Return its command line; a process that has just ended has none."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def environment_processes(driver: int) -> list[psutil.Process]:
+    """Return the processes that play rollouts, without those that start them."""
+    workers = [
+        one for one in descendants(driver) if "telescope_core.processes.worker" in cmdline(one)
+    ]
+    return [one for one in workers if not one.children()]
+
+
 def server_processes(driver: int) -> list[psutil.Process]:
     """Return the first process of each of the run's servers."""
     name = "telescope_train.inference.vllm_plugin.main"
-    children = psutil.Process(driver).children(recursive=True)
-    return [one for one in children if name in one.cmdline()]
+    return [one for one in descendants(driver) if name in cmdline(one)]
 
 
 def engine_process(server: psutil.Process) -> psutil.Process:
@@ -132,9 +150,9 @@ def back_again(place: Path, process: subprocess.Popen[str], lives: int) -> None:
     assert process.poll() is None, process.stderr.read() if process.stderr else ""
 
 
-def assert_nothing_was_lost(place: Path) -> None:
+def assert_nothing_was_lost(place: Path, *, says: str) -> None:
     """Every rollout of every step has tokens of weights that were live, and a reward."""
-    assert_folder_opens(place, says="interrupted")
+    assert_folder_opens(place, says=says)
     run = RunFolder.open(place / "runs" / "victim")
     for step in run.rollout_steps():
         for row in run.rollouts([step]):
@@ -142,9 +160,10 @@ def assert_nothing_was_lost(place: Path) -> None:
             assert step - 2 <= row.oldest_version <= row.newest_version <= step - 1
 
 
-def test_servers_that_are_killed_or_hang_come_back_and_nothing_is_lost(
+def test_servers_come_back_and_a_killed_driver_leaves_a_readable_folder_and_no_process(
     tmp_path: Path, tiny_model: Path
 ) -> None:
+    """One run, because its start takes longer than all that happens in it."""
     settings = {"inference_num_workers": "2", "inference_progress_timeout_s": "30"}
     with training(tmp_path, tiny_model, free_port(), settings=settings) as process:
         first, second = server_processes(process.pid)
@@ -159,21 +178,35 @@ def test_servers_that_are_killed_or_hang_come_back_and_nothing_is_lost(
         events = RunFolder.open(tmp_path / "runs" / "victim").server_events()
         assert [one.life for one in events if one.state is ServerState.LOST] == [1, 1]
         assert "hangs" in [one for one in events if one.state is ServerState.LOST][-1].reason
-        process.send_signal(signal.SIGINT)
-        process.wait(timeout=DEADLINE_S)
-    assert_nothing_was_lost(tmp_path)
+        process.kill()
+        process.wait(timeout=30)
+    assert_nothing_was_lost(tmp_path, says="interrupted")
+    require_shown(tmp_path / "runs", "victim", tmp_path)
 
 
-def test_a_run_waits_for_its_only_server(tmp_path: Path, tiny_model: Path) -> None:
+def test_an_environment_process_and_the_only_engine_come_back_and_a_dead_rank_is_named(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """One run, in which ranks are not started again."""
     # A GPU server's engine is a process of its own; on CPU it is one only when asked for.
     variables = {ENGINE_THREAD_VARIABLE: "0"}
     with training(tmp_path, tiny_model, free_port(), **variables) as process:
+        (player,) = environment_processes(process.pid)
+        before = num_steps(tmp_path)
+        player.kill()
+        until(lambda: num_steps(tmp_path) > before + 3 or process.poll() is not None, "more steps")
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        metrics = (tmp_path / "runs" / "victim" / "metrics.jsonl").read_text()
+        assert '"workers/math-reasoning/restarts":1.0' in metrics.replace(": ", ":")
         (server,) = server_processes(process.pid)
         engine_process(server).kill()
         back_again(tmp_path, process, 2)
-        process.send_signal(signal.SIGINT)
-        process.wait(timeout=DEADLINE_S)
-    assert_nothing_was_lost(tmp_path)
+        (rank,) = (one for one in descendants(process.pid) if "RankActor" in " ".join(cmdline(one)))
+        rank.kill()
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 6, errors
+    assert "trainer rank 0 died" in errors
+    assert_nothing_was_lost(tmp_path, says="failed")
 
 
 async def test_an_engine_that_hangs_behind_a_living_server_gives_no_sign_of_life(
@@ -215,53 +248,3 @@ def engine_is_gone(server: ServerProcess) -> bool:
     except ProcessDiedError:
         return True
     return False
-
-
-def test_a_killed_trainer_rank_that_is_not_started_again_is_named(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    port = free_port()
-    with training(tmp_path, tiny_model, port) as process:
-        ranks = [
-            child
-            for child in psutil.Process(process.pid).children(recursive=True)
-            if "RankActor" in " ".join(child.cmdline())
-        ]
-        assert len(ranks) == 1
-        ranks[0].kill()
-        _, errors = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 6, errors
-    assert "trainer rank 0 died" in errors
-    assert_folder_opens(tmp_path, says="failed")
-
-
-def test_a_killed_environment_process_costs_its_rollouts_alone(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    with training(tmp_path, tiny_model, free_port()) as process:
-        players = [
-            child
-            for child in psutil.Process(process.pid).children(recursive=True)
-            if "telescope_core.processes.worker" in child.cmdline() and not child.children()
-        ]
-        assert len(players) == 1
-        before = num_steps(tmp_path)
-        players[0].kill()
-        until(lambda: num_steps(tmp_path) > before + 3 or process.poll() is not None, "more steps")
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        metrics = (tmp_path / "runs" / "victim" / "metrics.jsonl").read_text()
-        process.send_signal(signal.SIGINT)
-        process.wait(timeout=DEADLINE_S)
-    assert '"workers/math-reasoning/restarts":1.0' in metrics.replace(": ", ":")
-    assert_folder_opens(tmp_path, says="interrupted")
-
-
-def test_a_killed_driver_leaves_a_readable_folder_and_no_process(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    port = free_port()
-    with training(tmp_path, tiny_model, port) as process:
-        process.kill()
-        process.wait(timeout=30)
-    assert_folder_opens(tmp_path, says="interrupted")
-    require_shown(tmp_path / "runs", "victim", tmp_path)

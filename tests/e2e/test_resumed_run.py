@@ -1,4 +1,4 @@
-"""A run of the real command that is killed between two steps and continued by the same command."""
+"""A run of the real command that is stopped, and continued by the same command."""
 
 import json
 import signal
@@ -19,24 +19,17 @@ from cli_runs import environment, finish, train_command
 
 pytestmark = pytest.mark.engine
 
+INTERRUPTED = 130
+
 SAVED_RUN = """
 [run]
-name = "killed"
+name = "stopped"
 number_of_steps = 6
 [rollout]
 discard_group_zero_advantage = false
 [checkpoint]
 checkpoint_every = 2
 checkpoint_keep_last = 1
-"""
-
-
-EVALUATED_RUN = """
-[run]
-name = "killed"
-number_of_steps = 1
-[rollout]
-discard_group_zero_advantage = false
 [evals]
 eval_after_training = true
 [[evals.evals]]
@@ -47,68 +40,53 @@ pass_k = [1]
 """
 
 
-def kill_once_saved(process: subprocess.Popen, checkpoints: Path, name: str = "*") -> None:
-    """Kill the driver and all it started as soon as there is a checkpoint of that name."""
-    deadline_s = time.monotonic() + 240
-    while not any(one.path.match(name) for one in complete_checkpoints(checkpoints)):
-        assert process.poll() is None, "it ended before that checkpoint"
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-    children = psutil.Process(process.pid).children(recursive=True)
-    for each in [process, *children]:
-        try:
-            each.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            continue
-    process.wait(timeout=30)
-    psutil.wait_procs(children, timeout=30)
+def stopped_once_saved(command: list[str], place: Path, name: str, number: signal.Signals) -> int:
+    """Run a command, stop it when there is a checkpoint of that name; returns its exit code.
 
-
-def run_and_kill(command: list[str], place: Path, name: str = "*") -> None:
-    """Run a command until there is a checkpoint of that name."""
-    first = subprocess.Popen(
+    SIGINT goes to the driver alone, which ends what it started; SIGKILL goes to all of them.
+    """
+    process = subprocess.Popen(
         command,
         cwd=place,
         env=environment({}),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
-        kill_once_saved(first, place / "runs" / "killed" / "checkpoints", name)
+        checkpoints = place / "runs" / "stopped" / "checkpoints"
+        deadline_s = time.monotonic() + 240
+        while not any(one.path.match(name) for one in complete_checkpoints(checkpoints)):
+            assert process.poll() is None, "it ended before that checkpoint"
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        children = psutil.Process(process.pid).children(recursive=True)
+        for each in [process] if number == signal.SIGINT else [process, *children]:
+            try:
+                each.send_signal(number)
+            except psutil.NoSuchProcess:
+                continue
+        code = process.wait(timeout=120)
+        _, left = psutil.wait_procs(children, timeout=30)
+        assert not left
+        return code
     finally:
-        first.kill()
+        process.kill()
 
 
-def test_a_killed_run_goes_on(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_run_that_is_stopped_twice_goes_on_and_ends(tmp_path: Path, tiny_model: Path) -> None:
+    """Interrupted between two steps, then killed after its last checkpoint: it is one run."""
     command = [*train_command(tmp_path, tiny_model, SAVED_RUN), "--json"]
-    checkpoints = tmp_path / "runs" / "killed" / "checkpoints"
-    run_and_kill(command, tmp_path)
-    step = complete_checkpoints(checkpoints)[-1].step
+    assert stopped_once_saved(command, tmp_path, "*", signal.SIGINT) == INTERRUPTED
+    folder = RunFolder.open(tmp_path / "runs" / "stopped")
+    assert folder.info().reason == "interrupted from the keyboard"
+    step = complete_checkpoints(folder.checkpoints_path)[-1].step
     port = ["--inference_base_port", str(free_port())]
-    finish([*command, "--resume", *port], tmp_path)
-    folder = RunFolder.open(tmp_path / "runs" / "killed")
-    rows = folder.metrics()
-    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert [row["version"] for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert max(row["mismatch/max"] for row in rows if "mismatch/max" in row) <= 1e-3
-    (resume,) = folder.info().resumes
-    assert resume.step == step
-    assert [line.partition(":")[0] for line in resume.changed] == ["inference.inference_base_port"]
-    names = [one.path.name for one in complete_checkpoints(checkpoints)]
-    assert names[-1] == "final"
-    assert (checkpoints / "final" / "hf" / "config.json").is_file()
-
-
-def test_a_run_that_is_killed_after_its_last_checkpoint_ends(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    command = [*train_command(tmp_path, tiny_model, EVALUATED_RUN), "--json"]
-    run_and_kill(command, tmp_path, "final")
-    folder = RunFolder.open(tmp_path / "runs" / "killed")
+    stopped_once_saved([*command, "--resume", *port], tmp_path, "final", signal.SIGKILL)
     final = folder.checkpoints_path / "final" / "checkpoint.json"
     rows, saved = folder.metrics(), final.stat().st_mtime_ns
+    require_one_run(folder, step)
     assert folder.summary() is None
-    assert len(rows) == 1
     finish([*command, "--resume", "--inference_base_port", str(free_port())], tmp_path)
     summary = folder.summary()
     assert summary["evals"]["math-reasoning"]["after"]["num_scored"] == 256
@@ -125,3 +103,17 @@ def test_a_run_that_is_killed_after_its_last_checkpoint_ends(
     assert folder.report_path.is_file()
     assert len(folder.server_events()) == num_servers
     assert folder.info().observed_state is RunState.FINISHED
+
+
+def require_one_run(folder: RunFolder, step: int) -> None:
+    """Assert that steps go on after `step`, each taken once, with what was saved of them."""
+    rows = folder.metrics()
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row["version"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert max(row["mismatch/max"] for row in rows if "mismatch/max" in row) <= 1e-3
+    (resume,) = folder.info().resumes
+    assert resume.step == step
+    assert [line.partition(":")[0] for line in resume.changed] == ["inference.inference_base_port"]
+    names = [one.path.name for one in complete_checkpoints(folder.checkpoints_path)]
+    assert names[-1] == "final"
+    assert (folder.checkpoints_path / "final" / "hf" / "config.json").is_file()

@@ -1,0 +1,72 @@
+"""The Dockerfile and the KubeRay example name what exists and agree with the rest."""
+
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import yaml
+
+from telescope_train.plan.load import load_train_config
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+
+
+@pytest.fixture(scope="module")
+def objects():
+    """The objects of the KubeRay example, by kind."""
+    return {one["kind"]: one for one in yaml.safe_load_all((DEPLOY / "kuberay/train.yaml").open())}
+
+
+def test_the_image_is_made_by_the_script_that_everybody_uses():
+    text = (DEPLOY / "docker/Dockerfile").read_text()
+    used = set(re.findall(r"\b((?:scripts|packages|constraints)/[\w./-]+)", text))
+    assert used == {"scripts/setup.sh"}
+    assert all((ROOT / name).exists() for name in used)
+    (python,) = re.findall(r"BASE=python:3\.(\d+)-", text)
+    assert 11 <= int(python) <= 13
+    environments = {one.name for one in (ROOT / "packages/telescope-envs/environments").iterdir()}
+    (installed,) = re.findall(r"env install --shared --no-lock (.*)", text)
+    assert set(installed.split()) <= environments
+    # What is not copied is what a build on this machine would leave.
+    ignored = (DEPLOY / "docker/Dockerfile.dockerignore").read_text().split()
+    assert {".git", ".venv", "runs"} <= set(ignored)
+
+
+def test_the_settings_are_a_run(objects, tmp_path):
+    data = objects["ConfigMap"]["data"]
+    (tmp_path / "run.toml").write_text(data["run.toml"])
+    config = load_train_config([tmp_path / "run.toml"], [])
+    assert config.ray.ray_address == "auto"
+    # A second try goes on with the run of the first.
+    assert f"runs/{config.run.name}" in data["train.sh"]
+    assert config.checkpoint.checkpoint_every
+    spec = objects["RayJob"]["spec"]
+    (group,) = spec["rayClusterSpec"]["workerGroupSpecs"]
+    (worker,) = group["template"]["spec"]["containers"]
+    gpus = group["replicas"] * int(worker["resources"]["limits"]["nvidia.com/gpu"])
+    assert config.trainer.trainer_num_workers + config.inference.inference_num_workers == gpus
+
+
+def test_pods_have_what_they_mount_and_a_token(objects):
+    cluster = objects["RayJob"]["spec"]["rayClusterSpec"]
+    assert cluster["rayVersion"] == version("ray")
+    assert cluster["authOptions"] == {"mode": "token"}
+    claims = {objects[kind]["metadata"]["name"] for kind in ("ConfigMap", "PersistentVolumeClaim")}
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        volumes = {one["name"]: one for one in pod["volumes"]}
+        (container,) = pod["containers"]
+        mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+        assert mounts.keys() == volumes.keys()
+        assert volumes["shared-memory"]["emptyDir"]["medium"] == "Memory"
+        assert mounts["shared-memory"] == "/dev/shm"
+        named = {
+            volumes["runs"]["persistentVolumeClaim"]["claimName"],
+            volumes["settings"]["configMap"]["name"],
+        }
+        assert named == claims
+        resources = container["resources"]
+        assert resources["limits"] == resources["requests"]
+    assert objects["RayJob"]["spec"]["entrypoint"].endswith(mounts["settings"] + "/train.sh")
