@@ -101,6 +101,12 @@ beside low-bit-optimizers torchao
 # trackio asks for a Pillow below the one that vLLM has. It works with that one.
 beside trackio trackio gradio-client brotli
 
+# The megatron-core of newer Pythons cannot be installed beside that of Python 3.11. Tests hold what
+# Telescope calls against its sources.
+newer=$(sed -n "s/^megatron-core==\([^ ]*\) ; python_version >= .*/\1/p" constraints/gpu.txt)
+.venv/bin/uv pip install --python .venv/bin/python --python-version 3.12 --quiet --no-deps \
+    --target .venv/newer-megatron "megatron-core==$newer"
+
 # Importing once writes the byte code that later starts read: vLLM then loads in 11 s instead of
 # 27 s. It matters most where PYTHONDONTWRITEBYTECODE is set, because there nothing else writes it.
 say "byte-compiling what is imported at every start"

@@ -84,6 +84,17 @@ def grpo_batches(*, seq_len, num_ranks=1, order=None) -> list[list[PackedBatch]]
     return pack(chosen, weights_N, seq_len=seq_len, num_ranks=num_ranks)
 
 
+def gradient_of(worker, batches) -> dict[str, np.ndarray]:
+    """Return the gradient of `batches` alone, whatever the rank has accumulated before."""
+    if hasattr(worker.backend, "_stepper"):
+        worker.backend._stepper.clear()
+    else:
+        for parameter in worker.backend._policy.parameters():
+            parameter.grad = None
+    worker.backend.accumulate_gradient(batches, version=0)
+    return {name: value.numpy().copy() for name, value in worker.backend.export_gradient()}
+
+
 def relative_difference(found, expected) -> float:
     difference = math.sqrt(sum(((found[n] - expected[n]) ** 2).sum() for n in expected))
     return difference / math.sqrt(sum((value**2).sum() for value in expected.values()))
@@ -98,7 +109,7 @@ def slow_model(folder):
 def slow_gradient(folder) -> dict[str, np.ndarray]:
     """One sample at a time through transformers' own attention and logits; use_tis by hand."""
     model = slow_model(folder)
-    _slow_backward(model)
+    slow_backward(model)
     return {name: value.grad.numpy() for name, value in model.named_parameters()}
 
 
@@ -108,13 +119,14 @@ def slow_steps(folder, num_steps, *, grad_clip=1.0) -> dict[str, np.ndarray]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     for _ in range(num_steps):
         optimizer.zero_grad()
-        _slow_backward(model)
+        slow_backward(model)
         torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
         optimizer.step()
     return {name: value.detach().numpy() for name, value in model.named_parameters()}
 
 
-def _slow_backward(model) -> None:
+def slow_backward(model) -> None:
+    """Add the gradient of all samples to `model`, one sample at a time; use_tis by hand."""
     chosen = samples()
     num_tokens = sum(int(sample.mask.sum()) for sample in chosen)
     for sample in chosen:

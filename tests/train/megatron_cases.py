@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from backend_cases import VOCAB, backend_settings, samples
+from backend_cases import VOCAB, backend_settings, slow_backward
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -107,21 +107,6 @@ def _wide_norm(module):
     return forward
 
 
-def backward(model) -> None:
-    """Add the gradient of all samples, one at a time; use_tis by hand."""
-    chosen = samples()
-    num_tokens = sum(int(sample.mask.sum()) for sample in chosen)
-    for sample in chosen:
-        ids = torch.tensor(sample.token_ids, dtype=torch.long)
-        logits = model(ids[None], use_cache=False).logits[0] / np.float32(sample.temperature)
-        logprobs = logits[:-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-        mask = torch.tensor(sample.mask[1:])
-        behavior = torch.tensor(sample.behavior_logprobs[1:])[mask].double()
-        ratio = (logprobs[mask].detach() - behavior).exp().clamp(max=2.0)
-        loss = -(ratio * np.float32(sample.advantage) * logprobs[mask]).sum() / num_tokens
-        loss.backward()
-
-
 def reference(folder: Path) -> dict[str, np.ndarray]:
     """Return the gradient, the norms of NUM_STEPS steps and the weights after them."""
     model = wide_model(folder)
@@ -134,7 +119,7 @@ def reference(folder: Path) -> dict[str, np.ndarray]:
     found, norms = {}, []
     for step in range(NUM_STEPS):
         optimizer.zero_grad()
-        backward(model)
+        slow_backward(model)
         if step == 0:
             found |= {f"gradient.{n}": v.numpy().copy() for n, v in hub_named(model, "grad")}
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))

@@ -136,6 +136,10 @@ async def _refusals(tmp_path, tiny, saved) -> None:
     for flags, message in [
         (("--name", "x", "--seed", "4", *path), r"run.seed: 0 -> 4"),
         (("--name", "x", "--model_dtype", "bfloat16", *path), "model.model_dtype"),
+        (
+            ("--name", "x", "--megatron_use_distributed_optimizer", "false", *path),
+            "megatron.megatron_use_distributed_optimizer: True -> False",
+        ),
         (path, "is a checkpoint of this run"),
         (("--resume_from_checkpoint", "latest", "--number_of_steps", "2"), "raise number_of_steps"),
         (("--name", "x", "--resume_from_checkpoint", "latest"), "holds no complete checkpoint"),

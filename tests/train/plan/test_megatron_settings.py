@@ -1,22 +1,26 @@
 """Settings of `[megatron]`: what is refused before anything starts, and what each one reaches."""
 
+import importlib
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from megatron_cases import CONFIGS
 
 from telescope_core.errors import ConfigError
+from telescope_train.backends.megatron.architecture import architecture_of
+from telescope_train.backends.megatron.backend import MegatronBackend
 from telescope_train.backends.megatron.layout import ModelSizes, model_problems
 from telescope_train.backends.megatron.library import using
-from telescope_train.backends.megatron.optimizer import (
-    optimizer_config,
-    precision_values,
-)
+from telescope_train.backends.megatron.model import Building, transformer_config
+from telescope_train.backends.megatron.optimizer import buffers_config, optimizer_config
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.config.megatron_section import MegatronSection
 from telescope_train.config.schema import TrainConfig
@@ -69,6 +73,26 @@ def test_what_does_not_fit_is_refused_with_the_fix(more, expected):
         check_config(config(**more))
 
 
+def test_a_mistyped_backend_is_only_called_unknown():
+    asked = config(tensor_parallel_size=2, trainer={"train_backend": "megatorn"})
+    with pytest.raises(ConfigError) as said:
+        check_config(asked)
+    assert str(said.value) == "unknown train_backend 'megatorn'; did you mean 'megatron'?"
+
+
+def test_a_model_of_another_family_is_refused_before_anything_starts():
+    facts = facts_of({**json.loads(CONFIGS["qwen3"]().to_json_string()), "model_type": "gemma3"})
+    (said,) = megatron_model_problems(config(), facts)
+    assert "of type 'gemma3'; use train_backend = 'fsdp'" in said
+
+
+def test_gradients_of_float32_layers_are_in_float32_whatever_is_asked():
+    asked = config(grad_reduce_in_fp32=False)
+    (said,) = megatron_device_problems(asked, "cpu")
+    assert "no effect where layers compute in float32" in said
+    assert not list(megatron_device_problems(asked, "cuda"))
+
+
 @pytest.mark.parametrize(
     ("section", "expected"),
     [
@@ -114,33 +138,101 @@ def test_what_needs_a_gpu_is_refused_without_one(name):
     assert not list(megatron_device_problems(asked, "cuda"))
 
 
-def test_the_optimizer_settings_reach_the_library():
-    asked = config(
-        optimizer_cpu_offload=True,
-        optimizer_offload_fraction=0.25,
-        overlap_cpu_optimizer_d2h_h2d=False,
-        trainer={"learning_rate": 3e-4, "weight_decay": 0.2, "adam_betas": (0.8, 0.9)},
-    )
+def library_configs(trainer, more) -> dict[str, Any]:
+    """Return what of the library a rank with these settings would be built from, by field."""
+    asked = config(trainer=trainer, model={"mixed_precision_dtype": "bfloat16"}, **more)
     settings = BackendSettings.from_config(asked, device="cpu")
-    with using(torch.device("cpu")):
-        found = optimizer_config(settings)
-    assert (found.optimizer_cpu_offload, found.optimizer_offload_fraction) == (True, 0.25)
-    assert found.overlap_cpu_optimizer_d2h_h2d is False
-    assert (found.lr, found.weight_decay) == (3e-4, 0.2)
-    assert (found.adam_beta1, found.adam_beta2) == (0.8, 0.9)
-
-
-def test_the_four_dtypes_reach_the_library():
-    asked = config(
-        main_grads_dtype="bfloat16",
-        exp_avg_dtype="bfloat16",
-        exp_avg_sq_dtype="fp8",
-        main_params_dtype="float16",
+    layout = MegatronBackend.rank_layout(settings, asked.trainer.trainer_num_workers)
+    building = Building(
+        settings=settings,
+        architecture=architecture_of(CONFIGS["qwen3_moe"]()),
+        layout=layout,
+        frequencies=torch.ones(1),
+        attention=None,
+        device=torch.device("cpu"),
     )
-    assert precision_values(asked.megatron) == {
-        "use_precision_aware_optimizer": True,
-        "main_grads_dtype": torch.bfloat16,
-        "main_params_dtype": torch.float16,
-        "exp_avg_dtype": torch.bfloat16,
-        "exp_avg_sq_dtype": torch.uint8,
+    with using(torch.device("cpu")):
+        found = (
+            transformer_config(building),
+            optimizer_config(settings),
+            buffers_config(settings),
+        )
+    model, optimizer, buffers = (vars(one) for one in found)
+    return {
+        "layout": layout,
+        **{f"model.{name}": value for name, value in model.items()},
+        **{f"optimizer.{name}": value for name, value in optimizer.items()},
+        **{f"buffers.{name}": value for name, value in buffers.items()},
     }
+
+
+PRECISE = {"use_precision_aware_optimizer": True}
+OFFLOADED = {"optimizer_cpu_offload": True}
+REACHED = {
+    "tensor_parallel_size": (2, {}, "model.tensor_model_parallel_size", 2),
+    "pipeline_parallel_size": (2, {}, "model.pipeline_model_parallel_size", 2),
+    "context_parallel_size": (2, {}, "model.context_parallel_size", 2),
+    "expert_parallel_size": (2, {}, "model.expert_model_parallel_size", 2),
+    "sequence_parallel": (True, {"tensor_parallel_size": 2}, "model.sequence_parallel", True),
+    "use_distributed_optimizer": (False, {}, "optimizer.use_distributed_optimizer", False),
+    "overlap_grad_reduce": (True, {}, "buffers.overlap_grad_reduce", True),
+    "gradient_checkpointing": (False, {}, "model.recompute_granularity", None),
+    "grad_reduce_in_fp32": (True, {}, "buffers.grad_reduce_in_fp32", True),
+    "optimizer_cpu_offload": (True, {}, "optimizer.optimizer_cpu_offload", True),
+    "optimizer_offload_fraction": (0.25, OFFLOADED, "optimizer.optimizer_offload_fraction", 0.25),
+    "overlap_cpu_optimizer_d2h_h2d": (
+        True,
+        OFFLOADED,
+        "optimizer.overlap_cpu_optimizer_d2h_h2d",
+        True,
+    ),
+    "use_precision_aware_optimizer": (True, {}, "optimizer.use_precision_aware_optimizer", True),
+    "main_grads_dtype": ("bfloat16", PRECISE, "optimizer.main_grads_dtype", torch.bfloat16),
+    "main_params_dtype": ("float16", PRECISE, "optimizer.main_params_dtype", torch.float16),
+    "exp_avg_dtype": ("bfloat16", PRECISE, "optimizer.exp_avg_dtype", torch.bfloat16),
+    "exp_avg_sq_dtype": ("fp8", PRECISE, "optimizer.exp_avg_sq_dtype", torch.uint8),
+    "use_transformer_engine": (True, {}, "model.moe_grouped_gemm", True),
+    "fp8": (True, {"use_transformer_engine": True}, "model.fp8", "hybrid"),
+}
+"""Setting -> a value, settings that it needs, and which field of the library is set to what."""
+
+
+def test_every_setting_is_in_the_table():
+    names = {name.removeprefix("megatron_") for name in MegatronSection.model_fields}
+    assert set(REACHED) == names
+
+
+class FusedAdamOfAnEngine:
+    """The parameters by which the library sees that this optimizer keeps narrow numbers."""
+
+    def __init__(
+        self, *, master_weight_dtype, exp_avg_dtype, exp_avg_sq_dtype, use_decoupled_grad
+    ) -> None: ...
+
+
+@pytest.mark.parametrize("setting", REACHED)
+def test_each_setting_changes_what_the_library_is_told(setting, monkeypatch):
+    """Transformer Engine is for GPUs: here the library is only told that it is there."""
+    with using(torch.device("cpu")):
+        utils = importlib.import_module("megatron.core.utils")
+    monkeypatch.setattr(utils, "get_te_version", lambda: Version("2.20.2"))
+    optimizers = ModuleType("transformer_engine.pytorch.optimizers")
+    optimizers.FusedAdam = FusedAdamOfAnEngine
+    for name in ("transformer_engine", "transformer_engine.pytorch"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, optimizers.__name__, optimizers)
+    value, needed, field, expected = REACHED[setting]
+    trainer = {"trainer_num_workers": 4}
+    with_it = library_configs(trainer, {**needed, setting: value})
+    other = {True: False, False: True}.get(value)
+    without = library_configs(trainer, needed if other is None else {**needed, setting: other})
+    assert with_it[field] == expected
+    assert without[field] != expected
+
+
+def test_the_trainer_settings_reach_the_library():
+    trainer = {"learning_rate": 3e-4, "weight_decay": 0.2, "adam_betas": (0.8, 0.9)}
+    found = library_configs(trainer, {})
+    assert (found["optimizer.lr"], found["optimizer.weight_decay"]) == (3e-4, 0.2)
+    assert (found["optimizer.adam_beta1"], found["optimizer.adam_beta2"]) == (0.8, 0.9)
+    assert found["model.recompute_granularity"] == "full"

@@ -9,12 +9,23 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from telescope_core.errors import ConfigError, EnvironmentLoadError
+from telescope_train.backends import layout_of
 from telescope_train.checkpoints.export import export_checkpoint
 from telescope_train.checkpoints.folders import read_checkpoint
 from telescope_train.sft.config import load_sft_config
-from telescope_train.sft.run import run_sft
+from telescope_train.sft.run import backend_settings, run_sft
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+MEGATRON = ("--train_backend", "megatron")
+
+
+def test_supervised_training_reaches_the_settings_of_megatron(config_file):
+    flags = [*MEGATRON, "--trainer_num_workers", "2", "--megatron_tensor_parallel_size", "2"]
+    settings = backend_settings(load_sft_config([config_file], flags))
+    assert layout_of(settings).tensor == 2
+    assert settings.trainer.train_backend == "megatron"
+    assert settings.trainer.share_prefixes == "auto", "it has no effect, so it is not set"
 
 
 @pytest.fixture
@@ -90,6 +101,14 @@ def test_environments_that_cannot_be_learnt_from(config_file, tmp_path, name, er
         (["--fsdp_context_parallel_size", "2"], "must be a multiple of fsdp_context_parallel"),
         (["--trainer_num_workers", "3", "--fsdp_replicate_size", "2"], "must divide the 3 groups"),
         (["--optimizer", "sgd"], "optimizer"),
+        (["--train_backend", "megatorn"], "did you mean 'megatron'"),
+        (["--megatron_tensor_parallel_size", "2"], "no effect with train_backend = 'fsdp'"),
+        (
+            [*MEGATRON, "--megatron_tensor_parallel_size", "2"],
+            r"^trainer_num_workers \(1\) must be",
+        ),
+        ([*MEGATRON, "--megatron_optimizer_cpu_offload", "true"], "^megatron_.* needs a GPU"),
+        ([*MEGATRON, "--optimizer", "adamw_bf16"], "^optimizer = 'adamw_bf16' is one of backend"),
     ],
 )
 def test_settings_that_cannot_be_used(config_file, flags, message):

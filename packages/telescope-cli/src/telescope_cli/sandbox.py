@@ -83,7 +83,11 @@ def list_command(as_json: JsonOption = False) -> None:
         table.add_column(head, overflow="fold")
     for row in rows:
         limits = cast(dict[str, str], row["limits"])
-        table.add_row(row["name"], "\n".join(limits), "\n".join(limits.values()) or row["said"])
+        # A row for each limit, so that a text that is folded stays beside its own.
+        for number, (limit, means) in enumerate(limits.items()):
+            table.add_row("" if number else row["name"], limit, means)
+        if not limits:
+            table.add_row(row["name"], "", row["said"])
         table.add_section()
     Console(highlight=False, markup=False).print(table)
 

@@ -115,7 +115,8 @@ class DockerProvider:
         except errors.DockerException as error:
             raise SandboxUnavailableError(
                 f"no Docker answers at {self._base_url or 'its usual place'}: {error}; start it, "
-                "or give base_url, such as unix:///run/podman/podman.sock"
+                "or give base_url or the variable DOCKER_HOST, such as "
+                "unix:///run/podman/podman.sock"
             ) from error
 
     def _start(self, image: str, spec: SandboxSpec) -> Any:

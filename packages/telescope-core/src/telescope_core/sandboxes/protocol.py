@@ -67,10 +67,17 @@ class SandboxSpec:
     """Names that a provider with a console shows with the sandbox."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an amount that is not above 0."""
+        """Raise ValueError for an amount that is not above 0, and for an unknown network."""
+        if self.network not in tuple(Network):
+            known = ", ".join(Network)
+            raise ValueError(f"network of a sandbox must be one of {known}, got {self.network!r}")
         for name in ("cpus", "memory_mb", "disk_mb", "max_processes", "time_to_live_s"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
+            value: object = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"{name} of a sandbox must be a number, got {value!r}")
+            if not value > 0:
                 raise ValueError(f"{name} of a sandbox must be above 0, got {value!r}")
         if self.max_output_bytes < 0:
             raise ValueError(

@@ -31,7 +31,7 @@ _IGNORED = re.compile(r"(run\.(name|output_dir|debug)|checkpoint|ray)(\.|$)")
 _FIXED = re.compile(
     r"(run\.seed|model\.(model|model_dtype|chat_template|enable_thinking|trust_remote_code)"
     r"|environments\[\d+\]\.(name|weight|env)|trainer\.(train_backend|optimizer|use_lora|lora_)"
-    r")"
+    r"|megatron\.megatron_use_distributed_optimizer)"
 )
 """Settings on which the meaning of weights, optimizer state and place in the data depends."""
 

@@ -48,6 +48,8 @@ class ModelFacts:
     """Columns between the two products of a dense feed-forward layer."""
     num_experts: int | None = None
     """Experts of a layer; None = a dense model."""
+    family: str | None = None
+    """What the config calls `model_type`."""
 
 
 EXPERT_SETTINGS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -111,6 +113,7 @@ def facts_of(config: Mapping[str, object]) -> ModelFacts:
         num_kv_heads=kv_heads,
         ffn_size=sizes.get("intermediate_size"),
         num_experts=sizes.get("num_experts") or sizes.get("num_local_experts"),
+        family=None if config.get("model_type") is None else str(config.get("model_type")),
     )
 
 

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers.utils import cached_file
 
 from telescope_core.errors import ConfigError
+from telescope_train.models.location import first_line, locate_model
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -47,9 +48,36 @@ class WeightFiles:
         with safe_open(single, framework="pt") as opened:
             return cls(location, dict.fromkeys(opened.keys(), single))
 
+    @classmethod
+    def required(cls, model: str) -> "WeightFiles":
+        """Like `of` a model by any name of it; ConfigError if there are none or they are broken."""
+        location = locate_model(model)
+        try:
+            files = cls.of(location)
+        except (OSError, SafetensorError, ValueError) as error:
+            raise _unreadable(model, error) from error
+        if files is None:
+            raise ConfigError(
+                f"model {model!r} has no {_SINGLE}, the only format that this backend reads; save "
+                "it again with transformers"
+            )
+        return files
+
     def missing(self, names: Iterable[str]) -> list[str]:
         """Return those of `names` that no file has."""
         return [name for name in names if name not in self._paths]
+
+    def read(self, name: str) -> Tensor:
+        """Return a whole tensor in CPU memory; ConfigError if there is none."""
+        if name not in self._paths:
+            raise ConfigError(
+                f"model {self._location!r} has no tensor {name!r}, which its config.json asks for; "
+                "save it again with transformers, or use another model"
+            )
+        try:
+            return self._file(self._paths[name]).get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise _unreadable(self._location, error) from error
 
     def rows(self, name: str, start: int, stop: int, shape: tuple[int, ...]) -> Tensor:
         """Return rows `start` to `stop` of a tensor that must have `shape` as a whole."""
@@ -65,6 +93,10 @@ class WeightFiles:
         if path not in self._open:
             self._open[path] = safe_open(path, framework="pt")
         return self._open[path]
+
+
+def _unreadable(model: str, error: Exception) -> ConfigError:
+    return ConfigError(f"model {model!r} cannot be read: {first_line(error)}")
 
 
 def _found(location: str, name: str) -> Path | None:

@@ -119,6 +119,8 @@ def _colocation_problems(
 def _smaller_rank(config: TrainConfig) -> str:
     """Return the first setting that makes a rank smaller and is not used yet."""
     trainer = config.trainer
+    if trainer.train_backend == "megatron":
+        return _smaller_megatron_rank(config)
     if not trainer.gradient_checkpointing:
         return "set gradient_checkpointing = true"
     if not trainer.use_lora and not _saves_moments(config):
@@ -131,6 +133,21 @@ def _smaller_rank(config: TrainConfig) -> str:
     if not config.inference.colocate:
         return "raise trainer_num_workers, or lower seq_len"
     return "lower seq_len, or use a GPU for each"
+
+
+def _smaller_megatron_rank(config: TrainConfig) -> str:
+    section = config.megatron
+    if not section.megatron_gradient_checkpointing:
+        return "set megatron_gradient_checkpointing = true"
+    if not section.megatron_use_distributed_optimizer:
+        return "set megatron_use_distributed_optimizer = true"
+    more = (
+        "raise megatron_tensor_parallel_size or megatron_pipeline_parallel_size, and "
+        "trainer_num_workers with it, or lower seq_len"
+    )
+    if section.megatron_optimizer_cpu_offload:
+        return more
+    return f"set megatron_optimizer_cpu_offload = true, or {more}"
 
 
 def _saves_moments(config: TrainConfig) -> bool:

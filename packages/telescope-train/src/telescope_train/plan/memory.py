@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from telescope_train.config.schema import TrainConfig
 from telescope_train.models.device import Device, compute_dtype
 from telescope_train.models.facts import ModelFacts
+from telescope_train.plan.megatron_memory import megatron_activations, megatron_state
 
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2}
 
@@ -53,6 +54,8 @@ def rank_memory(config: TrainConfig, facts: ModelFacts, *, device: Device) -> Me
         return None
     chunk = min(config.trainer.entropy_chunk_size, config.trainer.seq_len)
     compute = BYTES_PER_VALUE[compute_dtype(config.model.mixed_precision_dtype, device)]
+    if config.trainer.train_backend == "megatron":
+        return _megatron_rank(config, facts, chunk, compute, device=device)
     # Each copy of the model is divided among its own ranks.
     shards = config.trainer.trainer_num_workers // config.trainer.fsdp_replicate_size
     logits = 2 * 4 * min(chunk * (facts.vocab_size or 0), _logits_of_a_block(device))
@@ -66,6 +69,21 @@ def rank_memory(config: TrainConfig, facts: ModelFacts, *, device: Device) -> Me
             *((GATHERED, size) for size in _gathered(facts, compute, shards)),
             *((ACTIVATIONS, size) for size in _activations(config, facts, compute)),
             (LOGITS, logits),
+        ),
+    )
+
+
+def _megatron_rank(
+    config: TrainConfig, facts: ModelFacts, chunk: int, compute: int, *, device: Device
+) -> MemoryPlan:
+    vocab = (facts.vocab_size or 0) // config.megatron.megatron_tensor_parallel_size
+    activations = megatron_activations(config, facts, compute)
+    return MemoryPlan(
+        process="trainer rank",
+        parts=(
+            *megatron_state(config, facts, compute, device=device),
+            *([] if activations is None else [(ACTIVATIONS, activations)]),
+            (LOGITS, 2 * 4 * min(chunk * vocab, _logits_of_a_block(device))),
         ),
     )
 

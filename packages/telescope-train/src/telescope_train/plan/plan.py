@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.secret_names import which_are_set
 from telescope_train.algorithms.corrections import age_of_rollouts
+from telescope_train.backends.megatron.layout import NO_SHARING
 from telescope_train.chat.template import how_replies_are_read
 from telescope_train.checkpoints.folders import checkpoints_folder
 from telescope_train.config.inference_section import LOOPBACK
@@ -169,6 +170,8 @@ def _prompts(config: TrainConfig) -> str:
     trainer = config.trainer
     if trainer.share_prefixes is False:
         return "computed for each rollout: share_prefixes is false"
+    if trainer.train_backend == "megatron":
+        return f"computed for each rollout: {NO_SHARING}"
     if trainer.use_lora and trainer.lora_dropout:
         return "computed for each rollout: lora_dropout is drawn for each"
     return "computed once for rollouts that begin alike, if a test of the model passes"

@@ -1,5 +1,6 @@
 """Every setting of `telescope sft`, the supervised warm start. Imports no torch."""
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -7,7 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue
 
 from telescope_core.config import load_config
-from telescope_core.errors import ConfigError
+from telescope_core.errors import ConfigError, unknown_name
+from telescope_train.backends import known_backends
 from telescope_train.backends.fsdp.layout import fsdp_layout
 from telescope_train.config.fields import (
     Count,
@@ -19,6 +21,7 @@ from telescope_train.config.fields import (
     Section,
     was_set,
 )
+from telescope_train.config.megatron_section import MegatronSection
 from telescope_train.config.schema import CheckpointSection
 from telescope_train.config.trainer_section import (
     LORA_TARGETS,
@@ -26,13 +29,25 @@ from telescope_train.config.trainer_section import (
     Optimizer,
     TrainerSection,
 )
+from telescope_train.models.device import compute_dtype, machine_device
+from telescope_train.plan.checks.megatron import device_problems, section_problems
 from telescope_train.plan.checks.trainer import LORA_FIELDS, checkpoint_problems
 
 SHARED = (
-    *("optimizer", "trainer_num_workers", "fsdp_context_parallel_size", "fsdp_replicate_size"),
+    *(
+        "train_backend",
+        "gradient_checkpointing",
+        "optimizer",
+        "trainer_num_workers",
+        "fsdp_context_parallel_size",
+        "fsdp_replicate_size",
+    ),
     *("use_lora", *LORA_FIELDS),
 )
 """Settings that mean the same in `[trainer]` of `telescope train`."""
+FSDP, MEGATRON = "fsdp", "megatron"
+_SECTION = re.compile(r"\b(trainer|model|megatron)\.(?=[a-z])")
+"""Sections that settings have in `telescope train` alone."""
 
 
 class SftEnvironment(Section):
@@ -107,6 +122,10 @@ class SftConfig(Section):
     trainer_num_workers: Count = 1
     """Trainer processes (ranks); each takes a GPU if there are GPUs. One runs in the command's own
     process, several on Ray."""
+    train_backend: str = "fsdp"
+    """What shares the model over the ranks: `fsdp`, `megatron`, or an installed one."""
+    megatron: MegatronSection = Field(default_factory=MegatronSection)
+    """How `train_backend = "megatron"` shares the model; as in `telescope train`."""
     ray_address: str | None = None
     """Address of a running Ray cluster for several ranks; null = one of the command's own."""
     fsdp_context_parallel_size: Count = 1
@@ -177,11 +196,40 @@ def _rank_problems(config: SftConfig) -> Iterator[str]:
             "ray_address has no effect with one rank, which runs in this process; raise "
             "trainer_num_workers, or remove ray_address"
         )
-    ranks = {name: getattr(config, name) for name in SHARED if name.startswith("fsdp_")}
-    try:
-        fsdp_layout(TrainerSection(**ranks), config.trainer_num_workers)
-    except ConfigError as error:
-        yield str(error).removeprefix("trainer.")
+    if config.train_backend not in known_backends():
+        yield str(unknown_name("train_backend", config.train_backend, known_backends()))
+        return
+    trainer = trainer_section(config)
+    problems = list(section_problems(config.megatron, trainer, config.model_dtype))
+    if config.train_backend == MEGATRON and not problems:
+        device = machine_device()
+        dtype = compute_dtype(config.mixed_precision_dtype, device)
+        problems += device_problems(config.megatron, dtype, device)
+    if config.train_backend == FSDP:
+        try:
+            fsdp_layout(trainer, config.trainer_num_workers)
+        except ConfigError as error:
+            problems.append(str(error))
+    for problem in problems:
+        yield _SECTION.sub("", problem)
+
+
+def trainer_section(config: SftConfig) -> TrainerSection:
+    """Return the settings of the ranks in the form of `telescope train`; unset ones stay unset."""
+    given = {name: getattr(config, name) for name in SHARED if was_set(config, name)}
+    if config.train_backend == FSDP:
+        given["share_prefixes"] = False  # each example has a prompt of its own
+    return TrainerSection(
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        grad_clip=config.grad_clip,
+        lr_scheduler=config.lr_scheduler,
+        warmup_steps=config.warmup_steps,
+        min_lr_ratio=config.min_lr_ratio,
+        seq_len=config.seq_len,
+        entropy_chunk_size=config.entropy_chunk_size,
+        **given,
+    )
 
 
 def checkpoint_section(config: SftConfig) -> CheckpointSection:

@@ -23,9 +23,7 @@ from telescope_train.chat.template import read_chat_template
 from telescope_train.chat.tokenizer import load_stop_ids, load_tokenizer
 from telescope_train.checkpoints.folders import RunCheckpoint
 from telescope_train.checkpoints.saver import Checkpointer
-from telescope_train.config.fields import was_set
 from telescope_train.config.schema import ModelSection
-from telescope_train.config.trainer_section import TrainerSection
 from telescope_train.models.location import require_replaceable
 from telescope_train.models.tiny import character_tokenizer, make_tiny_model
 from telescope_train.sft.checkpoints import (
@@ -34,7 +32,7 @@ from telescope_train.sft.checkpoints import (
     rows_until,
     sft_resume_point,
 )
-from telescope_train.sft.config import SHARED, SftConfig
+from telescope_train.sft.config import SftConfig, trainer_section
 from telescope_train.sft.examples import GoldSamples, dataset_samples, gold_samples
 from telescope_train.sft.ranks import open_ranks
 
@@ -165,19 +163,8 @@ def backend_settings(config: SftConfig) -> BackendSettings:
             chat_template=config.chat_template,
             trust_remote_code=config.trust_remote_code,
         ),
-        trainer=TrainerSection(
-            learning_rate=config.learning_rate,
-            weight_decay=config.weight_decay,
-            grad_clip=config.grad_clip,
-            lr_scheduler=config.lr_scheduler,
-            warmup_steps=config.warmup_steps,
-            min_lr_ratio=config.min_lr_ratio,
-            gradient_checkpointing=config.gradient_checkpointing,
-            seq_len=config.seq_len,
-            entropy_chunk_size=config.entropy_chunk_size,
-            **{name: getattr(config, name) for name in SHARED if was_set(config, name)},
-            share_prefixes=False,  # each example has a prompt of its own
-        ),
+        trainer=trainer_section(config),
+        megatron=config.megatron,
         algorithm=None,
         seed=config.seed,
         number_of_steps=config.number_of_steps,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from telescope_core.sandboxes.errors import (
     SandboxError,
+    SandboxLimitError,
     SandboxUnavailableError,
     require_limits,
 )
@@ -37,6 +38,7 @@ DEFAULT_PROCESSES = 64
 _INSTALL = "as root on Debian or Ubuntu: apt-get install bubblewrap"
 _MB = 1 << 20
 _GRACE_S = 30
+_LEAST_CPUS = 0.01
 _numbers = itertools.count(1)
 
 
@@ -91,6 +93,11 @@ class LocalProvider:
     async def create(self, spec: SandboxSpec) -> LocalSandbox:
         """Start a sandbox; raises SandboxUnavailableError where this machine cannot have one."""
         require_limits(self.name, spec, self.limits)
+        if spec.cpus is not None and spec.cpus < _LEAST_CPUS:
+            raise SandboxLimitError(
+                f"sandboxes of 'local' have at least cpus={_LEAST_CPUS}, the least that a control "
+                f"group can be given, got cpus={spec.cpus!r}"
+            )
         ingredients = await self._prepared()
         return await self._create(ingredients, spec)
 

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from telescope_core.errors import TelescopeError
 from telescope_train.algorithms.terms import TokenLoss, shared_metrics
 from telescope_train.algorithms.token_metrics import MetricSum, reduce_metrics
 from telescope_train.backends.distributed_checkpoint import Saving, save_state, start_saving
@@ -35,8 +34,8 @@ from telescope_train.backends.fsdp.sharding import (
     without_content,
 )
 from telescope_train.backends.loss_inputs import batch_facts, loss_inputs
+from telescope_train.backends.progress import Progress, checksums, scheduled_rate
 from telescope_train.backends.protocol import BackendSettings, BatchFacts
-from telescope_train.backends.schedule import learning_rate_factor
 from telescope_train.backends.trainer_backend import GradientResult, Loss, UpdateResult
 from telescope_train.backends.transfer import TensorHeader
 from telescope_train.batches.batch import PackedBatch
@@ -48,11 +47,6 @@ from telescope_train.models.lora_transfer import merged_blocks, scaled_adapter
 from telescope_train.models.packed import PackedPolicy
 from telescope_train.models.row import PackedRow, packed_row
 from telescope_train.observability.spans import SilentRecorder, SpanRecorder
-
-MAX_SKIPPED_IN_A_ROW = 5
-"""Steps with a gradient that is not finite after which the run ends."""
-_BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16}
-"""Dtype of weights -> integers of the same size, for checksums of their bits."""
 
 
 class FsdpBackend:
@@ -78,7 +72,7 @@ class FsdpBackend:
         self._reference = self._make_reference(loaded)
         # After sharding, because the optimizer holds the shards, not the parameters as loaded.
         self._optimizer = make_optimizer(self._policy.parameters(), settings.trainer, device)
-        self._progress = fsdp_state.Progress()
+        self._progress = Progress()
 
     @staticmethod
     def rank_layout(settings: BackendSettings, num_ranks: int) -> RankLayout:
@@ -146,18 +140,10 @@ class FsdpBackend:
 
         The gradient is multiplied by `scale` first.
         """
-        trainer = self._settings.trainer
-        factor = learning_rate_factor(
-            self._progress.step,
-            trainer.lr_scheduler,
-            warmup_steps=trainer.warmup_steps,
-            number_of_steps=self._settings.number_of_steps,
-            min_lr_ratio=trainer.min_lr_ratio,
-        )
-        rate = trainer.learning_rate * factor
+        rate = scheduled_rate(self._settings, self._progress.step)
         set_learning_rate(self._optimizer, rate)
         with self._spans.span("gradient norm"):
-            norm = self._clip(trainer.grad_clip, scale)
+            norm = self._clip(self._settings.trainer.grad_clip, scale)
         # The norm is the same on all ranks, so they skip together. One that stepped alone would
         # leave shards of different steps.
         is_skipped = not math.isfinite(norm)
@@ -167,11 +153,7 @@ class FsdpBackend:
             self._optimizer.zero_grad()
         # Skipped steps count, so the schedule ends with the run.
         self._progress = self._progress.after(is_skipped=is_skipped)
-        if self._progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            raise TelescopeError(
-                f"the gradient norm was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row "
-                f"(now {norm}); lower learning_rate, or look at the last batch's log-probs"
-            )
+        self._progress.require_finite(norm)
         return UpdateResult(gradient_norm=norm, learning_rate=rate, is_skipped=is_skipped)
 
     def rehearse_step(self) -> int:
@@ -189,12 +171,8 @@ class FsdpBackend:
         return max(gather_values(changed))
 
     def _checksums(self) -> list[int]:
-        # Integers wrap around and forget no bit, while a sum of floats would round changes away.
         reshard(self._policy)
-        return [
-            int(local_part(parameter.detach()).view(_BITS[parameter.dtype]).sum(dtype=torch.int64))
-            for parameter in self._policy.parameters()
-        ]
+        return checksums(local_part(parameter) for parameter in self._policy.parameters())
 
     def _clip(self, max_norm: float, scale: float = 1.0) -> float:
         """Multiply the gradient by `scale`, then cut its norm to at most `max_norm` (0 = any).

@@ -6,46 +6,30 @@ with probabilities that make it move correctly on average (stochastic rounding).
 Paper: arXiv:1711.05101, algorithm 2. Deviation: the dtype of the moments.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from telescope_train.backends.fsdp.shard_adamw import ShardAdamW
 from telescope_train.backends.fsdp.sharding import local_part
 from telescope_train.models.rounding import round_at_random
 
 
-class LowPrecisionAdamW(torch.optim.Optimizer):
+class LowPrecisionAdamW(ShardAdamW):
     """All arithmetic is in float32; only the moments kept between steps are narrow."""
 
-    def __init__(self, params: Any, *, lr: float, betas: tuple[float, float], eps: float) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+    def kept(self, moment: Tensor) -> Tensor:
+        """Keep it narrow."""
+        return moment.to(torch.bfloat16)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Keep the moments narrow; torch casts loaded state to the dtype of the weights."""
-        super().__setstate__(state)
-        for moments in self.state.values():
-            for name in ("exp_avg", "exp_avg_sq"):
-                if name in moments:
-                    moments[name] = moments[name].to(torch.bfloat16)
+    def first_moment(self, parameter: Tensor) -> Tensor:
+        """Keep it narrow."""
+        return torch.zeros_like(parameter, dtype=torch.bfloat16)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
-        """Update every parameter that has a gradient; `closure` is not supported."""
-        assert closure is None, "gradients are accumulated before the step"
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group)
-
-    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        state, (beta1, beta2) = self.state[parameter], group["betas"]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
-            state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
-        state["step"] += 1
+    def update(self, parameter: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        """Step, on shards; see the top of the file."""
+        beta1, beta2 = group["betas"]
         number = state["step"].item()
         # On shards, because the arithmetic is elementwise: no rank needs the others for it. For
         # float32 weights `gradient` is the gradient itself, which is overwritten below.

@@ -1,6 +1,6 @@
 """A sharded model on disk: checkpoints to continue from, and Hugging Face exports."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from telescope_train.backends.distributed_checkpoint import (
     load_state,
     saved_keys,
 )
+from telescope_train.backends.progress import Progress
 from telescope_train.backends.seeding import random_state, set_random_state
 from telescope_train.chat.tokenizer import load_tokenizer
 from telescope_train.config.schema import ModelSection
@@ -29,32 +30,6 @@ from telescope_train.models.load import no_progress_bars
 from telescope_train.models.lora import ADAPTER_FOLDER, write_adapter
 
 _TRAINED = StateDictOptions(ignore_frozen_params=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far training has come."""
-
-    step: int = 0
-    """Optimizer steps done, including skipped ones; the place in the learning-rate schedule."""
-    num_skipped: int = 0
-    """Steps that were skipped because the gradient norm was not finite."""
-    skipped_in_a_row: int = 0
-    """Skipped steps since the last one that was taken."""
-
-    @property
-    def num_taken(self) -> int:
-        """Steps in which the optimizer changed the weights."""
-        return self.step - self.num_skipped
-
-    def after(self, *, is_skipped: bool) -> "Progress":
-        """Return the progress after one more step."""
-        return replace(
-            self,
-            step=self.step + 1,
-            num_skipped=self.num_skipped + is_skipped,
-            skipped_in_a_row=self.skipped_in_a_row + 1 if is_skipped else 0,
-        )
 
 
 def training_state(

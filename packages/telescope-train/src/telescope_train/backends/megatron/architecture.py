@@ -12,12 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 
 from telescope_core.errors import ConfigError
-from telescope_train.backends.megatron.layout import ModelSizes
+from telescope_train.backends.megatron.layout import ModelSizes, family_problems
 from telescope_train.config.schema import ModelSection
 from telescope_train.models.location import first_line, locate_model
 
-FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
-"""Values of `model_type` that the conversion of weights covers."""
 _VOCABULARY_MULTIPLE = 128
 """The embedding is padded to a multiple of this, so that other numbers of ranks can read it."""
 
@@ -81,11 +79,8 @@ def read_config(section: ModelSection) -> PretrainedConfig:
 def architecture_of(config: PretrainedConfig) -> Architecture:
     """Return the architecture; ConfigError for what this backend cannot train."""
     family = str(config.model_type)
-    if family not in FAMILIES:
-        raise ConfigError(
-            f"train_backend 'megatron' converts the weights of {', '.join(FAMILIES)}, got a model "
-            f"of type {family!r}; use train_backend = 'fsdp'"
-        )
+    for problem in family_problems(family):
+        raise ConfigError(problem)
     c: Any = config
     _refuse(family, c)
     num_experts = getattr(c, "num_experts", None) or getattr(c, "num_local_experts", None)

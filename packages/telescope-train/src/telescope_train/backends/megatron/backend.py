@@ -15,15 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from telescope_core.errors import TelescopeError
 from telescope_train.algorithms.terms import shared_metrics
 from telescope_train.algorithms.token_metrics import MetricSum, reduce_metrics
 from telescope_train.backends.distributed_checkpoint import Saving
 from telescope_train.backends.fsdp.sharding import gather_values
-from telescope_train.backends.fsdp.state import Progress
 from telescope_train.backends.loss_inputs import LossInputs, batch_facts, loss_inputs
 from telescope_train.backends.megatron import checkpoint
-from telescope_train.backends.megatron.layout import megatron_layout
+from telescope_train.backends.megatron.layout import NO_SHARING, megatron_layout
 from telescope_train.backends.megatron.library import using
 from telescope_train.backends.megatron.loading import Loaded, build, row_multiple, save_model
 from telescope_train.backends.megatron.mapping import hugging_face_shapes
@@ -32,8 +30,8 @@ from telescope_train.backends.megatron.passes import run_rows, share_results
 from telescope_train.backends.megatron.rows import RankRow, rank_row
 from telescope_train.backends.megatron.weights import RankWeights
 from telescope_train.backends.megatron.whole_model import StreamedModel
+from telescope_train.backends.progress import Progress, checksums, scheduled_rate
 from telescope_train.backends.protocol import BackendSettings
-from telescope_train.backends.schedule import learning_rate_factor
 from telescope_train.backends.trainer_backend import GradientResult, Loss, UpdateResult
 from telescope_train.backends.transfer import TensorHeader
 from telescope_train.batches.batch import PackedBatch
@@ -42,11 +40,6 @@ from telescope_train.models.attention.sharing import no_sharing
 from telescope_train.models.packed import TrainedLogprobs
 from telescope_train.models.row import packed_row
 from telescope_train.observability.spans import SilentRecorder, SpanRecorder
-
-MAX_SKIPPED_IN_A_ROW = 5
-"""Steps with a gradient that is not finite after which the run ends."""
-_BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16}
-"""Dtype of weights -> integers of the same size, for checksums of their bits."""
 
 
 class MegatronBackend:
@@ -71,7 +64,7 @@ class MegatronBackend:
         with using(device):
             self._loaded: Loaded = build(settings, device)
             self.attention = self._loaded.attention
-            self.sharing = no_sharing("train_backend megatron computes every sample by itself")
+            self.sharing = no_sharing(NO_SHARING)
             self._weights: RankWeights = self._loaded.weights
             self._wrapped = wrap(settings, self._loaded.config, self._weights.model)
             self._stepper = Stepper(settings, self._wrapped)
@@ -131,15 +124,7 @@ class MegatronBackend:
 
         The gradient is multiplied by `scale` first.
         """
-        trainer = self._settings.trainer
-        factor = learning_rate_factor(
-            self._progress.step,
-            trainer.lr_scheduler,
-            warmup_steps=trainer.warmup_steps,
-            number_of_steps=self._settings.number_of_steps,
-            min_lr_ratio=trainer.min_lr_ratio,
-        )
-        rate = trainer.learning_rate * factor
+        rate = scheduled_rate(self._settings, self._progress.step)
         norm = self._norm(scale)
         # The norm is the same on all ranks, so they skip together.
         is_skipped = not math.isfinite(norm)
@@ -149,11 +134,7 @@ class MegatronBackend:
             self._stepper.clear()
         # Skipped steps count, so the schedule ends with the run.
         self._progress = self._progress.after(is_skipped=is_skipped)
-        if self._progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            raise TelescopeError(
-                f"the gradient norm was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row "
-                f"(now {norm}); lower learning_rate, or look at the last batch's log-probs"
-            )
+        self._progress.require_finite(norm)
         return UpdateResult(gradient_norm=norm, learning_rate=rate, is_skipped=is_skipped)
 
     def _norm(self, scale: float) -> float:
@@ -166,21 +147,15 @@ class MegatronBackend:
     def rehearse_step(self) -> int:
         """Step at rate 0 and compare checksums; copies would take as much memory as the weights."""
         assert self._progress.step == 0, "a step was taken already"
-        before = self._checksums()
+        before = checksums(self._weights.parameters.values())
         self._norm(1.0)
         with using(self._device):
             self._stepper.step(0.0)
             self._stepper.forget_steps()
             self._stepper.clear()
-        changed = sum(old != new for old, new in zip(before, self._checksums(), strict=True))
+        after = checksums(self._weights.parameters.values())
+        changed = sum(old != new for old, new in zip(before, after, strict=True))
         return max(gather_values(changed))
-
-    def _checksums(self) -> list[int]:
-        # Integers wrap around and forget no bit, while a sum of floats would round changes away.
-        return [
-            int(value.detach().contiguous().view(_BITS[value.dtype]).sum(dtype=torch.int64))
-            for value in self._weights.parameters.values()
-        ]
 
     def logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
         """Return logprobs_T [T], nats, of each batch; 0 where a token is not trained on."""

@@ -20,9 +20,9 @@ from telescope_train.backends.distributed_checkpoint import (
     folder_of_all_ranks,
     write_in_background,
 )
-from telescope_train.backends.fsdp.state import Progress
 from telescope_train.backends.megatron.library import using
 from telescope_train.backends.megatron.optimizer import Stepper
+from telescope_train.backends.progress import Progress
 from telescope_train.backends.seeding import random_state, set_random_state
 
 _FACTS = "megatron.json"
@@ -150,11 +150,12 @@ def has_reference(folder: Path) -> bool:
 
 def _facts(folder: Path) -> dict[str, Any]:
     facts = read_json(folder / _FACTS)
+    if facts is None and not (folder / ".metadata").is_file():
+        raise ConfigError(f"{str(folder)!r} holds no checkpoint; give the folder of one")
     if facts is None:
-        what = "is of another backend" if (folder / ".metadata").is_file() else "holds none"
         raise ConfigError(
-            f"expected a checkpoint of train_backend 'megatron' in {str(folder)!r}, which {what}; "
-            "continue with the backend that wrote it"
+            f"expected a checkpoint of train_backend 'megatron' in {str(folder)!r}, which is of "
+            "another backend; continue with the backend that wrote it"
         )
     return facts
 

@@ -8,11 +8,15 @@ Dims: T tokens of a rank, H hidden size, D head size, E experts of a rank, F col
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from transformers import AttentionInterface
 
 from telescope_train.models.attention.blocks import Sequences
+from telescope_train.models.attention.context_parallel import (
+    ContextGroup,
+    heads_for_tokens,
+    heads_of_rank,
+)
 from telescope_train.models.attention.kinds import AttentionKind
 
 
@@ -39,9 +43,7 @@ class Norm(torch.nn.Module):
 class PackedAttention(torch.nn.Module):
     """Causal attention inside each sequence of a row, by the kind that the run has chosen.
 
-    Context-parallel ranks exchange heads for tokens, so that each has whole sequences.
-    Paper: arXiv:2309.14509, section 3.1. Deviation: key and value heads are repeated if there are
-    fewer of them than ranks.
+    Context-parallel ranks exchange heads for tokens as those of backend `fsdp` do.
     """
 
     is_causal = True
@@ -54,69 +56,34 @@ class PackedAttention(torch.nn.Module):
 
         self._kind = kind
         self._scale = softmax_scale or config.kv_channels**-0.5
-        self._group = parallel_state.get_context_parallel_group()
+        group = parallel_state.get_context_parallel_group()
+        self._group = ContextGroup(group=group, rank=group.rank(), size=group.size())
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: Any, **__: Any
     ) -> Tensor:
         """[T, heads, D] of this rank's tokens in, [T, heads * D] out."""
-        ranks = self._group.size()
-        if ranks > 1:
-            order = packed_seq_params.order
-            times = max(1, ranks // key.shape[1])
-            key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-            query, key, value = (
-                _tokens_for_heads(states, self._group)[order.row_from_ranks]
-                for states in (query, key, value)
-            )
-        states = self._attend(query, key, value, packed_seq_params.sequences)
-        if ranks > 1:
-            states = _heads_for_tokens(states[order.ranks_from_row], self._group)
-        return states.flatten(1)
+        states = [one.transpose(0, 1).unsqueeze(0) for one in (query, key, value)]
+        sequences, order = packed_seq_params.sequences, packed_seq_params.order
+        if self._group.size == 1:
+            return self._attend(states, sequences)[0].flatten(1)
+        whole = heads_of_rank(*states, self._group)
+        # The library gives each rank pieces of every sequence, which here are put in order.
+        output = self._attend([one[:, :, order.row_from_ranks] for one in whole], sequences)
+        return heads_for_tokens(output[:, order.ranks_from_row], self._group)[0].flatten(1)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
+    def _attend(self, states: list[Tensor], sequences: Sequences) -> Tensor:
+        """[1, heads, T, D] each in, [1, T, heads, D] out."""
         attend = AttentionInterface()[self._kind.implementation]
         output, _ = attend(
             self,
-            *(states.transpose(0, 1).unsqueeze(0) for states in (query, key, value)),
+            *states,
             None,
             scaling=self._scale,
             dropout=0.0,
             **self._kind.arguments(sequences),
         )
-        return output.squeeze(0)
-
-
-def _tokens_for_heads(states: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[T, heads, D] -> [ranks * T, heads / ranks, D], tokens in the order of ranks."""
-    chunks = states.unflatten(1, (group.size(), -1)).transpose(0, 1)
-    return _AllToAll.apply(chunks, group).flatten(0, 1)
-
-
-def _heads_for_tokens(states: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[ranks * T, heads / ranks, D] -> [T, heads, D]."""
-    chunks = _AllToAll.apply(states.unflatten(0, (group.size(), -1)), group)
-    return chunks.transpose(0, 1).flatten(1, 2)
-
-
-class _AllToAll(torch.autograd.Function):
-    """Chunk j goes to rank j; backward is the same exchange of gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, chunks: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _exchange(chunks, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _exchange(grad, ctx.group), None
-
-
-def _exchange(chunks: Tensor, group: dist.ProcessGroup) -> Tensor:
-    chunks = chunks.contiguous()
-    received = torch.empty_like(chunks)
-    dist.all_to_all_single(received, chunks, group=group)
-    return received
+        return output
 
 
 class GroupedExperts(torch.nn.Module):

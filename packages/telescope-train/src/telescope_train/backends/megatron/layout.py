@@ -11,6 +11,11 @@ from telescope_core.errors import ConfigError
 from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.config.megatron_section import MegatronSection
 
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+"""Values of `model_type` that the conversion of weights covers."""
+NO_SHARING = "train_backend megatron computes every sample by itself"
+"""Why samples of a row never share their first tokens."""
+
 
 def megatron_layout(section: MegatronSection, num_ranks: int) -> RankLayout:
     """Return the layout of `num_ranks` ranks; ConfigError if the settings do not divide them."""
@@ -60,6 +65,15 @@ def layout_problems(section: MegatronSection, num_ranks: int) -> Iterator[str]:
             f"megatron.megatron_expert_parallel_size ({expert}) must divide the "
             f"{num_ranks // pipeline} ranks of a pipeline stage; change it, or "
             "trainer_num_workers"
+        )
+
+
+def family_problems(family: str) -> Iterator[str]:
+    """Yield why models of this `model_type` cannot be trained."""
+    if family not in FAMILIES:
+        yield (
+            f"train_backend 'megatron' converts the weights of {', '.join(FAMILIES)}, got a model "
+            f"of type {family!r}; use train_backend = 'fsdp'"
         )
 
 

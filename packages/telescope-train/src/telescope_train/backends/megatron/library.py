@@ -34,6 +34,15 @@ def using(device: torch.device) -> Iterator[None]:
 
 
 _is_prepared = False
+_QUIET = (
+    # The library calls torch's collectives by their older names, in every step,
+    r"`torch\.distributed\.\w+` is deprecated",
+    # and looks whether views of its buffers have gradients.
+    r"The \.grad attribute of a Tensor that is not a leaf Tensor",
+    # Its own norms are not used.
+    "Apex is not installed",
+)
+"""Beginnings of warnings that nobody who trains can do anything about."""
 
 
 def _prepare() -> None:
@@ -51,6 +60,8 @@ def _prepare() -> None:
         importlib.import_module("megatron.core.optimizer")
         importlib.import_module("megatron.core.models.gpt.gpt_model")
         importlib.import_module("megatron.core.dist_checkpointing")
+    for quiet in _QUIET:
+        warnings.filterwarnings("ignore", message=quiet)
     _mend()
     _is_prepared = True
 

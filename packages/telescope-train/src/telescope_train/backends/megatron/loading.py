@@ -37,7 +37,6 @@ from telescope_train.backends.megatron.model import (
     build_model,
     transformer_config,
 )
-from telescope_train.backends.megatron.model_files import ModelFiles
 from telescope_train.backends.megatron.pretrained import write_weights
 from telescope_train.backends.megatron.weights import RankWeights
 from telescope_train.backends.protocol import BackendSettings
@@ -46,6 +45,7 @@ from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.models.attention.choice import AttentionChoice, choose_attention
 from telescope_train.models.load import torch_dtype
 from telescope_train.models.location import locate_model
+from telescope_train.models.weight_files import WeightFiles
 
 _GENERATION = "generation_config.json"
 
@@ -96,7 +96,7 @@ def build(settings: BackendSettings, device: torch.device) -> Loaded:
         attention=attention.kind,
         device=device,
     )
-    config, files = transformer_config(building), ModelFiles(settings.model.model)
+    config, files = transformer_config(building), WeightFiles.required(settings.model.model)
     weights = RankWeights(build_model(building, config), architecture)
     weights.load(files)
     reference = None

@@ -4,6 +4,7 @@ Everything here runs inside `library.using`. Dims: C tokens of a rank, H hidden 
 tokens of the row.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -95,7 +96,10 @@ def transformer_config(building: Building) -> Any:
         values |= {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
     if arch.num_experts is not None:
         values |= _expert_values(building, dtype)
-    return TransformerConfig(**values)
+    with warnings.catch_warnings():
+        # It warns of the library's own defaults.
+        warnings.simplefilter("ignore")
+        return TransformerConfig(**values)
 
 
 def is_sequence_parallel(building: Building) -> bool:

@@ -19,22 +19,25 @@ from telescope_train.models.load import torch_dtype
 _LOW_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "fp8": torch.uint8}
 
 
-def wrap(settings: BackendSettings, config: Any, model: Any) -> Any:
-    """Return the model with buffers for its gradients, which ranks sum."""
-    from megatron.core.distributed import (
-        DistributedDataParallel,
-        DistributedDataParallelConfig,
-    )
+def buffers_config(settings: BackendSettings) -> Any:
+    """Return the library's DistributedDataParallelConfig."""
+    from megatron.core.distributed import DistributedDataParallelConfig
 
     section = settings.megatron
     is_low = torch_dtype(settings.compute_dtype) == torch.bfloat16
-    ddp_config = DistributedDataParallelConfig(
+    return DistributedDataParallelConfig(
         grad_reduce_in_fp32=section.megatron_grad_reduce_in_fp32 and is_low,
         overlap_grad_reduce=section.megatron_overlap_grad_reduce,
         use_distributed_optimizer=section.megatron_use_distributed_optimizer,
         average_in_collective=False,
     )
-    wrapped: Any = DistributedDataParallel(config, ddp_config, model)
+
+
+def wrap(settings: BackendSettings, config: Any, model: Any) -> Any:
+    """Return the model with buffers for its gradients, which ranks sum."""
+    from megatron.core.distributed import DistributedDataParallel
+
+    wrapped: Any = DistributedDataParallel(config, buffers_config(settings), model)
     config.no_sync_func = wrapped.no_sync
     return wrapped
 

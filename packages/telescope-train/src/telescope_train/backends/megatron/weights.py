@@ -21,7 +21,7 @@ from telescope_train.backends.megatron.mapping import (
     unshard,
     whole_shape,
 )
-from telescope_train.backends.megatron.model_files import ModelFiles
+from telescope_train.models.weight_files import WeightFiles
 
 _IN_ANOTHER_MODULE = {
     "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
@@ -67,7 +67,7 @@ class RankWeights:
                     if name in self.parameters:
                         self.parameters[name].tensor_model_parallel = True
 
-    def load(self, files: ModelFiles) -> None:
+    def load(self, files: WeightFiles) -> None:
         """Fill every parameter from the files of the Hugging Face model."""
         rank, size = self._tensor.rank(), self._tensor.size()
         for part in self._parts:

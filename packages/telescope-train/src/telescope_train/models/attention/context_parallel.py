@@ -74,13 +74,18 @@ def _context_attention(
     attend = AttentionInterface()[inner]
     if group is None:
         return attend(module, query, key, value, attention_mask, **options)
+    whole = heads_of_rank(query, key, value, group)
+    output, _ = attend(module, *whole, attention_mask, **options)
+    return heads_for_tokens(output, group), None
+
+
+def heads_of_rank(query: Tensor, key: Tensor, value: Tensor, group: ContextGroup) -> list[Tensor]:
+    """Exchange slices for heads: each [1, H, C, D] -> [1, H / R, T, D], slices in rank order."""
     # Each rank needs a key and value head. Repeated side by side, they stay aligned with the query
     # heads of the same rank, and autograd adds up the gradients of the copies.
     times = max(1, group.size // key.shape[1])
     states = [query, *(states.repeat_interleave(times, dim=1) for states in (key, value))]
-    whole = [_tokens_for_heads(one, group) for one in states]
-    output, _ = attend(module, *whole, attention_mask, **options)
-    return _heads_for_tokens(output, group), None
+    return [_tokens_for_heads(one, group) for one in states]
 
 
 def _tokens_for_heads(states: Tensor, group: ContextGroup) -> Tensor:
@@ -92,8 +97,8 @@ def _tokens_for_heads(states: Tensor, group: ContextGroup) -> Tensor:
     return mine_RHCD.transpose(0, 1).flatten(1, 2).unsqueeze(0)
 
 
-def _heads_for_tokens(output: Tensor, group: ContextGroup) -> Tensor:
-    """[1, T, H / R, D] -> [1, C, H, D]."""
+def heads_for_tokens(output: Tensor, group: ContextGroup) -> Tensor:
+    """Exchange heads for slices, the way back: [1, T, H / R, D] -> [1, C, H, D]."""
     chunks_RCHD = output[0].unflatten(0, (group.size, -1))
     mine_RCHD = _AllToAll.apply(chunks_RCHD, group.group)
     return mine_RCHD.transpose(0, 1).flatten(1, 2).unsqueeze(0)

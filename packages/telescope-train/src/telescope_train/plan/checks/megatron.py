@@ -1,12 +1,20 @@
 """Which settings of `[megatron]` fit together, the model and the device; which have no effect."""
 
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 
-from telescope_train.backends.megatron.layout import ModelSizes, layout_problems, model_problems
+from telescope_train.backends.megatron.layout import (
+    ModelSizes,
+    family_problems,
+    layout_problems,
+    model_problems,
+)
 from telescope_train.config.fields import was_set
+from telescope_train.config.megatron_section import MegatronSection
 from telescope_train.config.schema import TrainConfig
-from telescope_train.models.device import Device
+from telescope_train.config.trainer_section import TrainerSection
+from telescope_train.models.device import Device, compute_dtype
 from telescope_train.models.facts import ModelFacts
 
 BACKEND = "megatron"
@@ -44,8 +52,16 @@ _NEEDS_GPU = (
 
 def megatron_problems(config: TrainConfig) -> Iterator[str]:
     """Yield a message for each problem that shows without the model and the machine."""
-    section, trainer = config.megatron, config.trainer
+    yield from section_problems(config.megatron, config.trainer, config.model.model_dtype)
+
+
+def section_problems(
+    section: MegatronSection, trainer: TrainerSection, model_dtype: str
+) -> Iterator[str]:
+    """Like `megatron_problems`, of the sections that supervised training has too."""
     if trainer.train_backend != BACKEND:
+        if trainer.train_backend not in entry_points(group="telescope.backends").names:
+            return  # refused as a name, and perhaps a typo of this one
         for name in sorted(section.model_fields_set):
             yield (
                 f"megatron.{name} has no effect with train_backend = {trainer.train_backend!r}; "
@@ -58,7 +74,7 @@ def megatron_problems(config: TrainConfig) -> Iterator[str]:
             "telescope-train[megatron]"
         )
     yield from layout_problems(section, trainer.trainer_num_workers)
-    yield from _trainer_problems(config)
+    yield from _trainer_problems(trainer, model_dtype)
     is_asked = was_set(section, "megatron_sequence_parallel") and section.megatron_sequence_parallel
     if is_asked and section.megatron_tensor_parallel_size == 1:
         yield (
@@ -71,9 +87,8 @@ def megatron_problems(config: TrainConfig) -> Iterator[str]:
             yield f"megatron.{name} has no effect without {needed}; turn that on, or remove {name}"
 
 
-def _trainer_problems(config: TrainConfig) -> Iterator[str]:
+def _trainer_problems(trainer: TrainerSection, model_dtype: str) -> Iterator[str]:
     """Yield settings of other sections that this backend does not follow."""
-    trainer = config.trainer
     for name, advice in _NO_EFFECT.items():
         if was_set(trainer, name):
             yield f"trainer.{name} has no effect with train_backend = {BACKEND!r}; {advice}"
@@ -87,9 +102,9 @@ def _trainer_problems(config: TrainConfig) -> Iterator[str]:
             f"trainer.use_lora does not work with train_backend = {BACKEND!r}: megatron-core has "
             "no adapters; use train_backend = 'fsdp'"
         )
-    if config.model.model_dtype != "float32":
+    if model_dtype != "float32":
         yield (
-            f"model.model_dtype = {config.model.model_dtype!r} does not work with train_backend = "
+            f"model.model_dtype = {model_dtype!r} does not work with train_backend = "
             f"{BACKEND!r}: its optimizer updates float32 weights; remove it, or use "
             "megatron_use_precision_aware_optimizer and megatron_main_params_dtype"
         )
@@ -99,6 +114,8 @@ def megatron_model_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[
     """Yield why the model cannot be divided as the settings ask; nothing if it is not known."""
     if config.trainer.train_backend != BACKEND:
         return
+    if facts.family is not None:
+        yield from family_problems(facts.family)
     if None in (facts.num_layers, facts.num_heads, facts.num_kv_heads, facts.ffn_size):
         return
     sizes = ModelSizes(
@@ -114,8 +131,21 @@ def megatron_model_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[
 
 def megatron_device_problems(config: TrainConfig, device: Device) -> Iterator[str]:
     """Yield the settings that this device cannot follow."""
-    if config.trainer.train_backend != BACKEND or device == "cuda":
+    if config.trainer.train_backend == BACKEND:
+        dtype = compute_dtype(config.model.mixed_precision_dtype, device)
+        yield from device_problems(config.megatron, dtype, device)
+
+
+def device_problems(section: MegatronSection, dtype: str, device: Device) -> Iterator[str]:
+    """Like `megatron_device_problems`, of layers that compute in `dtype`."""
+    if dtype != "bfloat16" and not section.megatron_grad_reduce_in_fp32:
+        yield (
+            "megatron.megatron_grad_reduce_in_fp32 = false has no effect where layers compute in "
+            "float32, as their gradients do too; remove it, or set mixed_precision_dtype = "
+            "'bfloat16'"
+        )
+    if device == "cuda":
         return
     for name, reason in _NEEDS_GPU:
-        if getattr(config.megatron, name):
+        if getattr(section, name):
             yield f"megatron.{name} needs a GPU, and there is none here ({reason}); remove it"

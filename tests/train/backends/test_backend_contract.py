@@ -1,0 +1,173 @@
+"""What every backend owes the trainer, on one rank: the same tests over all that are installed."""
+
+import math
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from telescope_core.errors import ConfigError, TelescopeError
+from telescope_train.backends import known_backends
+from telescope_train.batches.packing import padding_batch
+
+HERE = Path(__file__).parents[1]
+sys.path.insert(0, str(HERE))
+from backend_cases import (  # noqa: E402
+    VOCAB,
+    backend_settings,
+    gradient_of,
+    grpo_batches,
+    relative_difference,
+    slow_gradient,
+)
+
+# Megatron's library warns of its own defaults and of names that torch has replaced.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture(params=known_backends())
+def settings(request, tiny):
+    """Return a function that makes the settings of a rank of one backend."""
+    return partial(backend_settings, tiny, train_backend=request.param)
+
+
+def test_packed_forward_equals_one_by_one_forwards(settings, tiny, start):
+    worker = start(settings())
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    (batch,) = grpo_batches(seq_len=4096)[0]
+    (packed_T,) = worker.logprobs([batch])
+    for number in range(batch.sequence_ids_T.max() + 1):
+        here = batch.sequence_ids_T == number
+        ids = torch.tensor(batch.token_ids_T[here], dtype=torch.long)
+        with torch.no_grad():
+            logits = model(ids[None], use_cache=False).logits[0] / batch.temperatures_T[here][0]
+        alone = logits[:-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0].numpy()
+        mask = batch.mask_T[here]
+        assert np.abs(packed_T[here][mask] - alone[mask[1:]]).max() < 1e-5
+    assert (packed_T[~batch.mask_T] == 0).all()
+
+
+@pytest.mark.parametrize("seq_len", [4096, 128, 40])
+@pytest.mark.parametrize("order", [None, 1])
+def test_gradient_does_not_depend_on_packing(settings, tiny, start, seq_len, order):
+    worker = start(settings(dtype="float64"))
+    batches = grpo_batches(seq_len=seq_len, order=order)[0]
+    assert len(batches) in {4096: {1}, 128: {2}, 40: {5, 6, 7, 8}}[seq_len]
+    assert relative_difference(gradient_of(worker, batches), slow_gradient(tiny)) < 1e-6
+
+
+def test_gradient_in_float32_is_the_same_to_rounding(settings, tiny, start):
+    """Float32 sums of some hundred terms in another order: 1e-5 is 100 ulp."""
+    worker = start(settings())
+    whole = gradient_of(worker, grpo_batches(seq_len=4096)[0])
+    parts = gradient_of(worker, grpo_batches(seq_len=40)[0])
+    assert relative_difference(parts, whole) < 1e-5
+
+
+def test_eight_batches_one_per_sample(settings, tiny, start):
+    worker = start(settings(dtype="float64"))
+    ranks = grpo_batches(seq_len=4096, num_ranks=8)
+    batches = [batch for rank in ranks for batch in rank]
+    assert len(batches) == 8
+    assert relative_difference(gradient_of(worker, batches), slow_gradient(tiny)) < 1e-6
+
+
+def test_padding_batches_change_nothing(settings, tiny, start):
+    worker = start(settings(dtype="float64"))
+    batches = grpo_batches(seq_len=4096)[0]
+    padded = gradient_of(worker, [*batches, padding_batch()])
+    assert relative_difference(padded, gradient_of(worker, batches)) < 1e-12
+
+
+def test_a_gradient_that_is_not_finite_skips_the_step(settings, tiny, start):
+    worker = start(settings())
+    batches = grpo_batches(seq_len=4096)[0]
+    broken = [replace(batches[0], advantages_T=batches[0].advantages_T * np.nan)]
+    before = {name: value.clone() for name, value in worker.export_weights()}
+    row = worker.train_step(broken, version=0)
+    assert row["optimizer/skipped"] == 1
+    assert all(torch.equal(value, before[name]) for name, value in worker.export_weights())
+    assert worker.train_step(batches, version=0)["optimizer/skipped"] == 0
+    assert not torch.equal(
+        dict(worker.export_weights())["model.norm.weight"], before["model.norm.weight"]
+    )
+    for _ in range(4):
+        worker.train_step(broken, version=0)
+    with pytest.raises(TelescopeError, match="5 steps in a row"):
+        worker.train_step(broken, version=0)
+
+
+def test_metrics_of_a_step(settings, tiny, start):
+    worker = start(settings(lr_scheduler="linear", warmup_steps=2))
+    row = worker.train_step(grpo_batches(seq_len=128)[0], version=0)
+    assert row["learning_rate"] == pytest.approx(0.5e-3)
+    assert 0 < row["entropy"] < math.log(VOCAB)
+    assert row["mismatch/max"] > 0
+    assert {"loss/total", "grad_norm", "time/gradient_s", "time/optimizer_s"} <= set(row)
+    later = worker.train_step(grpo_batches(seq_len=128)[0], version=1)
+    assert "mismatch/max" not in later
+    with pytest.raises(ValueError, match="at least one optimizer step"):
+        worker.train_minibatches([], [], version=2)
+
+
+def test_export_loads_in_transformers_with_identical_logits(settings, tiny, start, tmp_path):
+    worker = start(settings())
+    worker.train_step(grpo_batches(seq_len=4096)[0], version=0)
+    worker.save_pretrained(tmp_path / "exported")
+    names = [name for name, _ in worker.export_weights()]
+    assert "lm_head.weight" not in names
+    assert "model.layers.0.self_attn.q_proj.weight" in names
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32)
+    assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+    exported = dict(worker.export_weights())
+    for name, value in model.named_parameters():
+        assert torch.equal(value, exported[name])
+    (batch,) = grpo_batches(seq_len=4096)[0]
+    here = batch.sequence_ids_T == 0
+    ids = torch.tensor(batch.token_ids_T[here], dtype=torch.long)
+    with torch.no_grad():
+        logits = model(ids[None]).logits[0] / batch.temperatures_T[0]
+    alone = logits[:-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0].numpy()
+    mask = batch.mask_T[here]
+    (packed_T,) = worker.logprobs([batch])
+    assert np.abs(packed_T[here][mask] - alone[mask[1:]]).max() < 1e-5
+    for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
+        assert (tmp_path / "exported" / name).read_text() == (tiny / name).read_text()
+
+
+def test_checkpoint_continues_bit_for_bit(settings, tiny, start, tmp_path):
+    batches = grpo_batches(seq_len=128)[0]
+    settings = settings(lr_scheduler="cosine", weight_decay=0.1)
+    worker = start(settings)
+    for version in range(2):
+        worker.train_step(batches, version=version)
+    worker.save_checkpoint(tmp_path / "checkpoint")
+    drawn = torch.rand(3)
+    straight = [worker.train_step(batches, version=version) for version in (2, 3)]
+    expected = {name: value.clone() for name, value in worker.export_weights()}
+
+    worker = start(settings)
+    worker.load_checkpoint(tmp_path / "checkpoint")
+    assert torch.equal(torch.rand(3), drawn)
+    resumed = [worker.train_step(batches, version=version) for version in (2, 3)]
+    for before, after in zip(straight, resumed, strict=True):
+        for name in ("loss/total", "grad_norm", "learning_rate"):
+            assert before[name] == after[name]
+    for name, value in worker.export_weights():
+        assert torch.equal(value, expected[name])
+
+
+def test_a_folder_that_is_no_model_is_never_replaced(settings, start, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    worker = start(settings())
+    with pytest.raises(ConfigError, match="no model or checkpoint"):
+        worker.save_pretrained(tmp_path / "mine")
+    with pytest.raises(ConfigError, match="holds no checkpoint"):
+        worker.load_checkpoint(tmp_path / "mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
