@@ -20,7 +20,7 @@ from telescope_envs.publish.release import (
     validated,
 )
 from telescope_envs.records.names import split_distribution
-from telescope_envs.records.publication import Publication
+from telescope_envs.records.reading import Publication
 from telescope_envs.records.release import (
     Dataset,
     Source,
