@@ -44,15 +44,16 @@ check-ui: stack browser ## where node is there: the built pages are what their s
 	@scripts/check_ui.sh
 
 FAST := -m "not engine and not gpu" --numprocesses $(WORKERS)
-ENGINE := -m "engine and not gpu" --numprocesses $(WORKERS) --dist loadfile --durations 15 \
-	--session-timeout 3600
+ENGINE := -m "engine and not gpu" --numprocesses $(WORKERS) --dist loadfile \
+	--no-loadscope-reorder --durations 40 --session-timeout 3600
 
 test-fast: stack environments sandboxes ## all tests but those that start engines or train for long
 	$(BIN)/pytest $(FAST)
 
 # Engine tests share fixtures that are slow to start, such as a server, so a file stays with one
-# worker. They run even where a fast test failed: one run then shows all that is broken. A run that
-# takes an hour, three times what it should, begins no further test and tells what it has seen.
+# worker. tests/conftest.py orders the files: xdist would leave those with few tests, the longest
+# among them, to the end. Engine tests run even where a fast test failed: one run then shows
+# all that is broken. A run that takes an hour begins no further test and tells what it has seen.
 test: stack environments browser sandboxes containers ## all tests but those that need a GPU
 	@$(BIN)/pytest $(FAST); fast=$$?; $(BIN)/pytest $(ENGINE); engine=$$?; \
 		exit $$((fast > engine ? fast : engine))
@@ -95,13 +96,17 @@ check-constraints: stack ## show that constraints/ can be installed on each Pyth
 bench: stack environments ## the benchmarks; results go to benchmarks/results
 	@for file in benchmarks/bench_*.py; do echo "$$file"; $(BIN)/python "$$file" || exit 1; done
 
-# In under 20 minutes on one to eight GPUs; without one, the parts that need none.
+# Each part has a time limit of its own; without a GPU, the parts that need none run.
 .PHONY: gpu-check
-gpu-check: stack ## what a machine with GPUs proves, each part against its limit
+gpu-check: stack environments ## what a machine with GPUs proves, each part against its limit
 	$(BIN)/python scripts/gpu_check.py
 	@if $(BIN)/python -c "import torch, sys; sys.exit(not torch.cuda.is_available())"; then \
-		$(BIN)/pytest -m gpu && $(BIN)/python benchmarks/bench_training.py; \
-	else echo "no GPU here: tests marked gpu and bench_training.py were left out"; fi
+		$(BIN)/pytest -m gpu; \
+	else echo "no GPU here: tests marked gpu were left out"; fi
+
+.PHONY: gpu-facts
+gpu-facts: stack ## write the facts of the pinned GPU packages anew (downloads their wheels)
+	$(BIN)/python scripts/gpu_package_facts.py
 
 clean: ## remove .venv and caches; runs/ stays
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from machine import facts_of_run, table, write_results
 
-from telescope_envs.records.publication import Publication
+from telescope_envs.records.reading import Publication
 from telescope_envs.registry import Registry
 from telescope_envs.registry.static_view import render
 from telescope_envs.server.hub import HubStore

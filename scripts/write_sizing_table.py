@@ -1,8 +1,10 @@
 """Writes docs/reference/sizing.md from the arithmetic of the dry run; a test keeps it current."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from telescope_train.config.megatron_section import MegatronSection
 from telescope_train.config.schema import TrainConfig
 from telescope_train.models.facts import facts_of
 from telescope_train.plan.gpus import CONTEXT_BYTES, memory_problems
@@ -41,6 +43,14 @@ settings. Written by `scripts/write_sizing_table.py`.
 """
 
 
+MEGATRON = """
+With `train_backend = "megatron"`, the layout with the fewest GPUs, among them the least tensor,
+then pipeline, then expert parallelism, in bfloat16 with the distributed optimizer and
+`megatron_gradient_checkpointing`. 30B-A3B is the mixture of 128 experts.
+
+"""
+
+
 def qwen3(size: str) -> dict[str, Any]:
     """Return what `config.json` of the model says."""
     hidden, layers, heads, width, tied = SHAPES[size]
@@ -55,6 +65,21 @@ def qwen3(size: str) -> dict[str, Any]:
         "vocab_size": 151_936,
         "max_position_embeddings": 40_960,
         "tie_word_embeddings": tied,
+    }
+
+
+def mixture() -> dict[str, Any]:
+    """Return what `config.json` of Qwen3-30B-A3B says."""
+    return {
+        **qwen3("1.7B"),
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "tie_word_embeddings": False,
     }
 
 
@@ -95,6 +120,38 @@ def shared_text(size: str) -> str:
     return "no"
 
 
+def megatron_row(name: str, model: dict[str, Any]) -> list[str]:
+    """Return the layout of fewest GPUs that holds the trainer, and the memory of a rank."""
+    facts, experts = facts_of(model), (1, 2, 4, 8) if "num_experts" in model else (1,)
+    for ranks in (1, 2, 4, 8, 16, 32, MOST_RANKS):
+        for tensor, pipeline, expert in product((1, 2, 4, 8), (1, 2, 4), experts):
+            if ranks % (tensor * pipeline) or (ranks // pipeline) % expert:
+                continue
+            trainer = {"train_backend": "megatron", "trainer_num_workers": ranks}
+            run = config(trainer).model_copy(
+                update={
+                    "megatron": MegatronSection(
+                        megatron_tensor_parallel_size=tensor,
+                        megatron_pipeline_parallel_size=pipeline,
+                        megatron_expert_parallel_size=expert,
+                    )
+                }
+            )
+            rank = rank_memory(run, facts, device="cuda")
+            assert rank is not None
+            needed = rank.total_bytes + CONTEXT_BYTES
+            if needed <= GPU_BYTES:
+                sizes = [str(one) for one in (ranks, tensor, pipeline, expert)]
+                return [name, *sizes, f"{needed / 2**30:.0f} GiB"]
+    return [name, f"more than {MOST_RANKS}", "", "", "", ""]
+
+
+def table(lines: list[list[str]]) -> str:
+    """Return lines of cells; the first is the head."""
+    ruled = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in ruled) + "\n"
+
+
 def reference() -> str:
     """Return the page."""
     names = [*WAYS, "one GPU for all"]
@@ -102,8 +159,10 @@ def reference() -> str:
         [size, *(ranks_text(size, way) for way in WAYS.values()), shared_text(size)]
         for size in SHAPES
     ]
-    lines = [["Qwen3", *names], ["---"] * (len(names) + 1), *rows]
-    return HEAD + "\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    models = {size: qwen3(size) for size in SHAPES} | {"30B-A3B": mixture()}
+    head = ["Qwen3", "GPUs", "tensor", "pipeline", "expert", "memory of a rank"]
+    megatron = [megatron_row(name, model) for name, model in models.items()]
+    return f"{HEAD}\n{table([['Qwen3', *names], *rows])}{MEGATRON}{table([head, *megatron])}"
 
 
 if __name__ == "__main__":

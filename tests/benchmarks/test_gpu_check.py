@@ -1,27 +1,129 @@
-"""`make gpu-check` without a GPU: what needs none runs, and what was left out is said."""
+"""`make gpu-check` without a GPU: what needs none runs, and a broken limit is a failure."""
 
-import importlib.util
+import json
+import os
+import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "gpu_check.py"
+sys.path[:0] = [str(SCRIPT.parent), str(ROOT / "tests" / "train")]
+
+import gpu_check  # noqa: E402
+from gpu_parts import attention, measures  # noqa: E402
+from gpu_parts.part import Found, Part, within  # noqa: E402
+
+from telescope_train.models.attention.kinds import ATTENTION_KINDS, SHARING_KINDS  # noqa: E402
+
+CPU = torch.device("cpu")
+VERSIONS = ["torch 1"]
+
+
+def result(is_met: bool | None, part: str = "a") -> gpu_check.Result:
+    return gpu_check.Result(part=part, found="1", limit="2", is_met=is_met, seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "status"),
+    [
+        ([True, None], 0),
+        ([True, False, None], 1),
+        ([None, None], 2),  # a machine on which nothing ran has proved nothing
+        ([], 2),
+    ],
+)
+def test_the_exit_status_says_what_came_of_it(tmp_path, verdicts, status):
+    results = [result(verdict) for verdict in verdicts]
+    text = gpu_check.write(results, VERSIONS, tmp_path)
+    written = json.loads((tmp_path / "gpu-check.json").read_text())
+    assert gpu_check.status_of(results) == written["status"] == status
+    assert (tmp_path / "gpu-check.md").read_text() == text
+    met, missed, left_out = (verdicts.count(one) for one in (True, False, None))
+    assert f"{met} met, {missed} missed, {left_out} left out." in text
+    assert text.count("| MISSED |") == missed
+    assert "torch 1" in text
+
+
+def test_a_limit_that_is_broken_on_purpose_is_missed(monkeypatch):
+    kind = next(one for one in ATTENTION_KINDS if one.name == "packed_blocks")
+    assert attention.check(kind, CPU, torch.float32).is_met
+    monkeypatch.setitem(attention.MOST, torch.float32, 1e-12)
+    assert attention.check(kind, CPU, torch.float32).is_met is False
+
+
+def test_attention_that_leaks_is_missed_by_far(monkeypatch):
+    cascade = next(one for one in SHARING_KINDS if one.name == "cascade")
+    assert attention.check(cascade, CPU, torch.float32).is_met
+    plain, _ = attention.batches()
+    logprobs_M, gradient = attention.reference(attention.model(), plain)
+    mixed = (logprobs_M.roll(1), gradient)
+    monkeypatch.setattr(attention, "packed", lambda lm, row, kind, device: mixed)
+    assert attention.check(cascade, CPU, torch.float32).is_met is False
+
+
+def test_a_kind_that_needs_a_gpu_says_so_and_is_not_counted():
+    found = attention.check(ATTENTION_KINDS[0], CPU, torch.float32)
+    assert found == Found(text="needs a CUDA device", is_met=None)
+
+
+def test_a_number_that_is_none_keeps_no_limit():
+    assert within("nan", float("nan"), 1.0).is_met is False
+
+
+def test_speed_and_memory_are_held_to_their_limits():
+    logprobs = {"num_tokens": 32_768, "peak_gib": 1.2}
+    assert measures.judged([{"mfu": 0.2, "peak_gib": 9}, {"mfu": 0.3}, logprobs]).is_met
+    assert measures.judged([{"mfu": 0.2}, logprobs]).is_met is False
+    assert measures.judged([{"mfu": 0.3}, {**logprobs, "peak_gib": 1.6}]).is_met is False
+    assert measures.judged([{"problem": "out of memory"}, logprobs]).is_met is False
+
+
+def test_a_part_that_dies_or_does_not_end_is_missed(monkeypatch, tmp_path):
+    script = tmp_path / "part.py"
+    script.write_text(
+        "import sys, time\nif 'slow' in sys.argv: time.sleep(600)\nsys.exit('no GPU')"
+    )
+    monkeypatch.setattr(gpu_check, "__file__", str(script))
+    dies = Part(name="dies", limit="", run=lambda: Found(text="", is_met=True))
+    found = gpu_check.in_own_process(dies, [])
+    assert found == Found(text="ended with 1: no GPU", is_met=False)
+    before_s = time.monotonic()
+    found = gpu_check.in_own_process(replace(dies, name="slow", seconds=1), [])
+    assert found == Found(text="did not end within 1 s", is_met=False)
+    assert time.monotonic() - before_s < 60
+
+
+def test_every_part_has_a_name_of_its_own_and_none_is_forgotten():
+    for num_gpus in (0, 1, 2):
+        parts = gpu_check.all_parts(num_gpus, 1)
+        assert len({part.name for part in parts}) == len(parts)
+        kinds = {one.name for one in (*ATTENTION_KINDS, *SHARING_KINDS)}
+        named = " ".join(part.name for part in parts)
+        assert all(f"attention: {kind}," in named for kind in kinds)
+        assert all(
+            f"G{number}" in named + parts[-7].limit for number in range(1, 11) if number != 5
+        )
+        assert "(G5)" in " ".join(part.limit for part in parts)
 
 
 @pytest.mark.engine
-def test_the_page_has_a_row_for_each_part(capsys, monkeypatch):
-    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # The other process of a transfer finds it by its name.
-    monkeypatch.setitem(sys.modules, "gpu_check", module)
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 0)
-    assert module.main(["1"]) == 0
-    said = capsys.readouterr().out
-    rows = [line for line in said.splitlines() if line.startswith("| weights over")]
-    assert [row.split("|")[4].strip() for row in rows] == ["met", "met", "left out", "left out"]
-    assert "telescope-train" in said
+def test_the_script_runs_what_needs_no_gpu(tmp_path):
+    command = [sys.executable, str(SCRIPT), "--cpu", "--mib", "1", "--only", "weights over"]
+    done = subprocess.run(
+        [*command, "--results", str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = json.loads((tmp_path / "gpu-check.json").read_text())
+    assert [one["is_met"] for one in written["results"]] == [True, True, None, None]
+    assert "telescope-train" in done.stdout

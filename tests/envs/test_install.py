@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
-from telescope_envs.install.packages import (
-    installed_pins,
-    missing_requirements,
-)
+from telescope_envs.install.packages import missing_requirements
+from telescope_envs.processes.uv import installed_pins
 from telescope_envs.publish.first_party import publish
 
 pytestmark = pytest.mark.engine

@@ -11,7 +11,7 @@ from telescope_envs.publish.first_party import (
     publish,
     write_schemas,
 )
-from telescope_envs.records.publication import check_bytes
+from telescope_envs.records.reading import check_bytes
 from telescope_envs.registry import Opening, Registry, open_registry, parse_request, resolve
 from telescope_envs.rules.wheel import check_release, read_wheel
 

@@ -6,7 +6,7 @@ import zipfile
 import pytest
 
 from telescope_core.errors import RegistryError
-from telescope_envs.records.publication import check_bytes
+from telescope_envs.records.reading import check_bytes
 from telescope_envs.rules.wheel import check_release, read_wheel
 
 FILENAME = "telescope_env_acme_toy-0.1.0-py3-none-any.whl"

@@ -18,7 +18,7 @@ from telescope_envs.records.lockfile import (
     render,
 )
 from telescope_envs.records.model import converted
-from telescope_envs.records.publication import Publication
+from telescope_envs.records.reading import Publication
 
 REGISTRY = "/srv/registry"
 DEP = "dep-9.0-py3-none-any.whl"

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from telescope_envs.publish.build import normalise
-from telescope_envs.records.publication import Publication
+from telescope_envs.records.reading import Publication
 from telescope_envs.records.release import (
     Release,
     RewardRange,

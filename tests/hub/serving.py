@@ -19,7 +19,7 @@ from typing import Any
 
 import uvicorn
 
-from telescope_envs.records.publication import (
+from telescope_envs.records.reading import (
     Publication,
     attestation_path,
 )

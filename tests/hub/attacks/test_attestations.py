@@ -25,7 +25,7 @@ from telescope_envs.publish.attesting import (
     AttestMode,
     attest_wheel,
 )
-from telescope_envs.records.publication import (
+from telescope_envs.records.reading import (
     Publication,
     attestation_path,
 )

@@ -9,7 +9,7 @@ from tests.hub.projects import toy_publication, write_registry
 from tests.hub.static_host import open_store, static_host
 
 from telescope_core.errors import RegistryError
-from telescope_envs.records.publication import check_bytes
+from telescope_envs.records.reading import check_bytes
 from telescope_envs.registry import Registry
 from telescope_envs.registry.http_cache import HttpCache
 

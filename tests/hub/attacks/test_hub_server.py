@@ -12,7 +12,7 @@ from tests.hub.projects import TOY, toy_publication
 from tests.hub.server.sending import Sender, publication_now, sha256, stored_files
 from tests.hub.serving import served
 
-from telescope_envs.records.publication import Publication
+from telescope_envs.records.reading import Publication
 from telescope_envs.server.app import ServerOptions
 from telescope_envs.server.auth import (
     Scope,

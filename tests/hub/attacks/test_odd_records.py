@@ -11,11 +11,11 @@ from telescope_core.errors import ConfigError, EnvironmentLoadError, RegistryErr
 from telescope_envs.install.attestations import expected_identities
 from telescope_envs.processes.running import printed_table
 from telescope_envs.publish.source import public_address
-from telescope_envs.records.documents import (
+from telescope_envs.records.model import (
+    converted,
     read_json,
     read_toml,
 )
-from telescope_envs.records.model import converted
 from telescope_envs.records.release import (
     Publisher,
     RegistryConfig,

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 from tests.hub.projects import toy_publication
 
-from telescope_envs.records.publication import Publication
+from telescope_envs.records.reading import Publication
 
 
 def publication_now(version="0.2.0", **fields) -> Publication:

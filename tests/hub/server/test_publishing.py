@@ -9,7 +9,7 @@ from tests.hub.server.sending import Sender, publication_now, sha256
 from tests.hub.static_host import place_at
 
 from telescope_core.errors import RegistryError
-from telescope_envs.records.publication import Publication
+from telescope_envs.records.reading import Publication
 from telescope_envs.records.release import Validation
 from telescope_envs.registry import Registry
 from telescope_envs.registry.stores.http import open_http

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.records.documents import read_json
-from telescope_envs.records.publication import attestation_path
+from telescope_envs.records.model import read_json
+from telescope_envs.records.reading import attestation_path
 from telescope_envs.records.release import (
     Publisher,
     Release,

@@ -34,7 +34,7 @@ from telescope_envs.records.lockfile import (
     write_lock,
 )
 from telescope_envs.records.model import Count, Record
-from telescope_envs.records.publication import is_registry_path
+from telescope_envs.records.reading import is_registry_path
 from telescope_envs.records.release import Release, check_digest, check_parts
 
 FORMAT_VERSION = 1

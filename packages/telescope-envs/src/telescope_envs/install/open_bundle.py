@@ -43,7 +43,7 @@ from telescope_envs.records.lockfile import (
     parse_lock,
 )
 from telescope_envs.records.model import read
-from telescope_envs.records.publication import check_bytes
+from telescope_envs.records.reading import check_bytes
 from telescope_envs.rules.wheel import check_release, read_wheel
 
 MAX_BUNDLE_BYTES = 10 * 2**30

@@ -18,12 +18,10 @@ from packaging.utils import canonicalize_name
 from telescope_core.errors import EnvironmentLoadError
 from telescope_envs.processes.uv import (
     Uv,
+    installed_pins,
     lacks_wheel,
     wheels_only,
 )
-
-_INFO = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._]*)-(?P<version>[^-]+)\.dist-info")
-
 
 Enters = Callable[[Requirement, Distribution], bool]
 """Whether the requirements of an installed package are followed as well."""
@@ -66,16 +64,6 @@ def missing_requirements(requires_dist: Iterable[str]) -> list[str]:
 
 def _fits(requirement: Requirement, found: Distribution) -> bool:
     return requirement.specifier.contains(found.version, prereleases=True)
-
-
-def installed_pins() -> list[str]:
-    """Return `name==version` of every package this interpreter has.
-
-    They come from the names of folders, because reading every METADATA takes half a second.
-    """
-    folders = [Path(entry) for entry in sys.path if entry]
-    found = [_INFO.fullmatch(path.name) for at in folders for path in at.glob("*.dist-info")]
-    return sorted({f"{info['name']}=={info['version']}" for info in found if info is not None})
 
 
 def install_requirements(

@@ -58,7 +58,7 @@ from telescope_envs.records.lockfile import (
     digest_of,
     read_lock,
 )
-from telescope_envs.records.publication import check_bytes
+from telescope_envs.records.reading import check_bytes
 from telescope_envs.records.release import (
     Release,
     Status,

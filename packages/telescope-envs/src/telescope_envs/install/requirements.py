@@ -16,10 +16,10 @@ from packaging.utils import canonicalize_name
 
 from telescope_core.errors import EnvironmentLoadError, RegistryError
 from telescope_envs.install.data import brought_wheels
-from telescope_envs.install.packages import installed_pins
 from telescope_envs.install.steps import InstallOptions
 from telescope_envs.processes.uv import (
     Uv,
+    installed_pins,
     lacks_wheel,
     wheels_only,
 )

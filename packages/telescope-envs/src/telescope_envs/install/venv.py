@@ -35,7 +35,7 @@ from telescope_envs.records.files import (
 )
 from telescope_envs.records.installed import Installation
 from telescope_envs.records.lockfile import LockedEnvironment
-from telescope_envs.records.publication import check_bytes
+from telescope_envs.records.reading import check_bytes
 from telescope_envs.rules.wheel import WheelContents, check_release, read_wheel, record_hash
 
 _INSTALLER = "telescope\n"

@@ -40,7 +40,7 @@ from telescope_envs.records.installed import (
     installed_environments,
 )
 from telescope_envs.records.lockfile import find_lock, read_lock
-from telescope_envs.records.publication import check_bytes
+from telescope_envs.records.reading import check_bytes
 from telescope_envs.registry.lookup import open_registry
 from telescope_envs.registry.registry import Registry
 

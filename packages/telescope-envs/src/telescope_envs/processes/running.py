@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from telescope_core.errors import EnvironmentLoadError
-from telescope_envs.records.documents import read_json
+from telescope_envs.records.model import read_json
 
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
 MAX_OUTPUT_BYTES = 4 * 2**20

@@ -32,7 +32,7 @@ from telescope_envs.processes.uv import (
     config_options,
     index_settings,
 )
-from telescope_envs.records.documents import (
+from telescope_envs.records.model import (
     read_pyproject,
     table_at,
     texts_at,

@@ -1,4 +1,4 @@
-"""Publishes the first-party environments: `python -m telescope_envs.authoring.first_party`.
+"""Publishes the first-party environments: `python -m telescope_envs.publish.first_party`.
 
 Its arguments are the registry's folder and then the project folders. The code that it shares with
 `telescope env push` is in the other modules of this package.
@@ -20,7 +20,7 @@ from telescope_envs.publish.release import (
     validated,
 )
 from telescope_envs.records.names import split_distribution
-from telescope_envs.records.publication import Publication
+from telescope_envs.records.reading import Publication
 from telescope_envs.records.release import (
     Dataset,
     Source,

@@ -52,7 +52,7 @@ from telescope_envs.records.projects import (
     Identity,
     read_identity,
 )
-from telescope_envs.records.publication import Publication
+from telescope_envs.records.reading import Publication
 from telescope_envs.records.release import (
     Release,
     Source,

@@ -14,9 +14,8 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from telescope_core.errors import ConfigError, RegistryError, nearest
-from telescope_envs.records.documents import read_toml
 from telescope_envs.records.files import locked, write_atomically
-from telescope_envs.records.model import Record, RecordProblem, converted
+from telescope_envs.records.model import Record, RecordProblem, converted, read_toml
 from telescope_envs.records.names import (
     check_name,
     check_owner,

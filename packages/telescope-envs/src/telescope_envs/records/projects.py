@@ -14,8 +14,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.records.documents import Table, read_pyproject, table_at, texts_at
-from telescope_envs.records.model import explained
+from telescope_envs.records.model import Table, explained, read_pyproject, table_at, texts_at
 from telescope_envs.records.names import (
     ENTRY_POINT_GROUP,
     check_name,

@@ -179,12 +179,14 @@ class Release(PublicRecord, frozen=True, kw_only=True):
         _require("name", check_name, self.name)
         _require("version", check_version, self.version)
         _require("requires_python", check_specifier, self.requires_python)
-        for number, text in enumerate(self.requires_dist):
-            _require(f"requires_dist.{number}", check_requirement, text)
-        for number, text in enumerate(self.secrets):
+        for text in self.requires_dist:
+            if _problem(check_requirement, text):
+                place = f"requires_dist.{self.requires_dist.index(text)}"
+                raise RecordProblem(f"{place}: {_problem(check_requirement, text)}")
+        for text in self.secrets:
             if not _VARIABLE.fullmatch(text):
                 problem = f"is not the name of an environment variable: {text[:80]!r}"
-                raise RecordProblem(f"secrets.{number}: {problem}")
+                raise RecordProblem(f"secrets.{self.secrets.index(text)}: {problem}")
         check_digest("config_schema_sha256", self.config_schema_sha256)
         check_parts(self, "wheel", "protocol", "reward")
 

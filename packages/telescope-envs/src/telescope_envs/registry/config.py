@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, urlsplit
 import msgspec
 
 from telescope_core.errors import ConfigError, nearest, unknown_name
-from telescope_envs.records.documents import read_toml
+from telescope_envs.records.model import read_toml
 
 FORMS = "a folder, file://FOLDER, https://HOST/PATH or hf://OWNER/REPOSITORY[@REVISION]"
 _HUB = re.compile(

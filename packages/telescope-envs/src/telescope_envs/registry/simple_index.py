@@ -24,8 +24,8 @@ from telescope_envs.records.names import (
     distribution_name,
     plain,
 )
-from telescope_envs.records.publication import is_registry_path
 from telescope_envs.records.reading import (
+    is_registry_path,
     parse_status,
     read_releases,
 )

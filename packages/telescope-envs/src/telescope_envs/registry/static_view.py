@@ -15,7 +15,7 @@ from telescope_envs.records.catalog import (
     CATALOG_PATH,
     write_catalog,
 )
-from telescope_envs.records.publication import (
+from telescope_envs.records.reading import (
     check_bytes,
     is_registry_path,
     metadata_path,

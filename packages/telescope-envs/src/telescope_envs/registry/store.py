@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from telescope_envs.records.catalog import CatalogRow
-from telescope_envs.records.publication import Publication
+from telescope_envs.records.reading import Publication
 from telescope_envs.registry.config import Address
 from telescope_envs.registry.credentials import Token
 

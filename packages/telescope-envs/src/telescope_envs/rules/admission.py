@@ -18,8 +18,9 @@ from telescope_envs.records.names import (
     plain,
     same_distribution_ids,
 )
-from telescope_envs.records.publication import Publication, check_bytes
 from telescope_envs.records.reading import (
+    Publication,
+    check_bytes,
     parse_namespace_of,
     parse_record,
     parse_status,

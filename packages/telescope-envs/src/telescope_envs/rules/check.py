@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from telescope_core.errors import RegistryError
-from telescope_envs.records.publication import (
+from telescope_envs.records.reading import (
     attestation_path,
     check_bytes,
     is_registry_path,

@@ -15,12 +15,12 @@ from telescope_envs.records.names import (
     distribution_name,
     plain,
 )
-from telescope_envs.records.publication import tree_files
 from telescope_envs.records.reading import (
     parse_aliases,
     parse_namespace,
     parse_record,
     parse_status,
+    tree_files,
 )
 from telescope_envs.records.release import (
     RegistryConfig,

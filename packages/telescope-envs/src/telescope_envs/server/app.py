@@ -16,7 +16,7 @@ from fastapi.responses import FileResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
 from telescope_core.errors import RegistryError
-from telescope_envs.records.publication import Publication
+from telescope_envs.records.reading import Publication
 from telescope_envs.records.release import (
     Release,
     Status,

@@ -22,8 +22,7 @@ from telescope_envs.records.names import (
     check_name,
     check_owner,
 )
-from telescope_envs.records.publication import Publication
-from telescope_envs.records.reading import log_unreadable
+from telescope_envs.records.reading import Publication, log_unreadable
 from telescope_envs.records.release import (
     Namespace,
     RegistryConfig,

@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from packaging.version import Version
 
 from telescope_envs.records.catalog import CatalogRow
-from telescope_envs.records.publication import attestation_path
+from telescope_envs.records.reading import attestation_path
 from telescope_envs.records.release import (
     Dataset,
     Release,

@@ -17,12 +17,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from telescope_envs.records.names import near_names
-from telescope_envs.records.publication import (
+from telescope_envs.records.reading import (
     Publication,
     attestation_path,
     metadata_path,
-)
-from telescope_envs.records.reading import (
     parse_status,
     read_releases,
 )

@@ -22,9 +22,10 @@ from starlette.requests import ClientDisconnect
 from telescope_core.errors import RegistryError
 from telescope_core.secret_names import reserved_secrets
 from telescope_envs.records.model import RecordType
-from telescope_envs.records.publication import Publication, check_bytes
 from telescope_envs.records.reading import (
     MAX_LINE_BYTES,
+    Publication,
+    check_bytes,
     parse_record,
 )
 from telescope_envs.records.release import (

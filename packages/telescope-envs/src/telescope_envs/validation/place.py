@@ -13,10 +13,7 @@ from packaging.metadata import parse_email
 
 from telescope_core.errors import TelescopeError
 from telescope_envs.install.data import python_of
-from telescope_envs.install.packages import (
-    installed_pins,
-    missing_requirements,
-)
+from telescope_envs.install.packages import missing_requirements
 from telescope_envs.install.requirements import (
     CORE,
     direct_needs,
@@ -27,6 +24,7 @@ from telescope_envs.install.venv import (
 )
 from telescope_envs.processes.uv import (
     Uv,
+    installed_pins,
     wheels_only,
 )
 from telescope_envs.validation.findings import Findings

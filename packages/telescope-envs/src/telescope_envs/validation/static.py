@@ -14,7 +14,7 @@ from pathlib import Path
 
 from telescope_core.errors import ConfigError, RegistryError, TelescopeError
 from telescope_envs.publish.build import build_wheel, git_text
-from telescope_envs.records.documents import read_pyproject
+from telescope_envs.records.model import read_pyproject
 from telescope_envs.records.projects import read_datasets
 from telescope_envs.rules.wheel import read_wheel
 from telescope_envs.validation import metadata

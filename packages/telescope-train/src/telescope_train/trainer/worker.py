@@ -25,14 +25,9 @@ from telescope_train.algorithms.supervised import negative_log_likelihood
 from telescope_train.algorithms.token_metrics import metric_row, reduce_metrics
 from telescope_train.backends import load_backend
 from telescope_train.backends.distributed_checkpoint import Saving
-from telescope_train.backends.protocol import (
-    BackendSettings,
-    BatchFacts,
-    GradientResult,
-    Loss,
-    UpdateResult,
-)
+from telescope_train.backends.protocol import BackendSettings, BatchFacts
 from telescope_train.backends.seeding import seed_everything
+from telescope_train.backends.trainer_backend import GradientResult, Loss, UpdateResult
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.chat.tokenizer import vocabulary_size

@@ -189,9 +189,17 @@ class Started:
         try:
             self._pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
+            last = await self.answer()
+            self.complaint = last.data.decode(errors="replace") if last else ""
             return False
+
+        def move() -> None:
+            # One that has ended by now has said why, or nothing.
+            with contextlib.suppress(ProcessLookupError):
+                on_pid(pid)
+
         async with asyncio.TaskGroup() as group:
-            group.create_task(asyncio.to_thread(on_pid, self.pid))
+            group.create_task(asyncio.to_thread(move))
             answering = group.create_task(self.answer())
         first = answering.result()
         if first is None or first.kind != b"r":

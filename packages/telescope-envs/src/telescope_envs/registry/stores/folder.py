@@ -21,12 +21,12 @@ from telescope_envs.records.files import (
     remove_file,
     replace_file,
 )
-from telescope_envs.records.publication import (
+from telescope_envs.records.reading import (
     Publication,
     artifact_files,
     is_registry_path,
+    log_unreadable,
 )
-from telescope_envs.records.reading import log_unreadable
 from telescope_envs.records.release import Status
 from telescope_envs.rules.admission import (
     changed_status,

@@ -21,11 +21,12 @@ from telescope_envs.records.catalog import (
     CatalogRow,
     read_catalog,
 )
-from telescope_envs.records.publication import (
+from telescope_envs.records.reading import (
     Publication,
     is_registry_path,
+    log_unreadable,
+    parse_record,
 )
-from telescope_envs.records.reading import log_unreadable, parse_record
 from telescope_envs.records.release import (
     RegistryConfig,
     Status,

@@ -31,12 +31,12 @@ from telescope_envs.records.catalog import (
     catalog_row,
     read_catalog,
 )
-from telescope_envs.records.publication import (
+from telescope_envs.records.reading import (
     Publication,
     artifact_files,
     is_registry_path,
+    log_unreadable,
 )
-from telescope_envs.records.reading import log_unreadable
 from telescope_envs.records.release import Status
 from telescope_envs.registry.http_cache import (
     CachedFile,
