@@ -44,15 +44,16 @@ check-ui: stack browser ## where node is there: the built pages are what their s
 	@scripts/check_ui.sh
 
 FAST := -m "not engine and not gpu" --numprocesses $(WORKERS)
-ENGINE := -m "engine and not gpu" --numprocesses $(WORKERS) --dist loadfile --durations 15 \
-	--session-timeout 3600
+ENGINE := -m "engine and not gpu" --numprocesses $(WORKERS) --dist loadfile \
+	--no-loadscope-reorder --durations 40 --session-timeout 3600
 
 test-fast: stack environments sandboxes ## all tests but those that start engines or train for long
 	$(BIN)/pytest $(FAST)
 
 # Engine tests share fixtures that are slow to start, such as a server, so a file stays with one
-# worker. They run even where a fast test failed: one run then shows all that is broken. A run that
-# takes an hour, three times what it should, begins no further test and tells what it has seen.
+# worker. tests/conftest.py orders the files: xdist would leave those with few tests, the longest
+# among them, to the end. Engine tests run even where a fast test failed: one run then shows
+# all that is broken. A run that takes an hour begins no further test and tells what it has seen.
 test: stack environments browser sandboxes containers ## all tests but those that need a GPU
 	@$(BIN)/pytest $(FAST); fast=$$?; $(BIN)/pytest $(ENGINE); engine=$$?; \
 		exit $$((fast > engine ? fast : engine))

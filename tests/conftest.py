@@ -2,10 +2,30 @@
 
 import gc
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+LONGEST_FIRST = (
+    "tests/e2e/test_faults.py",
+    "tests/e2e/test_resumed_run.py",
+    "tests/e2e/test_three_nodes.py",
+    "tests/e2e/test_first_run.py",
+    "tests/e2e/test_random_kills.py",
+    "tests/e2e/test_parallel_servers.py",
+    "tests/e2e/test_two_ranks.py",
+    "tests/hub/circle/test_hugging_face.py",
+    "tests/hub/circle/test_static_host.py",
+    "tests/hub/circle/test_server.py",
+    "tests/hub/circle/test_folder.py",
+    "tests/train/models/test_compile.py",
+)
+"""Files that take a minute and more, the longest first.
+
+A file of engine tests stays with one worker of xdist. Were one of these the last, the other
+workers would wait for it with nothing to do.
+"""
 _ALL_ENGINE = re.compile(rb"^pytestmark = (\[.*)?pytest\.mark\.engine\b", re.MULTILINE)
 
 
@@ -40,6 +60,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if kind.startswith("not engine") and _ALL_ENGINE.search(collection_path.read_bytes()):
         return True
     return None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin engine tests with the files that take longest, then those with the most tests."""
+    if not config.option.markexpr.startswith("engine"):
+        return
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    num_tests = Counter(item.nodeid.partition("::")[0] for item in items)
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        file = item.nodeid.partition("::")[0]
+        return places.get(file, len(places)), -num_tests[file]
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(trylast=True)

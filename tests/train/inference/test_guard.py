@@ -14,8 +14,9 @@ from telescope_core.errors import ConfigError, EndpointError
 from telescope_core.types import Sampling
 from telescope_train.cluster.network import Network
 from telescope_train.inference.client import TokenClient
-from telescope_train.inference.fleet import AT_ITS_NODE, ServerSeat, server_secret
+from telescope_train.inference.fleet import AT_ITS_NODE, server_secret
 from telescope_train.inference.generation import ServerLostError
+from telescope_train.inference.keeper import ServerSeat
 from telescope_train.inference.server import ServerSettings
 from telescope_train.inference.vllm_plugin import http_server
 from telescope_train.inference.wire import ENGINE_PATH, SECRET_VARIABLE, TOKEN_PLANE_PATH

@@ -1,17 +1,22 @@
 """Faults of single servers that end neither the run nor the server, and those that must end one."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorUnavailableError
 from tests.train.inference.test_leases import World, in_world
 
 from telescope_core.errors import ConfigError, EndpointError, ProcessDiedError
 from telescope_core.records.servers import ServerState
 from telescope_train.backends.protocol import RankDiedError, TransferError
-from telescope_train.inference.fleet import ServerGroup, ServerHandle, Startup
+from telescope_train.cluster.network import Network
+from telescope_train.inference.fleet import ServerGroup
+from telescope_train.inference.keeper import ServerHandle, ServerSeat, Startup
 from telescope_train.inference.keeping import MOST_RESTARTS
 from telescope_train.inference.leases import CONTROL_DEADLINE_S
 from telescope_train.inference.server import ServerSettings
@@ -259,6 +264,9 @@ class ScriptedHandle(ServerHandle):
         object.__setattr__(self, "settings", settings)
         object.__setattr__(self, "_says", says)
 
+    async def until_started(self, within_s: float) -> None:
+        pass
+
     async def ask(self, question: str) -> Any:
         await asyncio.sleep(0.5)
         return self._says(question)  # type: ignore[attr-defined]
@@ -297,6 +305,81 @@ def test_only_the_engine_s_own_signs_of_life_count(tmp_path: Path) -> None:
         why = await group.until_lost(0, lambda: min(clock.time(), 2000))
         assert why.startswith("it hangs: for 12")
         assert 2120 < clock.time() < 2125
+
+    run_in_virtual_time(main)
+
+
+class Keeper:
+    """Stands for Ray's handle of a keeper, which answers at `answers_s`."""
+
+    def __init__(
+        self, *, moves_until_s: float = 0.0, answers_s: float = math.inf, cut_s: float = 0.0
+    ) -> None:
+        self._moves_until_s, self._answers_s, self._cut_s = moves_until_s, answers_s, cut_s
+        self.signs_of_life = SimpleNamespace(remote=self._signs)
+        self.start_again = self.__ray_ready__ = SimpleNamespace(remote=self._answer)
+
+    async def _signs(self) -> int:
+        self._require_connection()
+        return int(min(asyncio.get_running_loop().time(), self._moves_until_s))
+
+    async def _answer(self) -> str:
+        self._require_connection()
+        loop = asyncio.get_running_loop()
+        if self._answers_s == math.inf:
+            await asyncio.Event().wait()
+        await asyncio.sleep(max(0.0, self._answers_s - loop.time()))
+        return "done"
+
+    def _require_connection(self) -> None:
+        if asyncio.get_running_loop().time() < self._cut_s:
+            raise ActorUnavailableError("the connection is reset", b"ab" * 8)
+
+
+def handle_of(keeper: Keeper, place: Path) -> ServerHandle:
+    settings = ServerSettings(model_path="none", port=1, log_path=place / "inference.log")
+    seat = ServerSeat(network=Network(is_local=True))
+    return ServerHandle(settings=settings, seat=seat, place={}, keeper=keeper, progress_s=10.0)
+
+
+def test_a_keeper_may_take_any_time_as_long_as_it_moves_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        slow = handle_of(Keeper(moves_until_s=5000.0, answers_s=5000.0), tmp_path)
+        assert await slow.ask("start_again") == "done"
+        assert asyncio.get_running_loop().time() >= 5000
+
+    run_in_virtual_time(main)
+
+
+def test_a_keeper_that_stands_still_is_dead(tmp_path: Path) -> None:
+    async def main() -> None:
+        stuck = handle_of(Keeper(moves_until_s=95.0), tmp_path)
+        with pytest.raises(
+            ProcessDiedError, match=r"no progress for 10 s; .* raise inference_progress_timeout_s"
+        ):
+            await stuck.ask("start_again")
+        assert 95 < asyncio.get_running_loop().time() < 95 + 3 * 10
+
+    run_in_virtual_time(main)
+
+
+def test_a_keeper_that_was_cut_off_is_asked_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        back = handle_of(Keeper(cut_s=30.0, answers_s=0.0), tmp_path)
+        assert await back.ask("start_again") == "done"
+        assert asyncio.get_running_loop().time() >= 30
+        gone = handle_of(Keeper(cut_s=math.inf), tmp_path)
+        with pytest.raises(ProcessDiedError, match=r"connection to the keeper .* was lost"):
+            await gone.ask("start_again")
+
+    run_in_virtual_time(main)
+
+
+def test_a_keeper_that_does_not_start_is_named_with_its_limit(tmp_path: Path) -> None:
+    async def main() -> None:
+        group = ServerGroup([handle_of(Keeper(), tmp_path)], silence_s=1.0, progress_s=1.0)
+        with pytest.raises(ProcessDiedError, match=r"not start within 300 s .*ray_placement_time"):
+            await group.wait_until_healthy(num_needed=1)
 
     run_in_virtual_time(main)
 

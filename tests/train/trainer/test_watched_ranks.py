@@ -1,13 +1,18 @@
 """When ranks count as dead: none of them moves on. One that waits for a slow one is not."""
 
 import asyncio
+import math
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
+import torch
 from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
     ObjectLostError,
     ObjectStoreFullError,
     OutOfDiskError,
@@ -21,10 +26,13 @@ from ray.exceptions import (
 from telescope_core.errors import ConfigError, NoRoomError
 from telescope_train.backends.protocol import RankDiedError
 from telescope_train.cluster.placement import Bundle
-from telescope_train.cluster.ray_cluster import ray_cluster
+from telescope_train.cluster.ports import HeldPort
+from telescope_train.cluster.ray_cluster import UNREACHABLE_S, ray_cluster
 from telescope_train.config.schema import RaySection
 from telescope_train.simulation.virtual_time import run_in_virtual_time
+from telescope_train.trainer import worker
 from telescope_train.trainer.ray_ranks import _RayRank, _SharedProgress
+from telescope_train.trainer.worker import Meeting
 
 TIMEOUT_S = 10.0
 
@@ -74,6 +82,73 @@ def test_the_rank_that_hangs_is_named() -> None:
     ended_s, error = run_in_virtual_time(main)
     assert ended_s <= 3 * TIMEOUT_S
     assert "trainer rank 1 does not answer at all" in error
+
+
+class CutOff:
+    """An actor to which the connection is lost until `back_s`, or whose node is dead by then."""
+
+    def __init__(self, *, back_s: float = math.inf, dead_s: float = math.inf) -> None:
+        self._back_s, self._dead_s = back_s, dead_s
+        self.call = self.signs_of_life = self.__ray_ready__ = SimpleNamespace(remote=self._ask)
+
+    async def _ask(self, *arguments: Any) -> int:
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._dead_s:
+            raise ActorDiedError
+        if now_s < self._back_s:
+            raise ActorUnavailableError("the connection is reset", b"ab" * 8)
+        return 7
+
+
+@pytest.mark.parametrize(
+    ("actor", "ends_s", "fate"),
+    [
+        (CutOff(back_s=20.0), 20.0, "it answers again"),
+        (CutOff(dead_s=30.0), 30.0, "it is gone"),
+        (CutOff(), UNREACHABLE_S, "it is gone"),
+    ],
+)
+def test_a_call_whose_connection_is_lost_ends_once_the_fate_of_its_rank_is_known(
+    actor: CutOff, ends_s: float, fate: str
+) -> None:
+    """New ranks would be placed on a node of which Ray does not know yet that it is dead."""
+
+    async def main() -> None:
+        rank = _RayRank(actor, 0, _SharedProgress(TIMEOUT_S), TIMEOUT_S)
+        with pytest.raises(RankDiedError, match=f"connection to trainer rank 0 was lost.*{fate}"):
+            await rank.call("train_minibatches")
+        assert ends_s <= asyncio.get_running_loop().time() <= ends_s + 2
+
+    run_in_virtual_time(main)
+
+
+@pytest.mark.parametrize("dead_s", [100.0, math.inf])
+def test_a_rank_of_which_nothing_is_asked_may_be_unreachable_for_a_while(dead_s: float) -> None:
+    async def main() -> None:
+        rank = _RayRank(CutOff(back_s=20.0, dead_s=dead_s), 0, _SharedProgress(60.0), 60.0)
+        with pytest.raises(RankDiedError if dead_s == 100.0 else TimeoutError):
+            async with asyncio.timeout(200.0):
+                await rank.until_ended()
+        assert asyncio.get_running_loop().time() >= min(dead_s, 200.0)
+
+    run_in_virtual_time(main)
+
+
+def test_ranks_wait_for_each_other_as_long_as_somebody_watches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where they meet and in collectives: no total ends a rank that waits for a slow one."""
+    waits: list[timedelta] = []
+
+    def meets(*_: Any, timeout: timedelta, **__: Any) -> None:
+        waits.append(timeout)
+
+    monkeypatch.setattr(worker.dist, "TCPStore", meets)
+    monkeypatch.setattr(worker.dist, "init_process_group", meets)
+    for wait_s in (worker.UNWATCHED_WAIT_S, worker.WATCHED_WAIT_S):
+        meeting = Meeting(rank=1, world_size=2, port=1, wait_s=wait_s)
+        worker._join(torch.device("cpu"), meeting, HeldPort())
+    assert [one.total_seconds() for one in waits] == [600.0, 600.0, 2_592_000.0, 2_592_000.0]
 
 
 def in_the_actor(cause: Exception) -> RayTaskError:

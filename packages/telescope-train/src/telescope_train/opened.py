@@ -27,7 +27,8 @@ from telescope_train.cluster.node_meters import metered_nodes
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.evals.servers import EvalCalls, EvalServers
 from telescope_train.inference.client import TokenClient
-from telescope_train.inference.fleet import Secrets, ServerGroup, ServerSeat, server_settings
+from telescope_train.inference.fleet import Secrets, ServerGroup, server_settings
+from telescope_train.inference.keeper import ServerSeat
 from telescope_train.inference.keeping import Keeping
 from telescope_train.inference.leases import Lease
 from telescope_train.inference.policy import TokenPolicySource

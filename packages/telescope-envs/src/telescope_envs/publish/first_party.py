@@ -1,4 +1,4 @@
-"""Publishes the first-party environments: `python -m telescope_envs.authoring.first_party`.
+"""Publishes the first-party environments: `python -m telescope_envs.publish.first_party`.
 
 Its arguments are the registry's folder and then the project folders. The code that it shares with
 `telescope env push` is in the other modules of this package.

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from telescope_core.errors import unknown_name
 
 if TYPE_CHECKING:
-    from telescope_train.backends.protocol import BackendSettings, TrainerBackend
+    from telescope_train.backends.protocol import BackendSettings
+    from telescope_train.backends.trainer_backend import TrainerBackend
     from telescope_train.cluster.rank_layout import RankLayout
 
 GROUP = "telescope.backends"

@@ -1,28 +1,20 @@
-"""The interfaces of a trainer backend: one rank from inside, and all ranks as the driver sees them.
+"""What the driver knows of trainer ranks: their settings, what they tell, and how to call them all.
 
-Every method of `TrainerBackend` but `rank_layout` is collective: all ranks call it in the same
-order, with the same number of batches. Ranks of the same shard (`RankLayout.shard_of`) get the same
-batches. `Ranks` is implemented in `telescope_train.trainer.ranks` for all backends.
+`Ranks` is implemented in `telescope_train.trainer.ranks` for all backends. One rank from inside is
+`TrainerBackend`, in `telescope_train.backends.trainer_backend`, which needs torch; this needs none.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from telescope_core.errors import ProcessDiedError, TelescopeError
 from telescope_train.algorithms.corrections import algorithm_in_use
-from telescope_train.algorithms.terms import Terms, TokenLoss
-from telescope_train.algorithms.token_metrics import MetricSum
-from telescope_train.backends.distributed_checkpoint import Saving
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
-from telescope_train.batches.batch import PackedBatch, Shards, StepPlan
-from telescope_train.cluster.rank_layout import RankLayout
+from telescope_train.batches.batch import Shards, StepPlan
 from telescope_train.config.megatron_section import MegatronSection
 from telescope_train.config.schema import (
     AlgorithmSection,
@@ -31,14 +23,8 @@ from telescope_train.config.schema import (
     TrainerSection,
 )
 from telescope_train.config.weights_section import WeightsSection
-from telescope_train.models.attention.choice import AttentionChoice
-from telescope_train.models.attention.sharing import PrefixSharing
 from telescope_train.models.device import Device, compute_dtype, machine_device
 from telescope_train.models.served_adapter import served_adapter
-from telescope_train.observability.spans import SpanRecorder
-
-Loss: TypeAlias = Callable[[Terms], TokenLoss]
-"""Returns the unweighted loss of each token; the backend weights and sums it."""
 
 
 class RankDiedError(ProcessDiedError):
@@ -106,142 +92,6 @@ class BatchFacts:
     """[M] nats."""
     effective_advantages_M: NDArray[np.float16]
     """[M] minus the derivative of the loss of each token by its log-prob, without its weight."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradientResult:
-    """The result of forward and backward passes over a step's batches, over all ranks."""
-
-    loss: float
-    """The weighted sum whose gradient was taken."""
-    metrics: dict[str, MetricSum]
-    """Sums over all trained tokens, by metric."""
-    token_facts: Sequence[BatchFacts] = ()
-    """Of each batch of this rank; empty if they are not recorded."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateResult:
-    """The outcome of applying a gradient."""
-
-    gradient_norm: float
-    """Global L2 norm before clipping."""
-    learning_rate: float
-    """The rate that the step used."""
-    is_skipped: bool
-    """The norm was not finite, so weights and optimizer did not change."""
-
-
-class TrainerBackend(Protocol):
-    """One rank of a model in training."""
-
-    attention: AttentionChoice
-    """The attention that its self-test chose to keep packed samples apart."""
-    sharing: PrefixSharing
-    """Whether its rows can share prefixes; batches have some in common only where they can."""
-
-    @staticmethod
-    def rank_layout(settings: BackendSettings, num_ranks: int) -> RankLayout:
-        """Return how `num_ranks` ranks divide the work; asked before any of them starts.
-
-        Raises ConfigError if the settings do not divide them.
-        """
-        ...
-
-    def __init__(
-        self,
-        settings: BackendSettings,
-        loss: Loss,
-        device: torch.device,
-        spans: SpanRecorder | None = None,
-    ) -> None:
-        """Load and shard the model; the process group exists already.
-
-        `spans` is told what takes how long: `forward` and `backward` of each microbatch,
-        `gradient reduction`, `gradient norm`, `optimizer`, `logprobs`, `reference logprobs`.
-        """
-        ...
-
-    def accumulate_gradient(
-        self, batches: Sequence[PackedBatch], *, version: int
-    ) -> GradientResult:
-        """Add the gradient of the summed, weighted loss of `batches`, over all ranks.
-
-        `version` is that of the current weights. Tokens sampled under it show the mismatch between
-        the inference engine and this backend.
-        """
-        ...
-
-    def apply_gradient(self, scale: float = 1.0) -> UpdateResult:
-        """Multiply the gradient by `scale`, clip it, step the optimizer and clear the gradient."""
-        ...
-
-    def rehearse_step(self) -> int:
-        """Step at learning rate 0, then clear the gradient and the optimizer's state.
-
-        Returns the number of weight tensors that changed by a bit, the largest over all ranks.
-        Allowed only before the first step.
-        """
-        ...
-
-    def logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
-        """Return logprobs_T [T], nats, of each batch of this rank; 0 where not trained on."""
-        ...
-
-    def transformers_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
-        """Like `logprobs`, from the full logits of the model's own forward; slow, for checks."""
-        ...
-
-    def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
-        """Like `logprobs`, of the reference model; only if the algorithm needs one."""
-        ...
-
-    def update_reference(self) -> None:
-        """Make the reference model equal to the current weights."""
-        ...
-
-    def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (Hugging Face name, whole tensor on the CPU); tied tensors once."""
-        ...
-
-    def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what servers need: the tensors that can differ from the initial model only.
-
-        Whole, on the device that the ranks communicate on, in the dtype that servers compute in.
-        With `sends_adapter` the matrices of the adapter, under their names in a peft file.
-        """
-        ...
-
-    def transfer_headers(self) -> Sequence[TensorHeader]:
-        """Describe what `transfer_weights` yields, in its order, without gathering any of it."""
-        ...
-
-    def without_gradient_buffers(self) -> AbstractContextManager[None]:
-        """Give the memory of gradients back inside the block, where weights are gathered.
-
-        There is no gradient then; a backend that keeps no buffers between steps does nothing.
-        """
-        ...
-
-    def save_checkpoint(self, folder: str | Path) -> None:
-        """Write everything that a later run needs to continue with the same numbers."""
-        ...
-
-    def start_checkpoint(self, folder: str | Path, *, with_training_state: bool) -> Saving:
-        """Copy the state and start writing the copy to `folder`; `wait` for it later.
-
-        Without `with_training_state` only the weights are written. They can be exported, but
-        training cannot resume from them.
-        """
-        ...
-
-    def load_checkpoint(self, folder: str | Path) -> None:
-        """Continue from what `save_checkpoint` wrote, with any number of ranks."""
-        ...
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Export to Hugging Face format, tokenizer included; rank 0 writes."""
-        ...
 
 
 class Ranks(Protocol):

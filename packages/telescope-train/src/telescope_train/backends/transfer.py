@@ -1,9 +1,14 @@
-"""What both ends of a weight transfer know before it begins: the tensors, how and where to meet."""
+"""What both ends of a weight transfer know before it begins: the tensors, how and where to meet.
+
+Importing it imports no torch: the driver passes these on and has no tensors.
+"""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from math import prod
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,20 +23,22 @@ class TensorHeader:
     """Sizes in each dimension, of the whole tensor."""
 
     @classmethod
-    def of(cls, name: str, tensor: torch.Tensor) -> "TensorHeader":
+    def of(cls, name: str, tensor: "torch.Tensor") -> "TensorHeader":
         """Describe `tensor`."""
         dtype = str(tensor.dtype).removeprefix("torch.")
         return cls(name=name, dtype=dtype, shape=tuple(tensor.shape))
 
     @property
-    def torch_dtype(self) -> torch.dtype:
+    def torch_dtype(self) -> "torch.dtype":
         """The dtype itself."""
+        import torch
+
         return getattr(torch, self.dtype)
 
     @property
     def num_bytes(self) -> int:
         """Size of the tensor in bytes."""
-        return self.torch_dtype.itemsize * torch.Size(self.shape).numel()
+        return self.torch_dtype.itemsize * prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,19 +1,18 @@
-"""The tokenizer of a model, with its chat template and the tokens that end an answer."""
+"""The tokenizer of a model, with its chat template and the tokens that end an answer.
+
+Importing it imports no transformers, which takes seconds: a simulated run needs no tokenizer.
+"""
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
-
-from transformers import (
-    AutoConfig,
-    AutoTokenizer,
-    GenerationConfig,
-)
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Protocol
 
 from telescope_core.errors import ConfigError
 from telescope_train.chat.template import SHIPPED_MARKS, read_chat_template
 from telescope_train.models.location import first_line, locate_model
+
+if TYPE_CHECKING:
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 
 class ModelSettings(Protocol):
@@ -36,7 +35,7 @@ class ModelSettings(Protocol):
 
 
 # The settings as a whole, so that no caller can leave one out.
-def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
+def load_tokenizer(settings: ModelSettings) -> "PreTrainedTokenizerBase":
     """Load the tokenizer of the model with its chat template; ConfigError if it has none."""
     tokenizer = _load(settings)
     if settings.chat_template is not None:
@@ -55,7 +54,9 @@ def vocabulary_size(settings: ModelSettings) -> int:
     return len(_load(settings))
 
 
-def _load(settings: ModelSettings) -> PreTrainedTokenizerBase:
+def _load(settings: ModelSettings) -> "PreTrainedTokenizerBase":
+    from transformers import AutoTokenizer
+
     location = locate_model(settings.model)
     trust = settings.trust_remote_code
     try:
@@ -66,7 +67,7 @@ def _load(settings: ModelSettings) -> PreTrainedTokenizerBase:
         ) from error
 
 
-def require_marks(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> None:
+def require_marks(tokenizer: "PreTrainedTokenizerBase", chat_template: str) -> None:
     """Raise ConfigError unless every mark of a shipped template is one token of the model."""
     lacking = [
         mark
@@ -84,6 +85,8 @@ def require_marks(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> Non
 
 def load_stop_ids(settings: ModelSettings) -> tuple[int, ...]:
     """Return the ids of all tokens that end a generation of the model; loads no weights."""
+    from transformers import AutoConfig, GenerationConfig
+
     location, trust = locate_model(settings.model), settings.trust_remote_code
     configs: list[object] = []
     with suppress(OSError):  # a model need not have a generation config

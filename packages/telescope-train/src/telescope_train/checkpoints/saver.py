@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from transformers import AutoConfig, GenerationConfig
-
 from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.records.folders import partial_folder, put_in_place, remove_folder, sweep
 from telescope_core.records.room import room_for
@@ -255,6 +253,8 @@ def _tell_failure(given_up: "asyncio.Future[Any]") -> None:
 
 def save_model_description(folder: Path, settings: ModelSection) -> None:
     """Write the description to `folder`, so that the weights can become a model again anywhere."""
+    from transformers import AutoConfig, GenerationConfig
+
     location = locate_model(settings.model)
     trust = settings.trust_remote_code
     AutoConfig.from_pretrained(location, trust_remote_code=trust).save_pretrained(folder)

@@ -6,14 +6,14 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import ray
 from ray._private.utils import read_ray_address
-from ray.exceptions import AuthenticationError, RayError
+from ray.exceptions import ActorUnavailableError, AuthenticationError, RayActorError, RayError
 
 from telescope_core.errors import ConfigError, ProcessDiedError, TelescopeError
 from telescope_train.cluster.placement import Bundle
@@ -25,6 +25,11 @@ OBJECT_STORE_BYTES = 512 * 2**20
 """Size of Ray's object store on a cluster that is started here."""
 CONNECT_S = 10.0
 """Longest wait for a connection to a cluster, in seconds."""
+UNREACHABLE_S = 120.0
+"""Longest wait until an actor that cannot be reached answers again or is known to be dead.
+
+Ray declares a node dead that has not answered for about half a minute."""
+LOOK_AGAIN_S = 1.0
 MAX_TEMP_PATH = 30
 """Characters of the longest temporary folder in which Ray's sockets have room for their paths."""
 
@@ -35,6 +40,10 @@ class Watched(Protocol):
     async def signs_of_life(self) -> int:
         """Return a number that changes whenever the process has made progress."""
         ...
+
+
+class UnreachableError(ProcessDiedError):
+    """The connection to an actor broke while it had a call; whether the call was made is open."""
 
 
 @contextmanager
@@ -180,12 +189,18 @@ def cluster_has_gpus() -> bool:
 
 
 async def answer(
-    reference: Any, *, process: str, watched: Watched | None = None, timeout_s: float
+    reference: Any,
+    *,
+    process: str,
+    watched: Watched | None = None,
+    timeout_s: float,
+    limit: str = "worker_progress_timeout_s",
 ) -> Any:
     """Await an actor's answer. Its death or silence is raised as ProcessDiedError with `process`.
 
     Silence is `timeout_s` seconds without an answer in which `watched` shows no sign of life
-    either. An error of Telescope that the actor raised is raised as it is.
+    either; `limit` names the setting of that. A connection that was lost is an UnreachableError.
+    An error of Telescope that the actor raised is raised as it is.
     """
     # Ray reports an actor's death by itself. The deadline is for an actor that lives but hangs.
     waiting = asyncio.ensure_future(_result(reference))
@@ -201,10 +216,28 @@ async def answer(
             if signs is None or signs == before:
                 raise ProcessDiedError(
                     f"{process} made no progress for {timeout_s:g} s; see its log in the run "
-                    "folder, or raise worker_progress_timeout_s"
+                    f"folder, or raise {limit}"
                 )
     finally:
         waiting.cancel()
+
+
+async def is_back(ask: Callable[[], Any], *, bound_s: float = UNREACHABLE_S) -> bool:
+    """Return whether an actor that could not be reached answers `ask` again.
+
+    False as soon as Ray knows that it or its node is dead, and after `bound_s` seconds.
+    """
+    try:
+        async with asyncio.timeout(bound_s):
+            while True:
+                try:
+                    await ask()
+                except ActorUnavailableError:
+                    await asyncio.sleep(LOOK_AGAIN_S)
+                else:
+                    return True
+    except (TimeoutError, RayError):
+        return False
 
 
 async def _result(reference: Any) -> Any:
@@ -225,7 +258,10 @@ def _shown(answered: "asyncio.Future[Any]", process: str) -> Any:
     """Return the answer, or raise what a user should see instead of Ray's error."""
     try:
         return answered.result()
-    except ray.exceptions.RayActorError as error:
+    except ActorUnavailableError as error:
+        why = str(error).strip().partition("\n")[0]
+        raise UnreachableError(f"the connection to {process} was lost: {why}") from None
+    except RayActorError as error:
         lines = str(error).splitlines()
         # What a constructor raised is at the end of its traceback.
         why = lines[-1] if error.actor_init_failed else lines[0]

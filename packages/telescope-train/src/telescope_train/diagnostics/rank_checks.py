@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from telescope_core.errors import ConfigError
-from telescope_train.backends.protocol import TrainerBackend
+from telescope_train.backends.trainer_backend import TrainerBackend
 from telescope_train.batches.batch import PackedBatch, TrainingSample
 from telescope_train.batches.packing import end_to_end, pack
 from telescope_train.models.attention.choice import SHARED

@@ -1,12 +1,10 @@
-"""The inference servers of a run. A Ray actor on each server's node starts it and watches it."""
+"""The inference servers of a run, their settings, and the secrets that they ask for."""
 
 import asyncio
 import logging
-import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,15 +12,12 @@ import ray
 from ray.exceptions import RayError
 
 from telescope_core.errors import ConfigError, ProcessDiedError
-from telescope_core.records.logs import Logs, log_name, telling_failure
+from telescope_core.records.logs import log_name
 from telescope_core.records.output_logs import INFERENCE
-from telescope_train.cluster.network import ANY_ADDRESS, Network, is_loopback
-from telescope_train.cluster.ports import first_free_port
-from telescope_train.cluster.ray_cluster import answer
-from telescope_train.config.fields import was_set
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.config.schema import TrainConfig
-from telescope_train.inference.server import ServerProcess, ServerSettings, Silence
+from telescope_train.inference.keeper import ServerHandle, ServerSeat, Startup
+from telescope_train.inference.server import ServerSettings, Silence
 from telescope_train.inference.wire import SECRET_VARIABLE
 from telescope_train.models.served_adapter import served_adapter
 
@@ -32,145 +27,8 @@ WATCH_EVERY_S = 1.0
 SHORTEST_SECRET = 16
 AT_ITS_NODE = ""
 """Host of a server that takes the address of the node that it comes to."""
-KEEPER_DEADLINE_S = 600.0
-"""Longest that a keeper may take for an answer, its own start included, in seconds."""
-
-
-class Startup(NamedTuple):
-    """How far a server is."""
-
-    is_healthy: bool
-    log_bytes: int
-    """Size of its log, which grows while it does something."""
-    base_url: str = ""
-    """Where it listens; empty = where it was told to."""
-
-
-# The server is a child of an actor and not of the driver: Ray places actors on any node, and ends
-# them when the driver is gone. The server's watchdog then ends the server.
-# Ray runs the calls of this actor one at a time, so `close` waits behind a `check` that is under
-# way, for at most the 5 s in which it waits for a sign of life.
-class ServerKeeper:
-    """Runs on the server's node: starts the server, watches it and ends it."""
-
-    def __init__(self, settings: ServerSettings, seat: "ServerSeat") -> None:
-        settings = seat.settled(settings)
-        folder = settings.log_path.parent
-        # Another machine than the driver's may not have it yet.
-        folder.mkdir(parents=True, exist_ok=True)
-        self._log = Logs(folder=folder).begin("server", settings.base_url)
-        self._is_healthy = False
-        self._start(settings)
-
-    def _start(self, settings: ServerSettings) -> None:
-        with telling_failure(_LOGGER, "starting the server"):
-            self._server = ServerProcess(settings)
-        _LOGGER.info("server started as process %d; its output: %s", self.pid(), settings.log_path)
-
-    def pid(self) -> int:
-        """Return the process id of the server."""
-        return self._server.pid
-
-    def startup(self) -> Startup:
-        """Return how far the server is; raises ProcessDiedError if it has ended."""
-        with telling_failure(_LOGGER, "the start of the server"):
-            is_healthy = self._server.is_healthy()
-        if is_healthy and not self._is_healthy:
-            _LOGGER.info("server answers its health check")
-        self._is_healthy = is_healthy
-        return Startup(is_healthy, self._server.log_bytes(), self._server.settings.base_url)
-
-    def check(self) -> bool:
-        """Return whether the engine gives a sign of life; raises ProcessDiedError if it ended."""
-        with telling_failure(_LOGGER, "the check of the server"):
-            self._server.check()
-            return self._server.check_engine()
-
-    def start_again(self) -> None:
-        """End what is left of the server, and start it."""
-        self._server.close()
-        self._log.next_life()
-        self._is_healthy = False
-        self._start(self._server.settings)
-
-    def close(self) -> None:
-        """End the server."""
-        self._server.close()
-        _LOGGER.info("server ended")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSeat:
-    """How a server finds its address on the node that it has come to."""
-
-    network: Network
-    num_servers: int = 1
-    """Of the run, whose ports are next to each other."""
-    is_port_fixed: bool = True
-    """Whether it must listen at the port of its settings, or takes a later one if that is taken."""
-
-    @classmethod
-    def of(cls, config: TrainConfig, network: Network) -> "ServerSeat":
-        """Return that of the servers of a run."""
-        section = config.inference
-        return cls(
-            network=network,
-            num_servers=section.inference_num_workers,
-            # On other machines nobody could look beforehand which ports are free.
-            is_port_fixed=network.is_local or was_set(section, "inference_base_port"),
-        )
-
-    def settled(self, settings: ServerSettings) -> ServerSettings:
-        """Return `settings` with the address on this node; raises ConfigError if there is none."""
-        own = self.network.address()
-        host = settings.host or own
-        port = settings.port
-        if not self.is_port_fixed:
-            port = first_free_port(host, port, every=self.num_servers)
-        return replace(
-            settings,
-            host=host,
-            reached_at=own if host in ANY_ADDRESS else None,
-            port=port,
-            # Others on this machine are as trusted as the run's own files.
-            secret="" if is_loopback(host) else settings.secret,
-            variables=self.network.variables(os.environ),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerHandle:
-    """One server, as the driver sees it."""
-
-    settings: ServerSettings
-    seat: ServerSeat
-    place: dict[str, Any]
-    """Where Ray puts the keeper."""
-    keeper: Any
-    """Ray's handle of the server's `ServerKeeper`."""
-
-    @classmethod
-    def start(
-        cls, settings: ServerSettings, seat: ServerSeat, place: dict[str, Any]
-    ) -> "ServerHandle":
-        """Start the server. Returns at once."""
-        keeper = ray.remote(ServerKeeper).options(**place).remote(settings, seat)
-        return cls(settings=settings, seat=seat, place=place, keeper=keeper)
-
-    @property
-    def name(self) -> str:
-        """What it is called before anybody knows where it is."""
-        return f"inference server {self.settings.number}"
-
-    async def ask(self, question: str) -> Any:
-        """Return the answer of the keeper's method `question`."""
-        process = f"the keeper of {self.name}"
-        reference = getattr(self.keeper, question).remote()
-        try:
-            return await answer(reference, process=process, timeout_s=KEEPER_DEADLINE_S)
-        except RayError as error:
-            # Whatever it could not do, such as to start a process: one server is lost, no more.
-            raise ProcessDiedError(f"{process} failed: {error}") from None
+PLACEMENT_S = 300.0
+"""Longest wait for a new keeper, if nothing else is set; see `ray_placement_timeout_s`."""
 
 
 class ServerGroup:
@@ -182,7 +40,7 @@ class ServerGroup:
         *,
         silence_s: float,
         progress_s: float,
-        placement_s: float = KEEPER_DEADLINE_S,
+        placement_s: float = PLACEMENT_S,
     ) -> None:
         """`silence_s`: longest that a server that starts may write nothing to its log.
 
@@ -205,7 +63,9 @@ class ServerGroup:
     ) -> "ServerGroup":
         """Start one server per place. Returns at once; `wait_until_healthy` waits for them."""
         servers = [
-            ServerHandle.start(one, seat, place)
+            ServerHandle.start(
+                one, seat, place, progress_s=config.inference.inference_progress_timeout_s
+            )
             for one, place in zip(settings, places, strict=True)
         ]
         return cls(
@@ -226,7 +86,7 @@ class ServerGroup:
         Returns why, by the number of each that has failed: one that ends, or writes nothing to its
         log for too long. Raises ProcessDiedError if none of the first `num_needed` is there.
         """
-        starting = [self._until_healthy(index) for index in range(len(self.servers))]
+        starting = [self._until_begun(index) for index in range(len(self.servers))]
         outcomes = await asyncio.gather(*starting, return_exceptions=True)
         failed: dict[int, ProcessDiedError] = {}
         for number, outcome in enumerate(outcomes):
@@ -271,7 +131,9 @@ class ServerGroup:
             # The keeper is gone, with its node or without. Its watchdog has ended the server.
             with suppress(RayError):
                 ray.kill(server.keeper)
-            server = ServerHandle.start(server.settings, server.seat, server.place)
+            server = ServerHandle.start(
+                server.settings, server.seat, server.place, progress_s=server.progress_s
+            )
             self.servers[index] = server
             await self._until_placed(server, error)
         await self._until_healthy(index)
@@ -280,15 +142,24 @@ class ServerGroup:
     async def _until_placed(self, server: ServerHandle, gone: ProcessDiedError) -> None:
         """Return when a new keeper runs; `gone` is why there is no old one any more."""
         try:
-            async with asyncio.timeout(self._placement_s):
-                await server.keeper.__ray_ready__.remote()
+            await server.until_started(self._placement_s)
         except TimeoutError:
             raise ProcessDiedError(
                 f"the cluster has had no room for {server.name} for {self._placement_s:g} s "
                 f"(limit: ray_placement_timeout_s), since: {gone}"
             ) from None
-        except RayError as error:
-            raise ProcessDiedError(f"{server.name} cannot be placed: {error}") from None
+
+    async def _until_begun(self, index: int) -> None:
+        """Return when a server whose keeper was just started is healthy."""
+        server = self.servers[index]
+        try:
+            await server.until_started(self._placement_s)
+        except TimeoutError:
+            raise ProcessDiedError(
+                f"the keeper of {server.name} did not start within {self._placement_s:g} s (limit: "
+                "ray_placement_timeout_s); what it waits for is in Ray's own logs"
+            ) from None
+        await self._until_healthy(index)
 
     async def _until_healthy(self, index: int) -> None:
         server = self.servers[index]

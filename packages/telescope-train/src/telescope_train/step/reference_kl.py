@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from telescope_core.types import Group
@@ -64,6 +63,8 @@ def kl_per_sequence(
 
     `reference_T` is [T], nats, aligned with `batch`.
     """
+    import torch
+
     mask_T = batch.mask_T
     difference_M = batch.behavior_logprobs_T[mask_T].astype(np.float64) - reference_T[mask_T]
     estimate_M = kl_estimate(torch.from_numpy(difference_M), estimator).numpy()

@@ -19,18 +19,16 @@ from telescope_train.cluster.nodes import all_nodes
 from telescope_train.cluster.placement import in_order_of_nodes
 from telescope_train.cluster.ports import HeldPort
 from telescope_train.cluster.rank_layout import ONE_RANK, RankLayout
-from telescope_train.cluster.ray_cluster import answer
+from telescope_train.cluster.ray_cluster import UnreachableError, answer, is_back
 from telescope_train.observability.timeline import TakenSpans, TimedRank
 from telescope_train.trainer.ranks import AllRanks, Rank, RankFacts
 from telescope_train.trainer.rows import put_minibatches, put_rows
-from telescope_train.trainer.worker import Meeting, Progress, TrainerWorker
+from telescope_train.trainer.worker import WATCHED_WAIT_S, Meeting, Progress, TrainerWorker
 
 _LOGGER = logging.getLogger(__name__)
 WATCH_EVERY_S = 1.0
 WATCHING = "watching"
 """Name of the thread of a rank that answers questions about its progress."""
-COLLECTIVE_TIMEOUTS = 3
-"""Timeouts for which ranks wait for each other: one that stands still is found after two."""
 
 
 class RankPlace(NamedTuple):
@@ -159,7 +157,32 @@ class _RayRank:
         except RayError as error:
             raise ProcessDiedError(f"{self.process} does not answer: {error}") from None
 
+    async def until_ended(self) -> None:
+        """Never return; raises RankDiedError as soon as the process has ended."""
+        while True:
+            with suppress(UnreachableError):
+                # A busy rank answers when it is done; a dead one is known at once.
+                await self._answer(self.actor.__ray_ready__.remote())
+                await asyncio.sleep(WATCH_EVERY_S)
+                continue
+            # While nothing is asked of it, nothing is lost with a connection that comes back.
+            if not await self._is_back():
+                raise RankDiedError(f"{self.process} cannot be reached any more")
+
     async def answer(self, reference: Any) -> Any:
+        """Return an answer of the rank; raises RankDiedError if it can no longer be known."""
+        try:
+            return await self._answer(reference)
+        except UnreachableError as error:
+            # Whether the call was made is open, so all ranks go back to a checkpoint. Before they
+            # are placed anew, Ray must know whether the node is gone.
+            fate = "answers again" if await self._is_back() else "is gone"
+            raise RankDiedError(f"{error}; what it did is not known, and it {fate}") from None
+
+    async def _is_back(self) -> bool:
+        return await is_back(self.actor.signs_of_life.remote)
+
+    async def _answer(self, reference: Any) -> Any:
         try:
             with _faults_of_ray(self.process):
                 return await answer(
@@ -168,6 +191,8 @@ class _RayRank:
                     watched=self._progress,
                     timeout_s=self._timeout_s,
                 )
+        except UnreachableError:
+            raise
         except ProcessDiedError as error:
             mute = self._progress.mute
             hint = f" ({', '.join(mute)} does not answer at all)" if mute else ""
@@ -283,7 +308,7 @@ class RayRanks(AllRanks):
                             world_size=len(self._processes),
                             address=host,
                             port=port,
-                            wait_s=COLLECTIVE_TIMEOUTS * self._timeout_s,
+                            wait_s=WATCHED_WAIT_S,
                         ),
                         num_threads=num_threads,
                     )
@@ -323,12 +348,13 @@ class RayRanks(AllRanks):
 
     async def watch(self) -> None:
         """Never return; raises RankDiedError as soon as a rank has ended."""
-        while True:
-            # A busy rank answers when it is done; a dead one is known at once.
-            await asyncio.gather(
-                *(one.answer(one.actor.__ray_ready__.remote()) for one in self._processes)
-            )
-            await asyncio.sleep(WATCH_EVERY_S)
+        watches = [asyncio.create_task(one.until_ended()) for one in self._processes]
+        try:
+            await asyncio.gather(*watches)
+        finally:
+            for one in watches:
+                one.cancel()
+            await asyncio.wait(watches)
 
     async def close(self) -> None:
         """End the processes. Idempotent."""

@@ -25,14 +25,9 @@ from telescope_train.algorithms.supervised import negative_log_likelihood
 from telescope_train.algorithms.token_metrics import metric_row, reduce_metrics
 from telescope_train.backends import load_backend
 from telescope_train.backends.distributed_checkpoint import Saving
-from telescope_train.backends.protocol import (
-    BackendSettings,
-    BatchFacts,
-    GradientResult,
-    Loss,
-    UpdateResult,
-)
+from telescope_train.backends.protocol import BackendSettings, BatchFacts
 from telescope_train.backends.seeding import seed_everything
+from telescope_train.backends.trainer_backend import GradientResult, Loss, UpdateResult
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.chat.tokenizer import vocabulary_size
@@ -53,8 +48,10 @@ _KEPT_BYTES = 2**31 - 1
 
 _GROWTH_BYTES = 64 * 2**20
 
-COLLECTIVE_TIMEOUT_S = 600.0
-"""Least seconds for which ranks wait for each other; whoever watches them may ask for more."""
+UNWATCHED_WAIT_S = 600.0
+"""Seconds for which ranks wait for each other where nobody looks whether they move on."""
+WATCHED_WAIT_S = 30 * 24 * 3600.0
+"""The same where somebody does: whoever watches ends them, however slow one of them is."""
 NEVER_SAMPLED = -2
 """A weight version that no token has, for the weights between optimizer steps of one batch."""
 
@@ -70,8 +67,8 @@ class Meeting:
     """The machine of rank 0."""
     port: int | None = None
     """A port there that is free or held for rank 0; needed for more than one rank."""
-    wait_s: float = COLLECTIVE_TIMEOUT_S
-    """Seconds; no less than `COLLECTIVE_TIMEOUT_S`."""
+    wait_s: float = UNWATCHED_WAIT_S
+    """Longest wait for another rank, seconds: where they meet, and in a collective."""
 
 
 ALONE = Meeting()
@@ -416,7 +413,7 @@ def _join(device: torch.device, meeting: Meeting, held_port: HeldPort) -> None:
         raise ConfigError(
             "this process already has a trainer rank; close it first, or start another process"
         )
-    timeout = timedelta(seconds=max(COLLECTIVE_TIMEOUT_S, meeting.wait_s))
+    timeout = timedelta(seconds=meeting.wait_s)
     if world_size == 1:
         store: dist.Store = dist.HashStore()
     else:
@@ -427,7 +424,7 @@ def _join(device: torch.device, meeting: Meeting, held_port: HeldPort) -> None:
                 port,
                 world_size,
                 is_master=rank == 0,
-                timeout=timedelta(seconds=120),
+                timeout=timeout,
                 master_listen_fd=held_port.hand_over(port),
             )
         except dist.DistError as error:

@@ -2,12 +2,16 @@
 
 A digest is of bytes, so it sees a wrong tensor, an old one, a missing one and a swapped one. It is
 computed where the bytes are, in one pass, and only a few numbers of each tensor leave a GPU.
+
+Importing it imports no torch: the driver compares digests and has no tensors.
 """
 
 import hashlib
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _ROW = 1024
 """Words of 8 bytes that are added up before their sum is weighted by its position."""
@@ -19,7 +23,7 @@ class Digests:
     def __init__(self) -> None:
         self._sums: dict[str, torch.Tensor] = {}
 
-    def add(self, name: str, content: torch.Tensor) -> None:
+    def add(self, name: str, content: "torch.Tensor") -> None:
         """Add a tensor's content, [bytes] uint8, which begins at a multiple of 8 bytes."""
         self._sums[name] = _sums(content)
 
@@ -45,12 +49,14 @@ def difference(sent: Mapping[str, str], held: Mapping[str, str]) -> str:
     return f"{len(names)} of {len(sent)} tensors differ: {shown}" if names else "no tensor differs"
 
 
-def _sums(content: torch.Tensor) -> torch.Tensor:
+def _sums(content: "torch.Tensor") -> "torch.Tensor":
     """Return [3] int64: sums of the words, and what is left at the end. They wrap around.
 
     The sum of each row of words is weighted by its place, so that rows cannot change theirs. The
     weights are odd: an even one would wipe out the highest bit.
     """
+    import torch
+
     num_words = content.numel() // 8
     words = content[: 8 * num_words].view(torch.int64)
     num_rows = num_words // _ROW

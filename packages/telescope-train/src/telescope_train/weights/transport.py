@@ -22,7 +22,7 @@ JOIN_DEADLINE_S = 60.0
 TRANSFER_DEADLINE_S = 120.0
 """Longest wait for the other side in a transfer, in seconds.
 
-Shorter than `worker.COLLECTIVE_TIMEOUT_S`, for which the other trainer ranks wait for rank 0, so
+Shorter than `worker.UNWATCHED_WAIT_S`, for which the other trainer ranks wait for rank 0, so
 rank 0 reports a lost server before the others take it for dead.
 """
 

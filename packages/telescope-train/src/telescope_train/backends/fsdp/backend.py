@@ -35,13 +35,8 @@ from telescope_train.backends.fsdp.sharding import (
 )
 from telescope_train.backends.loss_inputs import batch_facts, loss_inputs
 from telescope_train.backends.progress import Progress, checksums, scheduled_rate
-from telescope_train.backends.protocol import (
-    BackendSettings,
-    BatchFacts,
-    GradientResult,
-    Loss,
-    UpdateResult,
-)
+from telescope_train.backends.protocol import BackendSettings, BatchFacts
+from telescope_train.backends.trainer_backend import GradientResult, Loss, UpdateResult
 from telescope_train.backends.transfer import TensorHeader
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.cluster.rank_layout import RankLayout

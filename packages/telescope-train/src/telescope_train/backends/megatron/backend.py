@@ -31,13 +31,9 @@ from telescope_train.backends.megatron.rows import RankRow, rank_row
 from telescope_train.backends.megatron.weights import RankWeights
 from telescope_train.backends.megatron.whole_model import StreamedModel
 from telescope_train.backends.progress import Progress, checksums, scheduled_rate
-from telescope_train.backends.protocol import (
-    BackendSettings,
-    GradientResult,
-    Loss,
-    TensorHeader,
-    UpdateResult,
-)
+from telescope_train.backends.protocol import BackendSettings
+from telescope_train.backends.trainer_backend import GradientResult, Loss, UpdateResult
+from telescope_train.backends.transfer import TensorHeader
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.models.attention.sharing import no_sharing

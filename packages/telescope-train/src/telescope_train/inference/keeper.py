@@ -1,0 +1,207 @@
+"""One inference server: the Ray actor on its node that keeps it, and how the driver asks that."""
+
+import asyncio
+import logging
+import os
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import ray
+from ray.exceptions import RayError
+
+from telescope_core.errors import ProcessDiedError
+from telescope_core.records.logs import Logs, telling_failure
+from telescope_train.cluster.network import ANY_ADDRESS, Network, is_loopback
+from telescope_train.cluster.ports import first_free_port
+from telescope_train.cluster.ray_cluster import UnreachableError, answer, is_back
+from telescope_train.config.fields import was_set
+from telescope_train.config.schema import TrainConfig
+from telescope_train.inference.server import ServerProcess, ServerSettings
+
+_LOGGER = logging.getLogger(__name__)
+PROGRESS_S = 120.0
+"""Longest that a keeper may stand still, if not set; see `inference_progress_timeout_s`."""
+WATCHING = "watching"
+"""Name of the thread of a keeper that answers questions about its progress."""
+
+
+class Startup(NamedTuple):
+    """How far a server is."""
+
+    is_healthy: bool
+    log_bytes: int
+    """Size of its log, which grows while it does something."""
+    base_url: str = ""
+    """Where it listens; empty = where it was told to."""
+
+
+# The server is a child of an actor and not of the driver: Ray places actors on any node, and ends
+# them when the driver is gone. The server's watchdog then ends the server.
+# Ray runs the calls of this actor one at a time, so `close` waits behind a `check` that is under
+# way, for at most the 5 s in which it waits for a sign of life.
+class ServerKeeper:
+    """Runs on the server's node: starts the server, watches it and ends it."""
+
+    def __init__(self, settings: ServerSettings, seat: "ServerSeat") -> None:
+        settings = seat.settled(settings)
+        folder = settings.log_path.parent
+        # Another machine than the driver's may not have it yet.
+        folder.mkdir(parents=True, exist_ok=True)
+        self._log = Logs(folder=folder).begin("server", settings.base_url)
+        self._is_healthy = False
+        self._num_done = 0
+        self._start(settings)
+
+    # In a thread of its own, so that it answers while another call waits.
+    @ray.method(concurrency_group=WATCHING)
+    def signs_of_life(self) -> int:
+        """Return a number that grows with what the keeper does and what its server prints."""
+        return self._num_done + self._server.log_bytes()
+
+    def _start(self, settings: ServerSettings) -> None:
+        with telling_failure(_LOGGER, "starting the server"):
+            self._server = ServerProcess(settings)
+        self._num_done += 1
+        _LOGGER.info("server started as process %d; its output: %s", self.pid(), settings.log_path)
+
+    def pid(self) -> int:
+        """Return the process id of the server."""
+        return self._server.pid
+
+    def startup(self) -> Startup:
+        """Return how far the server is; raises ProcessDiedError if it has ended."""
+        with telling_failure(_LOGGER, "the start of the server"):
+            is_healthy = self._server.is_healthy()
+        if is_healthy and not self._is_healthy:
+            _LOGGER.info("server answers its health check")
+        self._is_healthy = is_healthy
+        return Startup(is_healthy, self._server.log_bytes(), self._server.settings.base_url)
+
+    def check(self) -> bool:
+        """Return whether the engine gives a sign of life; raises ProcessDiedError if it ended."""
+        with telling_failure(_LOGGER, "the check of the server"):
+            self._server.check()
+            return self._server.check_engine()
+
+    def start_again(self) -> None:
+        """End what is left of the server, and start it."""
+        # The new log begins empty, so what was printed counts as done.
+        printed = self._server.log_bytes()
+        self._server.close()
+        self._num_done += printed + 1
+        self._log.next_life()
+        self._is_healthy = False
+        self._start(self._server.settings)
+
+    def close(self) -> None:
+        """End the server."""
+        self._server.close()
+        _LOGGER.info("server ended")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSeat:
+    """How a server finds its address on the node that it has come to."""
+
+    network: Network
+    num_servers: int = 1
+    """Of the run, whose ports are next to each other."""
+    is_port_fixed: bool = True
+    """Whether it must listen at the port of its settings, or takes a later one if that is taken."""
+
+    @classmethod
+    def of(cls, config: TrainConfig, network: Network) -> "ServerSeat":
+        """Return that of the servers of a run."""
+        section = config.inference
+        return cls(
+            network=network,
+            num_servers=section.inference_num_workers,
+            # On other machines nobody could look beforehand which ports are free.
+            is_port_fixed=network.is_local or was_set(section, "inference_base_port"),
+        )
+
+    def settled(self, settings: ServerSettings) -> ServerSettings:
+        """Return `settings` with the address on this node; raises ConfigError if there is none."""
+        own = self.network.address()
+        host = settings.host or own
+        port = settings.port
+        if not self.is_port_fixed:
+            port = first_free_port(host, port, every=self.num_servers)
+        return replace(
+            settings,
+            host=host,
+            reached_at=own if host in ANY_ADDRESS else None,
+            port=port,
+            # Others on this machine are as trusted as the run's own files.
+            secret="" if is_loopback(host) else settings.secret,
+            variables=self.network.variables(os.environ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerHandle:
+    """One server, as the driver sees it."""
+
+    settings: ServerSettings
+    seat: ServerSeat
+    place: dict[str, Any]
+    """Where Ray puts the keeper."""
+    keeper: Any
+    """Ray's handle of the server's `ServerKeeper`."""
+    progress_s: float = PROGRESS_S
+    """Longest that the keeper may stand still while it has a question."""
+
+    @classmethod
+    def start(
+        cls,
+        settings: ServerSettings,
+        seat: ServerSeat,
+        place: dict[str, Any],
+        *,
+        progress_s: float = PROGRESS_S,
+    ) -> "ServerHandle":
+        """Start the server. Returns at once."""
+        actor_class: Any = ray.remote(concurrency_groups={WATCHING: 1})(ServerKeeper)
+        keeper = actor_class.options(**place).remote(settings, seat)
+        return cls(settings=settings, seat=seat, place=place, keeper=keeper, progress_s=progress_s)
+
+    @property
+    def name(self) -> str:
+        """What it is called before anybody knows where it is."""
+        return f"inference server {self.settings.number}"
+
+    async def until_started(self, within_s: float) -> None:
+        """Return when the keeper runs; raises TimeoutError if it does not `within_s` seconds."""
+        async with asyncio.timeout(within_s):
+            await self._answer("__ray_ready__", timeout_s=2 * within_s)
+
+    async def ask(self, question: str) -> Any:
+        """Return the answer of the keeper's method `question`; it must have started.
+
+        It may take any time for it as long as it moves on.
+        """
+        while True:
+            try:
+                return await self._answer(question, timeout_s=self.progress_s)
+            except UnreachableError:
+                # Nothing is wrong with asking anything twice, once it can be reached again.
+                if not await is_back(self.keeper.signs_of_life.remote):
+                    raise
+
+    async def signs_of_life(self) -> int:
+        """Return a number that grows while the keeper does something."""
+        return await self.keeper.signs_of_life.remote()
+
+    async def _answer(self, question: str, *, timeout_s: float) -> Any:
+        process = f"the keeper of {self.name}"
+        try:
+            return await answer(
+                getattr(self.keeper, question).remote(),
+                process=process,
+                watched=self,
+                timeout_s=timeout_s,
+                limit="inference_progress_timeout_s",
+            )
+        except RayError as error:
+            # Whatever it could not do, such as to start a process: one server is lost, no more.
+            raise ProcessDiedError(f"{process} failed: {error}") from None
