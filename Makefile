@@ -98,7 +98,7 @@ bench: stack environments ## the benchmarks; results go to benchmarks/results
 
 # Each part has a time limit of its own; without a GPU, the parts that need none run.
 .PHONY: gpu-check
-gpu-check: stack environments ## what a machine with GPUs proves, each part against its limit
+gpu-check: stack ## what a machine with GPUs proves, each part against its limit
 	$(BIN)/python scripts/gpu_check.py
 	@if $(BIN)/python -c "import torch, sys; sys.exit(not torch.cuda.is_available())"; then \
 		$(BIN)/pytest -m gpu; \

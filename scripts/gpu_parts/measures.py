@@ -14,11 +14,10 @@ from pathlib import Path
 from gpu_parts.part import Found, Part, left_out, within
 
 from telescope_core.records import RunFolder
-from telescope_envs.install.install import find_installed
 from telescope_train.models.tiny import make_tiny_model
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = "math-reasoning"
+ENVIRONMENT = f"{Path(__file__).with_name('lengths.py')}:Lengths"
 SETTINGS = f"""
 [run]
 name = "check"
@@ -26,7 +25,6 @@ number_of_steps = 2
 
 [[environments]]
 name = "{ENVIRONMENT}"
-env = {{ level = "digit", instruction = "" }}
 
 [rollout]
 group_size = 8
@@ -74,8 +72,6 @@ def telescope(arguments: Sequence[str], place: Path, seconds: int) -> None:
 
 def train(more: Sequence[str], device: str, seconds: int = 400) -> Found:
     """Train two steps of a tiny model; compares log-probs of vLLM with those of the trainer."""
-    if find_installed(ENVIRONMENT) is None:
-        return left_out(f"needs an environment; run: telescope env install {ENVIRONMENT}")
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         make_tiny_model(place / "tiny", seed=0)
