@@ -137,6 +137,16 @@ async def test_tokens_that_do_not_come_are_not_made_up(missing):
             await ask(client)
 
 
+@pytest.mark.parametrize("place", ["prompt_token_ids", "token_ids"])
+async def test_an_id_that_no_tokenizer_has_is_an_answer_that_cannot_be_used(place):
+    answer = reply() | {"prompt_token_ids": [1]}
+    answer["choices"][0] |= {"token_ids": [7], "logprobs": {"content": [{"logprob": -1.0}]}}
+    (answer if place in answer else answer["choices"][0])[place] = [2**31]
+    async with serving(answer, with_tokens=True) as (_, client):
+        with pytest.raises(EndpointError, match="ids that no tokenizer has: .*32 bits"):
+            await ask(client)
+
+
 async def test_clients_of_several_endpoints_share_connections():
     pool = HttpPool()
     async with serving(reply(), pool=pool) as (_, one), serving(reply(), pool=pool) as (_, other):

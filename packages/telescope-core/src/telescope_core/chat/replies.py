@@ -115,12 +115,16 @@ def read_token_completion(content: bytes, *, where: str) -> Completion:
             f"and {len(entries)} log-probs; expected prompt ids, and one log-prob for each "
             "completion id, as vLLM returns them for return_token_ids and logprobs"
         )
+    try:
+        tokens = sampled_tokens(prompt_ids, token_ids, [entry.logprob for entry in entries])
+    except OverflowError as error:
+        raise EndpointError(f"{where} answered with ids that no tokenizer has: {error}") from None
     return Completion(
         message=_message(choice.message),
         finish_reason=_finish_reason(choice),
         num_prompt_tokens=len(prompt_ids),
         num_completion_tokens=len(token_ids),
-        tokens=sampled_tokens(prompt_ids, token_ids, [entry.logprob for entry in entries]),
+        tokens=tokens,
     )
 
 
