@@ -143,7 +143,7 @@ async def test_an_id_that_no_tokenizer_has_is_an_answer_that_cannot_be_used(plac
     answer["choices"][0] |= {"token_ids": [7], "logprobs": {"content": [{"logprob": -1.0}]}}
     (answer if place in answer else answer["choices"][0])[place] = [2**31]
     async with serving(answer, with_tokens=True) as (_, client):
-        with pytest.raises(EndpointError, match="ids that no tokenizer has: .*32 bits"):
+        with pytest.raises(EndpointError, match=r"ids that no tokenizer has: .*32 bits"):
             await ask(client)
 
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -326,6 +327,26 @@ async def test_a_fork_that_cannot_become_a_sandbox_says_why_and_runs_nothing(pro
         await provider.create(SandboxSpec(disk_mb=1 << 60))
     assert len(os.listdir("/proc/self/fd")) == before
     assert (await (await provider.create(SandboxSpec())).run(["echo", "on"])).text == "on\n"
+
+
+@pytest.fixture(params=["/tmp", "/dev/shm"])
+def covered(request):
+    """A file where every sandbox has files of its own."""
+    with tempfile.TemporaryDirectory(dir=request.param) as folder:
+        Path(folder).chmod(0o755)
+        file = Path(folder) / "said"
+        file.write_text("seen")
+        yield file
+
+
+async def test_what_a_fork_would_cover_is_seen_all_the_same(covered):
+    provider = LocalProvider(read_only=(str(covered.parent),))
+    box = await provider.create(SandboxSpec())
+    try:
+        found = await box.run(["cat", str(covered)])
+        assert (found.exit_code, found.stdout) == (0, b"seen")
+    finally:
+        await provider.close()
 
 
 async def test_where_no_template_can_be_had_bubblewrap_starts_each(monkeypatch, provider):

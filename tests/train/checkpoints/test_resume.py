@@ -136,10 +136,6 @@ async def _refusals(tmp_path, tiny, saved) -> None:
     for flags, message in [
         (("--name", "x", "--seed", "4", *path), r"run.seed: 0 -> 4"),
         (("--name", "x", "--model_dtype", "bfloat16", *path), "model.model_dtype"),
-        (
-            ("--name", "x", "--megatron_use_distributed_optimizer", "false", *path),
-            "megatron.megatron_use_distributed_optimizer: True -> False",
-        ),
         (path, "is a checkpoint of this run"),
         (("--resume_from_checkpoint", "latest", "--number_of_steps", "2"), "raise number_of_steps"),
         (("--name", "x", "--resume_from_checkpoint", "latest"), "holds no complete checkpoint"),
@@ -147,6 +143,10 @@ async def _refusals(tmp_path, tiny, saved) -> None:
     ]:
         with pytest.raises(ConfigError, match=message):
             point_of(config_of(tmp_path, tiny, *flags))
+    other = config_of(tmp_path, tiny, "--name", "x", *path)
+    section = other.megatron.model_copy(update={"megatron_use_distributed_optimizer": False})
+    with pytest.raises(ConfigError, match="megatron_use_distributed_optimizer: True -> False"):
+        point_of(other.model_copy(update={"megatron": section}))
     manifest = json.loads((saved / "checkpoint.json").read_text())
     (saved / "checkpoint.json").write_text(json.dumps({**manifest, "has_training_state": False}))
     with pytest.raises(ConfigError, match="weights alone"):

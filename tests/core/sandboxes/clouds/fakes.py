@@ -4,6 +4,7 @@ The protocols are those that the SDKs of the tested versions were seen to speak.
 a service is asked for is a real one, so what a program does there is what it would do.
 """
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncGenerator
@@ -28,10 +29,16 @@ class Fake:
         self.created: list[dict[str, Any]] = []
         self.is_failing = False
         self.refuses_key = False
+        self.may_start = asyncio.Event()
+        """Sandboxes that are asked for wait until it is set."""
+        self.may_start.set()
+        self.was_asked = asyncio.Event()
         self.url = ""
 
     async def box(self, asked: dict[str, Any], memory_mb: int = 512) -> str:
         self.created.append(asked)
+        self.was_asked.set()
+        await self.may_start.wait()
         made = await self.local.create(
             SandboxSpec(memory_mb=memory_mb, disk_mb=128, max_output_bytes=OUTPUT)
         )

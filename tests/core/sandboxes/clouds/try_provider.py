@@ -67,9 +67,13 @@ async def main(cloud: str) -> dict[str, Any]:
         results["failing create"] = await raised(provider.create(SandboxSpec()))
         fake.is_failing = False
         await box.close()
+        fake.may_start.clear()
+        fake.was_asked.clear()
         creating = asyncio.create_task(provider.create(SandboxSpec()))
-        await asyncio.wait([creating], timeout=0.01)
+        async with asyncio.timeout(60):
+            await fake.was_asked.wait()
         creating.cancel()
+        fake.may_start.set()
         with contextlib.suppress(asyncio.CancelledError):
             await creating
         results["left by a cancelled start"] = list(fake.boxes)

@@ -40,7 +40,7 @@ def asked(
     """
     given = json.dumps(dict(settings or {}))
     done = run_program(
-        [interpreter, "-P", "-s", "-B", _PROGRAM, question, factory, given, *search_path],
+        [interpreter, "-I", "-B", _PROGRAM, question, factory, given, *search_path],
         environ=passed_on(),
         limit_s=limit_s,
         late=f"{what}: it did not load within {limit_s:g} s; its import must be quick",

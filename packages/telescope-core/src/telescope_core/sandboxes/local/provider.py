@@ -125,7 +125,7 @@ class LocalProvider:
 
     async def _works_with_template(self, ingredients: Ingredients) -> bool:
         """Return whether a sandbox could be forked; what keeps a template away may be small."""
-        if not self._uses_template:
+        if not self._uses_template or ingredients.is_hidden_in_forks:
             return False
         try:
             tried = await self._create(ingredients, SandboxSpec())

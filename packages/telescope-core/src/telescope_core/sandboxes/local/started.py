@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from telescope_core.sandboxes.errors import SandboxError
@@ -44,6 +45,12 @@ class Ingredients:
     filter: bytes
     """The seccomp filter."""
     read_only: tuple[str, ...]
+
+    @property
+    def is_hidden_in_forks(self) -> bool:
+        """Whether a fork's own `/tmp` and `/dev/shm` would cover something that it needs."""
+        needed = map(Path, (self.interpreter.path, self.interpreter.prefix, *self.read_only))
+        return any(path.is_relative_to(own) for path in needed for own in ("/tmp", "/dev/shm"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
