@@ -28,7 +28,7 @@ def asked(
     question: Question,
     factory: str,
     *,
-    interpreter: str = sys.executable,
+    interpreter: str | Sequence[str] = sys.executable,
     search_path: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
     what: str,
@@ -36,11 +36,14 @@ def asked(
 ) -> dict[str, Any]:
     """Return what the environment `factory`, which `interpreter` imports, answers to `question`.
 
-    Raises EnvironmentLoadError, which begins with `what`, if it cannot be loaded in `limit_s`.
+    `interpreter` may bring options; by itself it imports what this process could, but nothing from
+    the working directory or the user's own packages. Raises EnvironmentLoadError, which begins with
+    `what`, if it cannot be loaded in `limit_s`.
     """
     given = json.dumps(dict(settings or {}))
+    started = (interpreter, "-P", "-s") if isinstance(interpreter, str) else interpreter
     done = run_program(
-        [interpreter, "-I", "-B", _PROGRAM, question, factory, given, *search_path],
+        [*started, "-B", _PROGRAM, question, factory, given, *search_path],
         environ=passed_on(),
         limit_s=limit_s,
         late=f"{what}: it did not load within {limit_s:g} s; its import must be quick",
@@ -69,7 +72,9 @@ def probe(python: Path, release: Release) -> None:
     Raises EnvironmentLoadError if it cannot be loaded, RegistryError if the declarations differ.
     """
     what = f"{release.id} in its own virtual environment"
-    declared = asked("declarations", release.factory, interpreter=str(python), what=what)
+    # With nothing but its own packages, as nobody has them anywhere else.
+    isolated = (str(python), "-I")
+    declared = asked("declarations", release.factory, interpreter=isolated, what=what)
     # Not the schema of settings, whose text differs between versions of pydantic.
     recorded: dict[str, object] = {
         "splits": sorted(release.splits),
