@@ -25,7 +25,8 @@ STAND_INS = {
     "ray": NOTE + '[ "$1" = status ] || exec sleep 600 >/dev/null 2>&1',
     "telescope": NOTE + 'echo "token ${#RAY_AUTH_TOKEN} $RAY_AUTH_MODE" >>"$CALLS"\neval "$RUN"',
 }
-WAITING = "trap 'kill $!; exit 130' INT; sleep 600 >/dev/null 2>&1 & wait"
+WAITING = "sleep 600 >/dev/null 2>&1 & trap 'kill $!; exit 130' INT; echo waits >>\"$CALLS\"; wait"
+"""A run that can be interrupted once it has said that it waits."""
 
 
 @pytest.fixture
@@ -69,6 +70,13 @@ def calls(cluster, name):
     return [line.split()[1:] for line in lines if line.split()[0] == name]
 
 
+def until_it_waits(cluster):
+    give_up_s = time.monotonic() + DEADLINE_S
+    while not calls(cluster, "waits"):
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)
+
+
 def ended(job):
     said, _ = job.communicate(timeout=DEADLINE_S)
     return job.returncode, said
@@ -103,13 +111,18 @@ def test_the_exit_code_is_that_of_the_run(cluster):
 @pytest.mark.parametrize("is_over_time", [True, False], ids=["time is up", "cancelled"])
 def test_a_signal_interrupts_the_run_and_time_puts_it_back(cluster, is_over_time):
     job = submitted(cluster, "run.toml", RUN=WAITING)
-    give_up_s = time.monotonic() + DEADLINE_S
-    while not calls(cluster, "token"):
-        assert time.monotonic() < give_up_s
-        time.sleep(0.05)
+    until_it_waits(cluster)
     job.send_signal(signal.SIGUSR1 if is_over_time else signal.SIGTERM)
     assert ended(job)[0] == 130
     assert (["requeue", "1234567"] in calls(cluster, "scontrol")) == is_over_time
+
+
+def test_a_run_that_ends_as_time_is_up_is_not_begun_again(cluster):
+    job = submitted(cluster, "run.toml", RUN=WAITING.replace("exit 130", "exit 0"))
+    until_it_waits(cluster)
+    job.send_signal(signal.SIGUSR1)
+    assert ended(job)[0] == 0
+    assert ["requeue", "1234567"] not in calls(cluster, "scontrol")
 
 
 def test_what_is_missing_is_named(cluster):
