@@ -15,10 +15,10 @@ LONGEST_FIRST = (
     "tests/e2e/test_random_kills.py",
     "tests/e2e/test_parallel_servers.py",
     "tests/e2e/test_two_ranks.py",
-    "tests/hub/circle/test_hugging_face.py",
-    "tests/hub/circle/test_static_host.py",
-    "tests/hub/circle/test_server.py",
-    "tests/hub/circle/test_folder.py",
+    "tests/envs/circle/test_hugging_face.py",
+    "tests/envs/circle/test_static_host.py",
+    "tests/envs/circle/test_server.py",
+    "tests/envs/circle/test_folder.py",
     "tests/train/models/test_compile.py",
 )
 """Files that take a minute and more, the longest first.

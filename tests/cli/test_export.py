@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.hub.loopback_hub import loopback_hub
+from tests.envs.loopback_hub import loopback_hub
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from telescope_cli.main import main

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from tests.hub.loopback_hub import loopback_hub, own_hub_settings
-from tests.hub.serving import fill, served
-from tests.hub.static_host import open_store, place_at, static_host
+from tests.envs.loopback_hub import loopback_hub, own_hub_settings
+from tests.envs.serving import fill, served
+from tests.envs.static_host import open_store, place_at, static_host
 
 from telescope_envs.records.catalog import write_catalog
 from telescope_envs.registry.store import (

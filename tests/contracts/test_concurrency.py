@@ -26,7 +26,7 @@ ELSEWHERE = {"humaneval", "swe-small"}
 
 
 def test_every_first_party_environment_is_tried():
-    # Those that read a dataset of a Hub are tried on rows like its own, in tests/envs.
+    # Those that read a dataset of a Hub are tried on rows like its own, in tests/environments.
     own = [path for path in ROOT.iterdir() if not (path / "fixture-rows").exists()]
     modules = {module.name for path in own for module in path.glob("src/*")}
     elsewhere = {module.name for name in ELSEWHERE for module in (ROOT / name).glob("src/*")}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.contracts.store_places import READABLE, WRITABLE
-from tests.hub.projects import toy_publication, write_registry
+from tests.envs.projects import toy_publication, write_registry
 
 from telescope_core.errors import RegistryError
 from telescope_envs.records.release import (

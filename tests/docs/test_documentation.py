@@ -41,15 +41,15 @@ LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 FIRST_RUN = "tests/e2e/test_first_run.py::test_the_commands_of_the_tutorial"
 CI = ".ci/run"
 LINKED = (
-    "tests/hub/using/test_linked.py::test_a_link_is_used_as_it_is_in_this_process_and_in_workers"
+    "tests/envs/using/test_linked.py::test_a_link_is_used_as_it_is_in_this_process_and_in_workers"
 )
 ELSEWHERE_WORKER = (
     "tests/core/processes/test_workers.py::"
     "test_a_worker_elsewhere_needs_the_token_and_serves_the_next_host"
 )
-VALIDATE = "tests/hub/validation/test_processes.py::test_the_commands_of_the_how_to"
-BUNDLE = "tests/hub/test_bundle.py::test_a_bundle_installs_with_networking_blocked"
-PUBLISHING = "tests/hub/test_publishing_docs.py::test_the_commands_of_the_tutorial"
+VALIDATE = "tests/envs/validation/test_processes.py::test_the_commands_of_the_how_to"
+BUNDLE = "tests/envs/test_bundle.py::test_a_bundle_installs_with_networking_blocked"
+PUBLISHING = "tests/envs/test_publishing_docs.py::test_the_commands_of_the_tutorial"
 HERE = {
     "telescope env list",
     "telescope env info countdown",
@@ -63,8 +63,8 @@ HERE = {
     "telescope train examples/quickstart.toml --dry-run",
     "telescope train examples/quickstart.toml --learning_rate 1e-4 --dry-run",
 }
-HUB_SERVER = "tests/hub/server/test_how_to.py::test_the_commands_make_a_hub_and_its_copy"
-HOSTED = "tests/hub/registry/test_host_a_registry.py::"
+HUB_SERVER = "tests/envs/server/test_how_to.py::test_the_commands_make_a_hub_and_its_copy"
+HOSTED = "tests/envs/registry/test_host_a_registry.py::"
 SIMULATE = "tests/cli/test_simulate.py::"
 WATCH = "tests/cli/test_watch.py::"
 GAMES_EVAL = "tests/adapters/test_games.py::test_an_eval_plays_a_linked_environment"
@@ -148,9 +148,9 @@ ELSEWHERE = {
         f"{HOSTED}test_an_upload_makes_a_registry_on_the_hub"
     ),
     "telescope hub login --registry corp < token.txt": (
-        "tests/hub/test_credentials.py::test_login_and_logout"
+        "tests/envs/test_credentials.py::test_login_and_logout"
     ),
-    "telescope hub logout --registry corp": "tests/hub/test_credentials.py::test_login_and_logout",
+    "telescope hub logout --registry corp": "tests/envs/test_credentials.py::test_login_and_logout",
     "telescope hub namespace add acme --data hub-data": HUB_SERVER,
     "telescope hub token create ci-of-acme --namespace acme --days 90 --data hub-data": HUB_SERVER,
     "telescope hub serve --data hub-data --port 8470": HUB_SERVER,
@@ -170,10 +170,10 @@ ELSEWHERE = {
     "telescope env link ./my-env": LINKED,
     "telescope env uninstall my-env": LINKED,
     "telescope env update math-reasoning": (
-        "tests/hub/using/test_update.py::test_updating_installs_and_locks_the_newer_one"
+        "tests/envs/using/test_update.py::test_updating_installs_and_locks_the_newer_one"
     ),
     "telescope env verify": (
-        "tests/hub/using/test_verify.py::test_a_tampered_file_of_an_installed_environment_is_found"
+        "tests/envs/using/test_verify.py::test_a_tampered_file_of_an_installed_environment_is_found"
     ),
     "make quickstart": "scripts/quickstart.sh",
     "make tutorial": "scripts/tutorial.sh",
@@ -181,11 +181,11 @@ ELSEWHERE = {
     'export PATH="$PWD/.venv/bin:$PATH"': "scripts/quickstart.sh",
     "telescope env install math-reasoning countdown": "Makefile",
     "telescope env install reasoning-gym --allow-sdist cellpylib,pycosat,zss": (
-        "tests/hub/attacks/test_install_dependencies.py"
+        "tests/envs/attacks/test_install_dependencies.py"
         "::test_a_source_distribution_is_refused_where_wheels_are_required"
     ),
     "telescope env sync --locked": (
-        "tests/hub/test_sync.py::test_a_lock_is_reproduced_on_another_machine"
+        "tests/envs/test_sync.py::test_a_lock_is_reproduced_on_another_machine"
     ),
     "telescope env bundle -o environments.zip": BUNDLE,
     "telescope env install --from-bundle environments.zip": BUNDLE,

@@ -1,7 +1,8 @@
-"""What these tests share with those of the Hub."""
+"""What all tests of the Hub share; more fixtures in fixtures.py, writers in projects.py."""
 
-from tests.hub.fixtures import (
+from tests.envs.fixtures import (
     fresh_python,
+    home,
     make_project,
     published,
     published_once,
@@ -13,6 +14,7 @@ from tests.hub.fixtures import (
 
 __all__ = [
     "fresh_python",
+    "home",
     "make_project",
     "published",
     "published_once",

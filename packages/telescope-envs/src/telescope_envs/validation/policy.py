@@ -1,7 +1,7 @@
 """The table of checks: what each proves, why it matters, its severity, and how to fix a finding.
 
 Reports name `POLICY_VERSION`, so the meaning of a version is fixed. A change to the table needs a
-new version and a new line in tests/hub/validation/policies.json.
+new version and a new line in tests/envs/validation/policies.json.
 """
 
 import hashlib

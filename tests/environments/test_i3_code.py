@@ -1,0 +1,243 @@
+"""I3 code: fixture rows over a loopback Hub, every layout of tests, and what cheats earn."""
+
+import base64
+import json
+import pickle
+import zlib
+
+import pytest
+from tests.asking import ask
+from tests.environments.dataset_runs import ENVIRONMENTS, run_cases
+
+from telescope_core import Example, Split
+from telescope_core.errors import ConfigError
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.scripted import ScriptedClient
+from telescope_env_telescope_i3_code import I3Code
+from telescope_env_telescope_i3_code.environment import DATASET, REVISION
+from telescope_env_telescope_i3_code.rows import example_of
+from telescope_env_telescope_i3_code.tests import (
+    Case,
+    call_test,
+    called_name,
+    cases_of,
+    chosen,
+    stdin_test,
+)
+from telescope_envs.validation.fixture_hub import FixtureHub
+
+FACTORY = "telescope_env_telescope_i3_code:I3Code"
+ROWS = ENVIRONMENTS / "i3-code" / "fixture-rows"
+TABLE = ROWS / DATASET / "code/train.jsonl"
+
+
+@pytest.fixture(scope="module")
+def over_the_hub(tmp_path_factory):
+    """What two processes with different hash seeds saw, and the paths that were asked for."""
+    with FixtureHub(ROWS) as hub:
+        variables = hub.environ(tmp_path_factory.mktemp("home"))
+        seen = [run_cases([[FACTORY, {}]], variables, hash_seed=seed)[0] for seed in (1, 2)]
+    return seen, hub.requested
+
+
+@pytest.mark.engine
+def test_gold_reaches_the_maximum_and_others_stay_at_the_floor(over_the_hub):
+    (told, _), _ = over_the_hub
+    assert {split: len(found) for split, found in told["splits"].items()} == {
+        "train": 22,
+        "eval": 2,
+    }
+    for one in (one for found in told["splits"].values() for one in found):
+        rewards = {kind: found["reward"] for kind, found in one["earned"].items()}
+        assert rewards.pop("gold") == 1.0, one
+        assert set(rewards.values()) == {0.0}, one
+        assert one["earned"]["gold"]["metrics"] == {"has_program": 1.0, "share_passed": 1.0}
+
+
+@pytest.mark.engine
+def test_two_processes_agree_and_the_pinned_commit_is_asked_for(over_the_hub):
+    (first, second), requested = over_the_hub
+    assert first == second
+    ids = {split: {one["id"] for one in found} for split, found in first["splits"].items()}
+    assert not ids["train"] & ids["eval"]
+    assert first["revisions"] == {DATASET: REVISION}
+    assert any(path.startswith(f"/datasets/{DATASET}/resolve/{REVISION}/") for path in requested)
+    (declared,) = json.loads((ROWS.parent / "datasets.json").read_text())
+    assert (declared["repo"], declared["revision"]) == (DATASET, REVISION)
+
+
+SUM = {"inputs": ["1 2\n", "5 5\n", "-1 1\n"], "outputs": ["3\n", "10\n", "0\n"]}
+GOOD = "print(sum(map(int, input().split())))"
+
+
+def table(tmp_path, *rows: dict) -> str:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+async def earned(settings: dict, reply: str, *, timeout_s: float = 2.0):
+    evals_only = {"train_split": "", "eval_split": "test"}
+    environment = I3Code.from_settings({"test_timeout_s": timeout_s, **evals_only, **settings})
+    client = InProcessEnvironment(environment, name="code")
+    request = ask(split=Split.EVAL, deadline_s=60)
+    rollout = await client.play(request, ScriptedClient([reply]).policy("r"))
+    await environment.close()
+    assert rollout.error is None
+    return rollout
+
+
+def block(program: str) -> str:
+    return f"```python\n{program}\n```"
+
+
+CHEATS = {
+    "knows the first answer": "print(3)",
+    "ends early": "import os\nos._exit(0)",
+    "prints a verdict": "print('all tests passed')\nprint('{\"value\": 3, \"passed\": true}')",
+    "reads files": (
+        "import glob\nfor p in glob.glob('/tmp/**', recursive=True) + glob.glob('/proc/*/cmdline'):"
+        "\n    try: print(open(p).read())\n    except OSError: pass"
+    ),
+    "hangs": "while True: pass",
+    "floods": "import sys\nwhile True: sys.stdout.write('3' * 65536)",
+    "crashes": "import ctypes\nctypes.string_at(0)",
+    "is too long": f"{GOOD}\n{'#' * 200_000}",
+    "holds NUL": f"{GOOD}\n# \0",
+    "holds half a character": f"{GOOD}\n# \ud800",
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+async def test_cheats_stay_at_the_floor(tmp_path, cheat):
+    path = table(tmp_path, {"question": "Add.", "input_output": json.dumps(SUM)})
+    assert (await earned({"path": path}, block(CHEATS[cheat]))).reward == 0.0
+
+
+async def test_a_function_that_equals_everything_earns_nothing(tmp_path):
+    tests = {"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}
+    path = table(tmp_path, {"question": "Add.", "info": json.dumps({"tests": json.dumps(tests)})})
+    same = "class A:\n    def __eq__(self, o): return True\ndef add(*a): return A()"
+    assert (await earned({"path": path}, block(same))).reward == 0.0
+    assert (await earned({"path": path}, block("def add(a, b): return a + b"))).reward == 1.0
+
+
+async def test_the_share_is_a_setting_and_failures_are_told(tmp_path):
+    path = table(tmp_path, {"question": "Add.", "tests": SUM})
+    rollout = await earned({"path": path, "score": "share"}, block("print(3)"))
+    assert rollout.reward == pytest.approx(1 / 3)
+    assert rollout.metrics["share_passed"] == pytest.approx(1 / 3)
+    assert [note.value for note in rollout.info] == ["wrong output: 3"]
+    assert (await earned({"path": path}, f"I think\n{block(GOOD)}\nso.")).reward == 1.0
+    assert (await earned({"path": path}, GOOD)).metrics["has_program"] == 0.0
+
+
+PRIVATE = [{"input": "[1,2]\n3", "output": "6", "testtype": "functional"}]
+PACKED = base64.b64encode(zlib.compress(pickle.dumps(json.dumps(PRIVATE)))).decode()
+STARTER = "class Solution:\n    def total(self, nums: List[int], k: int) -> int:\n        "
+LIVE = {
+    "question_content": "Add all.",
+    "starter_code": STARTER,
+    "public_test_cases": json.dumps([{"input": "[]\n1", "output": "1", "testtype": "functional"}]),
+    "private_test_cases": PACKED,
+    "metadata": json.dumps({"func_name": "total"}),
+}
+
+
+async def test_the_columns_of_livecodebench(tmp_path):
+    settings = {"path": table(tmp_path, LIVE)}
+    good = f"{STARTER}return sum(nums) + k"
+    assert (await earned(settings, block(good))).reward == 1.0
+    only_public = f"{STARTER}return 1"
+    rollout = await earned({**settings, "score": "share"}, block(only_public))
+    assert rollout.reward == 0.5
+    prompt = rollout.messages[0].content
+    assert "Begin with this code:\n```python\nclass Solution:" in prompt
+    assert "Write the Python function or method `total`." in prompt
+    assert "6" not in prompt
+
+
+def cases(**columns):
+    return cases_of(example_of({"question": "q", **columns}, path="p"))
+
+
+def test_packed_tests_cannot_run_code():
+    class Evil:
+        def __reduce__(self):
+            return (print, ("run",))
+
+    packed = base64.b64encode(zlib.compress(pickle.dumps(Evil()))).decode()
+    with pytest.raises(ConfigError, match=r"they hold builtins\.print, and not text alone"):
+        cases(private_test_cases=packed)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"tests": "[1"}, "cannot be read"),
+        ({"tests": {"inputs": ["a"], "outputs": []}}, "1 inputs and 0 outputs"),
+        ({"tests": [{"input": "a"}]}, "'output'"),
+        ({"info": {"source": "x"}}, "has no tests"),
+        ({"private_test_cases": "!"}, "neither JSON nor base64"),
+    ],
+)
+def test_tests_that_cannot_be_read_are_one_message(columns, message):
+    with pytest.raises(ConfigError, match=message):
+        cases(**columns)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [({"question": "q"}, "has no tests; they must be in"), ({"tests": "x"}, "a row without")],
+)
+def test_rows_that_are_no_problems_are_one_message(row, message):
+    with pytest.raises(ConfigError, match=message):
+        example_of(row, path="p")
+
+
+def test_values_of_calls_are_read_as_tables_write_them():
+    def test_of(given, expected):
+        made = call_test(Case(given=given, expected=expected), "f")
+        return list(made.arguments), made.expected, list(made.alternatives)
+
+    assert test_of('[1, 2]\n"a"\n', "true") == ([[1, 2], "a"], True, [])
+    assert test_of("(1, 2)\nTrue\nplain", "x y") == ([[1, 2], True, "plain"], "x y", [])
+    assert test_of([[1], 2], [[3]]) == ([[1], 2], [[3]], [[3]])
+    assert test_of([1], [3, 4]) == ([1], [3, 4], [])
+    assert test_of(["a"], "5") == (["a"], 5, ["5"])
+    assert call_test(Case(given={"x": 1}, expected=1), "f").keywords == {"x": 1}
+    assert stdin_test(Case(given=["1", ["2", 3]], expected=4)).stdin == "1\n2\n3"
+
+
+def test_a_method_is_called_only_where_there_is_no_function():
+    assert called_name("f", "class Solution:\n    def f(self): pass") == "Solution.f"
+    assert called_name("f", "class Solution: pass\ndef f(): pass") == "f"
+    assert called_name("f", "x = 1") == "f"
+
+
+def test_some_tests_are_taken_evenly_and_repeated_ones_count_once():
+    many = [Case(given=str(number), expected="") for number in range(100)]
+    assert [one.given for one in chosen(many, 4)] == ["0", "25", "50", "75"]
+    assert chosen(many, 0) == chosen(many, 100) == many
+    both = [{"input": "1", "output": "2"}]
+    assert len(cases(public_test_cases=both, private_test_cases=json.dumps(both)).cases) == 1
+
+
+def test_ids_are_hashes_of_the_question_alone():
+    one = example_of({"question": "q", "tests": "[]", "gold": "x"}, path="p")
+    assert one.id == example_of({"question": "q", "tests": "[1]"}, path="p").id
+    assert isinstance(one, Example)
+    assert json.loads(TABLE.read_text().splitlines()[0])["question"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"path": "acme/problems"}, "set env.revision to a commit of it"),
+        ({"train_split": ""}, "expected train_split or eval_split, or both"),
+        ({"sandbox": "lokal"}, "did you mean 'local'"),
+    ],
+)
+def test_settings_that_cannot_work_are_one_message(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        I3Code.from_settings(settings)

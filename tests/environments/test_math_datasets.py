@@ -1,0 +1,167 @@
+"""Math datasets: each preset on fixture rows, over a loopback Hub and from disk."""
+
+import json
+import re
+
+import pytest
+from tests.environments.dataset_runs import ENVIRONMENTS, run_cases
+
+from telescope_core import Split
+from telescope_core.errors import ConfigError
+from telescope_env_telescope_math_datasets import MathDatasets
+from telescope_env_telescope_math_datasets.presets import PRESETS
+from telescope_env_telescope_math_datasets.rows import example_of
+from telescope_envs.validation.fixture_hub import FixtureHub
+
+FACTORY = "telescope_env_telescope_math_datasets:MathDatasets"
+ROWS = ENVIRONMENTS / "math-datasets" / "fixture-rows"
+TRAINING = ("gsm8k", "hendrycks-math", "dapo-math", "deepscaler")
+EVALS = ("math500", "aime-2024", "aime-2025", "aime-2026")
+CASES = [[FACTORY, {"dataset": name}] for name in PRESETS]
+
+
+@pytest.fixture(scope="module")
+def over_the_hub(tmp_path_factory):
+    """What two processes with different hash seeds saw of every preset, and what was asked for."""
+    with FixtureHub(ROWS) as hub:
+        seen = [
+            run_cases(CASES, hub.environ(tmp_path_factory.mktemp("home")), hash_seed=seed)
+            for seed in (1, 2)
+        ]
+    told = dict(zip(PRESETS, zip(*seen, strict=True), strict=True))
+    return told, hub.requested
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", PRESETS)
+def test_gold_reaches_the_maximum_and_cheats_stay_at_the_floor(over_the_hub, name):
+    told = over_the_hub[0][name][0]
+    examples = [one for found in told["splits"].values() for one in found]
+    assert len(examples) >= 10
+    for one in examples:
+        rewards = {kind: found["reward"] for kind, found in one["earned"].items()}
+        assert rewards.pop("gold") == 1.0, one
+        assert set(rewards.values()) == {0.0}, one
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", PRESETS)
+def test_ids_are_the_same_in_two_processes_and_splits_are_disjoint(over_the_hub, name):
+    first, second = over_the_hub[0][name]
+    assert first == second
+    ids = {split: {one["id"] for one in found} for split, found in first["splits"].items()}
+    assert set(ids) == ({"train", "eval"} if name in TRAINING else {"eval"})
+    assert not ids.get("train", set()) & ids["eval"]
+    assert all(ids.values())
+    assert all(len(ids[split]) == len(found) for split, found in first["splits"].items())
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_pinned_commit_is_asked_for_and_recorded(over_the_hub, name):
+    told, requested = over_the_hub
+    spec = PRESETS[name].spec
+    assert re.fullmatch("[0-9a-f]{40}", spec.revision)
+    assert told[name][0]["revisions"] == {spec.path: spec.revision}
+    assert any(
+        path.startswith(f"/datasets/{spec.path}/resolve/{spec.revision}/") for path in requested
+    )
+    declared = json.loads((ROWS.parent / "datasets.json").read_text())
+    assert {one["when"]: one["revision"] for one in declared}[f"dataset={name}"] == spec.revision
+
+
+@pytest.mark.engine
+def test_columns_are_read_as_each_dataset_has_them(over_the_hub):
+    told, _ = over_the_hub
+    found = {name: told[name][0]["splits"] for name in PRESETS}
+    answers = {name: {one["answer"] for one in splits["eval"]} for name, splits in found.items()}
+    assert "1100" in answers["gsm8k"], "1,100 after ####"
+    assert "\\frac{\\sqrt{2}}{2}" in answers["hendrycks-math"] & answers["math500"]
+    assert "83" in answers["aime-2024"] & answers["aime-2026"], (
+        "Problem and Answer, problem and answer"
+    )
+    assert "083" in answers["aime-2025"]
+    dapo = found["dapo-math"]
+    assert len(dapo["train"]) + len(dapo["eval"]) == 24, "each of 72 rows stands there three times"
+    assert dapo["train"][0]["gold"].startswith("Answer: ")
+    assert "boxed" not in dapo["train"][0]["prompt"][0]
+    held_out = {one["prompt"][0] for one in found["gsm8k"]["eval"]}
+    assert not {one["prompt"][0] for one in found["gsm8k"]["train"]} & held_out
+    assert found["hendrycks-math"]["train"][0]["info"] == {"level": "Level 1", "type": "Algebra"}
+
+
+@pytest.mark.engine
+def test_a_local_file_takes_the_place_of_the_dataset(tmp_path):
+    lines = (ROWS / "math-ai/aime25/test.jsonl").read_text()
+    (tmp_path / "own.jsonl").write_text(lines)
+    settings = {"dataset": "aime-2025", "path": str(tmp_path / "own.jsonl")}
+    offline = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "home")}
+    (told,) = run_cases([[FACTORY, settings]], offline)
+    assert len(told["splits"]["eval"]) == len(lines.splitlines())
+    assert (told["revisions"], told["network"]) == ({}, "none")
+
+
+@pytest.mark.engine
+def test_a_hub_that_cannot_be_reached_is_one_message(tmp_path):
+    offline = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "home")}
+    (told,) = run_cases([[FACTORY, {"dataset": "math500"}]], offline)
+    assert "cannot load split 'test' of dataset 'HuggingFaceH4/MATH-500'" in told["error"]
+    assert "give a local folder or file" in told["error"]
+
+
+@pytest.mark.parametrize("name", EVALS)
+def test_what_is_for_evals_has_no_split_to_train_on(name):
+    environment = MathDatasets.from_settings({"dataset": name})
+    assert environment.splits() == (Split.EVAL,)
+    with pytest.raises(ConfigError, match="is for evals"):
+        environment.examples(Split.TRAIN).example(0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dataset": "gsm9k"}, "env.dataset"),
+        ({"path": "acme/sums"}, "set env.revision to a commit"),
+        ({"datset": "gsm8k"}, "did you mean 'dataset'"),
+    ],
+)
+def test_bad_settings_are_one_clear_message(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        MathDatasets.from_settings(settings)
+
+
+def test_a_revision_of_ones_own_is_loaded_and_recorded():
+    environment = MathDatasets.from_settings({"dataset": "gsm8k", "revision": "a" * 40})
+    assert environment.dataset_revisions() == {"openai/gsm8k": "a" * 40}
+
+
+@pytest.mark.parametrize(
+    "row", [{"problem": "1?", "answer": ""}, {"problem": "1?", "answer": None}]
+)
+def test_a_row_without_an_answer_is_refused(row):
+    with pytest.raises(ConfigError, match=r"has no answer|has no column answer, solution"):
+        example_of(row, path="acme/sums")
+
+
+def test_answers_of_three_digits_are_numbers():
+    environment = MathDatasets.from_settings({"dataset": "aime-2025"})
+    example = example_of({"problem": "How many?", "answer": "007"}, path="own")
+    assert environment.gold_answer(example) == "\\boxed{007}"
+    rewards = {
+        text: environment.correct(_said(text), example)
+        for text in ("\\boxed{7}", "\\boxed{007}", "\\boxed{7.0}", "\\boxed{14/2}", "\\boxed{70}")
+    }
+    assert rewards == {
+        "\\boxed{7}": 1.0,
+        "\\boxed{007}": 1.0,
+        "\\boxed{7.0}": 1.0,
+        "\\boxed{14/2}": 0.0,
+        "\\boxed{70}": 0.0,
+    }
+
+
+def _said(text: str):
+    from telescope_core import Message, Rollout
+
+    messages = (Message(role="assistant", content=text),)
+    return Rollout(environment="it", example_id="e", group_id="g", index=0, messages=messages)

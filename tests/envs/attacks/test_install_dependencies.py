@@ -1,0 +1,180 @@
+"""Dependencies: wheels only, from the package index only, and never an environment's name."""
+
+import hashlib
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+from tests.envs.package_index import serve_index, tiny_wheel
+from tests.envs.projects import TOY, toy_publication
+
+from telescope_core.errors import EnvironmentLoadError, RegistryError
+from telescope_envs.install.install import install
+from telescope_envs.install.steps import InstallOptions
+from telescope_envs.records.installed import installed_environments
+from telescope_envs.records.lockfile import read_lock
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("TELESCOPE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def index(monkeypatch):
+    """A package index on loopback that is asked before the machine's own."""
+    with serve_index() as served:
+        monkeypatch.setenv("UV_INDEX", served.address)
+        yield served
+
+
+@pytest.fixture
+def options(tmp_path) -> InstallOptions:
+    return InstallOptions(lock=tmp_path / "telescope.lock")
+
+
+@pytest.fixture
+def publish(registry, make_wheel_with_needs):
+    """Publish acme/toy with these needs."""
+
+    def apply(*needs: str):
+        registry.store.publish(make_wheel_with_needs(*needs))
+        return registry
+
+    return apply
+
+
+@pytest.fixture
+def make_wheel_with_needs(rewrite):
+    def apply(*needs: str):
+        plain = toy_publication()
+        info = "telescope_env_acme_toy-0.1.0.dist-info/METADATA"
+        text = metadata_of(plain.wheel, info)
+        lines = "".join(f"Requires-Dist: {need}\n" for need in needs)
+        wheel = rewrite(plain.wheel, {info: f"{text}{lines}".encode()})
+        file = plain.release.wheel.changed(
+            sha256=hashlib.sha256(wheel).hexdigest(),
+            size=len(wheel),
+            metadata_sha256=hashlib.sha256(f"{text}{lines}".encode()).hexdigest(),
+        )
+        every = (*plain.release.requires_dist, *needs)
+        release = plain.release.changed(wheel=file, requires_dist=every)
+        return type(plain)(release=release, wheel=wheel)
+
+    return apply
+
+
+def metadata_of(wheel: bytes, path: str) -> str:
+    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+        return archive.read(path).decode()
+
+
+def assert_nothing_installed(home: Path, options: InstallOptions) -> None:
+    assert [one for one in installed_environments() if one.id == "acme/toy"] == []
+    assert list((home / "venvs").glob("*")) == []
+    assert not options.lock.exists()
+
+
+def test_an_environment_is_never_a_dependency(publish, home, options):
+    registry = publish("telescope-env-acme-other>=1")
+    with pytest.raises(RegistryError, match="'telescope-env-acme-other', a name that belongs to"):
+        install(registry, "toy", options=options)
+    assert not home.exists(), "refused before any download"
+
+
+@pytest.mark.parametrize("name", ["telescope-env-acme-other", "telescope-envs", "telescope-core"])
+def test_a_dependency_may_not_bring_what_belongs_to_telescope(publish, home, options, index, name):
+    index.add("helper-of-toy", "1.0", needs=(name,))
+    index.add(name, "99.0", code="raise SystemExit('evil')")
+    with pytest.raises(RegistryError, match=r"belongs to Telescope|which no index may supply"):
+        install(publish("helper-of-toy"), "toy", options=options)
+    assert_nothing_installed(home, options)
+
+
+def test_the_package_index_cannot_supply_the_environment(publish, home, options, index):
+    index.add("telescope-env-acme-toy", "99.0", code="raise SystemExit('evil')")
+    index.add("helper-of-toy", "1.0")
+    done = install(publish("helper-of-toy"), "toy", options=options)
+    assert done.release.version == "0.1.0"
+    assert any("helper-of-toy" in path for path in index.asked)
+    assert not [path for path in index.asked if "telescope" in path], "nobody asked for it there"
+    (venv,) = (home / "venvs").iterdir()
+    (package,) = venv.glob("lib/*/site-packages/telescope_env_acme_toy")
+    assert package.is_dir()
+
+
+def test_the_hub_cannot_supply_a_dependency(publish, registry, home, options, index):
+    registry.store.publish(toy_publication("99.0", name="helper-of-toy", code="raise SystemExit"))
+    wheel = index.add("helper-of-toy", "1.0")
+    install(publish("helper-of-toy"), "toy", options=options)
+    (line,) = [
+        line
+        for line in read_lock(options.lock).environments[0].requirements
+        if line.startswith("helper-of-toy")
+    ]
+    digest = hashlib.sha256(wheel).hexdigest()
+    assert line == f"helper-of-toy==1.0 --hash=sha256:{digest}"
+
+
+def test_a_source_distribution_is_refused_where_wheels_are_required(publish, home, options, index):
+    index.files["only-source-1.0.tar.gz"] = b"not even looked into"
+    with pytest.raises(EnvironmentLoadError, match="--allow-sdist only-source"):
+        install(publish("only-source"), "toy", options=options)
+    assert_nothing_installed(home, options)
+    assert not [path for path in index.asked if "files" in path], "it was not fetched"
+
+
+@pytest.mark.parametrize("cut", ["/simple/helper", "/files/helper"])
+def test_a_network_cut_while_locking_or_installing(publish, home, options, index, cut):
+    index.add("helper-of-toy", "1.0")
+    index.cut = cut
+    registry = publish("helper-of-toy")
+    with pytest.raises(EnvironmentLoadError, match="the dependencies of acme/toy"):
+        install(registry, "toy", options=options)
+    assert_nothing_installed(home, options)
+    index.cut = ""
+    assert install(registry, "toy", options=options).is_new
+
+
+def test_a_dependency_that_changes_after_it_was_locked(publish, home, options, index, tmp_path):
+    index.add("helper-of-toy", "1.0")
+    registry = publish("helper-of-toy")
+    install(registry, "toy", options=options)
+    locked = options.lock.read_bytes()
+    (name,) = [name for name in index.files if name.startswith("helper")]
+    index.files[name] = tiny_wheel("helper-of-toy", "1.0", code="evil = 1")
+    other = tmp_path / "other"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TELESCOPE_HOME", str(other))
+        patch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+        with pytest.raises(EnvironmentLoadError, match=r"(?i)hash"):
+            install(registry, "toy", options=options)
+        assert list((other / "venvs").glob("*")) == []
+    assert options.lock.read_bytes() == locked
+
+
+def test_what_is_tried_sees_no_token_and_no_home(registry, home, options, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    spy = (
+        "import json, os, sys\n"
+        "if {'HF_TOKEN', 'TELESCOPE_HUB_TOKEN', 'UV_INDEX'} & set(os.environ):\n"
+        "    raise SystemExit('saw a token')\n"
+        f"if os.environ['HOME'] == {json.dumps(str(Path.home()))} or not sys.flags.isolated:\n"
+        "    raise SystemExit('saw the home')\n"
+    )
+    registry.store.publish(toy_publication(code=f"{spy}\n{TOY}"))
+    assert install(registry, "toy", options=options).is_new
+
+
+def test_declarations_unlike_the_record(registry, home, options):
+    registry.store.publish(toy_publication(network="always"))
+    with pytest.raises(RegistryError, match="declares network 'none', but the registry says"):
+        install(registry, "toy", options=options)
+    assert_nothing_installed(home, options)

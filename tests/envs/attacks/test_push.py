@@ -1,0 +1,246 @@
+"""What must not be published: each attempt is refused with a reason and leaves nothing behind.
+
+Those that validate a whole environment first start worker processes: they are engine tests.
+"""
+
+from datetime import UTC, datetime
+
+import pytest
+from tests.envs.authors import (
+    MODULE,
+    commit_all,
+    copy_of,
+    git,
+    new_repository,
+    publish,
+    replace_in,
+    tree,
+)
+from tests.envs.projects import toy_publication, write_registry
+
+from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.publish.checks import (
+    require_own_name,
+    require_publishable,
+    require_token,
+)
+from telescope_envs.registry import Registry
+from telescope_envs.validation import CheckResult, Level, Outcome, Report, Severity, Verdict
+
+
+@pytest.fixture(scope="module")
+def place_once(tmp_path_factory):
+    """A repository with acme/sorted 0.1.0, and a registry that has acme/toy and no acme/sorted."""
+    place = tmp_path_factory.mktemp("push")
+    registry = write_registry(place / "registry")
+    registry.store.publish(toy_publication())
+    new_repository(place / "sorted")
+    return place
+
+
+@pytest.fixture
+def place(place_once, tmp_path):
+    return copy_of(place_once, tmp_path / "place")
+
+
+def refused(place, project, error, message, **options):
+    """Publishing `project` is refused, and neither it nor the registry is any different."""
+    before = tree(place)
+    with pytest.raises(error, match=message):
+        publish(project, place / "registry", **options)
+    assert tree(place) == before
+
+
+def test_a_changed_file(place):
+    replace_in(place / "sorted/README.md", "# ", "## ")
+    refused(place, place / "sorted", ConfigError, r"differs from its commit: README\.md; commit")
+
+
+def test_a_file_that_git_does_not_know(place):
+    (place / "sorted" / "src" / MODULE / "extra.py").write_text("")
+    refused(place, place / "sorted", ConfigError, r"differs from its commit: .*extra\.py")
+
+
+def test_a_staged_file(place):
+    (place / "sorted" / "more.txt").write_text("")
+    git(place / "sorted", "add", "more.txt")
+    refused(place, place / "sorted", ConfigError, r"more\.txt")
+
+
+def test_a_project_outside_git(place, tmp_path):
+    (place / "sorted" / ".git").rename(tmp_path / "gone")
+    refused(place, place / "sorted", ConfigError, "not in a git repository.*--allow-no-git")
+
+
+def test_a_server_without_a_token_for_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("TELESCOPE_HUB_TOKEN", "for-another-registry")
+    monkeypatch.setenv("TELESCOPE_REGISTRY", "https://other.example")
+    with pytest.raises(ConfigError, match="needs a token, and none is set") as refusal:
+        require_token("https://hub.example")
+    assert "telescope hub login --registry https://hub.example" in str(refusal.value)
+    monkeypatch.setenv("TELESCOPE_REGISTRY", "https://hub.example")
+    require_token("https://hub.example")
+    require_token(str(tmp_path))
+
+
+def test_a_folder_without_a_project(place):
+    refused(place, place / "registry", ConfigError, r"contains no pyproject\.toml")
+    refused(place, place / "gone", ConfigError, "gone is not a folder; .*telescope env init")
+
+
+def test_a_repository_without_a_commit(place, tmp_path):
+    (place / "sorted" / ".git").rename(tmp_path / "gone")
+    git(place / "sorted", "init", "-q")
+    refused(place, place / "sorted", ConfigError, "has no commit yet")
+
+
+@pytest.mark.parametrize("name", ["toi", "t0y", "ty", "toyy"])
+def test_a_name_one_edit_away_from_a_known_one(place, name):
+    project = new_repository(place / name, name=name)
+    refused(place, project, RegistryError, f"acme/{name} is new and easily confused with toy")
+
+
+def test_a_name_near_another_is_fine_when_it_is_meant(place):
+    require_own_name(Registry.at(place / "registry"), "acme/toi", new_name_ok=True)
+
+
+@pytest.mark.parametrize("reserved", ["sorted", "acme", "SORTED"])
+def test_a_reserved_name(place, reserved):
+    (place / "registry/reserved.txt").write_text(f"# not for you\n{reserved}\n")
+    refused(place, place / "sorted", RegistryError, f"'{reserved.lower()}' is a reserved name")
+
+
+def test_a_namespace_that_nobody_owns(place):
+    (place / "registry/namespaces/acme.toml").unlink()
+    refused(place, place / "sorted", RegistryError, "nobody may publish as 'acme'")
+
+
+def test_a_suspended_namespace(place):
+    path = place / "registry/namespaces/acme.toml"
+    path.write_text('owner = "acme"\nstatus = "suspended"\n')
+    refused(place, place / "sorted", RegistryError, "namespace 'acme' is suspended")
+
+
+def test_a_distribution_that_is_not_the_owners(place):
+    pyproject = place / "sorted" / "pyproject.toml"
+    replace_in(pyproject, 'sorted = "telescope', 'other = "telescope')
+    commit_all(place / "sorted")
+    refused(place, place / "sorted", RegistryError, "must be named telescope-env-<owner>-other")
+
+
+def test_other_bytes_under_a_published_version(place):
+    Registry.at(place / "registry").store.publish(toy_publication(name="sorted"))
+    refused(
+        place, place / "sorted", RegistryError, r"0\.1\.0 is already published with different bytes"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bump": "0.0.9"}, r"0\.0\.9 is not above 0\.1\.0"),
+        ({"bump": "0.1.0rc1", "commit": True}, r"0\.1\.0rc1 is not above 0\.1\.0"),
+        ({"commit": True}, "give --bump as well"),
+        ({"bump": "1.0+mine"}, "without a local part"),
+    ],
+)
+def test_a_version_that_is_not_above_the_newest(place, options, message):
+    refused(place, place / "sorted", (ConfigError, RegistryError), message, **options)
+
+
+def test_a_version_below_the_newest_published(place):
+    Registry.at(place / "registry").store.publish(toy_publication("0.5.0", name="sorted"))
+    refused(place, place / "sorted", RegistryError, r"0\.1\.0 is not above 0\.5\.0, the newest")
+
+
+@pytest.mark.engine
+def test_what_does_not_pass_validation(place):
+    (place / "sorted/README.md").write_text("")
+    commit_all(place / "sorted")
+    said: list[str] = []
+    message = r"does not pass validation: static\.readme"
+    refused(place, place / "sorted", RegistryError, message, progress=said.append)
+    evidence = said[-1]
+    assert evidence.startswith("  x static.readme: fail. Expected: ")
+    assert "the README has 0" in evidence
+    assert "      fix: " in evidence
+    assert "1 to correct before it can be published: static.readme" in evidence
+
+
+WAITED = """
+
+import sys, time, types
+now = time.perf_counter
+probe = sys.modules.get("telescope_core.probes.load")
+if probe is not None:
+    probe.time = types.SimpleNamespace(perf_counter=lambda: now() + 100)
+"""
+"""Moves the probe's clock, as if the import had waited, and computes nothing."""
+
+
+@pytest.mark.engine
+def test_what_is_not_conclusive_is_shown_and_not_published(place):
+    environment = place / "sorted" / "src" / MODULE / "environment.py"
+    environment.write_text(environment.read_text() + WAITED)
+    commit_all(place / "sorted")
+    said: list[str] = []
+    message = r"is not conclusive: too little could be tried for load\.import_time\. Nothing failed"
+    refused(place, place / "sorted", RegistryError, message, progress=said.append)
+    evidence = " ".join(said[-1].split())
+    assert evidence.startswith("- load.import_time: not conclusive. importing it took")
+    assert "it waits for something, or the machine was busy" in evidence
+
+
+def test_a_report_that_was_changed_by_hand():
+    wheel, other = "1" * 64, "2" * 64
+    good = report_of(wheel)
+    require_publishable(good, wheel)
+    failed = report_of(wheel, Outcome.PASS, Outcome.FAIL)
+    with pytest.raises(RegistryError, match=r"does not pass validation: reward\.gold;"):
+        require_publishable(failed, wheel)
+    with pytest.raises(RegistryError, match=r"reward\.gold"):
+        require_publishable(failed.model_copy(update={"verdict": Verdict.PASS}), wheel)
+    with pytest.raises(RegistryError, match="its verdict is fail"):
+        require_publishable(good.model_copy(update={"verdict": Verdict.FAIL}), wheel)
+    for cut in ({"checks": ()}, {"level": Level.STATIC}):
+        with pytest.raises(RegistryError, match="is not complete"):
+            require_publishable(good.model_copy(update=cut), wheel)
+    with pytest.raises(RegistryError, match=r"not complete: reward\.gold were not run"):
+        require_publishable(report_of(wheel, Outcome.PASS, Outcome.NOT_RUN), wheel)
+    with pytest.raises(RegistryError, match=r"not conclusive.*reward\.gold\. Nothing failed"):
+        require_publishable(report_of(wheel, Outcome.PASS, Outcome.INCONCLUSIVE), wheel)
+    with pytest.raises(RegistryError, match=r"not conclusive.*its verdict"):
+        require_publishable(good.model_copy(update={"verdict": Verdict.INCONCLUSIVE}), wheel)
+    with pytest.raises(RegistryError, match="is of a different wheel"):
+        require_publishable(good, other)
+
+
+def report_of(wheel_sha256, *outcomes):
+    """Return a report whose two checks came out so."""
+    outcomes = outcomes or (Outcome.PASS, Outcome.WARN)
+    checks = tuple(
+        CheckResult(id=name, level=Level.REWARD, severity=Severity.FAIL, outcome=outcome)
+        for name, outcome in zip(("reward.range", "reward.gold"), outcomes, strict=True)
+    )
+    return Report(
+        policy="1",
+        environment="acme/sorted",
+        version="0.1.0",
+        wheel_sha256=wheel_sha256,
+        level=Level.LEAKAGE,
+        num_examples=1,
+        created_at=datetime(2026, 11, 21, tzinfo=UTC),
+        verdict=Verdict.FAIL if Outcome.FAIL in outcomes else Verdict.PASS,
+        checks=checks,
+    )
+
+
+@pytest.mark.engine
+def test_nothing_of_it_is_in_the_registry_when_the_index_cannot_be_written(place):
+    index = place / "registry/index/acme"
+    (index / "sorted.jsonl").mkdir(parents=True)
+    with pytest.raises(RegistryError):
+        publish(place / "sorted", place / "registry")
+    assert not list((place / "registry/artifacts").glob("*sorted*"))
+    assert Registry.at(place / "registry").releases("acme/toy")

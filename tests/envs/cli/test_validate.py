@@ -1,0 +1,98 @@
+"""`telescope env validate`: what it takes, what it prints, how it ends."""
+
+from pathlib import Path
+
+import pytest
+from tests.envs.projects import write_project
+from typer.testing import CliRunner
+
+from telescope_cli.env import validate as validate_module
+from telescope_cli.env.app import app
+from telescope_core.errors import ConfigError
+from telescope_envs.validation import Level, Outcome, Report, ValidationOptions, Verdict
+
+RUN = CliRunner()
+STATIC = ValidationOptions(level=Level.STATIC)
+
+
+def validate(*arguments: str):
+    done = RUN.invoke(app, ["validate", *arguments])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+@pytest.fixture
+def project(tmp_path) -> Path:
+    folder = write_project(tmp_path / "toy", needs=("telescope-core>=0.1,<0.2",))
+    (folder / "README.md").write_text("# Toy\n\nAsks for yes, and pays 1 for it. " * 5)
+    about = folder / "pyproject.toml"
+    about.write_text(about.read_text().replace("[project]\n", '[project]\nreadme = "README.md"\n'))
+    return folder
+
+
+def test_a_readable_report_in_80_columns_and_exit_0_with_a_warning(project):
+    done = validate(str(project), "--level", "static")
+    assert done.exit_code == 0
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "acme/toy 0.1.0: warn" in done.stdout
+    assert "static.tags: warn" in done.stdout
+    assert "fix: Set keywords in [project]" in done.stdout
+    assert "static checks" in done.stderr
+
+
+def test_json_is_alone_on_stdout_and_strict_makes_a_warning_fail(project):
+    done = validate(str(project), "--level", "static", "--json", "--strict")
+    assert Report.model_validate_json(done.stdout).environment == "acme/toy"
+    assert done.exit_code == 1
+
+
+def test_a_failure_is_exit_code_1_and_stands_in_the_report_file(project, tmp_path):
+    about = project / "pyproject.toml"
+    about.write_text(about.read_text().replace('license = "MIT"\n', ""))
+    path = tmp_path / "reports" / "report.json"
+    done = validate(str(project), "--level", "static", "--report", str(path))
+    assert done.exit_code == 1
+    written = Report.model_validate_json(path.read_bytes())
+    assert written.verdict is Verdict.FAIL
+    assert [check.id for check in written.found(Outcome.FAIL)] == ["static.license"]
+
+
+def test_a_report_that_is_not_conclusive_is_exit_code_8_and_says_what_to_do(project, monkeypatch):
+    made = validate_module.validate_project(Path(project), STATIC)
+    checks = [
+        one.model_copy(update={"outcome": Outcome.INCONCLUSIVE, "reason": "only 3 of 36 tried"})
+        if one.id == "reward.echo"
+        else one
+        for one in made.checks
+    ]
+    update = {"checks": tuple(checks), "verdict": Verdict.INCONCLUSIVE}
+    monkeypatch.setattr(
+        validate_module, "validate_project", lambda *given: made.model_copy(update=update)
+    )
+    done = validate(str(project))
+    assert done.exit_code == 8
+    assert "acme/toy 0.1.0: not conclusive" in done.stdout
+    assert "only 3 of 36 tried" in done.stdout
+    assert "Validate it again when the machine is less busy" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["./nothing-here"], "there is no folder"),
+        (["cuontdown"], "unknown installed environment 'cuontdown'.*there is also no project"),
+        (["toy.whl"], "there is no folder"),
+        ([".", "--level", "statik"], "did you mean 'static'"),
+        ([".", "--report", "report.pdf"], r"must end in \.json or \.md"),
+    ],
+)
+def test_wrong_input_is_one_clear_message(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        validate(*arguments)
+
+
+def test_a_folder_without_a_project_says_where_one_is(project, tmp_path):
+    with pytest.raises(ConfigError, match=r"has no pyproject\.toml; there is one in toy"):
+        validate(str(tmp_path))

@@ -1,0 +1,164 @@
+"""From a wish to a release: what may be chosen, what is refused, what a person is told."""
+
+import platform
+
+import pytest
+from tests.envs.projects import toy_publication
+
+from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.records.release import (
+    Deprecation,
+    ProtocolRange,
+    Status,
+)
+from telescope_envs.registry import Registry, resolve
+from telescope_envs.registry.resolving import (
+    matches,
+    resolve_with_warnings,
+)
+
+FUTURE = ProtocolRange(minimum="1.1", maximum="2.0")
+PAST = ProtocolRange(minimum="0.1", maximum="0.9")
+
+
+@pytest.fixture
+def publish(registry):
+    def apply(*versions: str, **fields) -> None:
+        for version in versions:
+            registry.store.publish(toy_publication(version, **fields))
+
+    return apply
+
+
+def chosen(registry: Registry, text: str) -> str:
+    return resolve(registry, text).version
+
+
+def test_a_digest_names_one_release(registry, publish):
+    publish("0.1.0", "0.2.0")
+    digest = toy_publication("0.1.0").release.wheel.sha256
+    assert chosen(registry, f"toy@sha256:{digest}") == "0.1.0"
+    assert chosen(registry, f"acme/toy@sha256:{digest}") == "0.1.0"
+    with pytest.raises(RegistryError, match="has no wheel with 'sha256:000"):
+        resolve(registry, f"toy@sha256:{'0' * 64}")
+    for wrong in ("sha256:", f"sha256:{digest[:12]}", f"sha256:{digest.upper()}"):
+        with pytest.raises(ConfigError, match="all 64 hexadecimal digits"):
+            resolve(registry, f"toy@{wrong}")
+    assert matches("0.1.0", f"sha256:{digest}", digest)
+    assert not matches("0.1.0", f"sha256:{digest}")
+
+
+def test_a_yanked_release_is_chosen_only_when_named_and_with_a_warning(registry, publish):
+    publish("0.1.0", "0.2.0")
+    registry.store.change_status("acme/toy", lambda _: Status(yanked={"0.2.0": "wrong answers"}))
+    digest = toy_publication("0.2.0").release.wheel.sha256
+    assert chosen(registry, "toy") == "0.1.0"
+    assert chosen(registry, "toy@>=0.1") == "0.1.0"
+    for exact in ("toy@0.2.0", "toy@==0.2.0", f"toy@sha256:{digest}"):
+        found = resolve_with_warnings(registry, exact)
+        assert found.release.version == "0.2.0"
+        assert found.warnings == ("acme/toy 0.2.0 is yanked: wrong answers",)
+    with pytest.raises(RegistryError, match=r"is yanked: wrong answers; .*acme/toy@0\.2\.0"):
+        resolve(registry, "toy@>0.1.0")
+
+
+def test_deprecation_and_advisories_are_told(registry, publish):
+    publish("0.1.0")
+    said = Status(
+        deprecated=Deprecation(reason="too easy", replacement="acme/toy-2"),
+        advisories=("rewards of 0.1.0 are too high for long answers",),
+    )
+    registry.store.change_status("acme/toy", lambda _: said)
+    assert resolve_with_warnings(registry, "toy").warnings == (
+        "acme/toy is deprecated: too easy; use acme/toy-2",
+        "acme/toy: advisory: rewards of 0.1.0 are too high for long answers",
+    )
+
+
+def test_the_newest_release_that_runs_here_is_chosen_and_newer_ones_are_told(registry, publish):
+    publish("0.1.0")
+    publish("0.2.0", protocol=FUTURE)
+    publish("0.3.0", requires_python=">=3.99")
+    found = resolve_with_warnings(registry, "toy")
+    assert found.release.version == "0.1.0"
+    python, protocol = found.warnings
+    assert python.startswith("acme/toy 0.3.0 needs Python >=3.99, but this is")
+    assert platform.python_version() in python
+    assert "acme/toy 0.2.0 speaks environment protocol 1.1 to 2.0" in protocol
+
+
+def test_a_protocol_too_new_is_refused_with_what_to_upgrade(registry, publish):
+    publish("0.1.0")
+    publish("0.2.0", protocol=FUTURE)
+    with pytest.raises(RegistryError, match=r"1\.1 to 2\.0, .*; upgrade telescope-core"):
+        resolve(registry, "toy@0.2.0")
+
+
+def test_a_protocol_too_old_is_refused(registry, publish):
+    publish("0.1.0", protocol=PAST)
+    with pytest.raises(RegistryError, match="too old for this telescope-core"):
+        resolve(registry, "toy")
+
+
+def test_a_protocol_range_that_holds_ours_runs(registry, publish):
+    publish("0.1.0", protocol=ProtocolRange(minimum="0.9", maximum="7.0"))
+    assert chosen(registry, "toy") == "0.1.0"
+
+
+@pytest.mark.parametrize("wish", ["toy", "toy@0.1.0", "acme/toy"])
+def test_nothing_of_a_suspended_namespace_is_chosen(registry_place, wish):
+    namespace = registry_place / "namespaces/acme.toml"
+    namespace.write_text('owner = "acme"\nstatus = "suspended"\n')
+    with pytest.raises(RegistryError, match="namespace 'acme' is suspended"):
+        resolve(Registry.at(registry_place), wish)
+
+
+def test_nothing_is_chosen_that_nobody_answers_for(registry_place):
+    (registry_place / "namespaces/acme.toml").unlink()
+    with pytest.raises(RegistryError, match=r"no namespaces/acme\.toml"):
+        resolve(Registry.at(registry_place), "toy")
+
+
+@pytest.mark.parametrize(
+    ("wish", "version"),
+    [
+        ("toy", "0.1.0"),
+        ("toy@>=0.1", "0.1.0"),
+        ("toy@>=0.2rc1", "0.2.0rc1"),
+        ("toy@0.2.0rc1", "0.2.0rc1"),
+    ],
+)
+def test_a_preview_is_chosen_only_when_the_wish_names_one(registry, publish, wish, version):
+    publish("0.1.0", "0.2.0rc1")
+    assert chosen(registry, wish) == version
+
+
+def test_where_all_is_preview_the_newest_is_chosen(registry, publish):
+    publish("0.1.0rc1", "0.1.0rc2")
+    assert chosen(registry, "toy") == "0.1.0rc2"
+    with pytest.raises(RegistryError, match=r"published versions: 0\.1\.0rc1, 0\.1\.0rc2"):
+        resolve(registry, "toy@>=0")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("version", '"1.0+local"', "version: .*without a local part"),
+        ("version", '"newest"', "version: .*PEP 440"),
+        ("protocol", '{"minimum": "2.0", "maximum": "1.0"}', "protocol: .*above maximum"),
+        ("protocol", '{"minimum": "1"}', "protocol.minimum"),
+        ("requires_python", '"three"', "requires_python: "),
+        ("published_at", '"2026-11-21T12:00:00"', "published_at: .*timezone"),
+        ("schema", "2", "schema"),
+        ("summary", r'"\u001b[2J"', "summary: "),
+        ("tags", r'["\u202e"]', "tags.0: "),
+    ],
+)
+def test_a_record_that_makes_no_sense_names_its_field(registry_place, field, value, message):
+    path = registry_place / "index/acme/toy.jsonl"
+    line = path.read_text().strip()
+    path.write_text(f'{line[:-1]},"{field}":{value}}}\n')
+    registry = Registry.at(registry_place)
+    with pytest.raises(RegistryError, match=rf"toy\.jsonl:1: {message}"):
+        resolve(registry, "toy")
+    assert registry.releases("acme/toy") == []

@@ -1,0 +1,102 @@
+"""The records of the server: nothing that was said can be changed or removed."""
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+from tests.envs.projects import toy_publication
+
+from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.server.database import FILE
+from telescope_envs.server.hub import HubStore
+
+
+@pytest.fixture
+def store(tmp_path):
+    with closing(HubStore(tmp_path / "hub")) as store:
+        store.add_namespace("acme", [{"kind": "user", "id": "ann"}])
+        store.publish(toy_publication())
+        store.add_alias("toy", "acme/toy")
+        yield store
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("UPDATE releases SET line = ''", "a release is never changed"),
+        ("DELETE FROM releases", "a release is never removed"),
+        ("REPLACE INTO releases SELECT * FROM releases", "a release is never removed"),
+        ("UPDATE artifacts SET sha256 = ''", "an artifact is never changed"),
+        ("DELETE FROM artifacts", "an artifact is never removed"),
+        ("UPDATE statuses SET record = ''", "a status is never changed"),
+        ("DELETE FROM statuses", "a status is never removed"),
+        ("UPDATE aliases SET environment = 'acme/other'", "an alias is never reassigned"),
+        ("REPLACE INTO aliases VALUES ('toy', 'acme/other')", "an alias is never removed"),
+    ],
+)
+def test_what_was_said_stays_said(store, statement, message):
+    before = [store.read(f) for f in ("index/acme/toy.jsonl", "status/acme/toy.json")]
+    with pytest.raises(sqlite3.IntegrityError, match=message), store.database.transaction() as w:
+        w.execute(statement)
+    assert [store.read(f) for f in ("index/acme/toy.jsonl", "status/acme/toy.json")] == before
+    assert store.read("aliases.toml").endswith(b'[aliases]\ntoy = "acme/toy"\n')
+
+
+def test_everything_is_there_after_opening_again(store):
+    before = [store.read(f"{f}/acme/toy.{e}") for f, e in (("index", "jsonl"), ("status", "json"))]
+    namespace = store.read("namespaces/acme.toml")
+    assert namespace == b'owner = "acme"\nstatus = "active"\n\n[[publishers]]\n' + (
+        b'kind = "user"\nid = "ann"\n'
+    )
+    store.close()
+    with closing(HubStore(store.data, must_exist=True)) as again:
+        assert again.read("namespaces/acme.toml") == namespace
+        after = [
+            again.read(f"{f}/acme/toy.{e}") for f, e in (("index", "jsonl"), ("status", "json"))
+        ]
+    assert after == before
+
+
+def test_records_of_a_later_version_are_refused(store):
+    with store.database.transaction() as writer:
+        writer.execute("PRAGMA user_version = 99")
+    store.close()
+    with pytest.raises(RegistryError, match=r"newer telescope-envs \(format 99"):
+        HubStore(store.data)
+
+
+def test_a_file_that_holds_no_records_is_refused(tmp_path):
+    (tmp_path / FILE).write_text("x" * 4096)
+    with pytest.raises(RegistryError, match="is not the database of a registry server"):
+        HubStore(tmp_path)
+
+
+def test_a_mistyped_folder_is_not_made(tmp_path):
+    with pytest.raises(ConfigError, match="is not the data folder of a served registry"):
+        HubStore(tmp_path / "typo", must_exist=True)
+    assert not (tmp_path / "typo").exists()
+
+
+def test_only_its_owner_may_read_the_records(store):
+    assert store.database.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_reserved_owners_and_aliases_of_nothing_are_refused(store):
+    with pytest.raises(RegistryError, match="the owner name 'admin' is reserved"):
+        store.add_namespace("admin", [])
+    with pytest.raises(ConfigError, match="did you mean 'acme/toy'"):
+        store.add_alias("other", "acme/toi")
+    store.publish(toy_publication(name="another"))
+    with pytest.raises(RegistryError, match="'toy' points to acme/toy"):
+        store.add_alias("toy", "acme/another")
+
+
+def test_a_catalogue_follows_every_change(store):
+    def versions() -> list[tuple[str, str, int]]:
+        return [(row.id, row.version, row.num_releases) for row in store.catalog()]
+
+    assert versions() == [("acme/toy", "0.1.0", 1)]
+    store.publish(toy_publication("0.2.0"))
+    assert versions() == [("acme/toy", "0.2.0", 2)]
+    store.change_status("acme/toy", lambda s: s.changed(yanked={"0.2.0": "wrong"}))
+    assert versions() == [("acme/toy", "0.1.0", 2)]

@@ -1,0 +1,93 @@
+"""`telescope hub namespace`, `token` and `alias`: what an operator types."""
+
+import json
+
+import pytest
+from tests.envs.projects import toy_publication
+
+from telescope_cli import main as cli
+from telescope_envs.server.database import FILE
+from telescope_envs.server.hub import HubStore
+
+
+@pytest.fixture
+def hub(capsys, tmp_path):
+    """Run `telescope hub ... --data`; returns (exit code, stdout, stderr)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["hub", *arguments, "--data", str(tmp_path / "data")])
+        output = capsys.readouterr()
+        return int(ended.value.code or 0), output.out, output.err
+
+    return run
+
+
+def test_a_token_is_shown_once_and_kept_as_a_hash(hub, tmp_path):
+    assert hub("namespace", "add", "acme")[:2] == (
+        0,
+        "acme: added; next: telescope hub token create LABEL --namespace acme\n",
+    )
+    code, secret, said = hub("token", "create", "ci of acme", "--namespace", "acme")
+    assert code == 0
+    assert secret.startswith("tsh_")
+    assert len(secret.strip()) == 47
+    assert "publish as acme" in said
+    assert secret.strip() not in said
+    data = (tmp_path / "data" / FILE).read_bytes()
+    assert secret.strip().encode() not in data
+    code, listed, _ = hub("token", "list")
+    assert "ci of acme" in listed
+    assert "tsh_" not in listed
+
+
+def test_a_token_is_revoked_by_its_id(hub):
+    hub("namespace", "add", "acme")
+    made = json.loads(hub("token", "create", "ci", "--namespace", "acme", "--json")[1])
+    assert made["namespaces"] == ["acme"]
+    assert hub("token", "revoke", made["id"])[1] == f"{made['id']} ci: revoked\n"
+    (row,) = json.loads(hub("token", "list", "--json")[1])
+    assert row["state"] == "revoked"
+    code, _, said = hub("token", "revoke", made["token"])
+    assert code == 2
+    assert made["token"] not in said, "an error never shows a secret"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["create", "x"], "needs the namespaces it may publish under"),
+        (["create", "x", "--namespace", "acmee"], "did you mean 'acme'"),
+        (["create", "x", "--scope", "read", "--namespace", "acme"], "no other scope takes any"),
+        (["create", "x", "--scope", "admin", "--days", "0"], "needs a lifetime above 0 days"),
+        (["revoke", "none"], "unknown token 'none'"),
+        (["creat"], "did you mean 'create'"),
+    ],
+)
+def test_mistakes_are_one_clear_message(hub, arguments, message):
+    hub("namespace", "add", "acme")
+    code, _, said = hub("token", *arguments)
+    assert code == 2
+    assert message in said
+
+
+def test_a_mistyped_data_folder_is_said(hub, tmp_path):
+    code, _, said = hub("token", "list")
+    assert code == 2
+    assert "is not the data folder of a served registry" in said
+    assert not (tmp_path / "data").exists()
+
+
+def test_namespaces_and_aliases(hub, tmp_path):
+    hub("namespace", "add", "acme", "--publisher", "user:ann")
+    assert json.loads(hub("namespace", "list", "--json")[1]) == [
+        {"owner": "acme", "status": "active"}
+    ]
+    assert "must be written KIND:ID" in hub("namespace", "add", "beta", "--publisher", "ann")[2]
+    assert "reserved" in hub("namespace", "add", "admin")[2]
+    store = HubStore(tmp_path / "data")
+    store.publish(toy_publication())
+    assert hub("alias", "add", "toy", "acme/toy")[1] == "toy: acme/toy\n"
+    assert store.read("aliases.toml").endswith(b'toy = "acme/toy"\n')
+    store.close()
+    assert "did you mean 'acme/toy'" in hub("alias", "add", "toi", "acme/toi")[2]

@@ -1,0 +1,139 @@
+"""Publishing and changing a status through the server's interface."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from tests.envs.projects import TOY
+from tests.envs.server.sending import Sender, publication_now, sha256
+from tests.envs.static_host import place_at
+
+from telescope_core.errors import RegistryError
+from telescope_envs.records.reading import Publication
+from telescope_envs.records.release import Validation
+from telescope_envs.registry import Registry
+from telescope_envs.registry.stores.http import open_http
+from telescope_envs.server.auth import Scope
+
+
+def test_a_release_is_published_once(acme, hub, tmp_path):
+    publication = publication_now()
+    first = acme.publish(publication)
+    assert first.status_code == 201
+    assert first.json() == {
+        "id": "acme/toy",
+        "version": "0.2.0",
+        "sha256": publication.release.wheel.sha256,
+        "published": True,
+    }
+    again = acme.publish(publication)
+    assert (again.status_code, again.json()["published"]) == (200, False)
+    later = publication_now(published_at=datetime.now(UTC) + timedelta(minutes=1))
+    assert acme.publish(later).status_code == 200, "the bytes count, not the time"
+    registry = Registry(open_http(place_at(hub.address, tmp_path / "cache")))
+    assert registry.releases("acme/toy")[-1] == publication.release
+    assert registry.wheel_bytes(publication.release) == publication.wheel
+
+
+def test_an_attestation_is_served_beside_its_wheel(acme, client):
+    bundle = b'{"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json"}'
+    publication = publication_now(attestation_sha256=sha256(bundle))
+    sent = acme.publish(publication, attestation=("a.json", bundle))
+    assert sent.status_code == 201, sent.text
+    (path,) = publication.release.wheel.urls
+    assert client.get(f"{path}.sigstore.json").content == bundle
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"published_at": datetime(2020, 1, 1, tzinfo=UTC)},
+            "published_at must be within an hour of now",
+        ),
+        ({"validation": Validation(policy="1", verdict="fail")}, "did not pass its validation"),
+        ({"license": "Apache-2.0"}, "the wheel's license is 'MIT'"),
+        ({"summary": "two\nlines"}, "cannot be read: summary"),
+        (
+            {"secrets": ("KEY", "Telescope_Hub_Token")},
+            "secrets must not be Telescope's own variables, got ['Telescope_Hub_Token']",
+        ),
+        ({"secrets": ("MY KEY=x",)}, "secrets.0: is not the name of an environment variable"),
+        ({"attestation_sha256": "0" * 64}, "attestation_sha256"),
+        ({"requires_dist": ()}, "its requires_dist is"),
+    ],
+)
+def test_records_that_are_not_right_are_refused(acme, client, fields, message):
+    before = client.get("index/acme/toy.jsonl").content
+    answer = acme.publish(publication_now(**fields))
+    assert answer.status_code == 422
+    assert message in answer.json()["error"]
+    assert client.get("index/acme/toy.jsonl").content == before
+
+
+def test_fields_that_would_be_lost_are_refused(acme):
+    publication = publication_now()
+    record = json.loads(publication.release.as_json().decode())
+    record["wheel"]["color"] = "blue"
+    answer = acme.publish(publication, record=json.dumps(record))
+    assert "does not know: wheel.color" in answer.json()["error"]
+    assert "upgrade" in answer.json()["what_to_do"]
+
+
+def test_a_name_that_is_easily_taken_for_another_needs_an_admin(hub):
+    hub.store.add_namespace("evil-corp", [])
+    near = publication_now(owner="evil-corp", name="toyy")
+    with Sender(hub.address, hub.token(owners=("evil-corp",))) as sender:
+        refused = sender.publish(near)
+        assert refused.status_code == 409
+        assert "'toyy' is easily confused with acme/toy" in refused.json()["error"]
+        with Sender(hub.address, hub.token(Scope.ADMIN)) as admin:
+            assert admin.publish(near).status_code == 201
+        later = publication_now("0.3.0", owner="evil-corp", name="toyy")
+        assert sender.publish(later).status_code == 201, "the name is known now"
+
+
+def test_a_status_is_changed_by_who_has_seen_the_last_one(acme, client):
+    path, api = "status/acme/toy.json", "api/status/acme/toy"
+    yank = b'{"yanked": {"0.1.0": "wrong answers"}}'
+    assert acme.put(api, content=yank).status_code == 428
+    etag = client.get(path).headers["etag"]
+    changed = acme.put(api, content=yank, headers={"If-Match": etag})
+    assert changed.status_code == 200
+    assert changed.json()["yanked"] == {"0.1.0": "wrong answers"}
+    assert changed.headers["etag"] == client.get(path).headers["etag"]
+    late = acme.put(api, content=b"{}", headers={"If-Match": etag})
+    assert late.status_code == 412
+    assert "read it again" in late.json()["what_to_do"]
+    assert client.get(path).json()["yanked"] == {"0.1.0": "wrong answers"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "the status record cannot be read"),
+        (b'{"yanked": {"7.0": "why"}}', "cannot yank 7.0: acme/toy has no such version"),
+        (b'{"yanked": 3}', "yanked: "),
+    ],
+)
+def test_statuses_that_make_no_sense_are_refused(acme, client, content, message):
+    etag = client.get("status/acme/toy.json").headers["etag"]
+    answer = acme.put("api/status/acme/toy", content=content, headers={"If-Match": etag})
+    assert answer.status_code == 422
+    assert message in answer.json()["error"]
+    assert client.get("status/acme/toy.json").headers["etag"] == etag
+
+
+def test_the_client_says_what_the_server_said(hub, tmp_path):
+    place = place_at(hub.address, tmp_path / "cache", token=hub.token())
+    store = open_http(place)
+    store.publish(publication_now())
+    other = publication_now(code=f"{TOY}# other\n")
+    with pytest.raises(
+        RegistryError, match=r"already published with different bytes.*raise the version"
+    ):
+        store.publish(Publication(release=other.release, wheel=other.wheel))
+    assert "tsh_" not in repr(place)
+    stranger = open_http(place_at(hub.address, tmp_path / "cache"))
+    with pytest.raises(RegistryError, match=r"the request has no token; set the token"):
+        stranger.publish(publication_now("0.3.0"))

@@ -1,0 +1,67 @@
+"""What a release changes for its users, and which changes want a major version."""
+
+import pytest
+from tests.envs.projects import toy_publication
+
+from telescope_envs.records.changes import (
+    changes_between,
+    score_warnings,
+)
+from telescope_envs.records.release import (
+    Dataset,
+    RewardRange,
+)
+
+BEFORE = toy_publication().release
+
+
+def after(version="0.1.1", **fields):
+    return toy_publication(version).release.changed(**fields)
+
+
+def test_equal_releases_change_nothing():
+    assert changes_between(BEFORE, after()) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "told", "is_of_scores"),
+    [
+        (
+            {"reward": RewardRange(minimum=-1, maximum=1, success=1)},
+            "reward range: 0 to 1 -> -1 to 1",
+            True,
+        ),
+        (
+            {"reward": RewardRange(minimum=0, maximum=1, success=0.5)},
+            "success threshold: 1 -> 0.5",
+            True,
+        ),
+        (
+            {"splits": {"train": None, "eval": 1}},
+            "splits: eval 1, train 1 -> eval 1, train endless",
+            True,
+        ),
+        (
+            {"requires_dist": ("numpy>=2", "telescope-core")},
+            "dependencies: telescope-core -> numpy>=2, telescope-core",
+            False,
+        ),
+        ({"config_schema_sha256": "1" * 64}, f"settings schema: {'0' * 12} -> {'1' * 12}", False),
+        ({"network": "load"}, "network: none -> load", False),
+        ({"secrets": ("KEY",)}, "secrets: none -> KEY", False),
+        ({"license": "Apache-2.0"}, "licence: MIT -> Apache-2.0", False),
+        (
+            {"datasets": (Dataset(repo="a/b", revision="c" * 40),)},
+            f"datasets: none -> a/b@{'c' * 12}",
+            False,
+        ),
+    ],
+)
+def test_each_change_is_told_and_those_of_scores_are_warned_of(fields, told, is_of_scores):
+    assert [str(change) for change in changes_between(BEFORE, after(**fields))] == [told]
+    warnings = score_warnings(BEFORE, after(**fields))
+    assert len(warnings) == is_of_scores
+    assert all(
+        "are not comparable; indicate that with a major version" in warning for warning in warnings
+    )
+    assert score_warnings(BEFORE, after("1.0.0", **fields)) == []

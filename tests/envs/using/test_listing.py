@@ -1,0 +1,210 @@
+"""`telescope env list` and `info`: what they show, in 80 columns, and what they import."""
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from tests.envs.using.conftest import change_record, lock_of
+
+from telescope_cli.env.options import complete_installed, complete_name
+from telescope_core.errors import EnvironmentLoadError
+from telescope_envs.install.settings import settings_in
+from telescope_envs.records.installed import (
+    Installation,
+    installed_environments,
+    write_record,
+)
+from telescope_envs.records.lockfile import (
+    LOCK_NAME,
+    Lock,
+    write_lock,
+)
+from telescope_envs.records.release import (
+    Deprecation,
+    Status,
+)
+
+TITLE = "environment"
+
+
+@pytest.fixture
+def installed(published, make_project, home, tmp_path):
+    """Record acme/toy 0.1.0 as installed for an interpreter that can import it."""
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={make_project()} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (release,) = published.releases("acme/toy")
+    write_record(
+        Installation(
+            registry=published.address,
+            installed_at=datetime.now(UTC),
+            release=release,
+            interpreter=str(python),
+        )
+    )
+    return release
+
+
+def test_what_is_published_is_listed_in_80_columns(published, telescope):
+    published.store.change_status(
+        "acme/toy", lambda status: Status(deprecated=Deprecation(reason="old"))
+    )
+    code, out, _ = telescope("env", "list", "--owner", "acme")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    title, row = out.splitlines()
+    assert title.split() == [TITLE, "newest", "installed", "about"]
+    assert row.split()[:3] == ["acme/toy", "0.1.0", "-"]
+    assert "(deprecated)" in row
+
+
+def test_filters_and_json_say_what_is_here(published, installed, telescope):
+    write_lock(Path(LOCK_NAME), Lock(environments=(lock_of(installed, published.address),)))
+    for flag in ("--installed", "--locked"):
+        rows = json.loads(telescope("env", "list", flag, "--owner", "acme", "--json")[1])
+        assert [(row["id"], row["installed"], row["locked"]) for row in rows] == [
+            ("acme/toy", "0.1.0", "0.1.0")
+        ]
+    assert "locked" in telescope("env", "list")[1].splitlines()[0]
+    assert json.loads(telescope("env", "list", "--outdated", "--json")[1]) == []
+    code, _, err = telescope("env", "list", "--owner", "acmee")
+    assert code == 2
+    assert "did you mean 'acme'?" in err
+
+
+def test_info_tells_settings_standing_and_use(published, installed, telescope):
+    said = Status(
+        yanked={"0.1.0": "wrong gold"},
+        deprecated=Deprecation(reason="old", replacement="acme/new"),
+        advisories=("do not",),
+    )
+    published.store.change_status("acme/toy", lambda status: said)
+    code, out, _ = telescope("env", "info", "acme/toy@0.1.0")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    shown = " ".join(out.split())
+    for text in (
+        "installed 0.1.0",
+        "yanked 0.1.0: wrong gold",
+        "deprecated old; use acme/new",
+        "advisory do not",
+        "validated no",
+        "settings: --env.NAME VALUE",
+        "telescope eval toy --model ./my-model",
+        'name = "toy"',
+    ):
+        assert text in shown
+    about = json.loads(telescope("env", "info", "acme/toy@0.1.0", "--json")[1])
+    assert (about["versions"], about["settings"]) == (["0.1.0"], [])
+
+
+def test_info_warns_of_a_lock_that_is_not_the_registrys(published, installed, telescope):
+    locked = lock_of(installed, published.address, sha256="0" * 64)
+    write_lock(Path(LOCK_NAME), Lock(environments=(locked,)))
+    shown = " ".join(telescope("env", "info", "toy")[1].split())
+    assert "not the registry's wheel: do not use it" in shown
+    assert "installed no; run: telescope env sync" in shown
+    assert json.loads(telescope("env", "info", "toy", "--json")[1])["locked"]["sha256"] == "0" * 64
+
+
+def test_settings_are_read_from_a_schema():
+    schema = {
+        "$defs": {
+            "Judge": {"properties": {"model": {"type": "string", "description": "Who."}}},
+            "Level": {"enum": ["low", "high"]},
+        },
+        "properties": {
+            "judge": {"anyOf": [{"$ref": "#/$defs/Judge"}, {"type": "null"}], "default": None},
+            "level": {"$ref": "#/$defs/Level", "default": "low"},
+            "size": {"type": "integer", "minimum": 1, "maximum": 9, "default": 3},
+            "names": {"type": "array", "items": {"type": "string"}, "default": []},
+        },
+    }
+    found = [(one.name, one.type, one.default, one.help) for one in settings_in(schema)]
+    assert found == [
+        ("judge.model", "text", "", "Who."),
+        ("level", '"low" or "high"', '"low"', ""),
+        ("size", "integer >= 1 and <= 9", "3", ""),
+        ("names", "list of text", "[]", ""),
+    ]
+
+
+def test_listing_imports_only_what_it_needs(published, home):
+    program = (
+        "import sys\nfrom telescope_cli.main import main\n"
+        "try: main(['env', 'list'])\nexcept SystemExit as ended: assert not ended.code\n"
+        "heavy = {'rich', 'httpx', 'asyncio', 'zmq', 'aiohttp', 'uv',\n"
+        "    'telescope_envs.install.install', 'telescope_core.open',\n"
+        "    'telescope_core.environments', 'huggingface_hub'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_records_that_are_none_are_ignored(installed, home):
+    (home / "environments" / "acme" / "broken.json").write_text("{")
+    (home / "environments" / "acme" / "foreign.json").write_bytes(b'{"interpreter": "\xff"}')
+    listed = {(one.id, one.version, one.is_recorded) for one in installed_environments()}
+    assert ("acme/toy", "0.1.0", True) in listed
+    assert not any("broken" in name or "foreign" in name for name, *_ in listed)
+
+
+def known_ids() -> set[str]:
+    return {one.id for one in installed_environments()}
+
+
+def test_a_record_of_another_format_is_ignored_everywhere(installed, home):
+    change_record(home, format=2)
+    assert "acme/toy" not in known_ids()
+
+
+def test_a_record_in_the_place_of_another_is_ignored_everywhere(installed, home):
+    path = change_record(home)
+    path.rename(path.with_name("pet.json"))
+    assert "acme/toy" not in known_ids()
+
+
+def test_a_damaged_record_is_listed_and_says_what_to_do_where_it_is_needed(
+    published, installed, home, telescope
+):
+    path = change_record(home, installed_at="yesterday")
+    assert "acme/toy" in known_ids()
+    (found,) = [one for one in installed_environments() if one.id == "acme/toy"]
+    assert (found.is_recorded, found.sha256) == (True, installed.wheel.sha256)
+    with pytest.raises(EnvironmentLoadError) as damaged:
+        _ = found.installation
+    assert str(damaged.value).startswith(f"{path}: installed_at: ")
+    assert "telescope env install acme/toy" in str(damaged.value)
+    code, out, _ = telescope("env", "verify", "acme/toy")
+    assert (code, "telescope env install acme/toy" in out) == (1, True)
+    assert telescope("env", "uninstall", "acme/toy")[0] == 0
+    assert not path.exists()
+
+
+def test_an_installation_whose_python_has_gone_is_not_listed(installed, tmp_path):
+    (tmp_path / "venv" / "bin" / "python").unlink()
+    assert "acme/toy" not in known_ids()
+
+
+@pytest.mark.parametrize("arguments", [("list",), ("search", "toy"), ("--help",)])
+def test_listing_imports_no_library_that_takes_long(published, installed, arguments):
+    code = (
+        "import sys; from telescope_cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit as ended:\n"
+        "    print({'pydantic', 'importlib.metadata', 'httpx'} & set(sys.modules), ended.code)"
+    )
+    command = [sys.executable, "-c", code, "env", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set() 0", done.stdout + done.stderr
+
+
+def test_names_are_completed(published, installed, home):
+    assert complete_name("acme/") == ["acme/toy"]
+    assert complete_installed("to") == ["tool-calculator", "tool-calls", "toy"]
