@@ -20,6 +20,7 @@ from telescope_train.algorithms.terms import TokenLoss, shared_metrics
 from telescope_train.algorithms.token_metrics import MetricSum, reduce_metrics
 from telescope_train.backends.distributed_checkpoint import Saving, save_state, start_saving
 from telescope_train.backends.fsdp import state as fsdp_state
+from telescope_train.backends.fsdp.activation_room import limit_activations
 from telescope_train.backends.fsdp.layout import fsdp_layout
 from telescope_train.backends.fsdp.optimizer import make_optimizer, set_learning_rate
 from telescope_train.backends.fsdp.policy import ShardedPolicy, load_policy, load_reference
@@ -67,6 +68,9 @@ class FsdpBackend:
         loaded = load_policy(settings, device, self._layout)
         self._policy, self.attention = loaded.policy, loaded.attention
         self.sharing = loaded.sharing
+        self._checkpointing = loaded.checkpointing
+        self.activations = ""
+        """Why as many layers are recomputed as are, for people; empty where settings say it."""
         if spans is not None:
             time_reductions(self._policy, spans)
         self._reference = self._make_reference(loaded)
@@ -106,11 +110,16 @@ class FsdpBackend:
         # One collective per call instead of per batch. Ranks that share rows have the same numbers,
         # so one rank of each group is counted.
         with self._spans.span("metrics", on_cpu=True):
-            every = gather_values((total, reduce_metrics(parts)))
+            kept = self._checkpointing
+            if kept is not None:
+                parts.append(kept.take_metrics())
+            every = gather_values((total, reduce_metrics(parts), kept and kept.found))
+        if kept is not None:
+            kept.agree([found for _, _, found in every])
         per_rank = [every[rank] for rank in self._layout.speakers]
         return GradientResult(
-            loss=sum(loss for loss, _ in per_rank),
-            metrics=reduce_metrics(metrics for _, metrics in per_rank),
+            loss=sum(loss for loss, _, _ in per_rank),
+            metrics=reduce_metrics(metrics for _, metrics, _ in per_rank),
             token_facts=facts,
         )
 
@@ -168,6 +177,11 @@ class FsdpBackend:
         # Otherwise the moments and the step count of the rehearsal would enter the first real step.
         self._optimizer.state.clear()
         changed = sum(old != new for old, new in zip(before, self._checksums(), strict=True))
+        if self._checkpointing is not None:
+            # Everything that a step needs besides activations has been in memory now.
+            self.activations = limit_activations(
+                self._checkpointing, self._settings.trainer, self._device
+            )
         return max(gather_values(changed))
 
     def _checksums(self) -> list[int]:
