@@ -12,7 +12,6 @@ from telescope_train.checkpoints.resume import location_problems, open_run_folde
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from resume_run import config_of, records_of
-
 from tests.train.checkpoints.test_resume import checkpoint_at, end_process
 
 IF_SAVED = ("--checkpoint_every", "5", "--resume_if_saved", "true")
