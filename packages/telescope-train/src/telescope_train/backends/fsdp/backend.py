@@ -62,7 +62,7 @@ class FsdpBackend:
         self._loss = loss
         self._device = device
         self._layout = self.rank_layout(settings, dist.get_world_size())
-        loaded = load_policy(settings, device, self._layout)
+        loaded = load_policy(settings, device, self._layout, moved=self._spans.moved)
         self._policy, self.attention = loaded.policy, loaded.attention
         self.sharing = loaded.sharing
         if spans is not None:
@@ -83,7 +83,7 @@ class FsdpBackend:
             return None
         if self._settings.trainer.use_lora:
             return AdaptersAside(self._policy)
-        copy = load_reference(self._settings, self._device, trained)
+        copy = load_reference(self._settings, self._device, trained, moved=self._spans.moved)
         return FrozenCopy(self._policy, copy)
 
     def accumulate_gradient(

@@ -60,7 +60,7 @@ class MegatronBackend:
         self._loss = loss
         self._device = device
         with using(device):
-            self._loaded: Loaded = build(settings, device)
+            self._loaded: Loaded = build(settings, device, moved=self._spans.moved)
             self.attention = self._loaded.attention
             self.sharing = no_sharing(NO_SHARING)
             self._weights: RankWeights = self._loaded.weights
