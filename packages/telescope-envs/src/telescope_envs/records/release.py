@@ -250,7 +250,14 @@ class Namespace(PublicRecord, frozen=True, kw_only=True):
 
     owner: str
     status: Literal["active", "suspended"] = "active"
+    withheld: bool = True
+    """Whether a suspended owner's releases are not installed either."""
     publishers: tuple[Publisher, ...] = ()
+
+    @property
+    def is_withheld(self) -> bool:
+        """Whether nothing of this owner is installed."""
+        return self.status == "suspended" and self.withheld
 
     def check(self) -> None:
         """Raise RecordProblem for what cannot be the name of an owner."""
@@ -269,11 +276,52 @@ class Aliases(PublicRecord, frozen=True, kw_only=True):
             _require("aliases", check_name, name)
 
 
+class RemovedRelease(PublicRecord, frozen=True, kw_only=True):
+    """One release that was taken down for good."""
+
+    id: Line
+    """`owner/name`."""
+    version: str
+    sha256: str
+    """Of its wheel."""
+    reason: Line
+
+    def check(self) -> None:
+        """Raise RecordProblem for what no release can be, and for a missing reason."""
+        owner, _, name = self.id.partition("/")
+        _require("id", check_owner, owner)
+        _require("id", check_name, name)
+        _require("version", check_version, self.version)
+        check_digest("sha256", self.sha256)
+        if not self.reason:
+            raise RecordProblem("reason: expected why it was removed, got an empty text")
+
+
+class Removals(PublicRecord, frozen=True, kw_only=True):
+    """`removed.toml`: releases whose wheels or index lines are gone, rightly."""
+
+    removed: tuple[RemovedRelease, ...] = ()
+
+    def check(self) -> None:
+        """Raise RecordProblem if an entry has one."""
+        for number, one in enumerate(self.removed):
+            try:
+                one.check()
+            except RecordProblem as problem:
+                raise RecordProblem(f"removed.{number}.{problem}") from None
+
+    def has(self, release: Release) -> bool:
+        """Whether this very release was removed."""
+        wanted = (release.id, release.version, release.wheel.sha256)
+        return any((one.id, one.version, one.sha256) == wanted for one in self.removed)
+
+
 SCHEMAS: dict[str, type[Record]] = {
     "aliases": Aliases,
     "config": RegistryConfig,
     "namespace": Namespace,
     "release": Release,
+    "removed": Removals,
     "status": Status,
 }
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
+from http import HTTPStatus
 from importlib.metadata import version
 from threading import Timer
 from types import TracebackType
@@ -210,6 +211,8 @@ class Fetcher:
         )
 
     def _refusal(self, url: str, status: int) -> str:
+        if status == HTTPStatus.UNAVAILABLE_FOR_LEGAL_REASONS:
+            return f"{url} is withheld by its host (451); ask the registry's maintainers why"
         if status not in (401, 403):
             return f"{url} answered {status}; expected 200 or 404: check the address"
         if origin_of(url) != self._origin:

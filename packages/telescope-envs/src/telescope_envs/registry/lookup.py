@@ -1,5 +1,6 @@
 """Opens the chosen registry; there is never a fallback to another one."""
 
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -103,27 +104,35 @@ def _require_name(named: str, config: UserConfig, opening: Opening) -> None:
         raise unknown_name("registry", named, config.registries, hint)
 
 
-def _open_store(place: Address, opening: Opening) -> Store:
-    if place.scheme == "file":
-        return LocalStore(Path(place.text))
+def _open_store(address: Address, opening: Opening) -> Store:
+    if address.scheme == "file":
+        return LocalStore(Path(address.text), download=partial(_download, address, opening))
     config = read_user_config(opening.environ)
-    if place.is_plain_http and not config.allows_plain_http(place):
+    if address.is_plain_http and not config.allows_plain_http(address):
         raise ConfigError(
-            f"{place.text} is plain http, which anyone on the network can read and change; use "
+            f"{address.text} is plain http, which anyone on the network can read and change; use "
             "https, or add it to [registries] in "
             f"{user_file(opening.environ)} with insecure = true"
         )
-    opener = _opener(place.scheme)
-    return opener(
-        Place(
-            address=place,
-            token=token_for(place.text, environ=opening.environ),
-            login_hint=login_hint(place.text, environ=opening.environ),
-            cache=data_folder() / "cache",
-            offline=opening.offline,
-            tell=opening.tell,
-        )
+    return _opener(address.scheme)(_place_at(address, opening))
+
+
+def _place_at(address: Address, opening: Opening) -> Place:
+    return Place(
+        address=address,
+        token=token_for(address.text, environ=opening.environ),
+        login_hint=login_hint(address.text, environ=opening.environ),
+        cache=data_folder() / "cache",
+        offline=opening.offline,
+        tell=opening.tell,
     )
+
+
+def _download(address: Address, opening: Opening, url: str, max_bytes: int) -> bytes | None:
+    """Return a wheel that the registry in a folder has elsewhere."""
+    # Imported only now, because who lists or installs from a folder should not wait for it.
+    web = import_module("telescope_envs.registry.stores.http")
+    return web.download(_place_at(address, opening), url, max_bytes)
 
 
 def _opener(scheme: str) -> Opener:

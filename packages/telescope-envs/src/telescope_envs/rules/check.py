@@ -10,10 +10,12 @@ from pathlib import Path
 
 from telescope_core.errors import RegistryError
 from telescope_envs.records.reading import (
+    REMOVED_PATH,
     attestation_path,
     check_bytes,
     is_registry_path,
 )
+from telescope_envs.records.release import Release
 from telescope_envs.rules.findings import CheckReport, Finding
 from telescope_envs.rules.history import check_history
 from telescope_envs.rules.tree import (
@@ -46,10 +48,27 @@ def _check_wheel(tree: Tree, line: IndexLine) -> Iterator[Finding]:
             continue
         if not is_registry_path(url):
             yield _artifact(line.where, f"{url!r} points outside the registry", _RESTORE)
+        elif url not in tree.paths and tree.removals.has(release):
+            continue
         elif url not in tree.paths:
             yield _artifact(line.where, f"{url} does not exist", _RESTORE)
         else:
             yield from _check_content(tree, line, url)
+            yield from _check_removed(tree, release)
+
+
+def _check_removed(tree: Tree, release: Release) -> Iterator[Finding]:
+    """Yield what is wrong if a release whose wheel is there counts as removed."""
+    label = f"{release.id} {release.version}"
+    if tree.removals.has(release):
+        what, fix = f"names {label}, whose wheel is still there", "remove the wheel, or the entry"
+        yield Finding(check="removed", where=REMOVED_PATH, what=what, fix=fix)
+    elif any(
+        (one.id, one.version) == (release.id, release.version) for one in tree.removals.removed
+    ):
+        what = f"names {label}, which was published again with another wheel"
+        fix = "remove the line before committing it, and raise the version instead"
+        yield Finding(check="removed", where=REMOVED_PATH, what=what, fix=fix)
 
 
 def _check_content(tree: Tree, line: IndexLine, path: str) -> Iterator[Finding]:
@@ -99,7 +118,7 @@ def check_registry(
     tree = read_tree(root, now=now or datetime.now(UTC))
     findings = [*tree.findings, *check_names(tree), *check_wheels(tree, progress=progress)]
     progress("reading the git history")
-    history = check_history(root, against=against)
+    history = check_history(root, against=against, removals=tree.removals)
     return CheckReport(
         registry=str(root),
         num_environments=len(tree.releases),

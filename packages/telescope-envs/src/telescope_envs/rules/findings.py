@@ -15,6 +15,7 @@ CHECKS = {
     "alias": "every bare name points to an environment in the index",
     "artifact": "wheels in the tree have the size and digest that their release records",
     "wheel": "wheels in the tree hold one environment and match their release",
+    "removed": "removed.toml, if it exists, names releases with reasons whose wheels are gone",
     "status": "every status file can be read and names only published versions",
     "schema": "schema/, if it exists, is what `telescope hub schemas` writes",
     "history": "index files only grew, in every commit and in the working tree",

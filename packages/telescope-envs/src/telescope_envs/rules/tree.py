@@ -16,22 +16,25 @@ from telescope_envs.records.names import (
     plain,
 )
 from telescope_envs.records.reading import (
+    REMOVED_PATH,
     parse_aliases,
     parse_namespace,
     parse_record,
+    parse_removals,
     parse_status,
     tree_files,
 )
 from telescope_envs.records.release import (
     RegistryConfig,
     Release,
+    Removals,
 )
 from telescope_envs.records.schemas import schema_files
 from telescope_envs.rules.admission import misnamed, reserved_parts
 from telescope_envs.rules.findings import Finding
 
 _LAYOUT = re.compile(
-    r"config\.json|aliases\.toml|reserved\.txt|README\.md|LICENSE"
+    r"config\.json|aliases\.toml|reserved\.txt|removed\.toml|README\.md|LICENSE"
     r"|namespaces/[^/]+\.toml|index/[^/]+/[^/]+\.jsonl|status/[^/]+/[^/]+\.json"
     r"|artifacts/.+|schema/[^/]+\.json|v1/.+|simple/.+"
 )
@@ -62,6 +65,7 @@ class Tree:
     paths: list[str]
     config: RegistryConfig | None = None
     aliases: dict[str, str] = field(default_factory=dict[str, str])
+    removals: Removals = field(default_factory=Removals)
     releases: dict[str, list[IndexLine]] = field(default_factory=dict[str, list[IndexLine]])
     """Environment id -> its index lines, in the order of the file."""
     findings: list[Finding] = field(default_factory=list[Finding])
@@ -98,6 +102,10 @@ def read_tree(root: Path, *, now: datetime) -> Tree:
         data = tree.bytes_of("aliases.toml")
         found = tree.parsed("alias", "aliases.toml", lambda: parse_aliases(data, "aliases.toml"))
         tree.aliases = found.aliases if found else {}
+    if REMOVED_PATH in tree.paths:
+        removed = tree.bytes_of(REMOVED_PATH)
+        found_removals = tree.parsed("removed", REMOVED_PATH, lambda: parse_removals(removed))
+        tree.removals = found_removals or Removals()
     for path in tree.paths:
         if _LAYOUT.fullmatch(path) and path.startswith("index/"):
             _read_index(tree, path, now=now)
@@ -247,7 +255,8 @@ def _reserved_names(tree: Tree) -> Iterator[Finding]:
 
 def _lost_aliases(tree: Tree) -> Iterator[Finding]:
     for alias, environment_id in tree.aliases.items():
-        if environment_id not in tree.releases:
+        removed = {one.id for one in tree.removals.removed}
+        if environment_id not in {*tree.releases, *removed}:
             yield Finding(
                 check="alias",
                 where="aliases.toml",

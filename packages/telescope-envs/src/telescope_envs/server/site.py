@@ -111,6 +111,7 @@ class SiteRoutes:
         site, environment_id = self._site(request), f"{owner}/{name}"
 
         def build() -> tuple[bytes, str] | None:
+            self._hub.require_served(environment_id)
             releases = self._hub.releases.all_of(environment_id)
             if not releases:
                 return None
@@ -195,7 +196,7 @@ class SimpleRoutes:
         media_type = negotiated(request.headers.get("accept", ""))
 
         def build() -> tuple[bytes, str]:
-            names = list(self._hub.releases.distributions())
+            names = self._hub.releases.distributions()
             text = projects_json(names) if media_type == JSON_TYPE else projects_html(names)
             return text.encode(), media_type
 
@@ -209,9 +210,10 @@ class SimpleRoutes:
         media_type = negotiated(request.headers.get("accept", ""))
 
         def build() -> tuple[bytes, str] | None:
-            environment_id = self._hub.releases.distributions().get(project)
+            environment_id = self._hub.releases.environment_of(project)
             if environment_id is None:
                 return None
+            self._hub.require_served(environment_id)
             files = simple_files(
                 self._hub.releases.all_of(environment_id),
                 self._hub.releases.status(environment_id),

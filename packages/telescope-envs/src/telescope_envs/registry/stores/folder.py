@@ -25,6 +25,7 @@ from telescope_envs.records.reading import (
     Publication,
     artifact_files,
     is_registry_path,
+    is_web_address,
     log_unreadable,
 )
 from telescope_envs.records.release import Status
@@ -37,11 +38,16 @@ from telescope_envs.rules.admission import (
 _CHUNK_BYTES = 64 * 1024
 
 
-class Folder:
-    """Reads the registry at `root`."""
+Download = Callable[[str, int], bytes | None]
+"""Returns the bytes at an absolute address, at most so many; None when there is nothing."""
 
-    def __init__(self, root: Path) -> None:
+
+class Folder:
+    """Reads the registry at `root`; wheels elsewhere only with `download`."""
+
+    def __init__(self, root: Path, *, download: Download | None = None) -> None:
         self.root = root
+        self._download = download
 
     @property
     def address(self) -> str:
@@ -58,7 +64,9 @@ class Folder:
         return self._read(path, max_bytes=None)
 
     def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
-        """Return the artifact at the relative `url`; None when it is not below the root."""
+        """Return the artifact at `url`, below the root or elsewhere; None when there is none."""
+        if self._download is not None and is_web_address(url):
+            return self._download(url, max_bytes)
         return self._read(url, max_bytes=max_bytes)
 
     def catalog(self) -> list[CatalogRow]:
@@ -143,8 +151,10 @@ _LOCK_WAIT_S = 30.0
 class LocalStore(Folder):
     """Reads and appends to the registry at `root`; waits up to `lock_wait_s` for other writers."""
 
-    def __init__(self, root: Path, *, lock_wait_s: float = _LOCK_WAIT_S) -> None:
-        super().__init__(root)
+    def __init__(
+        self, root: Path, *, lock_wait_s: float = _LOCK_WAIT_S, download: Download | None = None
+    ) -> None:
+        super().__init__(root, download=download)
         self._lock_wait_s = lock_wait_s
 
     def publish(self, publication: Publication) -> bool:

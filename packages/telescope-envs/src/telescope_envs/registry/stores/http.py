@@ -8,6 +8,7 @@ A server is read in the same way; its token is sent to its own address only.
 import os
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from http import HTTPStatus
 from urllib.parse import quote
@@ -24,6 +25,7 @@ from telescope_envs.records.catalog import (
 from telescope_envs.records.reading import (
     Publication,
     is_registry_path,
+    is_web_address,
     log_unreadable,
     parse_record,
 )
@@ -184,12 +186,13 @@ class HttpStore:
         patience = replace(self._patience, total_s=total_s)
         if is_registry_path(url):
             return self._get(self._url(url), max_bytes, patience)
-        if not url.startswith(("http:", "https:")):
+        if not is_web_address(url):
             return None
-        if url.startswith("http:") and self._base.startswith("https:"):
+        if url.startswith("http:") and not self._base.startswith("http:"):
+            is_https = "is https, but it " if self._base.startswith("https:") else ""
             raise RegistryError(
-                f"{self._base} is https, but it gives a wheel the URL {url}, which anyone on the "
-                "network can change; tell the registry's maintainers"
+                f"{self._base} {is_https}gives a wheel the URL {url}, which anyone on the network "
+                "can change; tell the registry's maintainers"
             )
         return self._get(url, max_bytes, patience)
 
@@ -286,6 +289,15 @@ def open_http(place: Place) -> Store:
         return static
     static.close()
     return ServedStore(place, api)
+
+
+def download(place: Place, url: str, max_bytes: int) -> bytes | None:
+    """Return the wheel at an absolute address that a registry of another kind gives it.
+
+    The rules and the cache are those of registries on web servers.
+    """
+    with closing(HttpStore(place)) as store:
+        return store.artifact(url, max_bytes=max_bytes)
 
 
 def _conditions(known: CachedFile | None) -> dict[str, str]:

@@ -35,6 +35,7 @@ from telescope_envs.records.reading import (
     Publication,
     artifact_files,
     is_registry_path,
+    is_web_address,
     log_unreadable,
 )
 from telescope_envs.records.release import Status
@@ -44,6 +45,7 @@ from telescope_envs.registry.http_cache import (
 )
 from telescope_envs.registry.simple_index import derived_files
 from telescope_envs.registry.store import Place
+from telescope_envs.registry.stores.http import download
 from telescope_envs.rules.admission import (
     Read,
     changed_status,
@@ -98,7 +100,9 @@ class HuggingFaceStore:
         return self._read_at(self._commit, path)
 
     def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
-        """Return the artifact at the relative `url`; None when there is none."""
+        """Return the artifact at `url`, in the repository or elsewhere; None when there is none."""
+        if is_web_address(url):
+            return download(self._place, url, max_bytes)
         if not is_registry_path(url):
             return None
         if not self._place.offline and not isinstance(self._cached(self._commit, url), Path):
