@@ -7,7 +7,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -84,6 +85,12 @@ def artifact_files(publication: Publication, address: str) -> dict[str, bytes]:
     return files
 
 
+def ids_of(paths: Iterable[str]) -> list[str]:
+    """Return owner/name of every index file among the paths of a registry, sorted."""
+    found = (_INDEX_PATH.fullmatch(path) for path in paths)
+    return sorted(path["id"] for path in found if path)
+
+
 def tree_files(root: Path) -> list[str]:
     """Return the sorted paths of a registry's files, without hidden files and symlinks."""
     found: list[str] = []
@@ -95,6 +102,7 @@ def tree_files(root: Path) -> list[str]:
     return sorted(found)
 
 
+_INDEX_PATH = re.compile(r"index/(?P<id>[^/]+/[^/]+)\.jsonl")
 log = logging.getLogger(__name__)
 _NAMED = 5
 """Most skipped records that are named."""

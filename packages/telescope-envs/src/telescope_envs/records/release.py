@@ -5,7 +5,7 @@ A reader refuses a `schema` number above its own.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import cache
 from typing import Annotated, Literal
@@ -175,10 +175,10 @@ class Release(PublicRecord, frozen=True, kw_only=True):
         """Raise RecordProblem for names, versions, hashes and ranges that are none."""
         # Releases of one environment, and of one hub, have most of their texts in common, so each
         # text is looked at once.
-        _require("owner", check_owner, self.owner)
-        _require("name", check_name, self.name)
-        _require("version", check_version, self.version)
-        _require("requires_python", check_specifier, self.requires_python)
+        require("owner", check_owner, self.owner)
+        require("name", check_name, self.name)
+        require("version", check_version, self.version)
+        require("requires_python", check_specifier, self.requires_python)
         for text in self.requires_dist:
             if _problem(check_requirement, text):
                 place = f"requires_dist.{self.requires_dist.index(text)}"
@@ -261,7 +261,7 @@ class Namespace(PublicRecord, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise RecordProblem for what cannot be the name of an owner."""
-        _require("owner", check_owner, self.owner)
+        require("owner", check_owner, self.owner)
 
 
 class Aliases(PublicRecord, frozen=True, kw_only=True):
@@ -273,7 +273,7 @@ class Aliases(PublicRecord, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raise RecordProblem for what cannot be the name of an environment."""
         for name in self.aliases:
-            _require("aliases", check_name, name)
+            require("aliases", check_name, name)
 
 
 class RemovedRelease(PublicRecord, frozen=True, kw_only=True):
@@ -289,9 +289,9 @@ class RemovedRelease(PublicRecord, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raise RecordProblem for what no release can be, and for a missing reason."""
         owner, _, name = self.id.partition("/")
-        _require("id", check_owner, owner)
-        _require("id", check_name, name)
-        _require("version", check_version, self.version)
+        require("id", check_owner, owner)
+        require("id", check_name, name)
+        require("version", check_version, self.version)
         check_digest("sha256", self.sha256)
         if not self.reason:
             raise RecordProblem("reason: expected why it was removed, got an empty text")
@@ -304,11 +304,7 @@ class Removals(PublicRecord, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise RecordProblem if an entry has one."""
-        for number, one in enumerate(self.removed):
-            try:
-                one.check()
-            except RecordProblem as problem:
-                raise RecordProblem(f"removed.{number}.{problem}") from None
+        check_each("removed", self.removed)
 
     def has(self, release: Release) -> bool:
         """Whether this very release was removed."""
@@ -343,7 +339,17 @@ def check_parts(record: Record, *fields: str) -> None:
             raise RecordProblem(f"{field}{joint}{text}") from None
 
 
-def _require(field: str, check: Callable[[str], str], text: str) -> None:
+def check_each(field: str, records: Iterable[Record]) -> None:
+    """Check the records in a list; a problem's text begins with the field and the number."""
+    for number, one in enumerate(records):
+        try:
+            one.check()
+        except RecordProblem as problem:
+            raise RecordProblem(f"{field}.{number}.{problem}") from None
+
+
+def require(field: str, check: Callable[[str], str], text: str) -> None:
+    """Raise RecordProblem, which begins with `field`, if `check` refuses `text`."""
     problem = _problem(check, text)
     if problem:
         raise RecordProblem(f"{field}: {problem}")

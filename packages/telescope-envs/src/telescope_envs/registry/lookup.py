@@ -13,26 +13,14 @@ from telescope_envs.registry.config import (
     FORMS,
     Address,
     Opening,
-    UserConfig,
     find_address,
     read_user_config,
     user_file,
 )
-from telescope_envs.registry.credentials import (
-    login_hint,
-    token_for,
-)
+from telescope_envs.registry.credentials import login_hint, token_for
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.resolving import (
-    parse_request,
-    resolve,
-)
-from telescope_envs.registry.store import (
-    Opener,
-    Place,
-    Store,
-    WritableStore,
-)
+from telescope_envs.registry.resolving import parse_request, resolve
+from telescope_envs.registry.stores import Opener, Place, Store, WritableStore
 from telescope_envs.registry.stores.folder import LocalStore
 
 GROUP = "telescope.registries"
@@ -89,19 +77,15 @@ def _agreed(named: str, registry: str | None, opening: Opening, text: str) -> st
     if not named:
         return registry
     config = read_user_config(opening.environ)
-    _require_name(named, config, opening)
+    if named not in config.registries:
+        hint = f"(named registries are in {user_file(opening.environ)})"
+        raise unknown_name("registry", named, config.registries, hint)
     if registry and config.place_of(registry) != config.registries[named].place:
         raise ConfigError(
             f"{text!r} names the registry {named!r}, but --registry is {registry!r}; "
             "omit one of them"
         )
     return named
-
-
-def _require_name(named: str, config: UserConfig, opening: Opening) -> None:
-    if named not in config.registries:
-        hint = f"(named registries are in {user_file(opening.environ)})"
-        raise unknown_name("registry", named, config.registries, hint)
 
 
 def _open_store(address: Address, opening: Opening) -> Store:

@@ -28,11 +28,7 @@ from telescope_envs.records.reading import (
     parse_status,
     read_releases,
 )
-from telescope_envs.records.release import (
-    RegistryConfig,
-    Release,
-    Status,
-)
+from telescope_envs.records.release import RegistryConfig, Release, Status
 
 Read = Callable[[str], bytes | None]
 """Maps a path relative to the registry to the file's bytes; None when there is no such file."""

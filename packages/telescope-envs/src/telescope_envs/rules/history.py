@@ -11,14 +11,10 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.processes.git import (
-    reading,
-    run_git,
-    why_unreadable,
-)
+from telescope_envs.processes.git import reading, run_git, why_unreadable
 from telescope_envs.records.reading import index_lines, parse_aliases, read_releases
 from telescope_envs.records.release import Removals
-from telescope_envs.rules.findings import Finding
+from telescope_envs.rules.tree import Finding
 
 _NOTHING = b""
 _NO_REPOSITORY = ("not a git repository", "must be run in a work tree")

@@ -14,37 +14,20 @@ from typing import NamedTuple
 
 from telescope_core.errors import ConfigError, RegistryError, unknown_name
 from telescope_core.terminal import acts_on_terminals
-from telescope_envs.records.catalog import (
-    CatalogRow,
-    catalog_row,
-    write_catalog,
-)
+from telescope_envs.records.catalog import CatalogRow, catalog_row, write_catalog
 from telescope_envs.records.model import RecordProblem, converted
-from telescope_envs.records.names import (
-    check_name,
-    check_owner,
-    plain,
-)
+from telescope_envs.records.names import check_name, check_owner, plain
 from telescope_envs.records.reading import Publication, log_unreadable
-from telescope_envs.records.release import (
-    Namespace,
-    RegistryConfig,
-    Status,
-)
-from telescope_envs.records.schemas import schema_files
+from telescope_envs.records.release import Namespace, RegistryConfig, Status
+from telescope_envs.records.schemas import ALIASES_TITLE, schema_files
 from telescope_envs.rules.admission import reserved_parts
-from telescope_envs.server.database import (
-    FILE,
-    ArtifactFiles,
-    Database,
-)
+from telescope_envs.server.database import FILE, ArtifactFiles, Database
 from telescope_envs.server.refusals import Refusal
 from telescope_envs.server.releases import Releases
 
 API = "api"
 """Path of the server's API, relative to the registry; `config.json` contains it."""
 RESERVED = "reserved.txt"
-_ALIASES_TITLE = "# Bare name -> owner/name. A name is never given to another environment.\n"
 
 
 class StoredArtifact(NamedTuple):
@@ -282,7 +265,7 @@ class HubStore:
     def _aliases(self) -> bytes:
         rows = self.database.rows("SELECT name, environment FROM aliases ORDER BY name")
         lines = "".join(f'{name} = "{environment}"\n' for name, environment in rows)
-        return f"{_ALIASES_TITLE}[aliases]\n{lines}".encode()
+        return f"{ALIASES_TITLE}[aliases]\n{lines}".encode()
 
     def _namespace(self, owner: str) -> bytes | None:
         query = "SELECT status, withheld, publishers FROM namespaces WHERE owner = ?"

@@ -24,10 +24,7 @@ from telescope_envs.records.reading import (
     parse_status,
     read_releases,
 )
-from telescope_envs.records.release import (
-    Release,
-    Status,
-)
+from telescope_envs.records.release import Release, Status
 from telescope_envs.rules.admission import (
     Read,
     changed_status,

@@ -9,12 +9,9 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from telescope_core.errors import unknown_name
-from telescope_envs.records.catalog import (
-    CatalogRow,
-    search,
-)
+from telescope_envs.records.catalog import CatalogRow, search
 from telescope_envs.records.names import plain
-from telescope_envs.registry.simple_index import (
+from telescope_envs.registry.static_view import (
     HTML_TYPE,
     JSON_TYPE,
     project_html,
@@ -23,33 +20,30 @@ from telescope_envs.registry.simple_index import (
     projects_json,
     simple_files,
 )
-from telescope_envs.server.answers import (
-    Answers,
-    Build,
-    etag_of,
-    is_known,
-)
+from telescope_envs.server.answers import Answers, Build, etag_of, is_known
 from telescope_envs.server.auth import Callers
-from telescope_envs.server.hub import (
-    API,
-    HubStore,
-)
-from telescope_envs.server.pages import (
-    Pages,
-    Site,
-)
+from telescope_envs.server.hub import API, HubStore
+from telescope_envs.server.pages import Pages, Site
 from telescope_envs.server.refusals import Refusal
 
 _READ = ["GET", "HEAD"]
 _HTML = "text/html; charset=utf-8"
 _STATIC_TYPES = {"css": "text/css", "svg": "image/svg+xml"}
 _MAX_OFFSET = 1_000_000
+_OFFERED = {
+    "text/html": "text/html; charset=utf-8",
+    HTML_TYPE: HTML_TYPE,
+    "application/vnd.pypi.simple.latest+html": HTML_TYPE,
+    JSON_TYPE: JSON_TYPE,
+    "application/vnd.pypi.simple.latest+json": JSON_TYPE,
+}
+"""Media types that may be requested, the default first -> media type of the response."""
 Words = Annotated[str, Query(max_length=200)]
 Tags = Annotated[list[str], Query(max_length=20)]
 
 
 class SiteRoutes:
-    """Serves the web pages and search results."""
+    """Serves the web pages, search results and the simple index."""
 
     def __init__(self, hub: HubStore, callers: Callers, answers: Answers) -> None:
         self._hub = hub
@@ -63,6 +57,10 @@ class SiteRoutes:
         app.add_api_route("/static/{name}", self.static, methods=_READ)
         app.add_api_route("/environments/{owner}/{name}", self.environment, methods=_READ)
         app.add_api_route("/", self.front, methods=_READ)
+        app.add_api_route("/simple/", self.projects, methods=_READ)
+        app.add_api_route("/simple/{project}/", self.project, methods=_READ)
+        app.add_api_route("/simple", self.with_slash, methods=_READ)
+        app.add_api_route("/simple/{project}", self.with_slash, methods=_READ)
 
     async def search(
         self,
@@ -135,61 +133,6 @@ class SiteRoutes:
         media_type = _STATIC_TYPES[name.rpartition(".")[2]]
         return Response(content, media_type=media_type, headers=headers)
 
-    def problem(self, request: Request, refusal: Refusal) -> Response:
-        """Return a refusal as a page."""
-        path = request.url.path.removeprefix(request.scope.get("root_path", ""))
-        depth = max(0, path.count("/") - 1)
-        site = self._site(request)
-        page = self._pages.problem(site, refusal.error, refusal.what_to_do, depth=depth)
-        return Response(page, media_type=_HTML, status_code=refusal.status)
-
-    def _site(self, request: Request) -> Site:
-        address = str(request.base_url).rstrip("/")
-        return Site(name=self._hub.name, address=address, is_private=self._callers.is_private)
-
-    def _found(self, request: Request, key: str, build: Build) -> Response:
-        found = self._answers.answer(request, key, build)
-        if found is None:
-            names = [row.id for row in self._hub.catalog()]
-            typed = "/".join(request.path_params.values())
-            unknown = unknown_name("environment", typed, names)
-            raise Refusal(HTTPStatus.NOT_FOUND, str(unknown), "look for it in the list")
-        return found
-
-
-def _refuse_others(request: Request, known: set[str]) -> None:
-    """Refuse unknown query parameters, because a misspelled one would silently have no effect."""
-    for name in request.query_params:
-        if name not in known:
-            unknown = str(unknown_name("parameter", name, known))
-            raise Refusal(HTTPStatus.BAD_REQUEST, unknown, "correct the address")
-
-
-_OFFERED = {
-    "text/html": "text/html; charset=utf-8",
-    HTML_TYPE: HTML_TYPE,
-    "application/vnd.pypi.simple.latest+html": HTML_TYPE,
-    JSON_TYPE: JSON_TYPE,
-    "application/vnd.pypi.simple.latest+json": JSON_TYPE,
-}
-"""Media types that may be requested, the default first -> media type of the response."""
-
-
-class SimpleRoutes:
-    """Serves the pages below `simple/`."""
-
-    def __init__(self, hub: HubStore, callers: Callers, answers: Answers) -> None:
-        self._hub = hub
-        self._callers = callers
-        self._answers = answers
-
-    def add_to(self, app: FastAPI) -> None:
-        """Add the routes."""
-        app.add_api_route("/simple/", self.projects, methods=_READ)
-        app.add_api_route("/simple/{project}/", self.project, methods=_READ)
-        app.add_api_route("/simple", self.with_slash, methods=_READ)
-        app.add_api_route("/simple/{project}", self.with_slash, methods=_READ)
-
     async def projects(self, request: Request) -> Response:
         """List the distributions."""
         self._callers.reader(request)
@@ -237,6 +180,35 @@ class SimpleRoutes:
         self._callers.reader(request)
         last = request.url.path.rpartition("/")[2]
         return RedirectResponse(f"{last}/", HTTPStatus.MOVED_PERMANENTLY)
+
+    def problem(self, request: Request, refusal: Refusal) -> Response:
+        """Return a refusal as a page."""
+        path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+        depth = max(0, path.count("/") - 1)
+        site = self._site(request)
+        page = self._pages.problem(site, refusal.error, refusal.what_to_do, depth=depth)
+        return Response(page, media_type=_HTML, status_code=refusal.status)
+
+    def _site(self, request: Request) -> Site:
+        address = str(request.base_url).rstrip("/")
+        return Site(name=self._hub.name, address=address, is_private=self._callers.is_private)
+
+    def _found(self, request: Request, key: str, build: Build) -> Response:
+        found = self._answers.answer(request, key, build)
+        if found is None:
+            names = [row.id for row in self._hub.catalog()]
+            typed = "/".join(request.path_params.values())
+            unknown = unknown_name("environment", typed, names)
+            raise Refusal(HTTPStatus.NOT_FOUND, str(unknown), "look for it in the list")
+        return found
+
+
+def _refuse_others(request: Request, known: set[str]) -> None:
+    """Refuse unknown query parameters, because a misspelled one would silently have no effect."""
+    for name in request.query_params:
+        if name not in known:
+            unknown = str(unknown_name("parameter", name, known))
+            raise Refusal(HTTPStatus.BAD_REQUEST, unknown, "correct the address")
 
 
 def negotiated(accept: str) -> str:
