@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from telescope_core.errors import ConfigError, RegistryError, unknown_name
-from telescope_envs.records.distributions import entries_of
 from telescope_envs.records.files import data_folder
+from telescope_envs.records.installed import entries_of
 from telescope_envs.records.release import Release
 from telescope_envs.registry.config import (
     FORMS,

@@ -6,7 +6,7 @@ from packaging.version import Version
 
 from telescope_core.errors import RegistryError
 from telescope_envs.records.catalog import CatalogRow
-from telescope_envs.records.distributions import version_of
+from telescope_envs.records.installed import version_of
 from telescope_envs.records.names import parse_reserved
 from telescope_envs.records.reading import (
     ReadReleases,

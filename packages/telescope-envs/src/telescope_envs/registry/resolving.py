@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from telescope_core.errors import ConfigError, RegistryError, UnknownNameError, unknown_name
 from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
-from telescope_envs.records.distributions import version_of
+from telescope_envs.records.installed import version_of
 from telescope_envs.records.release import Release, Status
 from telescope_envs.registry.registry import Registry
 
