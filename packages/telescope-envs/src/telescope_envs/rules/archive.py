@@ -15,10 +15,7 @@ from typing import NamedTuple
 from packaging.metadata import InvalidMetadata, Metadata, RawMetadata, parse_email
 
 from telescope_core.errors import RegistryError
-from telescope_envs.records.names import (
-    check_requirement,
-    check_specifier,
-)
+from telescope_envs.records.names import check_requirement, check_specifier
 
 _LOCAL = struct.Struct("<4s5H3I2H")
 _LOCAL_MARK = b"PK\x03\x04"
