@@ -17,7 +17,7 @@ from telescope_envs.registry.resolving import (
     parse_request,
     resolve_id,
 )
-from telescope_envs.registry.store import WritableStore
+from telescope_envs.registry.stores import WritableStore
 from telescope_envs.rules.admission import published_versions
 
 

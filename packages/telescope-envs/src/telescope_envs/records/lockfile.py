@@ -13,16 +13,11 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from telescope_core.errors import ConfigError, RegistryError, nearest
+from telescope_core.errors import ConfigError, nearest
 from telescope_envs.records.files import locked, write_atomically
 from telescope_envs.records.model import Record, RecordProblem, converted, read_toml
-from telescope_envs.records.names import (
-    check_name,
-    check_owner,
-    check_version,
-    module_name,
-)
-from telescope_envs.records.release import check_digest
+from telescope_envs.records.names import check_name, check_owner, check_version, module_name
+from telescope_envs.records.release import check_digest, check_each, require
 
 FORMAT_VERSION = 1
 LOCK_NAME = "telescope.lock"
@@ -41,11 +36,15 @@ _REMEDY = (
 )
 
 
-class LockedDataset(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LockedDataset(
+    Record, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """One dataset that a locked environment can load."""
 
     repo: str
     revision: str
+    sha256: str = ""
+    """Digest of its files, which a bundle brought; empty if it is read from the Hub."""
 
 
 class LockedEnvironment(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,21 +84,19 @@ class LockedEnvironment(Record, frozen=True, kw_only=True, forbid_unknown_fields
         uv, so each is exactly of the form that installing writes.
         """
         owner, _, name = self.id.partition("/")
-        try:
-            module = module_name(check_owner(owner), check_name(name))
-        except RegistryError as error:
-            raise RecordProblem(f"id: {error}") from None
-        try:
-            check_version(self.version)
-        except RegistryError as error:
-            raise RecordProblem(f"version: {error}") from None
+        require("id", check_owner, owner)
+        require("id", check_name, name)
+        require("version", check_version, self.version)
         check_digest("sha256", self.sha256)
         check_digest("requirements_sha256", self.requirements_sha256)
         if not _PYTHON.fullmatch(self.python):
             raise RecordProblem(f"python: expected a version such as 3.11, got {self.python!r}")
-        wheel = f"{module}-{self.version}-py3-none-any.whl"
+        wheel = f"{module_name(owner, name)}-{self.version}-py3-none-any.whl"
         if self.wheel != wheel:
             raise RecordProblem(f"wheel: expected {wheel!r}, got {self.wheel!r}")
+        for number, data in enumerate(self.datasets):
+            if data.sha256:
+                check_digest(f"datasets.{number}.sha256", data.sha256)
         for line in self.requirements:
             if not is_requirement_line(line):
                 raise RecordProblem(
@@ -118,11 +115,7 @@ class Lock(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def check(self) -> None:
         """Raise RecordProblem if an entry has one."""
-        for number, one in enumerate(self.environments):
-            try:
-                one.check()
-            except RecordProblem as problem:
-                raise RecordProblem(f"environments.{number}.{problem}") from None
+        check_each("environments", self.environments)
 
     def find(self, environment_id: str) -> LockedEnvironment | None:
         """Return the entry of owner/name; None if the lock has none."""
@@ -226,12 +219,13 @@ def render(lock: Lock) -> str:
         lines = "".join(f"    {_quoted(line)},\n" for line in one.requirements)
         parts.append(f"requirements = [\n{lines}]\n" if lines else "requirements = []\n")
         if one.datasets:
-            rows = "".join(
-                f"    {{ repo = {_quoted(data.repo)}, revision = {_quoted(data.revision)} }},\n"
-                for data in one.datasets
-            )
+            rows = "".join(f"    {{ {_inline(data)} }},\n" for data in one.datasets)
             parts.append(f"datasets = [\n{rows}]\n")
     return "".join(parts)
+
+
+def _inline(data: LockedDataset) -> str:
+    return ", ".join(f"{name} = {_quoted(text)}" for name, text in data.as_table().items())
 
 
 def _quoted(text: str) -> str:

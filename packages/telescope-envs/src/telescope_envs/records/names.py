@@ -30,6 +30,7 @@ VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 """Name of an environment variable."""
 OWNER_LENGTHS = (3, 39)
 NAME_LENGTHS = (2, 64)
+_SEPARATORS = re.compile(r"[-_.]+")
 _LOOKALIKES = (("rn", "m"), ("vv", "w"), ("0", "o"), ("1", "l"), ("i", "l"), ("5", "s"), ("-", ""))
 
 
@@ -94,6 +95,11 @@ def _require_versions(specifiers: SpecifierSet) -> None:
             Version(specifier.version)
 
 
+def is_commit(revision: str) -> bool:
+    """Whether `revision` is the digest of a commit, which never means anything else."""
+    return re.fullmatch(r"[0-9a-f]{40}", revision) is not None
+
+
 def is_version(version: str) -> bool:
     """Whether `check_version` accepts it."""
     try:
@@ -148,7 +154,7 @@ def parse_reserved(data: bytes | str) -> frozenset[str]:
 
 def plain(name: str) -> str:
     """Return `name` as package indexes compare it: lower case, runs of `-`, `_` and `.` as `-`."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+    return _SEPARATORS.sub("-", name).lower()
 
 
 def near_names(name: str, known: Iterable[str]) -> list[str]:

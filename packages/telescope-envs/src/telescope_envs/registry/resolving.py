@@ -14,11 +14,9 @@ from packaging.version import Version
 
 from telescope_core.errors import ConfigError, RegistryError, UnknownNameError, unknown_name
 from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
-from telescope_envs.records.distributions import version_of
-from telescope_envs.records.release import (
-    Release,
-    Status,
-)
+from telescope_envs.records.installed import version_of
+from telescope_envs.records.release import Release, Status
+from telescope_envs.registry.config import parse_address, read_user_config
 from telescope_envs.registry.registry import Registry
 
 _REQUEST = re.compile(
@@ -44,6 +42,19 @@ class Request:
     def typed_id(self) -> str:
         """The name without the registry and the version."""
         return f"{self.owner}/{self.name}" if self.owner else self.name
+
+    def fits(self, environment_id: str, registry: str) -> bool:
+        """Whether it means owner/name, which came from the registry at the address `registry`.
+
+        The address is empty if it came from none; then only a request without a registry fits.
+        """
+        if self.typed_id not in (environment_id, environment_id.rpartition("/")[2]):
+            return False
+        if not self.registry:
+            return True
+        return bool(registry) and self.registry in read_user_config().names_of(
+            parse_address(registry)
+        )
 
 
 def parse_request(text: str) -> Request:
@@ -90,7 +101,7 @@ def resolve_with_warnings(registry: Registry, text: str) -> Resolution:
     """
     request = parse_request(text)
     environment_id = resolve_id(registry, request)
-    _check_namespace(registry, environment_id)
+    suspended = _check_namespace(registry, environment_id)
     releases = registry.releases(environment_id)
     try:
         fitting = _fitting(releases, request, environment_id)
@@ -109,13 +120,20 @@ def resolve_with_warnings(registry: Registry, text: str) -> Resolution:
             f"version, or name this one exactly: {environment_id}@{newest}"
         )
     release, skipped = _newest_that_runs(usable)
-    return Resolution(release=release, warnings=(*skipped, *_said_against(release, status)))
+    warnings = (*skipped, *suspended, *_said_against(release, status))
+    return Resolution(release=release, warnings=warnings)
 
 
 def resolve_id(registry: Registry, request: Request) -> str:
-    """Return owner/name; a bare name must be an alias of this registry."""
+    """Return owner/name. A bare name is an alias of this registry.
+
+    If the request names its registry, a bare name may also be that of the only environment there
+    which is called so.
+    """
     aliases = {} if request.owner else registry.aliases()
     environment_id = request.typed_id if request.owner else aliases.get(request.name, "")
+    if not environment_id and request.registry:
+        environment_id = _only_one_named(registry, request)
     if not environment_id or not registry.has(environment_id):
         published = set(registry.ids())
         aliased = {alias for alias, target in registry.aliases().items() if target in published}
@@ -130,6 +148,18 @@ def resolve_id(registry: Registry, request: Request) -> str:
     return environment_id
 
 
+def _only_one_named(registry: Registry, request: Request) -> str:
+    """Return the only owner/name with the bare name that is asked for; empty if there is none."""
+    found = [one for one in registry.ids() if one.partition("/")[2] == request.name]
+    if len(found) > 1:
+        choices = ", ".join(f"{request.registry}:{one}" for one in found)
+        raise ConfigError(
+            f"{request.name!r} is the name of {len(found)} environments in registry "
+            f"{registry.address}: {choices}; use one of these names"
+        )
+    return found[0] if found else ""
+
+
 def matches(version: str, wanted: str, sha256: str = "") -> bool:
     """Whether a release's version, or its wheel's `sha256`, matches `wanted`."""
     if wanted.startswith(_DIGEST):
@@ -137,7 +167,8 @@ def matches(version: str, wanted: str, sha256: str = "") -> bool:
     return not wanted or _specifier(wanted).contains(version, prereleases=True)
 
 
-def _check_namespace(registry: Registry, environment_id: str) -> None:
+def _check_namespace(registry: Registry, environment_id: str) -> list[str]:
+    """Return a warning if the owner is suspended; RegistryError if its releases are withheld."""
     owner = environment_id.partition("/")[0]
     namespace = registry.namespace(owner)
     if namespace is None:
@@ -145,11 +176,14 @@ def _check_namespace(registry: Registry, environment_id: str) -> None:
             f"{environment_id}: registry {registry.address} has no namespaces/{owner}.toml, so "
             "nobody is responsible for it; tell the registry's maintainers"
         )
-    if namespace.status == "suspended":
+    if namespace.is_withheld:
         raise RegistryError(
             f"{environment_id}: namespace {owner!r} is suspended, so its environments cannot be "
             "installed; ask the registry's maintainers why"
         )
+    is_suspended = namespace.status == "suspended"
+    what = f"{environment_id}: namespace {owner!r} is suspended: it publishes nothing new"
+    return [what] if is_suspended else []
 
 
 def _fitting(releases: Sequence[Release], request: Request, environment_id: str) -> list[Release]:
