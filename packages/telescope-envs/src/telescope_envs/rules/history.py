@@ -40,7 +40,9 @@ class HistoryReport:
     notes: list[str] = field(default_factory=list[str])
 
 
-def check_history(root: Path, *, against: str = "", removals: Removals) -> HistoryReport:
+def check_history(
+    root: Path, *, against: str = "", removals: Removals | None = None
+) -> HistoryReport:
     """Check the git history of the registry at `root`; notes say what could not be checked.
 
     Index lines of releases in `removals` may vanish. `against` is compared at its merge base with
@@ -66,7 +68,8 @@ def check_history(root: Path, *, against: str = "", removals: Removals) -> Histo
     changes += _since(root, "HEAD")
     if against:
         changes += _since(root, _left_at(root, against))
-    findings = [finding for change in changes for finding in _broken_promises(change, removals)]
+    accepted = removals or Removals()
+    findings = [finding for change in changes for finding in _broken_promises(change, accepted)]
     return HistoryReport(
         findings=list(dict.fromkeys(findings)), num_commits=num_commits, notes=notes
     )
