@@ -1,9 +1,7 @@
 """Routing replay: a mixture sends each token to the experts that the inference engine chose.
 
-An engine and a trainer round differently, and where two experts are nearly as good a token may be
-sent to another one: then the trainer learns from log-probs of a computation that nobody made. Here
-the choice is the engine's and the weights of the experts are those of the present router, so that
-the router learns as well.
+Where two experts are nearly as good, an engine and a trainer that round differently send a token to
+different ones. Here the choice is the engine's, and the weights are those of the present router.
 Paper: arXiv:2510.11370 (rollout routing replay). Deviation: tokens whose routes are not known, such
 as padding, are routed by the model itself.
 Dims: T tokens, L layers, E experts, K experts that a token is sent to.
