@@ -56,6 +56,8 @@ class TrainerSection(Section):
     """Tokens whose logits are held at one time while log-probs and entropy are computed."""
     pad_to_multiple_of: Count = 1
     """Pad the end of each packed sequence to a multiple of this many tokens."""
+    routing_replay: bool = False
+    """Send each token of a mixture of experts to those that the server chose; needs a GPU."""
     compile: bool = False
     """Compile the decoder layers; needs a compiler, and the first steps take minutes longer."""
     fsdp_context_parallel_size: Count = 1

@@ -24,6 +24,7 @@ from telescope_train.plan.checks.megatron import (
     megatron_device_problems,
     megatron_model_problems,
 )
+from telescope_train.plan.checks.routing import routing_device_problems, routing_model_problems
 from telescope_train.plan.checks.weights import weights_device_problems
 from telescope_train.plan.gpus import gpu_problems
 from telescope_train.rollouts.accept import load_accept_fn
@@ -83,6 +84,7 @@ def prepare(config: TrainConfig) -> Prepared:
     problems += _length_problems(config, facts, limit)
     problems += _step_problems(config, facts)
     problems += megatron_model_problems(config, facts)
+    problems += routing_model_problems(config, facts)
     problems += template_problems(config.model)
     environments = prepare_environments(config)
     problems += environments.problems
@@ -164,6 +166,7 @@ def _step_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[str]:
 def _device_problems(config: TrainConfig, device: Device) -> Iterator[str]:
     yield from megatron_device_problems(config, device)
     yield from weights_device_problems(config, device)
+    yield from routing_device_problems(config, device)
     if device == "cuda":
         return
     if config.trainer.optimizer == "adamw_8bit":

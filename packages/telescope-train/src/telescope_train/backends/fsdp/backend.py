@@ -8,6 +8,7 @@ the only denominator. Dims: T tokens of a row, M trained tokens.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -206,8 +207,11 @@ class FsdpBackend:
         """Like `logprobs`, of the reference model."""
         assert self._reference is not None, "these settings need no reference model"
         with self._reference.ready() as policy:
+            # The reference is a model of its own, which was not asked when tokens were sampled.
             return [
-                self._timed_logprobs("reference logprobs", policy, batch, number)
+                self._timed_logprobs(
+                    "reference logprobs", policy, replace(batch, routes_TLK=None), number
+                )
                 for number, batch in enumerate(batches)
             ]
 
