@@ -22,19 +22,9 @@ from telescope_core.adapters.schemes import Adapted, Framework, require_adapted
 from telescope_core.errors import ConfigError, EnvironmentLoadError
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.install.loading import asked
-from telescope_envs.install.requirements import (
-    CORE,
-    direct_needs,
-)
-from telescope_envs.install.venv import (
-    clear_scratch,
-    link_distribution,
-    site_packages,
-)
-from telescope_envs.processes.uv import (
-    Uv,
-    wheels_only,
-)
+from telescope_envs.install.requirements import CORE, direct_needs
+from telescope_envs.install.venv import clear_scratch, link_distribution, site_packages
+from telescope_envs.processes.uv import Uv, wheels_only
 from telescope_envs.records.files import data_folder, locked, remove_tree, write_atomically
 from telescope_envs.records.links import AdaptedLink, adapted_links, adapted_path
 

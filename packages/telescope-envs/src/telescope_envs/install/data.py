@@ -10,11 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.records.files import (
-    data_folder,
-    locked_if_free,
-    remove_tree,
-)
+from telescope_envs.records.files import data_folder, locked_if_free, remove_tree
 from telescope_envs.records.installed import Installation, installed_environments
 from telescope_envs.records.lockfile import LockedEnvironment, read_lock
 from telescope_envs.records.model import Record, read

@@ -10,11 +10,7 @@ from pathlib import Path
 
 from telescope_core.errors import unknown_name
 from telescope_envs.install.attestations import asks_for_attestation
-from telescope_envs.install.data import (
-    lock_file,
-    remove_leftovers,
-    remove_unused_venvs,
-)
+from telescope_envs.install.data import lock_file, remove_leftovers, remove_unused_venvs
 from telescope_envs.install.loading import describe_wheel
 from telescope_envs.install.packages import (
     install_requirements,
@@ -29,12 +25,7 @@ from telescope_envs.install.pipeline import (
     find_active,
     install_isolated,
 )
-from telescope_envs.install.steps import (
-    InstallOptions,
-    Progress,
-    Step,
-    silent,
-)
+from telescope_envs.install.steps import InstallOptions, Progress, Step, silent
 from telescope_envs.install.venv import write_wheel
 from telescope_envs.records.files import locked
 from telescope_envs.records.installed import (
@@ -44,20 +35,11 @@ from telescope_envs.records.installed import (
     remove_record,
     write_record,
 )
-from telescope_envs.records.lockfile import (
-    change_lock,
-    read_lock,
-)
+from telescope_envs.records.lockfile import change_lock, read_lock
 from telescope_envs.records.release import Release
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.resolving import (
-    matches,
-    parse_request,
-)
-from telescope_envs.rules.wheel import (
-    check_release,
-    read_wheel,
-)
+from telescope_envs.registry.resolving import matches, parse_request
+from telescope_envs.rules.wheel import check_release, read_wheel
 
 
 def install(

@@ -12,10 +12,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from telescope_core.errors import EnvironmentLoadError, RegistryError
-from telescope_envs.install.attestations import (
-    asks_for_attestation,
-    require_attestation,
-)
+from telescope_envs.install.attestations import asks_for_attestation, require_attestation
 from telescope_envs.install.data import (
     cached_wheel,
     find_built,
@@ -34,15 +31,8 @@ from telescope_envs.install.requirements import (
     python_version,
     serve,
 )
-from telescope_envs.install.steps import (
-    InstallOptions,
-    Progress,
-    Step,
-)
-from telescope_envs.install.venv import (
-    Plan,
-    build_venv,
-)
+from telescope_envs.install.steps import InstallOptions, Progress, Step
+from telescope_envs.install.venv import Plan, build_venv
 from telescope_envs.processes.uv import Uv
 from telescope_envs.records.files import locked
 from telescope_envs.records.installed import (
@@ -59,16 +49,9 @@ from telescope_envs.records.lockfile import (
     read_lock,
 )
 from telescope_envs.records.reading import check_bytes
-from telescope_envs.records.release import (
-    Release,
-    Status,
-)
+from telescope_envs.records.release import Release, Status
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.resolving import (
-    Request,
-    parse_request,
-    resolve_with_warnings,
-)
+from telescope_envs.registry.resolving import Request, parse_request, resolve_with_warnings
 from telescope_envs.rules.wheel import check_release, read_wheel
 
 

@@ -8,10 +8,7 @@ from importlib.metadata import Distribution
 from packaging.utils import canonicalize_name
 
 from telescope_core.errors import TelescopeError
-from telescope_envs.install.packages import (
-    CORE,
-    locked_versions,
-)
+from telescope_envs.install.packages import CORE, locked_versions
 from telescope_envs.records.installed import Installation
 from telescope_envs.records.lockfile import LockedEnvironment
 from telescope_envs.registry.registry import Registry

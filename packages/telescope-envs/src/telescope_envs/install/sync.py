@@ -25,10 +25,7 @@ from telescope_envs.install.pipeline import (
     install_isolated,
     plan_of,
 )
-from telescope_envs.install.steps import (
-    InstallOptions,
-    Progress,
-)
+from telescope_envs.install.steps import InstallOptions, Progress
 from telescope_envs.install.venv import build_venv
 from telescope_envs.processes.uv import Uv
 from telescope_envs.records.files import locked
@@ -40,10 +37,7 @@ from telescope_envs.records.installed import (
 from telescope_envs.records.lockfile import LockedEnvironment
 from telescope_envs.records.release import Release
 from telescope_envs.registry.registry import Registry
-from telescope_envs.rules.wheel import (
-    check_release,
-    read_wheel,
-)
+from telescope_envs.rules.wheel import check_release, read_wheel
 
 OpenRegistry = Callable[[str], Registry]
 

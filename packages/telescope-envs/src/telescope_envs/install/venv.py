@@ -19,20 +19,10 @@ from pathlib import Path
 from telescope_core.errors import EnvironmentLoadError
 from telescope_envs.install.data import BUILDING, VENV_RECORD, key_of, python_of, venv_folder
 from telescope_envs.install.loading import probe
-from telescope_envs.install.requirements import (
-    CORE,
-    install_requirements,
-)
-from telescope_envs.install.steps import (
-    InstallOptions,
-    Progress,
-    Step,
-)
+from telescope_envs.install.requirements import CORE, install_requirements
+from telescope_envs.install.steps import InstallOptions, Progress, Step
 from telescope_envs.processes.uv import Uv
-from telescope_envs.records.files import (
-    files_below,
-    remove_tree,
-)
+from telescope_envs.records.files import files_below, remove_tree
 from telescope_envs.records.installed import Installation
 from telescope_envs.records.lockfile import LockedEnvironment
 from telescope_envs.records.reading import check_bytes

@@ -16,10 +16,7 @@ from importlib.metadata import Distribution
 from importlib.util import MAGIC_NUMBER, source_from_cache
 from pathlib import Path
 
-from telescope_envs.install.standing import (
-    Finding,
-    FindingKind,
-)
+from telescope_envs.install.standing import Finding, FindingKind
 from telescope_envs.records.files import files_below
 
 _BYTE_CODE_HEADER = 16

@@ -15,11 +15,7 @@ from packaging.utils import canonicalize_name
 from telescope_core.errors import EnvironmentLoadError, TelescopeError, unknown_name
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.install.data import cached_wheel, find_built
-from telescope_envs.install.packages import (
-    installed_closure,
-    packages_of,
-    site_packages_of,
-)
+from telescope_envs.install.packages import installed_closure, packages_of, site_packages_of
 from telescope_envs.install.standing import (
     Finding,
     FindingKind,
@@ -35,10 +31,7 @@ from telescope_envs.install.verified_files import (
 )
 from telescope_envs.locator import InstalledLocator, usable_names
 from telescope_envs.processes.uv import Uv
-from telescope_envs.records.installed import (
-    Installation,
-    installed_environments,
-)
+from telescope_envs.records.installed import Installation, installed_environments
 from telescope_envs.records.lockfile import find_lock, read_lock
 from telescope_envs.records.reading import check_bytes
 from telescope_envs.registry.lookup import open_registry

@@ -12,10 +12,7 @@ from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.publish.build import BuiltWheel
 from telescope_envs.publish.versions import require_above
 from telescope_envs.records.release import Release
-from telescope_envs.registry.credentials import (
-    login_hint,
-    token_for,
-)
+from telescope_envs.registry.credentials import login_hint, token_for
 from telescope_envs.registry.registry import Registry
 from telescope_envs.rules.admission import is_published, near_ids
 from telescope_envs.validation import LEVELS, Outcome, Report, Verdict

@@ -14,12 +14,7 @@ from telescope_envs.publish.build import BuiltWheel
 from telescope_envs.records.model import RecordProblem, converted
 from telescope_envs.records.names import LONGEST_TEXT, split_distribution
 from telescope_envs.records.projects import read_datasets
-from telescope_envs.records.release import (
-    FILENAME,
-    Dataset,
-    Release,
-    Validation,
-)
+from telescope_envs.records.release import FILENAME, Dataset, Release, Validation
 from telescope_envs.validation import Report, Verdict
 
 _MAX_SETTINGS_BYTES = 64 * 1024

@@ -11,11 +11,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from telescope_core.errors import RegistryError
-from telescope_envs.records.names import (
-    check_name,
-    check_owner,
-    check_version,
-)
+from telescope_envs.records.names import check_name, check_owner, check_version
 from telescope_envs.validation.findings import Findings
 
 CHECKED = (

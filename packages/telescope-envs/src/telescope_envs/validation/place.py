@@ -14,19 +14,9 @@ from packaging.metadata import parse_email
 from telescope_core.errors import TelescopeError
 from telescope_envs.install.data import python_of
 from telescope_envs.install.packages import missing_requirements
-from telescope_envs.install.requirements import (
-    CORE,
-    direct_needs,
-)
-from telescope_envs.install.venv import (
-    link_byte_code,
-    link_distribution,
-)
-from telescope_envs.processes.uv import (
-    Uv,
-    installed_pins,
-    wheels_only,
-)
+from telescope_envs.install.requirements import CORE, direct_needs
+from telescope_envs.install.venv import link_byte_code, link_distribution
+from telescope_envs.processes.uv import Uv, installed_pins, wheels_only
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.processes import Place
 

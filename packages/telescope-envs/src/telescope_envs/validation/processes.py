@@ -13,12 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from telescope_core.probes.job import Job, Kind
-from telescope_envs.processes.running import (
-    Kept,
-    kept,
-    passed_on,
-    wait_for,
-)
+from telescope_envs.processes.running import Kept, kept, passed_on, wait_for
 from telescope_envs.validation.findings import Findings
 
 _PASSED_ON = ("OMP_NUM_THREADS",)

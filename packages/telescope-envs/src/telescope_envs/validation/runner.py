@@ -17,38 +17,14 @@ from pathlib import Path
 
 from telescope_core.errors import ConfigError, nearest, unknown_name
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
-from telescope_envs.locator import (
-    InstalledLocator,
-    usable_names,
-)
+from telescope_envs.locator import InstalledLocator, usable_names
 from telescope_envs.validation import metadata
 from telescope_envs.validation.findings import Findings
-from telescope_envs.validation.fixture_hub import (
-    FOLDER,
-    FixtureHub,
-)
-from telescope_envs.validation.levels import (
-    Trial,
-    check_leakage,
-    check_load,
-    check_reward,
-)
-from telescope_envs.validation.place import (
-    Subject,
-    prepare_place,
-    scratch_folder,
-)
-from telescope_envs.validation.policy import (
-    CHECKS,
-    POLICY_VERSION,
-)
-from telescope_envs.validation.records import (
-    EXAMPLES_FROM,
-    FIXTURE_ROWS,
-    Level,
-    Report,
-    verdict_of,
-)
+from telescope_envs.validation.fixture_hub import FOLDER, FixtureHub
+from telescope_envs.validation.levels import Trial, check_leakage, check_load, check_reward
+from telescope_envs.validation.place import Subject, prepare_place, scratch_folder
+from telescope_envs.validation.policy import CHECKS, POLICY_VERSION
+from telescope_envs.validation.records import EXAMPLES_FROM, FIXTURE_ROWS, Level, Report, verdict_of
 from telescope_envs.validation.static import check_static
 
 LEVELS = (Level.STATIC, Level.LOAD, Level.REWARD, Level.LEAKAGE)
