@@ -133,9 +133,13 @@ def requirements_of(location: EnvironmentLocation) -> tuple[str, ...]:
     """Return the requirements that the environment at `location` declares."""
     if location.place is EnvironmentPlace.LINKED:
         return read_project(Path(location.registry)).requires_dist
-    module = location.factory.partition(":")[0].partition(".")[0]
-    package = packages_of(location.interpreter).get(module.replace("_", "-"))
+    package = packages_of(location.interpreter).get(module_of(location).replace("_", "-"))
     return tuple(package.requires or ()) if package is not None else ()
+
+
+def module_of(location: EnvironmentLocation) -> str:
+    """Return the package whose name the environment's distribution has."""
+    return location.factory.partition(":")[0].partition(".")[0]
 
 
 def _linked(request: Request) -> Link | None:

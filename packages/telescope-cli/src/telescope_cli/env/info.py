@@ -17,7 +17,7 @@ from telescope_core.code_names import names_class, names_folder
 from telescope_core.errors import TelescopeError, UnknownNameError
 from telescope_core.locate import locate_environment
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
-from telescope_envs.install.settings import declared_settings
+from telescope_envs.install.loading import declared_settings
 from telescope_envs.locator import InstalledLocator
 from telescope_envs.records.lockfile import LockedEnvironment, find_lock, read_lock
 from telescope_envs.records.release import Setting

@@ -159,10 +159,7 @@ def _make(folder: Path, needs: Sequence[str], wanted: Sequence[str], uv: Uv) -> 
     scratch = folder.with_name(f".building-{folder.name}")
     clear_scratch(scratch)
     try:
-        uv.run(
-            ["venv", "--no-project", "--relocatable", "--python", sys.executable, str(scratch)],
-            failure=f"a virtual environment cannot be created in {scratch}",
-        )
+        uv.make_venv(scratch, moves=True)
         binary = [] if _has_folder(wanted) else wheels_only(())
         uv.run_cache_first(
             ["pip", "install", "--python", str(scratch / "bin" / "python"), *binary, *needs],

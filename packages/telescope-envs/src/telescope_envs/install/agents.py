@@ -80,10 +80,7 @@ def _make(folder: Path, interpreter: str, requirements: Sequence[str]) -> None:
     uv = Uv()
     clear_scratch(folder)
     try:
-        uv.run(
-            ["venv", "--no-project", "--python", interpreter, str(folder)],
-            failure=f"a virtual environment cannot be created in {folder}",
-        )
+        uv.make_venv(folder, python=interpreter)
         python = str(folder / "bin" / "python")
         # The sandbox cannot write byte code there, and would compile it at every start.
         uv.run_cache_first(
