@@ -33,7 +33,7 @@ from telescope_envs.records.release import (
     Release,
     Status,
 )
-from telescope_envs.registry.simple_index import (
+from telescope_envs.registry.static_view import (
     project_html,
     simple_files,
 )

@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Models, batches and slow references are those of the tests.
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "train")]
+sys.path[:0] = [str(ROOT / one) for one in ("scripts", "tests/train", "benchmarks")]
 
 from gpu_parts.part import Found, Part  # noqa: E402
 
@@ -53,13 +53,14 @@ class Result:
 
 def all_parts(num_gpus: int, num_mib: int) -> list[Part]:
     """Return every part, for a machine with this many GPUs."""
-    from gpu_parts import attention, measures, ranks, transfers
+    from gpu_parts import attention, measures, ranks, speeds, transfers
 
     return [
         *attention.parts(num_gpus > 0),
         *ranks.parts(num_gpus),
         *transfers.parts(num_mib),
         *measures.parts(num_gpus),
+        *speeds.parts(),
     ]
 
 

@@ -9,16 +9,13 @@ import pytest
 
 LONGEST_FIRST = (
     "tests/e2e/test_faults.py",
+    "tests/envs/test_circle.py",
     "tests/e2e/test_resumed_run.py",
     "tests/e2e/test_three_nodes.py",
     "tests/e2e/test_first_run.py",
     "tests/e2e/test_random_kills.py",
     "tests/e2e/test_parallel_servers.py",
     "tests/e2e/test_two_ranks.py",
-    "tests/envs/circle/test_hugging_face.py",
-    "tests/envs/circle/test_static_host.py",
-    "tests/envs/circle/test_server.py",
-    "tests/envs/circle/test_folder.py",
     "tests/train/models/test_compile.py",
 )
 """Files that take a minute and more, the longest first.

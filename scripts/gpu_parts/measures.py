@@ -1,6 +1,6 @@
-"""A whole run with servers, and the speed and memory of training, each against its limit.
+"""Whole runs with servers, and the speed and memory of training, each against its limit.
 
-G1 to G10 are what was set out to be measured on a GPU; those that nothing measures yet are named.
+G1 to G10 are what was set out to be measured on a GPU; what cannot be measured is named.
 """
 
 import json
@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from gpu_parts.part import Found, Part, left_out, within
 
@@ -43,14 +44,18 @@ LEAST_MFU = 0.25
 """Of Qwen3 0.6B, the best row (G1)."""
 MOST_LOGPROBS_GIB = 1.5
 """Of the log-probs of 32,768 tokens, forward and backward (G3)."""
+SHARED = ("--colocate", "--max_async_rollout", "0", "--gpu_memory_utilization", "0.4")
+"""Settings of a run on one GPU."""
 NOT_MEASURED = {
-    "G2, padded against packed": "no padded path exists to compare with",
-    "G6, GB/s of sleep and wake": "vLLM does not tell it; whether they work is a part above",
-    "G7, seconds of optimizer offload": "not written yet",
-    "G8, bytes that differ between steps": "there is no transfer of differences",
     "G9, decoding of an engine of our own": "there is none; vLLM decodes",
-    "G10, shares of wall time of a run": "not written yet; the timeline of any run shows them",
 }
+
+
+LEAST_EXPLAINED = 0.8
+"""Share of the wall time of a run that lies within its steps (G10)."""
+MOST_SYNC = {"cpu": 0.5, "cuda": 0.3}
+"""Share of the steps that goes into new weights (G10); those of a tiny model cost what calls do."""
+SHARES = ("generate", "train", "sync", "wait")
 
 
 def telescope(arguments: Sequence[str], place: Path, seconds: int) -> None:
@@ -70,19 +75,44 @@ def telescope(arguments: Sequence[str], place: Path, seconds: int) -> None:
         raise RuntimeError(f"telescope {arguments[0]} ended with {done.returncode}: {said[-600:]}")
 
 
-def train(more: Sequence[str], device: str, seconds: int = 400) -> Found:
-    """Train two steps of a tiny model; compares log-probs of vLLM with those of the trainer."""
+def rows_of_run(more: Sequence[str], seconds: int) -> list[dict[str, Any]]:
+    """Train a tiny model; returns the rows of metrics."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         make_tiny_model(place / "tiny", seed=0)
         settings = place / "run.toml"
         settings.write_text(SETTINGS, encoding="utf-8")
         telescope(["train", str(settings), "--model", str(place / "tiny"), *more], place, seconds)
-        rows = list(RunFolder(place / "runs" / "check").metrics())
+        return RunFolder(place / "runs" / "check").metrics()
+
+
+def train(more: Sequence[str], device: str, seconds: int = 400) -> Found:
+    """Train two steps of a tiny model; compares log-probs of vLLM with those of the trainer."""
+    rows = rows_of_run(more, seconds)
     found = [row["mismatch/mean"] for row in rows if row.get("mismatch/mean") is not None]
     if not found:
         return Found(text="no step of the run compared log-probs", is_met=False)
     return within(f"{max(found):.1e} nats in {len(rows)} steps", max(found), MISMATCH[device])
+
+
+def shares(more: Sequence[str], device: str, seconds: int = 400) -> Found:
+    """Train eight steps; says where their time went."""
+    rows = rows_of_run([*more, "--number_of_steps", "8"], seconds)
+    return judged_shares(rows, device)
+
+
+def judged_shares(rows: Sequence[dict[str, Any]], device: str) -> Found:
+    """Return whether the rows of a run explain its time, and weights take little of it (G10)."""
+    # Between the first and the last row lies what all rows but the first tell of.
+    wall_s = rows[-1]["time_s"] - rows[0]["time_s"]
+    parts_s = {name: sum(row[f"time/{name}_s"] for row in rows[1:]) for name in SHARES}
+    in_steps_s = sum(parts_s.values())
+    sync = parts_s["sync"] / in_steps_s
+    told = ", ".join(f"{name} {one / in_steps_s:.0%}" for name, one in parts_s.items())
+    return Found(
+        text=f"{told}; steps are {in_steps_s / wall_s:.0%} of {wall_s:.1f} s",
+        is_met=in_steps_s / wall_s >= LEAST_EXPLAINED and sync <= MOST_SYNC[device],
+    )
 
 
 def training(seconds: int = 540) -> Found:
@@ -120,9 +150,16 @@ def parts(num_gpus: int) -> Iterator[Part]:
         num_gpus=2 if num_gpus else 0,
         seconds=420,
     )
+    yield Part(
+        name="run, shares of its wall time (G10)",
+        limit=f"at least {LEAST_EXPLAINED:.0%} in steps, at most {MOST_SYNC[device]:.0%} of them "
+        "for weights",
+        run=lambda: shares(SHARED if num_gpus == 1 else [], device),
+        num_gpus=1 if num_gpus else 0,
+        seconds=420,
+    )
     for level in ("1", "2"):
-        shared = ["--colocate", "--max_async_rollout", "0", "--gpu_memory_utilization", "0.4"]
-        more = [*shared, "--colocate_sleep_level", level]
+        more = [*SHARED, "--colocate_sleep_level", level]
 
         def run(more: Sequence[str] = more) -> Found:
             return train(more, "cuda", 200)

@@ -13,7 +13,7 @@ from tests.envs.serving import fill, served
 from tests.envs.static_host import open_store, place_at, static_host
 
 from telescope_envs.records.catalog import write_catalog
-from telescope_envs.registry.store import (
+from telescope_envs.registry.stores import (
     Store,
     WritableStore,
 )

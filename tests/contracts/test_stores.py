@@ -15,7 +15,7 @@ from telescope_envs.records.release import (
     Status,
 )
 from telescope_envs.registry import Registry, resolve
-from telescope_envs.registry.store import (
+from telescope_envs.registry.stores import (
     Store,
     WritableStore,
 )

@@ -39,10 +39,12 @@ def test_the_settings_are_a_run(objects, tmp_path):
     (tmp_path / "run.toml").write_text(data["run.toml"])
     config = load_train_config([tmp_path / "run.toml"], [])
     assert config.ray.ray_address == "auto"
-    # A second try goes on with the run of the first.
-    assert f"runs/{config.run.name}" in data["train.sh"]
-    assert config.checkpoint.checkpoint_every
     spec = objects["RayJob"]["spec"]
+    # A second try goes on with the run of the first, or begins if that saved nothing.
+    telescope, verb, file, *flags = spec["entrypoint"].split()
+    assert (telescope, verb, Path(file).name) == ("telescope", "train", "run.toml")
+    assert load_train_config([tmp_path / "run.toml"], flags).checkpoint.resume_if_saved
+    assert config.checkpoint.checkpoint_every
     (group,) = spec["rayClusterSpec"]["workerGroupSpecs"]
     (worker,) = group["template"]["spec"]["containers"]
     gpus = group["replicas"] * int(worker["resources"]["limits"]["nvidia.com/gpu"])
@@ -69,4 +71,4 @@ def test_pods_have_what_they_mount_and_a_token(objects):
         assert named == claims
         resources = container["resources"]
         assert resources["limits"] == resources["requests"]
-    assert objects["RayJob"]["spec"]["entrypoint"].endswith(mounts["settings"] + "/train.sh")
+    assert f" {mounts['settings']}/run.toml " in objects["RayJob"]["spec"]["entrypoint"]

@@ -100,7 +100,7 @@ def test_ray_starts_on_every_node_and_the_run_on_the_first(cluster):
 
 def test_a_job_that_starts_again_goes_on(cluster):
     assert ended(submitted(cluster, "run.toml", SLURM_RESTART_COUNT="1"))[0] == 0
-    assert calls(cluster, "telescope")[0][-1] == "--resume"
+    assert calls(cluster, "telescope")[0][-1] == "--resume-if-saved"
 
 
 def test_the_exit_code_is_that_of_the_run(cluster):

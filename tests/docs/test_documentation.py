@@ -158,6 +158,9 @@ ELSEWHERE = {
     "telescope hub alias add toy acme/toy --data hub-data": HUB_SERVER,
     "telescope hub token list --data hub-data": HUB_SERVER,
     "telescope hub token revoke 1f0c2a9b --data hub-data": HUB_SERVER,
+    'telescope hub namespace suspend acme --reason "stolen token" --data hub-data': HUB_SERVER,
+    'telescope hub namespace restore acme --reason "new tokens" --data hub-data': HUB_SERVER,
+    "telescope hub audit --data hub-data": HUB_SERVER,
     "mkdir -p backup": HUB_SERVER,
     "python -c \"import sqlite3; sqlite3.connect('hub-data/hub.sqlite3').execute("
     "'VACUUM INTO \\'backup/hub.sqlite3\\'')\"": HUB_SERVER,

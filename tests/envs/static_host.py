@@ -13,7 +13,7 @@ from pathlib import Path
 from telescope_envs.registry.config import parse_address
 from telescope_envs.registry.credentials import Token
 from telescope_envs.registry.fetch import Patience
-from telescope_envs.registry.store import Place
+from telescope_envs.registry.stores import Place
 from telescope_envs.registry.stores.http import HttpStore
 
 

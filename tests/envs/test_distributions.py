@@ -5,7 +5,7 @@ from importlib import metadata
 
 import pytest
 
-from telescope_envs.records.distributions import (
+from telescope_envs.records.installed import (
     DeclaredEntry,
     Distribution,
     entries_of,

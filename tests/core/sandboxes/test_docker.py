@@ -13,9 +13,11 @@ from telescope_core.sandboxes import (
     CallTest,
     Network,
     SandboxError,
+    SandboxLimitError,
     SandboxPool,
     SandboxSpec,
     SandboxUnavailableError,
+    StopCause,
     grade_program,
     open_provider,
 )
@@ -90,12 +92,22 @@ async def test_a_container_that_is_gone_is_the_providers_failure(provider, addre
     await box.close()
 
 
-async def test_at_the_end_of_its_time_a_container_is_gone_though_nobody_closes_it(
-    provider, address
-):
-    box = await provider.create(SandboxSpec(time_to_live_s=1.0))
+async def test_at_the_end_of_its_time_a_container_is_gone_with_its_command(provider, address):
+    box = await provider.create(SandboxSpec(time_to_live_s=2.0))
+    done = await box.run(["sleep", "60"])
+    assert done.stop is StopCause.SANDBOX_ENDED, done
     await asyncio.to_thread(_podman, address, "wait", box.id)
     assert not box.is_alive
+
+
+async def test_no_more_is_given_than_the_machine_of_the_service_has(provider):
+    memory_mb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    for name, most in (("cpus", os.cpu_count()), ("memory_mb", memory_mb), ("disk_mb", memory_mb)):
+        with pytest.raises(SandboxLimitError, match=f"{name}={most + 1} .at most {most}, the "):
+            await provider.create(SandboxSpec(**{name: most + 1}))
+    least = SandboxSpec(memory_mb=16, disk_mb=1, max_processes=8)
+    box = await provider.create(least)
+    assert (await box.run(["python3", "-c", "print(1)"])).text == "1\n"
 
 
 SPEAKS_FOR_THE_RELAY = """

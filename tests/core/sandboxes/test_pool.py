@@ -6,6 +6,7 @@ import time
 import pytest
 from tests.core.sandboxes.attacks import LIFE_S, MARK, processes_of
 
+from telescope_core.errors import ConfigError
 from telescope_core.sandboxes import SandboxError, SandboxPool, SandboxSpec
 from telescope_core.sandboxes.local.provider import LocalProvider
 
@@ -170,7 +171,7 @@ async def test_a_taker_that_is_cancelled_at_any_moment_leaves_nothing(provider):
             await asyncio.to_thread(time.sleep, 0.02)
 
 
-@pytest.mark.parametrize("wrong", [{"max_open": 0}, {"max_uses": 0}, {"num_warm": 20}])
+@pytest.mark.parametrize("wrong", [{"max_uses": 0}, {"max_uses": 1.5}])
 def test_bounds_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(ValueError, match="expected max_open >= 1"):
+    with pytest.raises(ConfigError, match=r"max_uses >= 1"):
         SandboxPool(None, **wrong)

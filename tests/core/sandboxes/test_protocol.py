@@ -32,32 +32,3 @@ def test_every_limit_that_is_missing_is_named():
     said = str(refused.value)
     assert "'some' cannot give cpus=2.0, network=full; they give: memory_mb, time_to_live_s" in said
     require_limits("some", SandboxSpec(), {Limit.TIME_TO_LIVE, Limit.NETWORK_NONE})
-
-
-@pytest.mark.parametrize(
-    "field", ["cpus", "memory_mb", "disk_mb", "max_processes", "time_to_live_s"]
-)
-def test_an_amount_that_is_not_above_0_is_refused(field):
-    with pytest.raises(ValueError, match=f"{field} of a sandbox must be above 0, got 0"):
-        SandboxSpec(**{field: 0})
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"network": "nonne"}, "must be one of none, endpoint, full, got 'nonne'"),
-        ({"memory_mb": "512"}, "memory_mb of a sandbox must be a number, got '512'"),
-        ({"cpus": True}, "cpus of a sandbox must be a number, got True"),
-    ],
-)
-def test_what_is_misspelt_or_no_number_is_refused(wrong, said):
-    with pytest.raises(ValueError, match=said):
-        SandboxSpec(**wrong)
-
-
-async def test_less_of_a_processor_than_a_control_group_takes_is_refused_before():
-    provider = open_provider("local")
-    said = "cannot give cpus" if Limit.CPUS not in provider.limits else "have at least cpus=0.01"
-    with pytest.raises(SandboxLimitError, match=said):
-        await provider.create(SandboxSpec(cpus=0.001))
-    await provider.close()

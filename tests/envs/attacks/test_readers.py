@@ -105,6 +105,8 @@ def mutants() -> Iterator[tuple[str, bytes]]:
         "a decomposed name": f"{MODULE}/e\u0301.py",
     }.items():
         yield name, rebuilt({**files, path: b"x"})
+    first_version = plain[:4] + b"\xff" + plain[5:]
+    yield "a version that only the header before the file needs", first_version
     yield "bytes before", b"#!/bin/sh\n" + plain
     yield "bytes after", plain + b"\n"
     yield "an archive after an archive", rebuilt({**files, text: b"x"}) + plain

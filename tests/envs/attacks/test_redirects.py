@@ -3,16 +3,20 @@
 import datetime
 import ipaddress
 import ssl
+from pathlib import Path
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from tests.envs.projects import write_registry
+from tests.envs.projects import toy_publication, write_registry
 from tests.envs.static_host import open_store, static_host
 
 from telescope_core.errors import RegistryError
+from telescope_envs.install.pipeline import checked_wheel
+from telescope_envs.registry import Opening, Registry, open_registry
+from telescope_envs.rules.admission import index_line
 
 TOKEN = "planted-token"
 
@@ -143,3 +147,67 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(https_host, tmp_path, 
     with pytest.raises(RegistryError, match="CERTIFICATE_VERIFY_FAILED"):
         open_store(https_host.address, tmp_path / "cache", token=TOKEN).read("config.json")
     assert https_host.requests == []
+
+
+@pytest.fixture
+def elsewhere(https_host, tmp_path, home):
+    """A registry in a folder whose only wheel is on that host, and the release with it."""
+
+    def make(address: str = https_host.address):
+        publication = toy_publication()
+        wheel = publication.release.wheel
+        url = f"{address}/{wheel.filename}"
+        release = publication.release.changed(wheel=wheel.changed(urls=(url,)))
+        root = tmp_path / "lists"
+        write_registry(root)
+        (root / "index/acme").mkdir()
+        (root / "index/acme/toy.jsonl").write_bytes(index_line(release))
+        (https_host.folder / wheel.filename).write_bytes(publication.wheel)
+        return str(root), release
+
+    return make
+
+
+def fetched(root: str, release, *, offline: bool = False) -> bytes:
+    found = open_registry(root, Opening(offline=offline))
+    return checked_wheel(found, release, progress=lambda step: None).read_bytes()
+
+
+def test_a_folder_follows_https_addresses_and_keeps_the_wheels(elsewhere, https_host):
+    root, release = elsewhere()
+    with pytest.raises(RegistryError, match="was never fetched, and --offline"):
+        fetched(root, release, offline=True)
+    assert open_registry(root).wheel_bytes(release) == toy_publication().wheel
+    num_requests = len(https_host.requests)
+    assert fetched(root, release, offline=True) == toy_publication().wheel
+    assert len(https_host.requests) == num_requests
+    assert Registry.at(Path(root)).store.artifact(release.wheel.urls[0], max_bytes=10**6) is None
+
+
+def test_a_folder_takes_other_bytes_from_elsewhere_no_more_than_its_own(
+    elsewhere, https_host, home
+):
+    root, release = elsewhere()
+    (https_host.folder / release.wheel.filename).write_bytes(b"PK")
+    with pytest.raises(RegistryError, match="is not the one that was published"):
+        fetched(root, release)
+    (https_host.folder / release.wheel.filename).unlink()
+    with pytest.raises(RegistryError, match="is at none of its URLs"):
+        fetched(root, release)
+    assert kept(home / "cache/wheels") == []
+    (url,) = release.wheel.urls
+    (https_host.folder / release.wheel.filename).write_bytes(toy_publication().wheel)
+    with pytest.raises(RegistryError, match="longer than 10 bytes, the limit for this file"):
+        open_registry(root).store.artifact(url, max_bytes=10)
+
+
+def test_a_folder_never_leads_to_http(elsewhere, https_host, hosts):
+    _, plain = hosts
+    root, release = elsewhere(plain.address)
+    with pytest.raises(RegistryError, match="gives a wheel the URL http://"):
+        fetched(root, release)
+    there = f"{plain.address}/config.json"
+    https_host.faults["/x.whl"] = lambda handler: handler.answer(301, Location=there)
+    with pytest.raises(RegistryError, match="redirects from https to http"):
+        open_registry(root).store.artifact(f"{https_host.address}/x.whl", max_bytes=10**6)
+    assert plain.requests == []

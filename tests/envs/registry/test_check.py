@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from tests.envs.projects import toy_publication, write_registry
 
-from telescope_core.errors import ConfigError
+from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.records.schemas import write_schemas
 from telescope_envs.registry import Registry
 from telescope_envs.rules.check import check_registry
-from telescope_envs.rules.findings import (
+from telescope_envs.rules.tree import (
     CHECKS,
     Finding,
 )
@@ -119,6 +119,15 @@ def later(place: Path) -> None:
     edit(place, "index/acme/other.jsonl", "2026-11-21T12:00:00Z", tomorrow)
 
 
+def remove(place: Path, version: str, **changed: str) -> None:
+    """Name a release of acme/toy in the list of removed ones, and remove nothing."""
+    wheel = toy_publication(version).release.wheel
+    fields = {"id": "acme/toy", "version": version, "sha256": wheel.sha256, "reason": "a secret"}
+    lines = "".join(f'{key} = "{text}"\n' for key, text in {**fields, **changed}.items())
+    with (place / "removed.toml").open("a") as listed:
+        listed.write(f"[[removed]]\n{lines}")
+
+
 PLANTS = {
     "config-missing": ("config", "config.json", lambda p: (p / "config.json").write_text("{")),
     "namespace-gone": ("namespace", "index/acme/", lambda p: (p / "namespaces/acme.toml").unlink()),
@@ -204,6 +213,17 @@ PLANTS = {
         "status/acme/toy.json",
         lambda p: (p / "status/acme/toy.json").write_text("[]"),
     ),
+    "removed-unreadable": (
+        "removed",
+        "removed.toml",
+        lambda p: (p / "removed.toml").write_text('removed = ["toy"]'),
+    ),
+    "removed-but-there": ("removed", "removed.toml", lambda p: remove(p, "0.2.0")),
+    "removed-and-published-again": (
+        "removed",
+        "removed.toml",
+        lambda p: remove(p, "0.2.0", sha256="0" * 64),
+    ),
     "layout": ("layout", "index/stray.txt", lambda p: (p / "index/stray.txt").write_text("")),
 }
 
@@ -264,6 +284,33 @@ def test_a_line_put_back_later_is_still_found(committed):
     commit(committed)
     (finding,) = findings(committed)
     assert (finding.check, finding.where[: len(INDEX)]) == ("history", INDEX)
+
+
+def test_what_was_removed_and_listed_is_accepted(committed):
+    lines = (committed / INDEX).read_text().splitlines(keepends=True)
+    wheel = next((committed / "artifacts").glob("*toy-0.1*"))
+    wheel.unlink()
+    remove(committed, "0.1.0")
+    assert findings(committed) == [], "the wheel may be gone and its line stay"
+    (committed / INDEX).write_text(lines[1])
+    commit(committed)
+    assert findings(committed) == [], "and so may the line"
+    (committed / INDEX).unlink()
+    next((committed / "artifacts").glob("*toy-0.2*")).unlink()
+    assert {f.check for f in findings(committed)} == {"history"}, "0.2.0 is not listed"
+    remove(committed, "0.2.0")
+    assert findings(committed) == [], "the bare name stays, and means nothing now"
+    edit(committed, "removed.toml", "a secret", "")
+    assert {f.check for f in findings(committed)} == {"removed", "alias", "history"}
+
+
+def test_what_was_removed_is_never_published_again(committed):
+    (committed / INDEX).unlink()
+    for version in ("0.1.0", "0.2.0"):
+        remove(committed, version)
+        with pytest.raises(RegistryError, match=r"was removed from this registry \(a secret\)"):
+            Registry.at(committed).store.publish(toy_publication(version))
+    assert Registry.at(committed).store.publish(toy_publication("0.3.0"))
 
 
 def test_an_index_file_that_was_removed_is_found(committed):

@@ -51,6 +51,13 @@ def test_a_branch_that_moves_after_opening_is_not_seen(hub, open_store):
     assert [row.version for row in later.catalog()] == ["0.2.0"]
 
 
+def test_wheels_elsewhere_are_fetched_by_the_rules_of_web_servers(open_store):
+    with pytest.raises(RegistryError, match=f"hf://{NAME} gives a wheel the URL http://"):
+        open_store().artifact("http://127.0.0.1:9/x.whl", max_bytes=10)
+    with pytest.raises(RegistryError, match="was never fetched, and --offline"):
+        open_store(offline=True).artifact("https://127.0.0.1:9/x.whl", max_bytes=10)
+
+
 def test_an_older_commit_can_be_named(hub, open_store):
     first = open_store().revision
     open_store(token=hub.token).publish(toy_publication("0.2.0"))

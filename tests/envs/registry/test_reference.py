@@ -7,7 +7,7 @@ import msgspec
 
 from telescope_envs.records.catalog import CatalogRow
 from telescope_envs.records.release import SCHEMAS
-from telescope_envs.rules.findings import CHECKS
+from telescope_envs.rules.tree import CHECKS
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/registry-format.md").read_text()
 NAMED = set(re.findall(r"`\[?([a-z0-9_.-]+)\]?`", PAGE))

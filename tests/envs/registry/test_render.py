@@ -15,16 +15,14 @@ from telescope_envs.records.release import (
     WheelFile,
 )
 from telescope_envs.registry import Registry
-from telescope_envs.registry.simple_index import (
+from telescope_envs.registry.static_view import (
     project_html,
     project_json,
     project_of,
     projects_html,
-    simple_files,
-)
-from telescope_envs.registry.static_view import (
     render,
     rendered_files,
+    simple_files,
 )
 
 NASTY = "<script>alert('&\"')</script>"

@@ -91,3 +91,23 @@ def test_namespaces_and_aliases(hub, tmp_path):
     assert store.read("aliases.toml").endswith(b'toy = "acme/toy"\n')
     store.close()
     assert "did you mean 'acme/toy'" in hub("alias", "add", "toi", "acme/toi")[2]
+
+
+def test_an_owner_is_suspended_and_restored(hub):
+    hub("namespace", "add", "acme")
+    suspend = ("namespace", "suspend", "acme", "--reason", "stolen token")
+    assert hub(*suspend)[:2] == (0, "acme: suspended\n")
+    assert hub("namespace", "list")[1] == "acme  suspended\n"
+    told = hub(*suspend, "--withhold", "--json")[1]
+    assert json.loads(told) == {"owner": "acme", "status": "withheld"}
+    assert hub("namespace", "restore", "acme", "--reason", "new tokens")[1] == "acme: active\n"
+    *_, last = hub("audit")[1].splitlines()
+    assert last.endswith("  namespace restored  acme  (new tokens)")
+    entries = json.loads(hub("audit", "--json")[1])
+    assert [entry["reason"] for entry in entries] == [
+        "",
+        "stolen token",
+        "stolen token",
+        "new tokens",
+    ]
+    assert hub("namespace", "suspend", "acme")[0] == 2, "without a reason"

@@ -4,7 +4,7 @@ from tests.envs.projects import toy_publication
 from tests.envs.server.sending import sha256
 
 from telescope_envs.records.release import Status
-from telescope_envs.registry.simple_index import (
+from telescope_envs.registry.static_view import (
     HTML_TYPE,
     JSON_TYPE,
 )

@@ -95,6 +95,17 @@ def test_self_check_refuses_a_head_that_scales_its_logits(tiny, start):
         check_packing(worker.backend, vocab_size=VOCAB, tolerance=Tolerance.of("float32"))
 
 
+def test_each_tensor_that_is_loaded_and_each_self_test_is_progress(tiny, start):
+    """Who watches a rank would take a large model on a slow disk for one that hangs."""
+    worker = start(backend_settings(tiny))
+    num_tensors = sum(1 for _ in worker.backend._policy.lm.parameters())
+    assert worker._progress.count > num_tensors
+    before = worker._progress.count
+    with worker.spans.span("forward"):
+        pass
+    assert worker._progress.count == before + 1
+
+
 def test_a_second_rank_in_one_process_is_refused(tiny, start):
     start(backend_settings(tiny))
     with pytest.raises(ConfigError, match="already has a trainer rank"):

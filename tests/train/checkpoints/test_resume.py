@@ -17,6 +17,7 @@ from telescope_core.errors import ConfigError, NoRoomError, TelescopeError
 from telescope_core.evals import EvalFolder
 from telescope_core.records import Resume, RunFolder
 from telescope_core.records.folders import remove_folder, sweep
+from telescope_core.records.identity import NOTHING_SAVED
 from telescope_train.checkpoints import saver
 from telescope_train.checkpoints.folders import (
     CheckpointManifest,
@@ -112,8 +113,12 @@ async def test_ranks_that_die_change_nothing(tiny, tmp_path, seed):
 @pytest.mark.engine
 async def test_another_run_can_begin_at_a_checkpoint(tiny, tmp_path):
     short = ("--number_of_steps", "2", "--checkpoint_every", "1")
-    first = config_of(tmp_path, tiny, *short)
-    await run(first)
+    with pytest.raises(Killed):
+        await run(config_of(tmp_path, tiny, "--number_of_steps", "2"), killed_after=1)
+    end_process(tmp_path / "run")
+    # It had saved nothing, so a queue's second try begins again in its folder.
+    await run(config_of(tmp_path, tiny, *short, "--resume_if_saved", "true"))
+    assert RunFolder.open(tmp_path / "run").info().resumes[0].checkpoint == NOTHING_SAVED
     saved = tmp_path / "run" / "checkpoints" / "step-000001"
     fork = ("--name", "fork", "--resume_from_checkpoint", str(saved), "--learning_rate", "1e-4")
     config = config_of(tmp_path, tiny, "--number_of_steps", "2", *fork)
@@ -299,6 +304,7 @@ def test_retention_removes_complete_old_ones_alone(tmp_path, keep_last, keep_eve
             "must be a multiple of checkpoint_every",
         ),
         (["--checkpoint_every", "11"], "never reached in 10 steps"),
+        ([*LATEST, "--resume_if_saved", "true"], "refuses it; remove one of them"),
     ],
 )
 def test_settings_without_effect_are_refused(tiny, tmp_path, flags, message):

@@ -8,7 +8,8 @@ import pytest
 from telescope_core.errors import TelescopeError
 from telescope_train.cluster.colocation import SharedGpu, Turns, sleep_level
 from telescope_train.cluster.placement import bundles_of
-from telescope_train.inference.sleep import Sleeping
+from telescope_train.inference.pool import ServerPool
+from telescope_train.inference.sleep import SleepingLeases
 from telescope_train.plan.load import load_train_config
 
 FLAGS = ["--name", "x", "--number_of_steps", "2", "--model", "m", "--max_async_rollout", "0"]
@@ -29,7 +30,7 @@ class Gpu:
         self.held = {"server": 60, "rank": 20}
         self.calls: list[str] = []
 
-    async def control(self, path: str, *, query: str, is_repeatable: bool) -> None:
+    async def control(self, path: str, *, query: str = "", is_repeatable: bool) -> None:
         assert is_repeatable
         self.calls.append(path + query)
         self.held["server"] = 2 if path == "/sleep" else 60
@@ -46,10 +47,14 @@ class Gpu:
         assert sum(self.held.values()) <= 80, f"out of memory: {self.held}"
 
 
+def shared(gpu: Any, *, level: int) -> SharedGpu:
+    return SharedGpu(SleepingLeases(ServerPool([gpu]), gpu, level=level), gpu)
+
+
 def test_server_and_rank_never_need_more_than_the_gpu_has():
     async def main() -> None:
         gpu: Any = Gpu()
-        turns = SharedGpu(Sleeping([gpu], level=2), gpu)
+        turns = shared(gpu, level=2)
         for _ in range(3):
             await turns.trainer_works()
             await turns.trainer_works()
@@ -68,7 +73,7 @@ def test_a_server_with_a_request_does_not_sleep():
         gpu: Any = Gpu()
         gpu.num_in_flight = 3
         with pytest.raises(TelescopeError, match="got 3 in flight"):
-            await SharedGpu(Sleeping([gpu], level=1), gpu).trainer_works()
+            await shared(gpu, level=1).trainer_works()
         assert gpu.calls == []
 
     asyncio.run(main())
@@ -78,6 +83,8 @@ def test_who_has_a_gpu_of_their_own_waits_for_nobody():
     async def main() -> None:
         await Turns().trainer_works()
         await Turns().servers_work()
+        async with Turns().servers_turn():
+            pass
 
     asyncio.run(main())
 

@@ -41,6 +41,8 @@ def train_command(
       telescope train base.toml big.toml --learning_rate 1e-5 --use_tis
 
       telescope train run.toml --resume
+
+      telescope train run.toml --resume-if-saved
     """
     from telescope_train.plan.load import load_train_config
     from telescope_train.plan.plan import make_plan

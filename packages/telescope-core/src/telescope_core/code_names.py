@@ -47,7 +47,7 @@ def location_of_file(name: str) -> EnvironmentLocation:
         raise EnvironmentLoadError(f"{path}: no such file{_meant(str(path), beside)}")
     classes = _classes_of(path)
     if class_name not in classes:
-        listed = ", ".join(f"{given}:{one}" for one in classes) or "it defines no class"
+        listed = ", ".join(f"{given}:{one}" for one in classes) or "no class"
         what = f"{class_name!r} is not in it" if class_name else "the class is missing"
         raise EnvironmentLoadError(
             f"{name}: {what}; expected file.py:Class, and the file has: {listed}"

@@ -34,7 +34,7 @@ from telescope_train.inference.leases import Lease
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.server import SERVED_MODEL_NAME
-from telescope_train.inference.sleep import Sleeping
+from telescope_train.inference.sleep import InTurn, Sleeping, SleepingLeases, brought_in_turn
 from telescope_train.joined import Joined
 from telescope_train.models.served_adapter import served_adapter
 from telescope_train.observability.meters import Meters, show_nobody
@@ -254,7 +254,7 @@ async def open_policies(
             recording=recording,
             rank_spans=rank_spans,
             clients=clients,
-            turns=_turns(prepared, processes, clients),
+            turns=_turns(prepared, processes, pool),
             eval_servers=eval_servers,
             eval_source=source(lambda rollout_id: EvalCalls(eval_servers, calls, rollout_id)),
         )
@@ -268,10 +268,11 @@ async def open_policies(
         log.flush()
 
 
-def _turns(prepared: Prepared, processes: Processes, clients: Sequence[TokenClient]) -> Turns:
+def _turns(prepared: Prepared, processes: Processes, pool: ServerPool) -> Turns:
     if not prepared.config.inference.colocate:
         return Turns()
-    return SharedGpu(Sleeping(clients, level=sleep_level(prepared.config)), processes.ranks)
+    level = sleep_level(prepared.config)
+    return SharedGpu(SleepingLeases(pool, processes.servers, level=level), processes.ranks)
 
 
 def _note_replaced_workers(prepared: Prepared, timeline: Timeline) -> None:
@@ -303,9 +304,11 @@ def _lose(number: int, reason: str, pool: ServerPool, own: ServerPool | None) ->
 
 def keeping(opened: Opened) -> Sequence[Coroutine[Any, Any, None]]:
     """Return what brings lost servers back."""
-    policies, fleet, say = opened.policies, opened.processes.servers, opened.view.warn
+    policies, say = opened.policies, opened.view.warn
+    fleet = InTurn(opened.processes.servers, policies.turns)
     pool, own = policies.pool, policies.eval_servers.own
-    works = [Keeping(pool, fleet, policies.publisher.bring_in, say=say).run()]
+    bring_in = brought_in_turn(policies.publisher.give, policies.turns)
+    works = [Keeping(pool, fleet, bring_in, say=say).run()]
     if own is not None:
 
         async def wait_for_evals(lease: Lease) -> None:

@@ -102,7 +102,7 @@ def run_training(prepared: Prepared) -> dict[str, Any]:
     prepared.require_sound()
     config, point = prepared.config, prepared.resume
     folder = open_run_folder(config, point, prepared.environments.records)
-    announce(prepared)
+    announce(prepared, begins_again=point is None and bool(folder.info().resumes))
     log = run_logs(config, folder).begin("driver", secrets=run_secrets(prepared))
     try:
         if point is None or not is_over(config, point.checkpoint):
@@ -129,11 +129,13 @@ def run_training(prepared: Prepared) -> dict[str, Any]:
     return summary
 
 
-def announce(prepared: Prepared) -> None:
+def announce(prepared: Prepared, *, begins_again: bool = False) -> None:
     """Print where the run begins, what its environments may read, and what else to know of it."""
     point = prepared.resume
     if point is not None:
         print_resume(point.checkpoint.step, str(point.checkpoint.path), point.changed)
+    if begins_again:
+        print_notes(["the earlier try saved nothing, so the run begins again in its folder"])
     print_secrets(prepared.environments.secrets, os.environ)
     print_notes(notes_of(prepared.config))
 

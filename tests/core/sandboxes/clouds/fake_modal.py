@@ -30,8 +30,10 @@ def answer(make: Make) -> Any:
         request = await stream.recv_message()
         if self.fake.refuses_key:
             raise GRPCError(Status.UNAUTHENTICATED, "no such token")
-        if self.fake.is_failing:
-            raise GRPCError(Status.FAILED_PRECONDITION, "out of order")
+        if self.fake.fails_with:
+            is_refusal = self.fake.fails_with == 400
+            status = Status.INVALID_ARGUMENT if is_refusal else Status.FAILED_PRECONDITION
+            raise GRPCError(status, "out of order")
         message = await make(self.fake, request)
         # A stream that has nothing more to send just ends.
         if message is not None:

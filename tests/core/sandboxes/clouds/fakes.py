@@ -27,7 +27,8 @@ class Fake:
         self.local = LocalProvider()
         self.boxes: dict[str, LocalSandbox] = {}
         self.created: list[dict[str, Any]] = []
-        self.is_failing = False
+        self.fails_with = 0
+        """The HTTP status that everything is answered with; 0 = what is asked for is done."""
         self.refuses_key = False
         self.may_start = asyncio.Event()
         """Sandboxes that are asked for wait until it is set."""
@@ -55,8 +56,9 @@ class Fake:
     async def fail(self, request: web.Request, handler: Any) -> web.StreamResponse:
         if self.refuses_key:
             return web.json_response({"code": 401, "message": "no such key"}, status=401)
-        if self.is_failing:
-            return web.json_response({"code": 500, "message": "out of order"}, status=500)
+        if status := self.fails_with:
+            said = {"code": status, "message": "out of order", "detail": "out of order"}
+            return web.json_response(said, status=status)
         return await handler(request)
 
 

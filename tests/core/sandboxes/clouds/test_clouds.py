@@ -64,8 +64,15 @@ def test_the_network_is_off_unless_asked_for(came: Any):
 
 
 def test_a_service_that_fails_is_a_failure_of_the_provider(came: Any):
-    for name in ("failing run", "failing create"):
+    for name in ("500 run", "500 create", "400 run"):
         assert came[name].startswith(f"SandboxError: {came['cloud']} failed: "), came[name]
+
+
+def test_a_service_that_refuses_what_is_asked_for_says_to_ask_for_something_else(came: Any):
+    said = came["400 create"]
+    assert said.startswith(f"SandboxLimitError: {came['cloud']} refuses to make a sandbox"), said
+    assert "time_to_live_s=900.0, network=none" in said
+    assert "out of order" in said
 
 
 def test_a_key_that_is_refused_says_which_variable_to_set(came: Any):

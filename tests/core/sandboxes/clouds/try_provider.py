@@ -62,10 +62,11 @@ async def main(cloud: str) -> dict[str, Any]:
             "created": fake.created[0],
         }
         box = await provider.create(SandboxSpec())
-        fake.is_failing = True
-        results["failing run"] = await raised(box.run(["true"]))
-        results["failing create"] = await raised(provider.create(SandboxSpec()))
-        fake.is_failing = False
+        for status in (500, 400):
+            fake.fails_with = status
+            results[f"{status} run"] = await raised(box.run(["true"]))
+            results[f"{status} create"] = await raised(provider.create(SandboxSpec()))
+        fake.fails_with = 0
         await box.close()
         fake.may_start.clear()
         fake.was_asked.clear()

@@ -1,7 +1,7 @@
 """`telescope env bundle`, and installing from one."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -79,43 +79,40 @@ def bundle(
     parts = _parts(names or [], lock, registry)
     chosen = split_names(datasets)
     manifest = write_bundle(parts, output.resolve(), datasets=chosen, progress=progress)
-    needed = [
-        {"environment": part.entry.id, "repo": data.repo, "revision": data.revision}
-        for part in parts
-        for data in part.entry.datasets
-    ]
     num_bytes = output.stat().st_size
     if num_bytes > MAX_BUNDLE_BYTES:
         progress(
             f"warning: to install from it, add --max-bundle-gb {-(-num_bytes // 2**30)}: without "
             f"it, a bundle may have {MAX_BUNDLE_BYTES} bytes"
         )
+    needed = [
+        {
+            "environment": part.entry.id,
+            "repo": data.repo,
+            "revision": data.revision,
+            "is_held": data.repo in chosen or ALL_DATASETS in chosen,
+        }
+        for part in parts
+        for data in part.entry.datasets
+    ]
     if as_json:
         rows = [{"id": part.entry.id, "version": part.entry.version} for part in parts]
-        about = {
-            "file": str(output),
-            "bytes": num_bytes,
-            "environments": rows,
-            "datasets": [{**row, "is_held": _is_held(row["repo"], chosen)} for row in needed],
-        }
+        about = {"file": str(output), "bytes": num_bytes, "environments": rows, "datasets": needed}
         typer.echo(json.dumps(about))
         return
     for part in parts:
         typer.echo(f"{part.entry.id} {part.entry.version}: in the bundle")
-    for data in needed:
-        said = (
-            "it is in the bundle"
-            if _is_held(data["repo"], chosen)
-            else f"it is not in the bundle; add --datasets {data['repo']}, or copy it yourself"
-        )
-        typer.echo(f"{data['environment']} can load {data['repo']} at {data['revision']}: {said}")
+    for row in needed:
+        typer.echo(_said_of(row))
     typer.echo(
         f"{output}: {len(manifest.files)} files, {num_bytes / 1e6:.1f} MB, {manifest.platform}"
     )
 
 
-def _is_held(repo: str, chosen: Sequence[str]) -> bool:
-    return repo in chosen or ALL_DATASETS in chosen
+def _said_of(row: Mapping[str, object]) -> str:
+    lacks = f"it is not in the bundle; add --datasets {row['repo']}, or copy it yourself"
+    said = "it is in the bundle" if row["is_held"] else lacks
+    return f"{row['environment']} can load {row['repo']} at {row['revision']}: {said}"
 
 
 def _parts(names: Sequence[str], lock: Lock, registry: str | None) -> list[Part]:

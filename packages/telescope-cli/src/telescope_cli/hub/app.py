@@ -32,7 +32,7 @@ VERBS = {
     ),
     "namespace": Verb(
         target="telescope_cli.hub.namespaces:app",
-        help="Add and list the owners of a served registry.",
+        help="Add, list, suspend and restore the owners of a served registry.",
     ),
     "token": Verb(
         target="telescope_cli.hub.tokens:app",
@@ -41,6 +41,10 @@ VERBS = {
     "alias": Verb(
         target="telescope_cli.hub.aliases:app",
         help="Give environments of a served registry a short name.",
+    ),
+    "audit": Verb(
+        target="telescope_cli.hub.audit:audit",
+        help="List who changed what in a served registry, and when.",
     ),
 }
 EPILOG = """Examples:

@@ -10,7 +10,7 @@ import typer
 from telescope_cli.env.options import JsonOption, progress
 from telescope_cli.hub.options import FolderArgument, registry_folder
 from telescope_envs.rules.check import check_registry
-from telescope_envs.rules.findings import (
+from telescope_envs.rules.tree import (
     CHECKS,
     CheckReport,
     Finding,

@@ -1,4 +1,4 @@
-"""`telescope hub namespace`: add and list."""
+"""`telescope hub namespace`: add, list, suspend and restore."""
 
 import json
 from contextlib import closing
@@ -15,6 +15,11 @@ from telescope_envs.server.hub import HubStore
 VERBS = {
     "add": Verb(target="telescope_cli.hub.namespaces:add", help="Add an owner."),
     "list": Verb(target="telescope_cli.hub.namespaces:list_namespaces", help="List the owners."),
+    "suspend": Verb(
+        target="telescope_cli.hub.namespaces:suspend",
+        help="Let an owner publish nothing, and refuse its tokens.",
+    ),
+    "restore": Verb(target="telescope_cli.hub.namespaces:restore", help="Take a suspension back."),
 }
 _KINDS = ("repository", "user", "key")
 
@@ -23,7 +28,9 @@ class _Namespace(VerbGroup):
     verbs = VERBS
     epilog_text = """Examples:
 
-  telescope hub namespace add acme --data hub-data"""
+  telescope hub namespace add acme --data hub-data
+
+  telescope hub namespace suspend acme --reason "stolen token" --data hub-data"""
 
 
 app = verb_app(_Namespace)
@@ -31,7 +38,7 @@ app = verb_app(_Namespace)
 
 @app.callback()
 def namespace() -> None:
-    """Add and list the owners of a served registry."""
+    """Add, list, suspend and restore the owners of a served registry."""
 
 
 def add(
@@ -68,6 +75,49 @@ def list_namespaces(data: DataOption, as_json: JsonOption = False) -> None:
         return
     for owner, status in rows:
         typer.echo(owner if status == "active" else f"{owner}  {status}")
+
+
+Reason = Annotated[str, typer.Option(help="One line for the log: telescope hub audit.")]
+
+
+def suspend(
+    owner: Annotated[str, typer.Argument(help="The owner.")],
+    reason: Reason,
+    data: DataOption,
+    withhold: Annotated[
+        bool, typer.Option("--withhold", help="Serve nothing of what it published, either.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Let an owner publish nothing, and refuse its tokens, from the next request on.
+
+    What it published stays installable, unless it is withheld.
+
+    Example: telescope hub namespace suspend acme --reason "stolen token" --data hub-data
+    """
+    with closing(HubStore(data, must_exist=True)) as hub:
+        hub.suspend(owner, reason=reason, is_withheld=withhold)
+    _say(owner, "withheld" if withhold else "suspended", as_json=as_json)
+
+
+def restore(
+    owner: Annotated[str, typer.Argument(help="The owner.")],
+    reason: Reason,
+    data: DataOption,
+    as_json: JsonOption = False,
+) -> None:
+    """Take the suspension of an owner back: it can publish again, and its tokens are valid.
+
+    Example: telescope hub namespace restore acme --reason "new tokens" --data hub-data
+    """
+    with closing(HubStore(data, must_exist=True)) as hub:
+        hub.restore(owner, reason=reason)
+    _say(owner, "active", as_json=as_json)
+
+
+def _say(owner: str, status: str, *, as_json: bool) -> None:
+    row = {"owner": owner, "status": status}
+    typer.echo(json.dumps(row) if as_json else f"{owner}: {status}")
 
 
 def _publisher(text: str) -> dict[str, str]:

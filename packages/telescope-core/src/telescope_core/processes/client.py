@@ -54,6 +54,10 @@ from telescope_core.scoring_news import Listener, who_hears_of_scoring
 from telescope_core.types import Completion, Rollout, RolloutStatus, StopReason, Turn
 
 T = TypeVar("T")
+_GROWN_BYTES = 2**20
+"""Memory that a worker which loads something takes in addition."""
+_DONE_BYTES = 4096
+"""Bytes that it reads or writes between two beats, which are a part of that by themselves."""
 _DECODER: msgspec.msgpack.Decoder[WorkerFrame] = msgspec.msgpack.Decoder(WorkerFrame)
 _ROLLOUT = msgspec.msgpack.Decoder(Rollout)
 NOTHING: "msgspec.msgpack.Decoder[None]" = msgspec.msgpack.Decoder(type=None)
@@ -115,6 +119,9 @@ class WorkerClient:
         self._completing: dict[int, asyncio.Task[Completion]] = {}
         self._ids = itertools.count()
         self._heard_s = time.monotonic()
+        self._moved_s = asyncio.get_running_loop().time()
+        """When the worker last showed work, on the clock of the event loop."""
+        self._most_memory_bytes = 0
         self._greeting: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self._burial: asyncio.Task[None] | None = None
         self._why_killed = ""
@@ -164,22 +171,29 @@ class WorkerClient:
         secrets = welcome.secrets if self._place.gets_secrets else ()
         values = declared_secrets(secrets, os.environ)
         opening = Open(settings=dict(settings), secrets=values)
-        await self.ask(opening, NOTHING, within_s=self._deadlines.load_s)
+        await self.ask(opening, NOTHING, within_s=self._deadlines.load_s, shows_work=True)
 
     async def ask(
-        self, request: Request, answer: "msgspec.msgpack.Decoder[T]", *, within_s: float
+        self,
+        request: Request,
+        answer: "msgspec.msgpack.Decoder[T]",
+        *,
+        within_s: float,
+        shows_work: bool = False,
     ) -> T:
-        """Send a request other than a rollout and return its value; it may take `within_s` seconds.
+        """Send a request other than a rollout and return its value.
 
-        Raises what the environment raised, or EnvironmentProcessError when no answer comes.
+        It may take `within_s` seconds, and any time if the worker `shows_work` in it: that many
+        seconds without a sign of work are too many then. Raises what the environment raised, or
+        EnvironmentProcessError when no answer comes.
         """
         call = self._begin(request)
         try:
-            async with asyncio.timeout(within_s):
-                value = await call.ended
+            value = await self._answer(call, request, within_s, shows_work=shows_work)
         except TimeoutError:
             what = type(request).__name__.lower()
-            self.kill(f"did not answer {what} within {within_s:g} s")
+            idle = f"was idle for {within_s:g} s in it" if shows_work else f"had {within_s:g} s"
+            self.kill(f"did not answer {what} and {idle}")
             raise EnvironmentProcessError(f"{self.label} {self._why_killed}") from None
         except RequestFailed as error:
             raise load_error(error.failure.kind, error.failure.message) from None
@@ -192,6 +206,26 @@ class WorkerClient:
             what = type(request).__name__.lower()
             raise StrayCancelError(f"{self.label}, {what}: {stray_cancel('')}")
         return answer.decode(value)
+
+    async def _answer(
+        self, call: _Call, request: Request, within_s: float, *, shows_work: bool
+    ) -> "msgspec.Raw | None":
+        """Return the value of the reply; raises TimeoutError if it takes too long."""
+        clock = asyncio.get_running_loop()
+        begun_s = told_s = clock.time()
+        while True:
+            since_s = max(begun_s, self._moved_s) if shows_work else begun_s
+            left_s = since_s + within_s - clock.time()
+            if left_s <= 0:
+                raise TimeoutError
+            await asyncio.wait([call.ended], timeout=left_s)
+            if call.ended.done():
+                return call.ended.result()
+            now_s = clock.time()
+            if shows_work and now_s - told_s >= within_s:
+                told_s = now_s
+                what = type(request).__name__.lower()
+                relay(f"{self.label} has worked on {what} for {now_s - begun_s:.0f} s")
 
     async def play(self, name: str, request: PlayRequest, policy: Policy) -> Rollout:
         """Play one rollout; a failure is returned as a failed rollout."""
@@ -305,6 +339,7 @@ class WorkerClient:
         self._heard_s = time.monotonic()
         match frame:
             case Beat():
+                self._note_work(frame)
                 self.last_beat = frame
                 if frame.trouble:
                     relay(f"{self.label}: {frame.trouble}")
@@ -323,6 +358,22 @@ class WorkerClient:
                     task.cancel()
             case _:
                 self._end(frame)
+
+    def _note_work(self, beat: Beat) -> None:
+        """Note when the worker last read or wrote something, or kept more than ever before.
+
+        Computing alone is no sign: code without an end computes, too. And with several requests
+        nobody knows which of them it works on.
+        """
+        before = self.last_beat
+        grown_bytes = beat.memory_bytes - self._most_memory_bytes
+        done_bytes = beat.io_bytes - before.io_bytes if before is not None else 0
+        if grown_bytes >= _GROWN_BYTES:
+            self._most_memory_bytes = beat.memory_bytes
+        elif done_bytes < _DONE_BYTES:
+            return
+        if self.load == 1:
+            self._moved_s = asyncio.get_running_loop().time()
 
     def _greeted(self, frame: Welcome | Refused) -> None:
         if self._greeting.done():

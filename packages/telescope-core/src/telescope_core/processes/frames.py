@@ -212,6 +212,8 @@ class Beat(_Frame, tag="beat"):
     """Resident memory of the process."""
     num_stuck_threads: int
     """Threads that still run code of rollouts that have ended."""
+    io_bytes: int = 0
+    """Bytes that the process has read and written since its start; 0 = not known."""
     trouble: str = ""
     """Trouble since the last beat with endpoints that the environment's own code asks."""
 

@@ -215,7 +215,7 @@ class EnvironmentPool:
         for attempt in range(1, _ASK_ATTEMPTS + 1):
             worker = await self._least_busy()
             try:
-                return await worker.ask(request, answer, within_s=within_s)
+                return await worker.ask(request, answer, within_s=within_s, shows_work=True)
             except EnvironmentProcessError:
                 if attempt == _ASK_ATTEMPTS:
                     raise

@@ -29,15 +29,17 @@ class Isolation(StrEnum):
 class StageDeadlines:
     """Seconds that each stage of a worker's life may take. A rollout's deadline is in its request.
 
-    A worker that misses a deadline is ended and replaced, because its state is no longer known.
+    Loading and scoring may take any time while the worker reads, writes or keeps ever more, and
+    does nothing else: their seconds are those without any of it. A worker that misses a deadline
+    is ended and replaced, because its state is no longer known.
     """
 
     start_s: float = 120.0
     """Seconds from the start of the process to its greeting, including imports."""
     load_s: float = 600.0
-    """Seconds to build the environment, to load its data and to describe it."""
+    """Seconds without a sign of work while the environment is built, loads data, describes it."""
     score_s: float = 300.0
-    """Seconds to apply the group rewards, or to score a gold answer."""
+    """The same while group rewards are applied, or a gold answer is scored."""
     grace_s: float = 15.0
     """Seconds in addition to a rollout's deadline, for its cleanup and for sending the result."""
     cancel_s: float = 10.0

@@ -119,6 +119,7 @@ class WorkerWatch:
             blocked_where=where,
             memory_bytes=resident_bytes(),
             num_stuck_threads=self._threads.num_stuck + DaemonThreads.num_abandoned,
+            io_bytes=io_bytes(),
         )
         self._send(beat, blocked_by)
 
@@ -137,3 +138,13 @@ def resident_bytes() -> int:
         return int(statm.read_text().split()[1]) * resource.getpagesize()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def io_bytes() -> int:
+    """Return what this process has read from and written to files and pipes; 0 without /proc."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError:
+        return 0
+    counts = dict(line.split(": ") for line in lines)
+    return int(counts["rchar"]) + int(counts["wchar"])

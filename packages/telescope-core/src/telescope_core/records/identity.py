@@ -43,6 +43,10 @@ class RunState(StrEnum):
     """It was killed: its process is gone and never recorded an end."""
 
 
+NOTHING_SAVED = "nothing was saved"
+"""Stands in `Resume.checkpoint` for a run that begins again in its folder."""
+
+
 class Resume(BaseModel):
     """One continuation of a run from a checkpoint."""
 
@@ -52,6 +56,7 @@ class Resume(BaseModel):
     step: int
     """Number of training steps in the checkpoint."""
     checkpoint: str
+    """Its folder; `NOTHING_SAVED` for a run that begins again in its folder."""
     changed: tuple[str, ...] = ()
     """Settings that differ from the checkpoint's."""
 
@@ -91,8 +96,13 @@ class RunInfo(BaseModel):
             return RunState.INTERRUPTED
         return self.state
 
+    @property
+    def may_run_elsewhere(self) -> bool:
+        """Whether it recorded no end and is of another machine, so that nobody can ask here."""
+        return self.state is RunState.RUNNING and self.host != socket.gethostname()
+
     def _may_be_alive(self) -> bool:
-        if self.host != socket.gethostname():
+        if self.may_run_elsewhere:
             return True
         try:
             os.kill(self.pid, 0)

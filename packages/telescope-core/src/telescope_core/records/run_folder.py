@@ -112,15 +112,18 @@ class RunFolder:
         config: Mapping[str, JsonValue],
         resume: Resume,
         keeps_evals_after: bool = False,
+        has_ended_elsewhere: bool = False,
     ) -> "RunFolder":
         """Continue the run in `path`; its records after `resume.step` are deleted.
 
         Those steps will be repeated. A run that is still running is refused.
         `keeps_evals_after`: no step is left, so that evals after training are still what they were.
+        `has_ended_elsewhere`: the caller knows that the run has ended if it was on another machine.
         """
         run = cls.open(path)
         info = run.info()
-        _require_ended(path, info)
+        if not (has_ended_elsewhere and info.may_run_elsewhere):
+            _require_ended(path, info)
         run._write_info(resumed_run_info(info, resume))
         write_json(path / "config.json", config)
         run._drop_after(resume.step, keeps_evals_after=keeps_evals_after)

@@ -26,6 +26,7 @@ from telescope_core.sandboxes.protocol import (
 )
 
 _CLOSE_S = 60.0
+_MORE_THAN_ANY_HAS = 10**18
 _CONNECT = """
 import socket
 try:
@@ -147,6 +148,8 @@ async def _timeout(subject: Subject) -> None:
         _expect(done.stdout == b"began\n", "what was written before", done)
         done = await box.run(["echo", "on"])
         _expect(done.text == "on\n", "the sandbox to be usable after a timeout", done)
+        done = await box.run(["sleep", "60"], timeout_s=0.0001)
+        _expect(done.stop is StopCause.TIMEOUT, "a timeout after less than a millisecond", done)
 
 
 async def _output_is_cut(subject: Subject) -> None:
@@ -210,16 +213,22 @@ async def _limits_that_cannot_be_given_are_refused(subject: Subject) -> None:
         Limit.NETWORK_ENDPOINT: {"network": Network.ENDPOINT},
         Limit.NETWORK_FULL: {"network": Network.FULL},
     }
+    amounts = (Limit.CPUS, Limit.MEMORY, Limit.DISK, Limit.PROCESSES, Limit.TIME_TO_LIVE)
     for limit, changes in asked.items():
-        if limit in subject.provider.limits:
-            continue
-        try:
-            async with subject.sandbox(**changes):
-                pass
-        except SandboxLimitError as error:
-            _expect(limit.value in str(error), f"an error that names {limit.value}", str(error))
-            continue
-        raise CheckFailedError(f"expected {limit.value} to be refused, and it was not")
+        if limit not in subject.provider.limits:
+            await _require_refused(subject, limit, changes)
+    for limit in amounts:
+        await _require_refused(subject, limit, {limit.value: _MORE_THAN_ANY_HAS})
+
+
+async def _require_refused(subject: Subject, limit: Limit, changes: dict[str, object]) -> None:
+    try:
+        async with subject.sandbox(**changes):
+            pass
+    except SandboxLimitError as error:
+        _expect(limit.value in str(error), f"an error that names {limit.value}", str(error))
+        return
+    raise CheckFailedError(f"expected {limit.value} to be refused, and it was not")
 
 
 async def _no_network(subject: Subject) -> None:

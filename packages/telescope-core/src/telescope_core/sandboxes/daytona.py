@@ -8,15 +8,17 @@ import contextlib
 import math
 import shlex
 from collections.abc import Generator, Mapping
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 import aiohttp
 
+from telescope_core.sandboxes.amounts import ANY_CPUS, ANY_MB, ANY_SECONDS, whole_units
 from telescope_core.sandboxes.errors import (
     SandboxError,
-    SandboxLimitError,
     SandboxUnavailableError,
+    refused_by_service,
     require_limits,
 )
 from telescope_core.sandboxes.protocol import Limit, Network, Sandbox, SandboxSpec
@@ -24,6 +26,13 @@ from telescope_core.sandboxes.remote import OpenSandboxes, ShellAnswer
 
 _CREATE_S = 300.0
 _MB_IN_GB = 1024
+_AMOUNTS = {
+    # More than was asked for would be no limit, so nothing is rounded up.
+    Limit.CPUS: replace(ANY_CPUS, multiple_of=1),
+    Limit.MEMORY: replace(ANY_MB, multiple_of=_MB_IN_GB),
+    Limit.DISK: replace(ANY_MB, multiple_of=_MB_IN_GB),
+    Limit.TIME_TO_LIVE: ANY_SECONDS,
+}
 
 
 class DaytonaProvider:
@@ -61,11 +70,11 @@ class DaytonaProvider:
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Start a sandbox; raises SandboxUnavailableError without the SDK or a valid key."""
-        require_limits(self.name, spec, self.limits)
+        require_limits(self.name, spec, self.limits, _AMOUNTS)
         resources = {
-            "cpu": _whole(Limit.CPUS, spec.cpus, 1),
-            "memory": _whole(Limit.MEMORY, spec.memory_mb, _MB_IN_GB),
-            "disk": _whole(Limit.DISK, spec.disk_mb, _MB_IN_GB),
+            "cpu": whole_units(spec.cpus, 1),
+            "memory": whole_units(spec.memory_mb, _MB_IN_GB),
+            "disk": whole_units(spec.disk_mb, _MB_IN_GB),
         }
         return await self._sandboxes.add(spec, self._start(spec, resources))
 
@@ -80,7 +89,7 @@ class DaytonaProvider:
 
     async def _start(self, spec: SandboxSpec, resources: Mapping[str, int | None]) -> "_Box":
         sdk = _sdk()
-        with _told():
+        with _told(spec):
             if self._client is None:
                 config = sdk.DaytonaConfig(**self._settings) if self._settings else None
                 self._client = sdk.AsyncDaytona(config)
@@ -144,20 +153,12 @@ def _sdk() -> Any:
         ) from None
 
 
-def _whole(limit: Limit, value: float | None, unit: int) -> int | None:
-    """Return an amount in whole units; more than was asked for would be no limit."""
-    if value is None:
-        return None
-    if value % unit:
-        raise SandboxLimitError(
-            f"sandboxes of 'daytona' give {limit.value} in multiples of {unit}, got {value!r}"
-        )
-    return int(value // unit)
-
-
 @contextlib.contextmanager
-def _told() -> Generator[None]:
-    """Tell every error of the SDK, and of the HTTP client below it, as one of ours."""
+def _told(asked: SandboxSpec | None = None) -> Generator[None]:
+    """Tell every error of the SDK, and of the HTTP client below it, as one of ours.
+
+    `asked` is what a sandbox is made with.
+    """
     sdk = _sdk()
     try:
         yield
@@ -165,5 +166,9 @@ def _told() -> Generator[None]:
         raise SandboxUnavailableError(
             f"daytona refuses this account: {error}; set DAYTONA_API_KEY to a key of it"
         ) from error
+    except (sdk.DaytonaBadRequestError, sdk.DaytonaUnprocessableEntityError) as error:
+        if asked is None:
+            raise SandboxError(f"daytona failed: {type(error).__name__}: {error}") from error
+        raise refused_by_service("daytona", asked, error) from error
     except (sdk.DaytonaError, aiohttp.ClientError, OSError, TimeoutError) as error:
         raise SandboxError(f"daytona failed: {type(error).__name__}: {error}") from error

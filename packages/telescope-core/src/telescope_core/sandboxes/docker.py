@@ -11,13 +11,16 @@ import os
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from telescope_core.sandboxes import docker_endpoint
+from telescope_core.sandboxes.amounts import ANY_CPUS, ANY_MB, ANY_SECONDS, Amount
 from telescope_core.sandboxes.errors import (
     SandboxError,
     SandboxLimitError,
     SandboxUnavailableError,
+    refused_by_service,
     require_limits,
 )
 from telescope_core.sandboxes.protocol import Limit, Network, Sandbox, SandboxSpec
@@ -34,6 +37,9 @@ _THREADS = 64
 _SOCKET_S = 24 * 3600
 _CALL_S = 120.0
 _FILES = 1024
+_PROCESSES = 1024
+_MB = 1 << 20
+_REFUSED = 400
 
 
 class DockerProvider:
@@ -50,6 +56,7 @@ class DockerProvider:
         self._image = image
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="docker-sandbox")
         self._client: Any = None
+        self._amounts: Mapping[Limit, Amount] = _AMOUNTS
         self._opening = asyncio.Lock()
         self._sandboxes = OpenSandboxes(self.limits)
 
@@ -70,10 +77,11 @@ class DockerProvider:
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Start a container; raises SandboxUnavailableError where there is no service or image."""
-        require_limits(self.name, spec, self.limits)
+        require_limits(self.name, spec, self.limits, _AMOUNTS)
         async with self._opening:
             if self._client is None:
-                self._client = await self._call(self._connect)
+                self._client, self._amounts = await self._call(self._connect)
+        require_limits(self.name, spec, self.limits, self._amounts)
         image = spec.image or self._image
         return await self._sandboxes.add(spec, self._started(image, spec))
 
@@ -99,7 +107,7 @@ class DockerProvider:
         except TimeoutError:
             raise SandboxError(f"docker did not answer within {limit_s:g} s") from None
 
-    def _connect(self) -> Any:
+    def _connect(self) -> tuple[Any, Mapping[Limit, Amount]]:
         try:
             import docker
             from docker import errors
@@ -110,8 +118,10 @@ class DockerProvider:
             ) from None
         try:
             if self._base_url is None:
-                return docker.from_env(timeout=_SOCKET_S)
-            return docker.DockerClient(base_url=self._base_url, timeout=_SOCKET_S)
+                client = docker.from_env(timeout=_SOCKET_S)
+            else:
+                client = docker.DockerClient(base_url=self._base_url, timeout=_SOCKET_S)
+            return client, _amounts_of(client.info())
         except errors.DockerException as error:
             raise SandboxUnavailableError(
                 f"no Docker answers at {self._base_url or 'its usual place'}: {error}; start it, "
@@ -121,7 +131,6 @@ class DockerProvider:
 
     def _start(self, image: str, spec: SandboxSpec) -> Any:
         from docker import errors
-        from docker.types import Ulimit
 
         with _told():
             # `run` would pull an image that is missing, and try so three times.
@@ -131,29 +140,44 @@ class DockerProvider:
                 raise SandboxUnavailableError(
                     f"there is no image {image!r} here; run: docker pull {image}"
                 ) from None
-            is_apart = spec.network is not Network.FULL
-            opens = spec.network is Network.ENDPOINT
-            return self._client.containers.run(
-                image,
-                ["sleep", str(math.ceil(spec.time_to_live_s))],
-                detach=True,
-                auto_remove=True,
-                labels={**spec.labels, "telescope-sandbox": str(os.getpid())},
-                read_only=True,
-                tmpfs={"/tmp": f"size={spec.disk_mb or _DEFAULT_DISK_MB}m,mode=1777"},
-                user=_NOBODY,
-                cap_drop=["ALL"],
-                security_opt=["no-new-privileges"],
-                mem_limit=f"{spec.memory_mb or _DEFAULT_MEMORY_MB}m",
-                # The first process is one, and what listens inside another.
-                pids_limit=(spec.max_processes or _DEFAULT_PROCESSES) + 1 + opens,
-                # The service's own defaults may be more than it is allowed to give.
-                ulimits=[
-                    Ulimit(name=name, soft=_FILES, hard=_FILES) for name in ("nofile", "nproc")
-                ],
-                nano_cpus=round((spec.cpus or 1.0) * 1e9),
-                **({"network_mode": "none", "network_disabled": not opens} if is_apart else {}),
-            )
+            try:
+                return self._client.containers.run(
+                    image,
+                    ["sleep", str(math.ceil(spec.time_to_live_s))],
+                    labels={**spec.labels, "telescope-sandbox": str(os.getpid())},
+                    **_settings(spec),
+                )
+            except errors.APIError as error:
+                if error.status_code == _REFUSED:
+                    raise refused_by_service(self.name, spec, error.explanation) from error
+                raise
+
+
+def _settings(spec: SandboxSpec) -> dict[str, Any]:
+    """Return what the SDK is asked for with a container."""
+    from docker.types import Ulimit
+
+    opens = spec.network is Network.ENDPOINT
+    network = {"network_mode": "none", "network_disabled": not opens}
+    return {
+        "detach": True,
+        "auto_remove": True,
+        "read_only": True,
+        "tmpfs": {"/tmp": f"size={spec.disk_mb or _DEFAULT_DISK_MB}m,mode=1777"},
+        "user": _NOBODY,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "mem_limit": f"{spec.memory_mb or _DEFAULT_MEMORY_MB}m",
+        # The first process is one, and what listens inside another.
+        "pids_limit": (spec.max_processes or _DEFAULT_PROCESSES) + 1 + opens,
+        # The service's own defaults may be more than it is allowed to give.
+        "ulimits": [
+            Ulimit(name=name, soft=most, hard=most)
+            for name, most in (("nofile", _FILES), ("nproc", _PROCESSES))
+        ],
+        "nano_cpus": round((spec.cpus or 1.0) * 1e9),
+        **({} if spec.network is Network.FULL else network),
+    }
 
 
 class _Container:
@@ -238,6 +262,36 @@ class _Container:
             # It is removed by itself when its first process ends, perhaps at this moment.
             if "already in progress" not in str(error):
                 raise
+
+
+_AMOUNTS = {
+    Limit.CPUS: replace(ANY_CPUS, least=0.01, why_least="the least that a container can be given"),
+    Limit.MEMORY: replace(ANY_MB, least=16, why_least="without which no program starts"),
+    Limit.DISK: ANY_MB,
+    Limit.PROCESSES: Amount(
+        most=_PROCESSES - 2,
+        why_most="as the containers of a service may share a limit of their user",
+        least=8,
+        why_least="which the script around each command needs",
+    ),
+    Limit.TIME_TO_LIVE: ANY_SECONDS,
+}
+"""What containers of any machine can have."""
+
+
+def _amounts_of(machine: Mapping[str, Any]) -> Mapping[Limit, Amount]:
+    """Return what containers of one machine can have, of which its service says what it has."""
+    cpus, memory_bytes = int(machine.get("NCPU") or 0), int(machine.get("MemTotal") or 0)
+    found = dict(_AMOUNTS)
+    if cpus:
+        found[Limit.CPUS] = replace(
+            found[Limit.CPUS], most=cpus, why_most="the processors of its machine"
+        )
+    if memory_bytes:
+        memory = {"most": memory_bytes // _MB, "why_most": "the memory of its machine in MiB"}
+        found[Limit.MEMORY] = replace(found[Limit.MEMORY], **memory)
+        found[Limit.DISK] = replace(found[Limit.DISK], **memory)
+    return found
 
 
 async def _require_python(container: _Container, image: str) -> None:

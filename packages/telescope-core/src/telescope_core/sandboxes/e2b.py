@@ -11,13 +11,21 @@ from collections.abc import Generator, Mapping
 from importlib import import_module
 from typing import Any
 
+from telescope_core.sandboxes.amounts import Amount
 from telescope_core.sandboxes.errors import (
     SandboxError,
     SandboxUnavailableError,
+    refused_by_service,
     require_limits,
 )
 from telescope_core.sandboxes.protocol import Limit, Network, Sandbox, SandboxSpec
 from telescope_core.sandboxes.remote import OpenSandboxes, ShellAnswer
+
+_REFUSALS = (400, 404, 422)
+"""What its service answers where it cannot make what is asked for, such as of no template."""
+_AMOUNTS = {
+    Limit.TIME_TO_LIVE: Amount(most=24 * 3600, why_most="the longest that its service gives"),
+}
 
 
 class E2BProvider:
@@ -43,7 +51,7 @@ class E2BProvider:
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Start a sandbox; raises SandboxUnavailableError without the SDK or a valid key."""
-        require_limits(self.name, spec, self.limits)
+        require_limits(self.name, spec, self.limits, _AMOUNTS)
         return await self._sandboxes.add(spec, self._start(spec))
 
     async def close(self) -> None:
@@ -58,7 +66,7 @@ class E2BProvider:
             raise SandboxUnavailableError(
                 "sandbox provider 'e2b' needs a key; set E2B_API_KEY to one of your account"
             )
-        with _told():
+        with _told(spec):
             box = await sdk.AsyncSandbox.create(
                 template=spec.image or self._template,
                 timeout=math.ceil(spec.time_to_live_s),
@@ -117,8 +125,11 @@ def _sdk() -> Any:
 
 
 @contextlib.contextmanager
-def _told() -> Generator[None]:
-    """Tell every error of the SDK, and of the HTTP client below it, as one of ours."""
+def _told(asked: SandboxSpec | None = None) -> Generator[None]:
+    """Tell every error of the SDK, and of the HTTP client below it, as one of ours.
+
+    `asked` is what a sandbox is made with.
+    """
     import httpx
 
     sdk = _sdk()
@@ -128,5 +139,7 @@ def _told() -> Generator[None]:
         raise SandboxUnavailableError(
             f"e2b refuses this account: {error}; set E2B_API_KEY to a key of it"
         ) from error
-    except (sdk.SandboxException, httpx.HTTPError, OSError) as error:
+    except (sdk.SandboxException, sdk.ServiceBusyException, httpx.HTTPError, OSError) as error:
+        if asked is not None and getattr(error, "status_code", None) in _REFUSALS:
+            raise refused_by_service("e2b", asked, error) from error
         raise SandboxError(f"e2b failed: {type(error).__name__}: {error}") from error

@@ -3,9 +3,11 @@
 What a program does, reaching its limits included, is no error but its `CommandResult`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import cast
 
 from telescope_core.errors import ConfigError, TelescopeError
+from telescope_core.sandboxes.amounts import Amount
 from telescope_core.sandboxes.protocol import Limit, Network, SandboxSpec
 
 
@@ -27,15 +29,39 @@ class SandboxFileError(OSError):
     """A file in a sandbox is missing, is none, or has no room: often the program's doing."""
 
 
-def require_limits(provider: str, spec: SandboxSpec, given: Collection[Limit]) -> None:
-    """Raise SandboxLimitError that names each limit of `spec` that is not among those `given`."""
-    missing = {limit: value for limit, value in spec.asked_limits().items() if limit not in given}
-    if not missing:
+def require_limits(
+    provider: str,
+    spec: SandboxSpec,
+    given: Collection[Limit],
+    amounts: Mapping[Limit, Amount] | None = None,
+) -> None:
+    """Raise SandboxLimitError that names each limit of `spec` that a provider cannot give.
+
+    These are limits that are not among those `given`, and amounts that `amounts` cannot hold.
+    """
+    refused: list[str] = []
+    for limit, value in spec.asked_limits().items():
+        if limit not in given:
+            refused.append(_said(limit, value))
+        elif amounts and limit in amounts and (why := amounts[limit].refusal(cast(float, value))):
+            refused.append(f"{_said(limit, value)} ({why})")
+    if not refused:
         return
-    asked = ", ".join(_said(limit, value) for limit, value in missing.items())
     known = ", ".join(sorted(limit.value for limit in given))
     raise SandboxLimitError(
-        f"sandboxes of {provider!r} cannot give {asked}; they give: {known}. Leave it out of the "
+        f"sandboxes of {provider!r} cannot give {', '.join(refused)}; they give: {known}. Change "
+        "it or leave it out in the sandbox's settings, or take another provider"
+    )
+
+
+def refused_by_service(provider: str, spec: SandboxSpec, said: object) -> SandboxLimitError:
+    """Return the error for a service that refuses what a sandbox is asked to have.
+
+    Asking again would be refused again, so it is no failure of the provider.
+    """
+    asked = ", ".join(_said(limit, value) for limit, value in spec.asked_limits().items())
+    return SandboxLimitError(
+        f"{provider} refuses to make a sandbox with {asked}: {said}. Change what it refuses in the "
         "sandbox's settings, or take another provider"
     )
 

@@ -9,12 +9,15 @@ import contextlib
 import math
 import shlex
 from collections.abc import Generator, Mapping
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
+from telescope_core.sandboxes.amounts import ANY_CPUS, ANY_MB, ANY_SECONDS
 from telescope_core.sandboxes.errors import (
     SandboxError,
     SandboxUnavailableError,
+    refused_by_service,
     require_limits,
 )
 from telescope_core.sandboxes.protocol import Limit, Network, Sandbox, SandboxSpec
@@ -24,6 +27,12 @@ _APP = "telescope-sandboxes"
 _FILES_S = 120.0
 _PIECE_BYTES = 40_000
 """Of a file in one command: the service takes 64 KiB of words, and base64 adds a third."""
+_AMOUNTS = {
+    # It takes less for no limit at all.
+    Limit.CPUS: replace(ANY_CPUS, least=0.001, why_least="the least that its service counts"),
+    Limit.MEMORY: ANY_MB,
+    Limit.TIME_TO_LIVE: ANY_SECONDS,
+}
 
 
 class ModalProvider:
@@ -52,7 +61,7 @@ class ModalProvider:
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Start a sandbox; raises SandboxUnavailableError without the SDK or a valid key."""
-        require_limits(self.name, spec, self.limits)
+        require_limits(self.name, spec, self.limits, _AMOUNTS)
         return await self._sandboxes.add(spec, self._start(spec))
 
     async def close(self) -> None:
@@ -61,7 +70,7 @@ class ModalProvider:
 
     async def _start(self, spec: SandboxSpec) -> "_Box":
         sdk = _sdk()
-        with _told():
+        with _told(spec):
             if self._app is None:
                 self._app = await sdk.App.lookup.aio(self._app_name, create_if_missing=True)
             box = await sdk.Sandbox.create.aio(
@@ -128,8 +137,8 @@ def _sdk() -> Any:
 
 
 @contextlib.contextmanager
-def _told() -> Generator[None]:
-    """Tell every error of the SDK as one of ours."""
+def _told(asked: SandboxSpec | None = None) -> Generator[None]:
+    """Tell every error of the SDK as one of ours; `asked` is what a sandbox is made with."""
     sdk = _sdk()
     try:
         yield
@@ -138,5 +147,10 @@ def _told() -> Generator[None]:
             f"modal refuses this account: {error}; set MODAL_TOKEN_ID and "
             "MODAL_TOKEN_SECRET to a token of it"
         ) from error
+    except sdk.exception.InvalidError as error:
+        # A conflict is of a state, not of what was asked for.
+        if asked is None or isinstance(error, sdk.exception.ConflictError):
+            raise SandboxError(f"modal failed: {type(error).__name__}: {error}") from error
+        raise refused_by_service("modal", asked, error) from error
     except (sdk.exception.Error, OSError, TimeoutError) as error:
         raise SandboxError(f"modal failed: {type(error).__name__}: {error}") from error

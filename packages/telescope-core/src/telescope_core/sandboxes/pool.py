@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
+from telescope_core.errors import ConfigError
 from telescope_core.sandboxes.errors import SandboxError
 from telescope_core.sandboxes.protocol import WORK_FOLDER, Sandbox, SandboxProvider, SandboxSpec
 
@@ -56,6 +57,17 @@ class _Held:
     num_uses: int = 0
 
 
+def require_pool_sizes(max_open: int, num_warm: int, max_uses: int = 1) -> None:
+    """Raise ConfigError unless a pool can have these sizes."""
+    sizes: tuple[object, ...] = (max_open, num_warm, max_uses)
+    are_whole = all(type(size) is int for size in sizes)
+    if not are_whole or not 0 <= num_warm <= max_open or max_open < 1 or max_uses < 1:
+        raise ConfigError(
+            "expected whole numbers with max_open >= 1, max_uses >= 1 and 0 <= num_warm <= "
+            f"max_open, got max_open={max_open!r}, max_uses={max_uses!r}, num_warm={num_warm!r}"
+        )
+
+
 class SandboxPool:
     """Sandboxes of one provider and one spec."""
 
@@ -69,11 +81,7 @@ class SandboxPool:
         max_uses: int = 1,
     ) -> None:
         """`num_warm` are kept ready beyond those in use; the pool does not close `provider`."""
-        if not 0 <= num_warm <= max_open or max_open < 1 or max_uses < 1:
-            raise ValueError(
-                "expected max_open >= 1, max_uses >= 1 and 0 <= num_warm <= max_open, got "
-                f"max_open={max_open}, max_uses={max_uses}, num_warm={num_warm}"
-            )
+        require_pool_sizes(max_open, num_warm, max_uses)
         self._provider = provider
         self._spec = spec or SandboxSpec()
         self._num_warm = num_warm

@@ -14,9 +14,12 @@ from collections.abc import Generator, Mapping
 from importlib import import_module
 from typing import Any
 
+from telescope_core.sandboxes.amounts import ANY_CPUS, ANY_MB, ANY_SECONDS
 from telescope_core.sandboxes.errors import (
     SandboxError,
+    SandboxLimitError,
     SandboxUnavailableError,
+    refused_by_service,
     require_limits,
 )
 from telescope_core.sandboxes.protocol import KILLED, Limit, Network, Sandbox, SandboxSpec
@@ -25,6 +28,13 @@ from telescope_core.sandboxes.remote import OpenSandboxes, ShellAnswer
 _MB_IN_GB = 1024
 _EVERYWHERE = "0.0.0.0/0"
 _NOT_FOUND = 404
+_REFUSALS = ("HTTP 400", "HTTP 422")
+_AMOUNTS = {
+    Limit.CPUS: ANY_CPUS,
+    Limit.MEMORY: ANY_MB,
+    Limit.DISK: ANY_MB,
+    Limit.TIME_TO_LIVE: ANY_SECONDS,
+}
 
 
 class PrimeProvider:
@@ -54,7 +64,7 @@ class PrimeProvider:
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Start a sandbox; raises SandboxUnavailableError without the SDK or a valid key."""
-        require_limits(self.name, spec, self.limits)
+        require_limits(self.name, spec, self.limits, _AMOUNTS)
         return await self._sandboxes.add(spec, self._start(spec))
 
     async def close(self) -> None:
@@ -73,7 +83,7 @@ class PrimeProvider:
             "memory_gb": None if spec.memory_mb is None else spec.memory_mb / _MB_IN_GB,
             "disk_size_gb": None if spec.disk_mb is None else spec.disk_mb / _MB_IN_GB,
         }
-        with _told():
+        with _told(spec):
             if self._client is None:
                 self._client = sdk.AsyncSandboxClient(api_key=self._api_key)
             request = sdk.CreateSandboxRequest(
@@ -86,9 +96,9 @@ class PrimeProvider:
             )
             box = _Box(self._client, str((await self._client.create(request)).id))
         try:
-            with _told():
+            with _told(spec):
                 await self._client.wait_for_creation(box.id)
-        except SandboxError:
+        except (SandboxError, SandboxLimitError):
             # It is there, and would cost until its time is over.
             with contextlib.suppress(SandboxError):
                 await box.delete()
@@ -154,10 +164,11 @@ def _sdk() -> Any:
 
 
 @contextlib.contextmanager
-def _told() -> Generator[None]:
+def _told(asked: SandboxSpec | None = None) -> Generator[None]:
     """Tell every error of the SDK, and of the HTTP client below it, as one of ours.
 
-    Besides its APIError, the SDK raises RuntimeErrors of its own.
+    `asked` is what a sandbox is made with. Besides its APIError, the SDK raises RuntimeErrors of
+    its own.
     """
     import httpx
 
@@ -173,7 +184,13 @@ def _told() -> Generator[None]:
             raise SandboxUnavailableError(
                 "sandbox provider 'prime' needs a key; set PRIME_API_KEY to one of your account"
             ) from error
+        if asked is not None and str(error).startswith(_REFUSALS):
+            raise refused_by_service("prime", asked, error) from error
         raise SandboxError(f"prime failed: {type(error).__name__}: {error}") from error
+    except sdk.SandboxImagePullError as error:
+        if asked is None:
+            raise SandboxError(f"prime failed: {type(error).__name__}: {error}") from error
+        raise refused_by_service("prime", asked, error) from error
     except (RuntimeError, httpx.HTTPError, OSError) as error:
         if isinstance(error, sdk.SandboxOOMError):
             raise

@@ -8,12 +8,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, cast
+
+from telescope_core.errors import ConfigError
+from telescope_core.sandboxes.amounts import require_amount
 
 WORK_FOLDER = "/tmp/work"
 """Folder inside every sandbox in which commands start, and to which relative paths are relative."""
 KILLED = 137
 """Exit code of a program that SIGKILL ended: 128 + 9."""
+MOST_OUTPUT_BYTES = 1 << 30
+"""Most that can be kept of an output: it is held in memory."""
 
 
 class Network(StrEnum):
@@ -67,21 +72,28 @@ class SandboxSpec:
     """Names that a provider with a console shows with the sandbox."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an amount that is not above 0, and for an unknown network."""
+        """Raise ConfigError for what no provider could take, such as half a process."""
         if self.network not in tuple(Network):
             known = ", ".join(Network)
-            raise ValueError(f"network of a sandbox must be one of {known}, got {self.network!r}")
+            raise ConfigError(f"network of a sandbox must be one of {known}, got {self.network!r}")
+        # A text that equals a member is not it: where providers look with `is`, "none" would be on.
+        object.__setattr__(self, "network", Network(self.network))
+        image = cast(object, self.image)
+        if image is not None and not (isinstance(image, str) and image.strip()):
+            raise ConfigError(
+                "image of a sandbox must be the name of an image or template, or None, got "
+                f"{image!r}"
+            )
         for name in ("cpus", "memory_mb", "disk_mb", "max_processes", "time_to_live_s"):
             value: object = getattr(self, name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ValueError(f"{name} of a sandbox must be a number, got {value!r}")
-            if not value > 0:
-                raise ValueError(f"{name} of a sandbox must be above 0, got {value!r}")
-        if self.max_output_bytes < 0:
-            raise ValueError(
-                f"max_output_bytes of a sandbox must be at least 0, got {self.max_output_bytes!r}"
+            if value is not None or name == "time_to_live_s":
+                is_whole = name in ("memory_mb", "disk_mb", "max_processes")
+                require_amount(f"{name} of a sandbox", value, is_whole=is_whole)
+        kept: object = self.max_output_bytes
+        if type(kept) is not int or not 0 <= kept <= MOST_OUTPUT_BYTES:
+            raise ConfigError(
+                "max_output_bytes of a sandbox must be a whole number from 0 to "
+                f"{MOST_OUTPUT_BYTES}, got {kept!r}"
             )
 
     def asked_limits(self) -> dict[Limit, object]:

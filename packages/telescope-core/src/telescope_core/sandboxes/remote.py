@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from telescope_core.errors import TelescopeError
+from telescope_core.sandboxes.amounts import require_amount
 from telescope_core.sandboxes.errors import SandboxError, SandboxFileError, require_endpoint
 from telescope_core.sandboxes.protocol import (
     KILLED,
@@ -33,6 +34,8 @@ from telescope_core.sandboxes.protocol import (
 _OVERHEAD_S = 60.0
 _FILES_S = 60.0
 _CANCEL_S = 5.0
+_ENDING_S = 5.0
+"""A service begins to count the time to live while the sandbox is made, before it is known here."""
 _SCRIPT = """d=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d) || exit 90
 : >"$d/o"; : >"$d/e"; exec 5<"$d/o" 6<"$d/e" 7>"$d/o" 8>"$d/e" 9<{stdin}; rm -rf "$d" {stdin_file}
 mkdir -p {work}; cd {folder} || exit 91
@@ -142,6 +145,9 @@ class RemoteSandbox:
         """Run a command; SandboxError when the service failed, whatever the command did."""
         if not argv:
             raise ValueError("a command must have at least one word, got none")
+        require_amount("timeout_s of a command", timeout_s)
+        # No command outlives its sandbox; services cannot count some times that are longer.
+        timeout_s = min(timeout_s, self._spec.time_to_live_s + _OVERHEAD_S)
         async with self._lock:
             self._require_open()
             if time.monotonic() >= self._ends_s:
@@ -162,6 +168,11 @@ class RemoteSandbox:
                 calling.cancel()
                 await asyncio.wait([calling], timeout=_CANCEL_S)
                 raise
+            except SandboxError:
+                if not self._is_ending():
+                    raise
+                # A service that ended the sandbox may know nothing of the command any more.
+                return _ended(wall_s=time.monotonic() - began_s)
             return self._result(answer, time.monotonic() - began_s, timeout_s)
 
     async def read(self, path: str) -> bytes:
@@ -225,7 +236,8 @@ class RemoteSandbox:
         return _SCRIPT.format(
             work=_quoted(WORK_FOLDER),
             folder=_quoted(_absolute(folder or ".")),
-            timeout_s=f"{timeout_s:.3f}",
+            # For `timeout`, 0 would be no limit.
+            timeout_s=f"{max(timeout_s, 0.001):.3f}",
             environment=" ".join(_quoted(f"{name}={value}") for name, value in given.items()),
             command=" ".join(map(_quoted, argv)),
             stdin=_quoted(stdin),
@@ -237,8 +249,10 @@ class RemoteSandbox:
         match = _ANSWER.search(answer.output)
         if match is None:
             if answer.exit_code == KILLED:
-                # The script's own shell was killed: by the command, or for want of memory.
-                return _ended(StopCause.MEMORY, wall_s)
+                # The script's own shell was killed: by the end of the sandbox, the command, or for
+                # want of memory.
+                stop = StopCause.SANDBOX_ENDED if self._is_ending() else StopCause.MEMORY
+                return _ended(stop, wall_s)
             raise SandboxError(
                 f"sandbox {self.id}: a command left no answer (exit code {answer.exit_code}): "
                 f"{answer.output[-300:]}"
@@ -254,6 +268,9 @@ class RemoteSandbox:
             wall_s=wall_s,
             stop=StopCause.TIMEOUT if was_slow else StopCause.EXITED,
         )
+
+    def _is_ending(self) -> bool:
+        return time.monotonic() >= self._ends_s - _ENDING_S
 
     async def _require(self, command: str, path: str, what: str) -> ShellAnswer:
         """Run a command that looks at a file; raise SandboxFileError if it fails."""

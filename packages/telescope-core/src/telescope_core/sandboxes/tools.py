@@ -8,10 +8,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from telescope_core.environments.episode import Episode
-from telescope_core.errors import ConfigError
+from telescope_core.sandboxes.amounts import require_amount
 from telescope_core.sandboxes.errors import SandboxError
 from telescope_core.sandboxes.lookup import open_provider, require_provider
-from telescope_core.sandboxes.pool import PoolUsage, SandboxPool
+from telescope_core.sandboxes.pool import PoolUsage, SandboxPool, require_pool_sizes
 from telescope_core.sandboxes.protocol import (
     CommandResult,
     Sandbox,
@@ -56,8 +56,8 @@ class EpisodeSandboxes:
         timeout_s: float = 20.0,
     ) -> None:
         """`timeout_s` is for one call, and must be below the environment's `tool_timeout_s`."""
-        if not timeout_s > 0:
-            raise ConfigError(f"timeout_s of a sandbox tool must be above 0 s, got {timeout_s!r}")
+        require_amount("timeout_s of a sandbox tool", timeout_s)
+        require_pool_sizes(max_open, num_warm)
         if isinstance(provider, str):
             require_provider(provider)
         self._given = provider

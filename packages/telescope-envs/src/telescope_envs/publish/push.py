@@ -38,7 +38,7 @@ from telescope_envs.records.reading import Publication
 from telescope_envs.records.release import Release, Source
 from telescope_envs.registry.lookup import open_writable
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.store import WritableStore
+from telescope_envs.registry.stores import WritableStore
 from telescope_envs.rules.admission import require_namespace, require_unreserved
 from telescope_envs.validation import Outcome, Report, ValidationOptions, validate_project
 from telescope_envs.validation.render import evidence_text

@@ -13,16 +13,11 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from telescope_core.errors import ConfigError, RegistryError, nearest
+from telescope_core.errors import ConfigError, nearest
 from telescope_envs.records.files import locked, write_atomically
 from telescope_envs.records.model import Record, RecordProblem, converted, read_toml
-from telescope_envs.records.names import (
-    check_name,
-    check_owner,
-    check_version,
-    module_name,
-)
-from telescope_envs.records.release import check_digest
+from telescope_envs.records.names import check_name, check_owner, check_version, module_name
+from telescope_envs.records.release import check_digest, check_each, require
 
 FORMAT_VERSION = 1
 LOCK_NAME = "telescope.lock"
@@ -89,19 +84,14 @@ class LockedEnvironment(Record, frozen=True, kw_only=True, forbid_unknown_fields
         uv, so each is exactly of the form that installing writes.
         """
         owner, _, name = self.id.partition("/")
-        try:
-            module = module_name(check_owner(owner), check_name(name))
-        except RegistryError as error:
-            raise RecordProblem(f"id: {error}") from None
-        try:
-            check_version(self.version)
-        except RegistryError as error:
-            raise RecordProblem(f"version: {error}") from None
+        require("id", check_owner, owner)
+        require("id", check_name, name)
+        require("version", check_version, self.version)
         check_digest("sha256", self.sha256)
         check_digest("requirements_sha256", self.requirements_sha256)
         if not _PYTHON.fullmatch(self.python):
             raise RecordProblem(f"python: expected a version such as 3.11, got {self.python!r}")
-        wheel = f"{module}-{self.version}-py3-none-any.whl"
+        wheel = f"{module_name(owner, name)}-{self.version}-py3-none-any.whl"
         if self.wheel != wheel:
             raise RecordProblem(f"wheel: expected {wheel!r}, got {self.wheel!r}")
         for number, data in enumerate(self.datasets):
@@ -125,11 +115,7 @@ class Lock(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def check(self) -> None:
         """Raise RecordProblem if an entry has one."""
-        for number, one in enumerate(self.environments):
-            try:
-                one.check()
-            except RecordProblem as problem:
-                raise RecordProblem(f"environments.{number}.{problem}") from None
+        check_each("environments", self.environments)
 
     def find(self, environment_id: str) -> LockedEnvironment | None:
         """Return the entry of owner/name; None if the lock has none."""

@@ -30,6 +30,7 @@ VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 """Name of an environment variable."""
 OWNER_LENGTHS = (3, 39)
 NAME_LENGTHS = (2, 64)
+_SEPARATORS = re.compile(r"[-_.]+")
 _LOOKALIKES = (("rn", "m"), ("vv", "w"), ("0", "o"), ("1", "l"), ("i", "l"), ("5", "s"), ("-", ""))
 
 
@@ -153,7 +154,7 @@ def parse_reserved(data: bytes | str) -> frozenset[str]:
 
 def plain(name: str) -> str:
     """Return `name` as package indexes compare it: lower case, runs of `-`, `_` and `.` as `-`."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+    return _SEPARATORS.sub("-", name).lower()
 
 
 def near_names(name: str, known: Iterable[str]) -> list[str]:

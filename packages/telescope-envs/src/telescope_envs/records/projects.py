@@ -44,25 +44,15 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkedProject:
-    """What a project's pyproject.toml declares."""
+class LinkedProject(Identity):
+    """What a project's pyproject.toml declares; its version is never empty."""
 
     folder: Path
     source: Path
     """The folder to import it from: the project's folder, or its `src`."""
-    owner: str
-    name: str
-    version: str
     summary: str
     module: str
-    factory: str
-    """`module:Class`."""
     requires_dist: tuple[str, ...]
-
-    @property
-    def id(self) -> str:
-        """`owner/name`."""
-        return f"{self.owner}/{self.name}"
 
 
 def read_identity(project: Path) -> Identity:

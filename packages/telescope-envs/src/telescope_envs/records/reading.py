@@ -7,7 +7,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ import msgspec
 from telescope_core.errors import RegistryError
 from telescope_core.terminal import escaped
 from telescope_envs.records.model import RecordProblem, RecordType, converted, read, read_toml
-from telescope_envs.records.release import Aliases, Namespace, Release, Status
+from telescope_envs.records.release import Aliases, Namespace, Release, Removals, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,11 @@ def is_registry_path(path: str) -> bool:
     )
 
 
+def is_web_address(url: str) -> bool:
+    """Whether a wheel's address is on a web server rather than a path below the registry."""
+    return url.startswith(("https://", "http://"))
+
+
 def artifact_files(publication: Publication, address: str) -> dict[str, bytes]:
     """Return path -> bytes of the artifacts to store in the registry at `address`."""
     wheel = publication.release.wheel
@@ -79,6 +85,12 @@ def artifact_files(publication: Publication, address: str) -> dict[str, bytes]:
     return files
 
 
+def ids_of(paths: Iterable[str]) -> list[str]:
+    """Return owner/name of every index file among the paths of a registry, sorted."""
+    found = (_INDEX_PATH.fullmatch(path) for path in paths)
+    return sorted(path["id"] for path in found if path)
+
+
 def tree_files(root: Path) -> list[str]:
     """Return the sorted paths of a registry's files, without hidden files and symlinks."""
     found: list[str] = []
@@ -90,9 +102,11 @@ def tree_files(root: Path) -> list[str]:
     return sorted(found)
 
 
+_INDEX_PATH = re.compile(r"index/(?P<id>[^/]+/[^/]+)\.jsonl")
 log = logging.getLogger(__name__)
 _NAMED = 5
 """Most skipped records that are named."""
+REMOVED_PATH = "removed.toml"
 MAX_LINE_BYTES = 256 * 1024
 """Longest index line or status record that is read."""
 
@@ -207,6 +221,11 @@ def parse_namespace_of(owner: str, data: bytes, where: str) -> Namespace:
             f"{where} belongs to owner {found.owner!r}; tell the registry's maintainers"
         )
     return found
+
+
+def parse_removals(data: bytes | None) -> Removals:
+    """Return the record of the removed releases; an empty one if there is no file."""
+    return _of_tables(Removals, data, REMOVED_PATH) if data is not None else Removals()
 
 
 def parse_aliases(data: bytes, where: str) -> Aliases:

@@ -5,7 +5,7 @@ A reader refuses a `schema` number above its own.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import cache
 from typing import Annotated, Literal
@@ -188,10 +188,10 @@ class Release(PublicRecord, frozen=True, kw_only=True):
         """Raise RecordProblem for names, versions, hashes and ranges that are none."""
         # Releases of one environment, and of one hub, have most of their texts in common, so each
         # text is looked at once.
-        _require("owner", check_owner, self.owner)
-        _require("name", check_name, self.name)
-        _require("version", check_version, self.version)
-        _require("requires_python", check_specifier, self.requires_python)
+        require("owner", check_owner, self.owner)
+        require("name", check_name, self.name)
+        require("version", check_version, self.version)
+        require("requires_python", check_specifier, self.requires_python)
         for text in self.requires_dist:
             if _problem(check_requirement, text):
                 place = f"requires_dist.{self.requires_dist.index(text)}"
@@ -263,11 +263,18 @@ class Namespace(PublicRecord, frozen=True, kw_only=True):
 
     owner: str
     status: Literal["active", "suspended"] = "active"
+    withheld: bool = True
+    """Whether a suspended owner's releases are not installed either."""
     publishers: tuple[Publisher, ...] = ()
+
+    @property
+    def is_withheld(self) -> bool:
+        """Whether nothing of this owner is installed."""
+        return self.status == "suspended" and self.withheld
 
     def check(self) -> None:
         """Raise RecordProblem for what cannot be the name of an owner."""
-        _require("owner", check_owner, self.owner)
+        require("owner", check_owner, self.owner)
 
 
 class Aliases(PublicRecord, frozen=True, kw_only=True):
@@ -279,7 +286,43 @@ class Aliases(PublicRecord, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raise RecordProblem for what cannot be the name of an environment."""
         for name in self.aliases:
-            _require("aliases", check_name, name)
+            require("aliases", check_name, name)
+
+
+class RemovedRelease(PublicRecord, frozen=True, kw_only=True):
+    """One release that was taken down for good."""
+
+    id: Line
+    """`owner/name`."""
+    version: str
+    sha256: str
+    """Of its wheel."""
+    reason: Line
+
+    def check(self) -> None:
+        """Raise RecordProblem for what no release can be, and for a missing reason."""
+        owner, _, name = self.id.partition("/")
+        require("id", check_owner, owner)
+        require("id", check_name, name)
+        require("version", check_version, self.version)
+        check_digest("sha256", self.sha256)
+        if not self.reason:
+            raise RecordProblem("reason: expected why it was removed, got an empty text")
+
+
+class Removals(PublicRecord, frozen=True, kw_only=True):
+    """`removed.toml`: releases whose wheels or index lines are gone, rightly."""
+
+    removed: tuple[RemovedRelease, ...] = ()
+
+    def check(self) -> None:
+        """Raise RecordProblem if an entry has one."""
+        check_each("removed", self.removed)
+
+    def has(self, release: Release) -> bool:
+        """Whether this very release was removed."""
+        wanted = (release.id, release.version, release.wheel.sha256)
+        return any((one.id, one.version, one.sha256) == wanted for one in self.removed)
 
 
 SCHEMAS: dict[str, type[Record]] = {
@@ -287,6 +330,7 @@ SCHEMAS: dict[str, type[Record]] = {
     "config": RegistryConfig,
     "namespace": Namespace,
     "release": Release,
+    "removed": Removals,
     "status": Status,
 }
 
@@ -308,7 +352,17 @@ def check_parts(record: Record, *fields: str) -> None:
             raise RecordProblem(f"{field}{joint}{text}") from None
 
 
-def _require(field: str, check: Callable[[str], str], text: str) -> None:
+def check_each(field: str, records: Iterable[Record]) -> None:
+    """Check the records in a list; a problem's text begins with the field and the number."""
+    for number, one in enumerate(records):
+        try:
+            one.check()
+        except RecordProblem as problem:
+            raise RecordProblem(f"{field}.{number}.{problem}") from None
+
+
+def require(field: str, check: Callable[[str], str], text: str) -> None:
+    """Raise RecordProblem, which begins with `field`, if `check` refuses `text`."""
     problem = _problem(check, text)
     if problem:
         raise RecordProblem(f"{field}: {problem}")

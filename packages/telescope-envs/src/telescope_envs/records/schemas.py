@@ -11,6 +11,8 @@ from telescope_envs.records.catalog import CatalogRow
 from telescope_envs.records.names import check_owner
 from telescope_envs.records.release import SCHEMAS, RegistryConfig
 
+ALIASES_TITLE = "# Bare name -> owner/name. A name is never given to another environment.\n"
+
 
 def schema_files() -> dict[str, str]:
     """Return file name -> text of the files in `schema/`."""
@@ -38,8 +40,7 @@ def create_registry(folder: Path, *, owners: Sequence[str], name: str) -> list[s
     config = RegistryConfig(name=name).as_table()
     files = {
         "config.json": f"{json.dumps(config, indent=2)}\n",
-        "aliases.toml": "# Bare name -> owner/name. A name is never given to another environment.\n"
-        "[aliases]\n",
+        "aliases.toml": f"{ALIASES_TITLE}[aliases]\n",
         "reserved.txt": "# Names that nobody may publish under, one per line.\n",
     }
     for owner in owners:

@@ -5,10 +5,7 @@ from typing import TYPE_CHECKING
 from telescope_core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from telescope_envs.records.release import (
-        Release,
-        Status,
-    )
+    from telescope_envs.records.release import Release, Status
     from telescope_envs.registry.config import Opening
     from telescope_envs.registry.lookup import (
         LocatedRelease,
@@ -17,10 +14,7 @@ if TYPE_CHECKING:
         open_writable,
     )
     from telescope_envs.registry.registry import Registry
-    from telescope_envs.registry.resolving import (
-        parse_request,
-        resolve,
-    )
+    from telescope_envs.registry.resolving import parse_request, resolve
 
 __all__ = [
     "LocatedRelease",

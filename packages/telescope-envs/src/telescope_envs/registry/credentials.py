@@ -10,11 +10,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 from telescope_core.errors import ConfigError
-from telescope_envs.registry.config import (
-    Address,
-    parse_address,
-    read_user_config,
-)
+from telescope_envs.registry.config import Address, parse_address, read_user_config
 
 SERVICE = "telescope-hub"
 
@@ -58,16 +54,6 @@ def _store(place: str, secret: str, *, instead: str) -> None:
         )
 
 
-def _remove(place: str) -> bool:
-    """Remove the secret stored for `place`; False if there was none."""
-    if not _stored(place):
-        return False
-    import keyring
-
-    keyring.delete_password(SERVICE, place)
-    return True
-
-
 VARIABLE = "TELESCOPE_HUB_TOKEN"
 
 
@@ -106,7 +92,13 @@ def store_token(address: str, token: Token, *, environ: Mapping[str, str] = os.e
 
 def forget_token(address: str) -> bool:
     """Remove the token for the registry at `address` from the keyring; False if none was there."""
-    return _remove(_place_with_tokens(address).without_revision)
+    place = _place_with_tokens(address).without_revision
+    if not _stored(place):
+        return False
+    import keyring
+
+    keyring.delete_password(SERVICE, place)
+    return True
 
 
 def _place_with_tokens(address: str) -> Address:

@@ -9,50 +9,43 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
+from http import HTTPStatus
 from importlib.metadata import version
 from threading import Timer
-from types import TracebackType
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import httpx
 
 from telescope_core.errors import RegistryError
-from telescope_envs.registry.config import (
-    is_loopback,
-    origin_of,
-)
+from telescope_envs.registry.config import is_loopback, origin_of
 from telescope_envs.registry.credentials import Token
+from telescope_envs.registry.http_cache import CachedFile
 
 
 class Watchdog:
-    """Ends the reads in its `with` block after `limit_s` seconds."""
+    """Ends the reads on the connections that it has seen when its time is over."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self) -> None:
         self.has_barked = False
         self._sockets: list[socket.socket] = []
-        self._timer = Timer(limit_s, self._bark)
-        self._timer.daemon = True
 
-    def __enter__(self) -> "Watchdog":
-        """Start the timer."""
-        self._timer.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Stop the timer."""
-        self._timer.cancel()
+    @contextmanager
+    def watching(self, limit_s: float) -> Generator[None]:
+        """End the reads in the `with` block after `limit_s` seconds."""
+        timer = Timer(limit_s, self._bark)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def trace(self, event: str, details: dict[str, Any]) -> None:
         """Remember the socket of each new connection; httpx's `trace` extension calls this."""
@@ -86,17 +79,6 @@ class Patience:
     max_tries: int = 4
     first_pause_s: float = 0.25
     """Pause before the second try; it doubles before each further try."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The response: a file, not found, or not modified."""
-
-    status: int
-    """200, 304 or 404."""
-    body: bytes = b""
-    etag: str = ""
-    last_modified: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +118,7 @@ class Fetcher:
 
     def get(
         self, url: str, *, max_bytes: int, patience: Patience, headers: Mapping[str, str]
-    ) -> Answer:
+    ) -> CachedFile:
         """Return what is at `url`; raises RegistryError that names `url` on any failure."""
         task = _Task(
             url=url,
@@ -157,52 +139,55 @@ class Fetcher:
             time.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
 
-    def _follow(self, task: _Task) -> Answer:
+    def _follow(self, task: _Task) -> CachedFile:
         here = task.url
         for _ in range(_MAX_REDIRECTS + 1):
             self._require_allowed(here, task.url)
             found = self._ask(here, task)
-            if isinstance(found, Answer):
+            if isinstance(found, CachedFile):
                 return found
             here = _next_address(here, found, task.url)
         raise RegistryError(f"{task.url}: more than {_MAX_REDIRECTS} redirects; check the address")
 
-    def _ask(self, url: str, task: _Task) -> Answer | str:
+    def _ask(self, url: str, task: _Task) -> CachedFile | str:
         """Return the answer, or the address that it redirects to."""
         patience, remaining_s = task.patience, task.deadline_s - time.monotonic()
         late = f"not finished within {patience.total_s:g} s"
         if remaining_s <= 0:
             raise _TryAgainError(late)
         own = {"Authorization": f"Bearer {self._token}"} if self._may_see_token(url) else {}
-        with Watchdog(remaining_s) as watchdog:
-            try:
-                with self._opened().stream(
+        watchdog = Watchdog()
+        try:
+            with (
+                watchdog.watching(remaining_s),
+                self._opened().stream(
                     "GET",
                     url,
                     headers={**task.headers, **own},
                     timeout=min(patience.silence_s, remaining_s),
                     extensions={"trace": watchdog.trace},
-                ) as response:
-                    return self._read(response, url, task.max_bytes)
-            except httpx.InvalidURL as error:
-                raise RegistryError(f"{url} is not a valid URL: {error}") from None
-            except httpx.TransportError as error:
-                reason = late if watchdog.has_barked else _reason(error, patience)
-                raise _TryAgainError(reason) from None
+                ) as response,
+            ):
+                return self._read(response, url, task.max_bytes)
+        except httpx.InvalidURL as error:
+            raise RegistryError(f"{url} is not a valid URL: {error}") from None
+        except httpx.TransportError as error:
+            reason = late if watchdog.has_barked else _reason(error, patience)
+            raise _TryAgainError(reason) from None
 
-    def _read(self, response: httpx.Response, url: str, max_bytes: int) -> Answer | str:
+    def _read(self, response: httpx.Response, url: str, max_bytes: int) -> CachedFile | str:
         status = response.status_code
         if status in _REDIRECTS:
             return response.headers.get("Location", "")
         if status in _TRY_AGAIN:
             raise _TryAgainError(f"answered {status}", _wished_wait_s(response))
         if status in _NOT_THERE:
-            return Answer(status=404)
+            return CachedFile(status=404)
         if status == 304:
-            return Answer(status=304)
+            return CachedFile(status=304)
         if status != 200:
             raise RegistryError(self._refusal(url, status))
-        return Answer(
+        return CachedFile(
             status=200,
             body=_bounded_body(response, url, max_bytes),
             etag=response.headers.get("ETag", ""),
@@ -210,6 +195,8 @@ class Fetcher:
         )
 
     def _refusal(self, url: str, status: int) -> str:
+        if status == HTTPStatus.UNAVAILABLE_FOR_LEGAL_REASONS:
+            return f"{url} is withheld by its host (451); ask the registry's maintainers why"
         if status not in (401, 403):
             return f"{url} answered {status}; expected 200 or 404: check the address"
         if origin_of(url) != self._origin:

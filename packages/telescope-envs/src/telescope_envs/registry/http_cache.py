@@ -33,11 +33,11 @@ class CachedFile(msgspec.Struct, frozen=True, kw_only=True):
     """The server's response for one URL."""
 
     status: int
-    """200, or 404 if the file does not exist."""
-    body: bytes
-    etag: str
-    last_modified: str
-    confirmed_at: float
+    """200, or 404 if the file does not exist; 304 if what is cached is still right."""
+    body: bytes = b""
+    etag: str = ""
+    last_modified: str = ""
+    confirmed_at: float = msgspec.field(default_factory=time.time)
     """Seconds since the epoch."""
 
 

@@ -1,37 +1,26 @@
 """Opens the chosen registry; there is never a fallback to another one."""
 
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 from telescope_core.errors import ConfigError, RegistryError, unknown_name
-from telescope_envs.records.distributions import entries_of
 from telescope_envs.records.files import data_folder
+from telescope_envs.records.installed import entries_of
 from telescope_envs.records.release import Release
 from telescope_envs.registry.config import (
     FORMS,
     Address,
     Opening,
-    UserConfig,
     find_address,
     read_user_config,
     user_file,
 )
-from telescope_envs.registry.credentials import (
-    login_hint,
-    token_for,
-)
+from telescope_envs.registry.credentials import login_hint, token_for
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.resolving import (
-    parse_request,
-    resolve,
-)
-from telescope_envs.registry.store import (
-    Opener,
-    Place,
-    Store,
-    WritableStore,
-)
+from telescope_envs.registry.resolving import parse_request, resolve
+from telescope_envs.registry.stores import Opener, Place, Store, WritableStore
 from telescope_envs.registry.stores.folder import LocalStore
 
 GROUP = "telescope.registries"
@@ -89,7 +78,9 @@ def registry_of(text: str, registry: str | None, opening: Opening | None = None)
     if not named:
         return registry
     config = read_user_config(opening.environ)
-    _require_name(named, config, opening)
+    if named not in config.registries:
+        hint = f"(named registries are in {user_file(opening.environ)})"
+        raise unknown_name("registry", named, config.registries, hint)
     if registry and config.place_of(registry) != config.registries[named].place:
         raise ConfigError(
             f"{text!r} names the registry {named!r}, but --registry is {registry!r}; "
@@ -98,33 +89,35 @@ def registry_of(text: str, registry: str | None, opening: Opening | None = None)
     return named
 
 
-def _require_name(named: str, config: UserConfig, opening: Opening) -> None:
-    if named not in config.registries:
-        hint = f"(named registries are in {user_file(opening.environ)})"
-        raise unknown_name("registry", named, config.registries, hint)
-
-
-def _open_store(place: Address, opening: Opening) -> Store:
-    if place.scheme == "file":
-        return LocalStore(Path(place.text))
+def _open_store(address: Address, opening: Opening) -> Store:
+    if address.scheme == "file":
+        return LocalStore(Path(address.text), download=partial(_download, address, opening))
     config = read_user_config(opening.environ)
-    if place.is_plain_http and not config.allows_plain_http(place):
+    if address.is_plain_http and not config.allows_plain_http(address):
         raise ConfigError(
-            f"{place.text} is plain http, which anyone on the network can read and change; use "
+            f"{address.text} is plain http, which anyone on the network can read and change; use "
             "https, or add it to [registries] in "
             f"{user_file(opening.environ)} with insecure = true"
         )
-    opener = _opener(place.scheme)
-    return opener(
-        Place(
-            address=place,
-            token=token_for(place.text, environ=opening.environ),
-            login_hint=login_hint(place.text, environ=opening.environ),
-            cache=data_folder() / "cache",
-            offline=opening.offline,
-            tell=opening.tell,
-        )
+    return _opener(address.scheme)(_place_at(address, opening))
+
+
+def _place_at(address: Address, opening: Opening) -> Place:
+    return Place(
+        address=address,
+        token=token_for(address.text, environ=opening.environ),
+        login_hint=login_hint(address.text, environ=opening.environ),
+        cache=data_folder() / "cache",
+        offline=opening.offline,
+        tell=opening.tell,
     )
+
+
+def _download(address: Address, opening: Opening, url: str, max_bytes: int) -> bytes | None:
+    """Return a wheel that the registry in a folder has elsewhere."""
+    # Imported only now, because who lists or installs from a folder should not wait for it.
+    web = import_module("telescope_envs.registry.stores.http")
+    return web.download(_place_at(address, opening), url, max_bytes)
 
 
 def _opener(scheme: str) -> Opener:

@@ -5,10 +5,8 @@ from pathlib import Path
 from packaging.version import Version
 
 from telescope_core.errors import RegistryError
-from telescope_envs.records.catalog import (
-    CatalogRow,
-)
-from telescope_envs.records.distributions import version_of
+from telescope_envs.records.catalog import CatalogRow
+from telescope_envs.records.installed import version_of
 from telescope_envs.records.names import parse_reserved
 from telescope_envs.records.reading import (
     ReadReleases,
@@ -19,13 +17,8 @@ from telescope_envs.records.reading import (
     parse_status,
     read_releases,
 )
-from telescope_envs.records.release import (
-    Namespace,
-    RegistryConfig,
-    Release,
-    Status,
-)
-from telescope_envs.registry.store import Store
+from telescope_envs.records.release import Namespace, RegistryConfig, Release, Status
+from telescope_envs.registry.stores import Store
 from telescope_envs.registry.stores.folder import LocalStore
 
 _MAX_WHEEL_BYTES = 100 * 1024 * 1024

@@ -14,11 +14,8 @@ from packaging.version import Version
 
 from telescope_core.errors import ConfigError, RegistryError, UnknownNameError, unknown_name
 from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
-from telescope_envs.records.distributions import version_of
-from telescope_envs.records.release import (
-    Release,
-    Status,
-)
+from telescope_envs.records.installed import version_of
+from telescope_envs.records.release import Release, Status
 from telescope_envs.registry.config import parse_address, read_user_config
 from telescope_envs.registry.registry import Registry
 
@@ -104,7 +101,7 @@ def resolve_with_warnings(registry: Registry, text: str) -> Resolution:
     """
     request = parse_request(text)
     environment_id = resolve_id(registry, request)
-    _check_namespace(registry, environment_id)
+    suspended = _check_namespace(registry, environment_id)
     releases = registry.releases(environment_id)
     try:
         fitting = _fitting(releases, request, environment_id)
@@ -123,7 +120,8 @@ def resolve_with_warnings(registry: Registry, text: str) -> Resolution:
             f"version, or name this one exactly: {environment_id}@{newest}"
         )
     release, skipped = _newest_that_runs(usable)
-    return Resolution(release=release, warnings=(*skipped, *_said_against(release, status)))
+    warnings = (*skipped, *suspended, *_said_against(release, status))
+    return Resolution(release=release, warnings=warnings)
 
 
 def resolve_id(registry: Registry, request: Request) -> str:
@@ -169,7 +167,8 @@ def matches(version: str, wanted: str, sha256: str = "") -> bool:
     return not wanted or _specifier(wanted).contains(version, prereleases=True)
 
 
-def _check_namespace(registry: Registry, environment_id: str) -> None:
+def _check_namespace(registry: Registry, environment_id: str) -> list[str]:
+    """Return a warning if the owner is suspended; RegistryError if its releases are withheld."""
     owner = environment_id.partition("/")[0]
     namespace = registry.namespace(owner)
     if namespace is None:
@@ -177,11 +176,14 @@ def _check_namespace(registry: Registry, environment_id: str) -> None:
             f"{environment_id}: registry {registry.address} has no namespaces/{owner}.toml, so "
             "nobody is responsible for it; tell the registry's maintainers"
         )
-    if namespace.status == "suspended":
+    if namespace.is_withheld:
         raise RegistryError(
             f"{environment_id}: namespace {owner!r} is suspended, so its environments cannot be "
             "installed; ask the registry's maintainers why"
         )
+    is_suspended = namespace.status == "suspended"
+    what = f"{environment_id}: namespace {owner!r} is suspended: it publishes nothing new"
+    return [what] if is_suspended else []
 
 
 def _fitting(releases: Sequence[Release], request: Request, environment_id: str) -> list[Release]:

@@ -1,32 +1,200 @@
-"""Renders a registry as a folder of files for a static host.
+"""The files that a registry is rendered to, for hosts that only serve files.
 
-The view consists of the tree itself, `v1/index.json` for clients that cannot list folders, and the
-simple index for pip and uv. Equal registries give equal bytes. The view is written to a temporary
-folder that then replaces an older view by renaming, so a host never serves half of it.
+These are the registry's own, `v1/index.json` for clients that cannot list folders, and the simple
+index, with which plain `pip` and `uv` install: PEP 503 HTML and PEP 691 JSON, which a server makes
+here as well. All text written by publishers is escaped, and URLs are relative or http(s), so an
+index line cannot inject a script into a page. Equal registries give equal bytes. A view is written
+to a temporary folder that then replaces an older view by renaming, so a host never serves half.
 """
 
+import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC
+from html import escape
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from packaging.version import Version
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.records.catalog import (
-    CATALOG_PATH,
-    write_catalog,
-)
+from telescope_envs.records.catalog import CATALOG_PATH, CatalogRow, catalog_row, write_catalog
+from telescope_envs.records.names import distribution_name, plain
 from telescope_envs.records.reading import (
     check_bytes,
+    ids_of,
     is_registry_path,
+    is_web_address,
     metadata_path,
+    parse_status,
+    read_releases,
     tree_files,
 )
-from telescope_envs.records.release import Release
+from telescope_envs.records.release import Release, Status
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.simple_index import front_pages, pages_of
+from telescope_envs.rules.admission import Read
 from telescope_envs.rules.wheel import check_release, read_wheel
 
 _GENERATED = ("v1", "simple")
+JSON_TYPE = "application/vnd.pypi.simple.v1+json"
+HTML_TYPE = "application/vnd.pypi.simple.v1+html"
+_API_VERSION = "1.1"
+
+
+class SimpleFile(NamedTuple):
+    """One wheel as a package index lists it."""
+
+    release: Release
+    url: str
+    metadata_sha256: str
+    """Hash of the file at `url` + `.metadata`; empty if there is no such file."""
+    yanked: str | None
+    """The reason why it was yanked; None if it was not."""
+
+
+def simple_files(
+    releases: Sequence[Release], status: Status, *, to_root: str, has_metadata: bool
+) -> list[SimpleFile]:
+    """Return the wheels of one environment, oldest version first.
+
+    `to_root` is the relative path from the page to the root of the registry, such as `../../`. A
+    wheel is omitted if none of its URLs may appear on a page.
+    """
+    files: list[SimpleFile] = []
+    for release in sorted(releases, key=lambda one: Version(one.version)):
+        address = _address(release)
+        if not address:
+            continue
+        is_inside = is_registry_path(address)
+        url = to_root + quote(address) if is_inside else address
+        metadata = release.wheel.metadata_sha256 if is_inside and has_metadata else ""
+        files.append(SimpleFile(release, url, metadata, status.yanked.get(release.version)))
+    return files
+
+
+def projects_html(projects: Sequence[str]) -> str:
+    """Return the page that lists all distributions and links to their pages."""
+    links = [f'<a href="{quote(name)}/">{escape(name)}</a><br>' for name in sorted(projects)]
+    return _page("Simple index", links)
+
+
+def projects_json(projects: Sequence[str]) -> str:
+    """Return the list of all distributions as JSON."""
+    listed = [{"name": name} for name in sorted(projects)]
+    return _json({"meta": {"api-version": _API_VERSION}, "projects": listed})
+
+
+def project_html(project: str, files: Sequence[SimpleFile]) -> str:
+    """Return the page of one distribution."""
+    return _page(f"Links for {project}", [_link(file) for file in files])
+
+
+def project_json(project: str, files: Sequence[SimpleFile]) -> str:
+    """Return the page of one distribution as JSON."""
+    return _json(
+        {
+            "meta": {"api-version": _API_VERSION},
+            "name": project,
+            "versions": list(dict.fromkeys(file.release.version for file in files)),
+            "files": [_as_json(file) for file in files],
+        }
+    )
+
+
+def _address(release: Release) -> str:
+    """Return the wheel URL for a page: in the registry if any, else http(s); empty if neither."""
+    inside = filter(is_registry_path, release.wheel.urls)
+    return next(inside, next(filter(is_web_address, release.wheel.urls), ""))
+
+
+def _link(file: SimpleFile) -> str:
+    attributes = {
+        "href": f"{file.url.partition('#')[0]}#sha256={file.release.wheel.sha256}",
+        "data-requires-python": file.release.requires_python,
+    }
+    if file.metadata_sha256:
+        attributes["data-core-metadata"] = f"sha256={file.metadata_sha256}"
+    if file.yanked is not None:
+        attributes["data-yanked"] = file.yanked
+    shown = " ".join(f'{key}="{escape(value)}"' for key, value in attributes.items())
+    return f"<a {shown}>{escape(file.release.wheel.filename)}</a><br>"
+
+
+def _as_json(file: SimpleFile) -> Mapping[str, object]:
+    release, wheel = file.release, file.release.wheel
+    return {
+        "filename": wheel.filename,
+        "url": file.url,
+        "hashes": {"sha256": wheel.sha256},
+        "size": wheel.size,
+        "upload-time": f"{release.published_at.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
+        "requires-python": release.requires_python,
+        "core-metadata": {"sha256": file.metadata_sha256} if file.metadata_sha256 else False,
+        "yanked": (file.yanked or True) if file.yanked is not None else False,
+    }
+
+
+def _page(title: str, lines: Sequence[str]) -> str:
+    body = "".join(f"{line}\n" for line in lines)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="pypi:repository-version" content="{_API_VERSION}">\n'
+        f"<title>{escape(title)}</title>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n"
+        f"{body}</body>\n</html>\n"
+    )
+
+
+def _json(value: Mapping[str, object]) -> str:
+    return f"{json.dumps(value, indent=1)}\n"
+
+
+def pages_of(
+    environment_id: str, releases: Sequence[Release], status: Status, *, has_metadata: bool
+) -> dict[str, bytes]:
+    """Return path -> bytes of the pages of one environment's distribution."""
+    project = project_of(environment_id)
+    files = simple_files(releases, status, to_root="../../", has_metadata=has_metadata)
+    return {
+        f"simple/{project}/index.html": project_html(project, files).encode(),
+        f"simple/{project}/index.json": project_json(project, files).encode(),
+    }
+
+
+def front_pages(ids: Iterable[str]) -> dict[str, bytes]:
+    """Return path -> bytes of the pages that list the distributions of these environments."""
+    projects = [project_of(one) for one in ids]
+    return {
+        "simple/index.html": projects_html(projects).encode(),
+        "simple/index.json": projects_json(projects).encode(),
+    }
+
+
+def project_of(environment_id: str) -> str:
+    """Return the normalized name of an environment's distribution, as in the URLs of pages."""
+    return plain(distribution_name(*environment_id.split("/", 1)))
+
+
+def derived_files(read: Read, rows: Sequence[CatalogRow], environment_id: str) -> dict[str, bytes]:
+    """Return path -> bytes of the files to write when the records of one environment change.
+
+    A registry that runs no code, such as a repository of files, receives them in the same commit as
+    the records that they are generated from. `read` returns the records after the change; `rows`
+    are the catalog rows before it.
+    """
+    index, status = f"index/{environment_id}.jsonl", f"status/{environment_id}.json"
+    after = [row for row in rows if row.id != environment_id]
+    changed = catalog_row(environment_id, read(index) or b"", read(status)).row
+    if changed is not None:
+        after = sorted([*after, changed], key=lambda row: row.id)
+    releases = read_releases(read(index) or b"", environment_id, index).releases
+    said = parse_status(read(status), status)
+    return {
+        CATALOG_PATH: write_catalog(after),
+        **pages_of(environment_id, releases, said, has_metadata=False),
+        **front_pages(row.id for row in after),
+    }
 
 
 def render(
@@ -66,7 +234,7 @@ def rendered_files(
     rows = registry.catalog()
     yield CATALOG_PATH, write_catalog(rows)
     rendered: list[str] = []
-    for environment_id in _ids(source):
+    for environment_id in ids_of(tree_files(source)):
         progress(f"rendering {environment_id}")
         releases, unreadable = registry.read_releases(environment_id)
         if unreadable:
@@ -82,16 +250,6 @@ def rendered_files(
         status = registry.status(environment_id)
         yield from pages_of(environment_id, releases, status, has_metadata=True).items()
     yield from front_pages(rendered).items()
-
-
-def _ids(root: Path) -> list[str]:
-    """Return owner/name of every index file: all of them, not only those that can be read."""
-    parts = [path.split("/") for path in tree_files(root)]
-    return [
-        f"{part[1]}/{part[2].removesuffix('.jsonl')}"
-        for part in parts
-        if part[0] == "index" and len(part) == 3 and part[2].endswith(".jsonl")
-    ]
 
 
 def _checked_metadata(registry: Registry, release: Release) -> bytes:

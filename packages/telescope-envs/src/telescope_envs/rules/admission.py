@@ -19,18 +19,16 @@ from telescope_envs.records.names import (
     same_distribution_ids,
 )
 from telescope_envs.records.reading import (
+    REMOVED_PATH,
     Publication,
     check_bytes,
     parse_namespace_of,
     parse_record,
+    parse_removals,
     parse_status,
     read_releases,
 )
-from telescope_envs.records.release import (
-    RegistryConfig,
-    Release,
-    Status,
-)
+from telescope_envs.records.release import RegistryConfig, Release, Status
 
 Read = Callable[[str], bytes | None]
 """Maps a path relative to the registry to the file's bytes; None when there is no such file."""
@@ -47,6 +45,7 @@ def is_new(read: Read, publication: Publication) -> bool:
     _check_record(publication)
     require_namespace(read, release.owner)
     require_unreserved(read, release.id)
+    require_not_removed(read, release)
     for other in same_distribution_ids(release.id):
         if read(f"index/{other}.jsonl") is not None:
             raise RegistryError(
@@ -190,6 +189,17 @@ def require_unreserved(read: Read, environment_id: str) -> None:
             f"{name!r} is a reserved name of this registry (reserved.txt), so {environment_id} "
             "cannot be published; choose another name"
         )
+
+
+def require_not_removed(read: Read, release: Release) -> None:
+    """Raise RegistryError for a version that was removed, which never comes back."""
+    for one in parse_removals(read(REMOVED_PATH)).removed:
+        same = Version(one.version) == Version(release.version)
+        if one.id == release.id and same:
+            raise RegistryError(
+                f"{release.id} {release.version} was removed from this registry ({one.reason}), "
+                "and a version is never published again; raise the version in its pyproject.toml"
+            )
 
 
 def near_ids(environment_id: str, known: Iterable[str], aliases: Iterable[str] = ()) -> list[str]:

@@ -15,10 +15,7 @@ from typing import NamedTuple
 from packaging.metadata import InvalidMetadata, Metadata, RawMetadata, parse_email
 
 from telescope_core.errors import RegistryError
-from telescope_envs.records.names import (
-    check_requirement,
-    check_specifier,
-)
+from telescope_envs.records.names import check_requirement, check_specifier
 
 _LOCAL = struct.Struct("<4s5H3I2H")
 _LOCAL_MARK = b"PK\x03\x04"
@@ -33,6 +30,8 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 class _Header(NamedTuple):
     """What both descriptions of a file must agree on."""
 
+    version: int
+    """Of the format, that a program has to know to unpack it; the upper byte is to be 0."""
     flags: int
     method: int
     time: int
@@ -60,6 +59,8 @@ def _problems(archive: zipfile.ZipFile, data: bytes) -> Iterator[str]:
             yield f"{name!r} has an extra field or a comment, which programs read differently"
         if member.compress_type not in _METHODS:
             yield f"{name!r} is packed by method {member.compress_type}, not stored or deflated"
+        if member.reserved:
+            yield f"{name!r} needs a version of the zip format that there is not"
         if member.flag_bits & ~_IS_UTF8:
             yield f"{name!r} has the flags {member.flag_bits:#x}; only UTF-8 names are known"
         if len(data) < position + _LOCAL.size:
@@ -76,17 +77,16 @@ def _problems(archive: zipfile.ZipFile, data: bytes) -> Iterator[str]:
 
 
 def _local_header(data: bytes, position: int) -> tuple[_Header, int]:
-    mark, _, flags, method, time, date, crc, packed, size, name_bytes, extra = _LOCAL.unpack_from(
-        data, position
-    )
+    mark, *fields, name_bytes, extra = _LOCAL.unpack_from(data, position)
     start = position + _LOCAL.size
     name = data[start : start + name_bytes] if mark == _LOCAL_MARK else b""
-    return _Header(flags, method, time, date, crc, packed, size, name), extra
+    return _Header._make([*fields, name]), extra
 
 
 def _central_header(member: zipfile.ZipInfo) -> _Header:
     year, month, day, hour, minute, second = member.date_time
     return _Header(
+        member.extract_version,
         member.flag_bits,
         member.compress_type,
         hour << 11 | minute << 5 | second // 2,

@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.processes.git import (
-    reading,
-    run_git,
-    why_unreadable,
-)
-from telescope_envs.records.reading import parse_aliases
-from telescope_envs.rules.findings import Finding
+from telescope_envs.processes.git import reading, run_git, why_unreadable
+from telescope_envs.records.reading import index_lines, parse_aliases, read_releases
+from telescope_envs.records.release import Removals
+from telescope_envs.rules.tree import Finding
 
 _NOTHING = b""
 _NO_REPOSITORY = ("not a git repository", "must be run in a work tree")
@@ -43,11 +40,13 @@ class HistoryReport:
     notes: list[str] = field(default_factory=list[str])
 
 
-def check_history(root: Path, *, against: str = "") -> HistoryReport:
+def check_history(
+    root: Path, *, against: str = "", removals: Removals | None = None
+) -> HistoryReport:
     """Check the git history of the registry at `root`; notes say what could not be checked.
 
-    `against` is compared at its merge base with HEAD, so that commits added to it since then do not
-    count as removed here.
+    Index lines of releases in `removals` may vanish. `against` is compared at its merge base with
+    HEAD, so that commits added to it since then do not count as removed here.
     """
     if not _is_repository(root):
         if against:
@@ -69,17 +68,32 @@ def check_history(root: Path, *, against: str = "") -> HistoryReport:
     changes += _since(root, "HEAD")
     if against:
         changes += _since(root, _left_at(root, against))
-    findings = [finding for change in changes for finding in _broken_promises(change)]
+    accepted = removals or Removals()
+    findings = [finding for change in changes for finding in _broken_promises(change, accepted)]
     return HistoryReport(
         findings=list(dict.fromkeys(findings)), num_commits=num_commits, notes=notes
     )
 
 
-def _broken_promises(change: Change) -> Iterator[Finding]:
+def _broken_promises(change: Change, removals: Removals) -> Iterator[Finding]:
     if change.path == "aliases.toml":
         yield from _changed_aliases(change)
     elif not change.new.startswith(change.old):
-        yield _changed_lines(change)
+        kept = change._replace(old=_without(change, removals))
+        if not kept.new.startswith(kept.old):
+            yield _changed_lines(kept)
+
+
+def _without(change: Change, removals: Removals) -> bytes:
+    """Return what was there before the change, without the lines that it rightly removed."""
+    still = {*index_lines(change.new)}
+    environment_id = change.path.removeprefix("index/").removesuffix(".jsonl")
+
+    def may_be_gone(line: bytes) -> bool:
+        found = read_releases(line, environment_id, change.path).releases
+        return line not in still and any(map(removals.has, found))
+
+    return b"".join(line for line in index_lines(change.old) if not may_be_gone(line))
 
 
 def _changed_lines(change: Change) -> Finding:

@@ -1,7 +1,7 @@
 """Reads the whole tree of a registry and checks each of its files and names."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -11,33 +11,78 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from telescope_core.errors import RegistryError
-from telescope_envs.records.names import (
-    distribution_name,
-    plain,
-)
+from telescope_envs.records.names import distribution_name, plain
 from telescope_envs.records.reading import (
+    REMOVED_PATH,
     parse_aliases,
     parse_namespace,
     parse_record,
+    parse_removals,
     parse_status,
     tree_files,
 )
-from telescope_envs.records.release import (
-    RegistryConfig,
-    Release,
-)
+from telescope_envs.records.release import RegistryConfig, Release, Removals
 from telescope_envs.records.schemas import schema_files
 from telescope_envs.rules.admission import misnamed, reserved_parts
-from telescope_envs.rules.findings import Finding
 
 _LAYOUT = re.compile(
-    r"config\.json|aliases\.toml|reserved\.txt|README\.md|LICENSE"
+    r"config\.json|aliases\.toml|reserved\.txt|removed\.toml|README\.md|LICENSE"
     r"|namespaces/[^/]+\.toml|index/[^/]+/[^/]+\.jsonl|status/[^/]+/[^/]+\.json"
     r"|artifacts/.+|schema/[^/]+\.json|v1/.+|simple/.+"
 )
 _CLOCK_SKEW = timedelta(hours=1)
 _RESTORE = "restore it from the git history, or correct it before committing it"
 Record = TypeVar("Record")
+
+
+CHECKS = {
+    "config": "config.json exists and can be read",
+    "layout": "every file has a path that the registry format allows",
+    "namespace": "every owner in the index has a readable namespace file that names that owner",
+    "index-line": "every line of the index is a release of the environment its file is named for",
+    "version-once": "no version is published twice, however it is spelled",
+    "published-at": "releases were published in the order of their lines, and not in the future",
+    "requirement": "requirements of a release come from the package index, never from a URL",
+    "unique-name": "no two environments have the same distribution and module",
+    "reserved-name": "no environment, bare name or owner has a reserved name",
+    "alias": "every bare name points to an environment in the index",
+    "artifact": "wheels in the tree have the size and digest that their release records",
+    "wheel": "wheels in the tree hold one environment and match their release",
+    "removed": "removed.toml, if it exists, names releases with reasons whose wheels are gone",
+    "status": "every status file can be read and names only published versions",
+    "schema": "schema/, if it exists, is what `telescope hub schemas` writes",
+    "history": "index files only grew, in every commit and in the working tree",
+    "alias-history": "no bare name was removed or given to another environment",
+}
+"""Id of a check -> the invariant that it checks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is wrong."""
+
+    check: str
+    """A key of `CHECKS`."""
+    where: str
+    """`path` or `path:line`, relative to the registry; names the commit for a past change."""
+    what: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckReport:
+    """The outcome of a check of a registry."""
+
+    registry: str
+    num_environments: int
+    num_releases: int
+    num_commits: int
+    """Commits that changed the index or the bare names."""
+    findings: list[Finding]
+    unchecked: list[str] = field(default_factory=list[str])
+    """Keys of `CHECKS` that could not run here."""
+    notes: list[str] = field(default_factory=list[str])
+    """Why checks could not run, and which ran only in part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +107,7 @@ class Tree:
     paths: list[str]
     config: RegistryConfig | None = None
     aliases: dict[str, str] = field(default_factory=dict[str, str])
+    removals: Removals = field(default_factory=Removals)
     releases: dict[str, list[IndexLine]] = field(default_factory=dict[str, list[IndexLine]])
     """Environment id -> its index lines, in the order of the file."""
     findings: list[Finding] = field(default_factory=list[Finding])
@@ -98,6 +144,10 @@ def read_tree(root: Path, *, now: datetime) -> Tree:
         data = tree.bytes_of("aliases.toml")
         found = tree.parsed("alias", "aliases.toml", lambda: parse_aliases(data, "aliases.toml"))
         tree.aliases = found.aliases if found else {}
+    if REMOVED_PATH in tree.paths:
+        removed = tree.bytes_of(REMOVED_PATH)
+        found_removals = tree.parsed("removed", REMOVED_PATH, lambda: parse_removals(removed))
+        tree.removals = found_removals or Removals()
     for path in tree.paths:
         if _LAYOUT.fullmatch(path) and path.startswith("index/"):
             _read_index(tree, path, now=now)
@@ -206,30 +256,37 @@ def _check_schemas(tree: Tree) -> None:
             tree.add("schema", path, what, f"run: telescope hub schemas {tree.root}")
 
 
-def check_names(tree: Tree) -> list[Finding]:
-    """Return what is wrong with the names of owners, environments, aliases and requirements."""
-    findings = [*_same_names(tree), *_reserved_names(tree), *_lost_aliases(tree)]
-    for lines in tree.releases.values():
-        for line in lines:
-            findings += [*_wrong_distribution(line), *_wrong_requirements(line)]
-    return findings
+def check_names(tree: Tree) -> None:
+    """Add what is wrong with the names of owners, environments, aliases and requirements."""
+    _check_same_names(tree)
+    _check_reserved_names(tree)
+    removed = {one.id for one in tree.removals.removed}
+    for alias, environment_id in tree.aliases.items():
+        if environment_id not in {*tree.releases, *removed}:
+            what = f"{alias!r} points to {environment_id!r}, which is not in the index"
+            fix = "correct the name, or publish that environment first"
+            tree.add("alias", "aliases.toml", what, fix)
+    for line in (line for lines in tree.releases.values() for line in lines):
+        for name, wanted, got in misnamed(line.release):
+            tree.add("index-line", line.where, f"{name} is {got!r}, not {wanted!r}", _RESTORE)
+        for text in line.release.requires_dist:
+            if problem := _problem(text):
+                fix = "publish a new version without it, and yank this one"
+                tree.add("requirement", line.where, f"requires {text!r}: {problem}", fix)
 
 
-def _same_names(tree: Tree) -> Iterator[Finding]:
+def _check_same_names(tree: Tree) -> None:
     seen: dict[str, str] = {}
     for environment_id in tree.releases:
         distribution = plain(distribution_name(*environment_id.split("/")))
         first = seen.setdefault(distribution, environment_id)
         if first != environment_id:
-            yield Finding(
-                check="unique-name",
-                where=f"index/{environment_id}.jsonl",
-                what=f"has the distribution name {distribution}, which {first} has as well",
-                fix="publish the later one under another name",
-            )
+            what = f"has the distribution name {distribution}, which {first} has as well"
+            fix = "publish the later one under another name"
+            tree.add("unique-name", f"index/{environment_id}.jsonl", what, fix)
 
 
-def _reserved_names(tree: Tree) -> Iterator[Finding]:
+def _check_reserved_names(tree: Tree) -> None:
     if tree.config is None:
         return  # without the config it is unknown which owner is the registry's own
     used = [(f"index/{name}.jsonl", part) for name in tree.releases for part in name.split("/")]
@@ -237,45 +294,8 @@ def _reserved_names(tree: Tree) -> Iterator[Finding]:
     reserved = {*reserved_parts(tree.bytes_of, *(name for _, name in used))}
     for where, name in dict.fromkeys(used):
         if name in reserved:
-            yield Finding(
-                check="reserved-name",
-                where=where,
-                what=f"{name!r} is a reserved name",
-                fix="choose another name, or remove it from reserved.txt if it may be used",
-            )
-
-
-def _lost_aliases(tree: Tree) -> Iterator[Finding]:
-    for alias, environment_id in tree.aliases.items():
-        if environment_id not in tree.releases:
-            yield Finding(
-                check="alias",
-                where="aliases.toml",
-                what=f"{alias!r} points to {environment_id!r}, which is not in the index",
-                fix="correct the name, or publish that environment first",
-            )
-
-
-def _wrong_distribution(line: IndexLine) -> Iterator[Finding]:
-    for name, wanted, got in misnamed(line.release):
-        yield Finding(
-            check="index-line",
-            where=line.where,
-            what=f"{name} is {got!r}, not {wanted!r}",
-            fix="restore the line from the git history, or correct it before it is committed",
-        )
-
-
-def _wrong_requirements(line: IndexLine) -> Iterator[Finding]:
-    for text in line.release.requires_dist:
-        problem = _problem(text)
-        if problem:
-            yield Finding(
-                check="requirement",
-                where=line.where,
-                what=f"requires {text!r}: {problem}",
-                fix="publish a new version without it, and yank this one",
-            )
+            fix = "choose another name, or remove it from reserved.txt if it may be used"
+            tree.add("reserved-name", where, f"{name!r} is a reserved name", fix)
 
 
 def _problem(text: str) -> str:

@@ -25,11 +25,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from telescope_core.errors import RegistryError
 from telescope_envs.records.names import ENTRY_POINT_GROUP
 from telescope_envs.records.release import Release
-from telescope_envs.rules.archive import (
-    check_wheel_file,
-    layout_problem,
-    read_metadata,
-)
+from telescope_envs.rules.archive import check_wheel_file, layout_problem, read_metadata
 
 _ENTRY_POINTS = re.compile(
     rf"\n*\[{re.escape(ENTRY_POINT_GROUP)}\]\n+"

@@ -17,38 +17,15 @@ from starlette.exceptions import HTTPException
 
 from telescope_core.errors import RegistryError
 from telescope_envs.records.reading import Publication
-from telescope_envs.records.release import (
-    Release,
-    Status,
-)
-from telescope_envs.server.answers import (
-    Answers,
-    Guard,
-    etag_of,
-    is_known,
-    refuse,
-)
-from telescope_envs.server.auth import (
-    Callers,
-    Scope,
-    Token,
-)
-from telescope_envs.server.connections import (
-    ConnectionLimits,
-    Network,
-)
-from telescope_envs.server.hub import (
-    API,
-    HubStore,
-)
-from telescope_envs.server.refusals import (
-    Limit,
-    Refusal,
-    failure_of,
-    refusal_of,
-)
-from telescope_envs.server.site import SimpleRoutes, SiteRoutes
+from telescope_envs.records.release import Status
+from telescope_envs.server.answers import Answers, Guard, etag_of, is_known, refuse
+from telescope_envs.server.auth import Callers, Scope, Token
+from telescope_envs.server.connections import ConnectionLimits, Network
+from telescope_envs.server.hub import API, HubStore
+from telescope_envs.server.refusals import Limit, Refusal, failure_of, refusal_of
+from telescope_envs.server.site import SiteRoutes
 from telescope_envs.server.uploads import (
+    bounded,
     check_publication,
     check_time,
     parse_status,
@@ -184,11 +161,11 @@ class HubApp:
     def _store(self, publication: Publication, token: Token) -> bool:
         is_admin = token.includes(Scope.ADMIN)
         check_publication(publication)
+        release, owner = publication.release, publication.release.owner
         if not is_admin:
-            check_time(publication.release)
-        owner = publication.release.owner
-        if not is_admin:
-            publication = replace(publication, release=_published_by(publication.release, owner))
+            check_time(release)
+            # All that a token for the owner proves is that the owner published it.
+            publication = replace(publication, release=release.changed(publisher=owner))
         return self.hub.releases.add(
             publication, allow=lambda: self.callers.again(token, owner), may_be_near=is_admin
         )
@@ -223,7 +200,6 @@ def create_app(hub: HubStore, options: ServerOptions) -> FastAPI:
     app.add_api_route(f"/{API}/token", served.about_token)
     site = SiteRoutes(hub, served.callers, served.answers)
     site.add_to(app)
-    SimpleRoutes(hub, served.callers, served.answers).add_to(app)
     app.add_api_route("/{path:path}", served.tree, methods=_READ)
 
     async def refused(request: Request, error: Exception) -> Response:
@@ -256,27 +232,18 @@ def _refusal(request: Request, error: Exception) -> Refusal:
     return Refusal(status, problem, "see the front page for what is available")
 
 
-def _published_by(release: Release, owner: str) -> Release:
-    """Return `release` as published by `owner`: all that a token for the owner proves."""
-    return release.changed(publisher=owner)
-
-
 async def _short_body(request: Request) -> bytes:
-    body = b""
+    too_long = Refusal(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        f"the status record is longer than {_MAX_STATUS_BYTES} bytes",
+        "shorten its texts",
+    )
     try:
         async with asyncio.timeout(_STATUS_ARRIVES_WITHIN_S):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > _MAX_STATUS_BYTES:
-                    raise Refusal(
-                        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                        f"the status record is longer than {_MAX_STATUS_BYTES} bytes",
-                        "shorten its texts",
-                    )
+            return b"".join([part async for part in bounded(request, _MAX_STATUS_BYTES, too_long)])
     except TimeoutError:
         raise Refusal(
             HTTPStatus.REQUEST_TIMEOUT,
             f"the status record did not arrive within {_STATUS_ARRIVES_WITHIN_S:g} s",
             "send it again; nothing was changed",
         ) from None
-    return body

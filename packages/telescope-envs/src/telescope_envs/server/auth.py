@@ -206,6 +206,8 @@ class Callers:
         if token is None or problem:
             self._failed.take(host)
             raise _unauthorized(f"the token is {problem}")
+        if token.owners and all(map(self._is_suspended, token.owners)):
+            raise _suspended(token.owners[0])
         return _with_scope(token, scope)
 
     def again(self, token: Token, owner: str) -> str:
@@ -220,7 +222,13 @@ class Callers:
                 f"this token may not publish as {owner!r}; its namespaces: {allowed}",
                 "use a token for that namespace, or publish under one of these",
             )
+        if token.scope is not Scope.ADMIN and self._is_suspended(owner):
+            raise _suspended(owner)
         return token.id
+
+    def _is_suspended(self, owner: str) -> bool:
+        query = "SELECT status FROM namespaces WHERE owner = ?"
+        return self._database.value(query, owner) == "suspended"
 
 
 def refuse_token_in_address(path: str, query: str) -> None:
@@ -256,6 +264,14 @@ def _with_scope(token: Token, scope: Scope) -> Token:
             "ask whoever runs this registry for such a token",
         )
     return token
+
+
+def _suspended(owner: str) -> Refusal:
+    return Refusal(
+        HTTPStatus.FORBIDDEN,
+        f"namespace {owner!r} is suspended: it can publish nothing, and its tokens are refused",
+        "ask whoever runs this registry why",
+    )
 
 
 def _unauthorized(error: str) -> Refusal:

@@ -16,7 +16,7 @@ from telescope_core.errors import RegistryError
 from telescope_envs.records.files import replace_file
 
 FILE = "hub.sqlite3"
-_MIGRATIONS = ("schema.sql",)
+_MIGRATIONS = ("schema.sql", "suspensions.sql")
 """Migration scripts, in order; `user_version` counts how many ran on a database."""
 _BUSY_LIMIT_S = 10.0
 

@@ -6,42 +6,28 @@ over HTTP and decides who may do what.
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 
 from telescope_core.errors import ConfigError, RegistryError, unknown_name
-from telescope_envs.records.catalog import (
-    CatalogRow,
-    catalog_row,
-    write_catalog,
-)
+from telescope_core.terminal import acts_on_terminals
+from telescope_envs.records.catalog import CatalogRow, catalog_row, write_catalog
 from telescope_envs.records.model import RecordProblem, converted
-from telescope_envs.records.names import (
-    check_name,
-    check_owner,
-)
+from telescope_envs.records.names import check_name, check_owner, plain
 from telescope_envs.records.reading import Publication, log_unreadable
-from telescope_envs.records.release import (
-    Namespace,
-    RegistryConfig,
-    Status,
-)
-from telescope_envs.records.schemas import schema_files
+from telescope_envs.records.release import Namespace, RegistryConfig, Status
+from telescope_envs.records.schemas import ALIASES_TITLE, schema_files
 from telescope_envs.rules.admission import reserved_parts
-from telescope_envs.server.database import (
-    FILE,
-    ArtifactFiles,
-    Database,
-)
+from telescope_envs.server.database import FILE, ArtifactFiles, Database
 from telescope_envs.server.refusals import Refusal
 from telescope_envs.server.releases import Releases
 
 API = "api"
 """Path of the server's API, relative to the registry; `config.json` contains it."""
 RESERVED = "reserved.txt"
-_ALIASES_TITLE = "# Bare name -> owner/name. A name is never given to another environment.\n"
 
 
 class StoredArtifact(NamedTuple):
@@ -50,6 +36,19 @@ class StoredArtifact(NamedTuple):
     path: Path
     sha256: str
     size: int
+
+
+class AuditEntry(NamedTuple):
+    """One change of the records."""
+
+    at: str
+    """ISO 8601, UTC."""
+    event: str
+    subject: str
+    """The owner, the token or the release that it concerns."""
+    token: str
+    """Id of the token that was used; empty if it was changed on the server's machine."""
+    reason: str
 
 
 class HubStore:
@@ -127,14 +126,23 @@ class HubStore:
         return found.path.read_bytes()
 
     def stored_artifact(self, path: str) -> StoredArtifact | None:
-        """Return the stored artifact that is served at `path`; None when there is none."""
+        """Return the stored artifact that is served at `path`; None when there is none.
+
+        Raises Refusal if it is withheld.
+        """
+        distribution = plain(path.removeprefix("artifacts/").partition("-")[0])
+        self.require_served(self.releases.environment_of(distribution) or "")
         rows = self.database.rows("SELECT sha256, size FROM artifacts WHERE path = ?", path)
         for sha256, size in rows:
             return StoredArtifact(self.files.path(sha256), sha256, int(size))
         return None
 
     def catalog(self) -> list[CatalogRow]:
-        """Return one row per environment, sorted by id; only changed rows are read again."""
+        """Return one row per environment that is not withheld, sorted by id.
+
+        Only changed rows are read again.
+        """
+        withheld = self.releases.withheld_owners()
         for environment, state in self.releases.states().items():
             known = self._rows.get(environment)
             if known is None or known[0] != state:
@@ -144,7 +152,17 @@ class HubStore:
                 log_unreadable(found.unreadable)
                 self._rows[environment] = (state, found.row)
         rows = (self._rows[environment][1] for environment in sorted(self._rows))
-        return [row for row in rows if row is not None]
+        return [row for row in rows if row and row.id.partition("/")[0] not in withheld]
+
+    def require_served(self, environment_id: str) -> None:
+        """Raise Refusal if what this owner published is withheld."""
+        owner = environment_id.partition("/")[0]
+        if owner in self.releases.withheld_owners():
+            raise Refusal(
+                HTTPStatus.UNAVAILABLE_FOR_LEGAL_REASONS,
+                f"namespace {owner!r} is suspended, and what it published is withheld",
+                "ask whoever runs this registry why",
+            )
 
     def publish(self, publication: Publication) -> bool:
         """Store a release; False if the same bytes are already published."""
@@ -175,15 +193,54 @@ class HubStore:
         record = json.dumps(publishers)
         with self.database.transaction() as writer:
             writer.execute(
-                "INSERT INTO namespaces VALUES (?, 'active', ?, datetime('now')) "
+                "INSERT INTO namespaces (owner, status, publishers, created_at) "
+                "VALUES (?, 'active', ?, datetime('now')) "
                 "ON CONFLICT (owner) DO UPDATE SET publishers = excluded.publishers",
                 (owner, record),
             )
 
     def namespaces(self) -> list[tuple[str, str]]:
-        """Return (owner, status) of every namespace, sorted by owner."""
-        rows = self.database.rows("SELECT owner, status FROM namespaces ORDER BY owner")
-        return [(owner, status) for owner, status in rows]
+        """Return (owner, `active`, `suspended` or `withheld`) of every namespace, by owner."""
+        query = (
+            "SELECT owner, iif(status = 'suspended' AND withheld, 'withheld', status) "
+            "FROM namespaces ORDER BY owner"
+        )
+        return [(owner, state) for owner, state in self.database.rows(query)]
+
+    def suspend(self, owner: str, *, reason: str, is_withheld: bool) -> None:
+        """Let `owner` publish nothing and refuse its tokens, until it is restored.
+
+        What it published stays installable unless it is withheld.
+        """
+        self._change_namespace(owner, "withheld" if is_withheld else "suspended", reason)
+
+    def restore(self, owner: str, *, reason: str) -> None:
+        """Take the suspension of `owner` back."""
+        if (owner, "active") in self.namespaces():
+            raise ConfigError(f"namespace {owner!r} is not suspended, so there is nothing to do")
+        self._change_namespace(owner, "restored", reason)
+
+    def _change_namespace(self, owner: str, became: str, reason: str) -> None:
+        known = [name for name, _ in self.namespaces()]
+        if owner not in known:
+            raise unknown_name("namespace", owner, known)
+        if not reason or acts_on_terminals(reason):
+            raise ConfigError(f"the reason must be one line of text, got {reason!r}; correct it")
+        status = "active" if became == "restored" else "suspended"
+        with self.database.transaction() as writer:
+            writer.execute(
+                "UPDATE namespaces SET status = ?, withheld = ? WHERE owner = ?",
+                (status, became == "withheld", owner),
+            )
+            writer.execute(
+                "INSERT INTO suspensions (owner, became, reason, changed_at) VALUES (?, ?, ?, ?)",
+                (owner, became, reason, datetime.now(UTC).isoformat(timespec="seconds")),
+            )
+
+    def audit(self) -> list[AuditEntry]:
+        """Return who changed what, the oldest change first."""
+        rows = self.database.rows("SELECT at, event, subject, token, reason FROM audit ORDER BY at")
+        return [AuditEntry(*row) for row in rows]
 
     def add_alias(self, name: str, environment_id: str) -> None:
         """Make the bare `name` an alias of `environment_id`, permanently."""
@@ -208,12 +265,14 @@ class HubStore:
     def _aliases(self) -> bytes:
         rows = self.database.rows("SELECT name, environment FROM aliases ORDER BY name")
         lines = "".join(f'{name} = "{environment}"\n' for name, environment in rows)
-        return f"{_ALIASES_TITLE}[aliases]\n{lines}".encode()
+        return f"{ALIASES_TITLE}[aliases]\n{lines}".encode()
 
     def _namespace(self, owner: str) -> bytes | None:
-        query = "SELECT status, publishers FROM namespaces WHERE owner = ?"
-        for status, publishers in self.database.rows(query, owner):
+        query = "SELECT status, withheld, publishers FROM namespaces WHERE owner = ?"
+        for status, withheld, publishers in self.database.rows(query, owner):
             lines = [f'owner = "{owner}"\nstatus = "{status}"\n']
+            if status == "suspended":
+                lines.append(f"withheld = {'true' if withheld else 'false'}\n")
             for publisher in json.loads(publishers):
                 texts = "".join(f"{key} = {_toml(text)}\n" for key, text in publisher.items())
                 lines.append(f"\n[[publishers]]\n{texts}")

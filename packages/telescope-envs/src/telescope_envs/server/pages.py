@@ -10,15 +10,10 @@ from typing import NamedTuple
 from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from packaging.version import Version
 
-from telescope_envs.records.catalog import CatalogRow
-from telescope_envs.records.reading import attestation_path
-from telescope_envs.records.release import (
-    Dataset,
-    Release,
-    Status,
-)
+from telescope_envs.records.catalog import CatalogRow, newest_version
+from telescope_envs.records.reading import attestation_path, is_web_address
+from telescope_envs.records.release import Dataset, Release, Status
 
 PER_PAGE = 25
 _HERE = Path(__file__).parent
@@ -100,7 +95,8 @@ class Pages:
 
     def environment(self, site: Site, releases: Sequence[Release], status: Status) -> bytes:
         """Return the page of one environment; `releases` are sorted, oldest version first."""
-        newest = newest_of(releases, status)
+        versions = [release.version for release in releases]
+        newest = releases[newest_version(versions, status.yanked)]
         return self._render(
             "environment.html",
             site=site,
@@ -120,18 +116,6 @@ class Pages:
 
     def _render(self, template: str, **values: object) -> bytes:
         return self._templates.get_template(template).render(**values).encode()
-
-
-def newest_of(releases: Sequence[Release], status: Status) -> Release:
-    """Return the newest release, preferring releases that are not yanked, then final ones."""
-    return max(
-        releases,
-        key=lambda release: (
-            release.version not in status.yanked,
-            not Version(release.version).is_prerelease,
-            Version(release.version),
-        ),
-    )
 
 
 def _facts(release: Release) -> list[Fact]:
@@ -215,4 +199,4 @@ def _size(num_bytes: int) -> str:
 
 def _web_address(text: str) -> str:
     """Return `text` if it is an http(s) URL, else empty; other schemes could run a script."""
-    return text if text.startswith(("https://", "http://")) else ""
+    return text if is_web_address(text) else ""

@@ -24,10 +24,7 @@ from telescope_envs.records.reading import (
     parse_status,
     read_releases,
 )
-from telescope_envs.records.release import (
-    Release,
-    Status,
-)
+from telescope_envs.records.release import Release, Status
 from telescope_envs.rules.admission import (
     Read,
     changed_status,
@@ -65,10 +62,21 @@ class Releases:
         found = read_releases(self.lines(environment_id) or b"", environment_id, path)
         return sorted(found.releases, key=lambda release: Version(release.version))
 
-    def distributions(self) -> dict[str, str]:
-        """Return distribution -> environment id."""
+    def distributions(self) -> list[str]:
+        """Return the distributions that are not withheld, sorted."""
         rows = self._database.rows("SELECT DISTINCT distribution, environment FROM releases")
-        return {row[0]: row[1] for row in sorted(rows)}
+        withheld = self.withheld_owners()
+        return sorted(name for name, one in rows if one.partition("/")[0] not in withheld)
+
+    def environment_of(self, distribution: str) -> str | None:
+        """Return the id of the environment with that distribution; None if there is none."""
+        query = "SELECT environment FROM releases WHERE distribution = ? LIMIT 1"
+        return self._database.value(query, distribution)
+
+    def withheld_owners(self) -> set[str]:
+        """Return the suspended owners of whom nothing is served."""
+        query = "SELECT owner FROM namespaces WHERE status = 'suspended' AND withheld"
+        return {owner for (owner,) in self._database.rows(query)}
 
     def status_record(self, environment_id: str) -> bytes | None:
         """Return the status file of an environment, as it is served."""

@@ -20,14 +20,8 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.records.files import holder_of, locked_if_free
-from telescope_envs.server.app import (
-    ServerOptions,
-    create_app,
-)
-from telescope_envs.server.connections import (
-    Connection,
-    Connections,
-)
+from telescope_envs.server.app import ServerOptions, create_app
+from telescope_envs.server.connections import Connection, Connections
 from telescope_envs.server.hub import HubStore
 
 _GRACE_S = 0.5

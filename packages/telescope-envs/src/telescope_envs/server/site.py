@@ -9,12 +9,9 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from telescope_core.errors import unknown_name
-from telescope_envs.records.catalog import (
-    CatalogRow,
-    search,
-)
+from telescope_envs.records.catalog import CatalogRow, search
 from telescope_envs.records.names import plain
-from telescope_envs.registry.simple_index import (
+from telescope_envs.registry.static_view import (
     HTML_TYPE,
     JSON_TYPE,
     project_html,
@@ -23,33 +20,30 @@ from telescope_envs.registry.simple_index import (
     projects_json,
     simple_files,
 )
-from telescope_envs.server.answers import (
-    Answers,
-    Build,
-    etag_of,
-    is_known,
-)
+from telescope_envs.server.answers import Answers, Build, etag_of, is_known
 from telescope_envs.server.auth import Callers
-from telescope_envs.server.hub import (
-    API,
-    HubStore,
-)
-from telescope_envs.server.pages import (
-    Pages,
-    Site,
-)
+from telescope_envs.server.hub import API, HubStore
+from telescope_envs.server.pages import Pages, Site
 from telescope_envs.server.refusals import Refusal
 
 _READ = ["GET", "HEAD"]
 _HTML = "text/html; charset=utf-8"
 _STATIC_TYPES = {"css": "text/css", "svg": "image/svg+xml"}
 _MAX_OFFSET = 1_000_000
+_OFFERED = {
+    "text/html": "text/html; charset=utf-8",
+    HTML_TYPE: HTML_TYPE,
+    "application/vnd.pypi.simple.latest+html": HTML_TYPE,
+    JSON_TYPE: JSON_TYPE,
+    "application/vnd.pypi.simple.latest+json": JSON_TYPE,
+}
+"""Media types that may be requested, the default first -> media type of the response."""
 Words = Annotated[str, Query(max_length=200)]
 Tags = Annotated[list[str], Query(max_length=20)]
 
 
 class SiteRoutes:
-    """Serves the web pages and search results."""
+    """Serves the web pages, search results and the simple index."""
 
     def __init__(self, hub: HubStore, callers: Callers, answers: Answers) -> None:
         self._hub = hub
@@ -63,6 +57,10 @@ class SiteRoutes:
         app.add_api_route("/static/{name}", self.static, methods=_READ)
         app.add_api_route("/environments/{owner}/{name}", self.environment, methods=_READ)
         app.add_api_route("/", self.front, methods=_READ)
+        app.add_api_route("/simple/", self.projects, methods=_READ)
+        app.add_api_route("/simple/{project}/", self.project, methods=_READ)
+        app.add_api_route("/simple", self.with_slash, methods=_READ)
+        app.add_api_route("/simple/{project}", self.with_slash, methods=_READ)
 
     async def search(
         self,
@@ -111,6 +109,7 @@ class SiteRoutes:
         site, environment_id = self._site(request), f"{owner}/{name}"
 
         def build() -> tuple[bytes, str] | None:
+            self._hub.require_served(environment_id)
             releases = self._hub.releases.all_of(environment_id)
             if not releases:
                 return None
@@ -133,6 +132,54 @@ class SiteRoutes:
             return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
         media_type = _STATIC_TYPES[name.rpartition(".")[2]]
         return Response(content, media_type=media_type, headers=headers)
+
+    async def projects(self, request: Request) -> Response:
+        """List the distributions."""
+        self._callers.reader(request)
+        media_type = negotiated(request.headers.get("accept", ""))
+
+        def build() -> tuple[bytes, str]:
+            names = self._hub.releases.distributions()
+            text = projects_json(names) if media_type == JSON_TYPE else projects_html(names)
+            return text.encode(), media_type
+
+        return self._answers.answer(request, f"simple/ {media_type}", build) or Response()
+
+    async def project(self, request: Request, project: str) -> Response:
+        """List the wheels of one distribution."""
+        self._callers.reader(request)
+        if plain(project) != project:
+            return RedirectResponse(f"../{plain(project)}/", HTTPStatus.MOVED_PERMANENTLY)
+        media_type = negotiated(request.headers.get("accept", ""))
+
+        def build() -> tuple[bytes, str] | None:
+            environment_id = self._hub.releases.environment_of(project)
+            if environment_id is None:
+                return None
+            self._hub.require_served(environment_id)
+            files = simple_files(
+                self._hub.releases.all_of(environment_id),
+                self._hub.releases.status(environment_id),
+                to_root="../../",
+                has_metadata=True,
+            )
+            make = project_json if media_type == JSON_TYPE else project_html
+            return make(project, files).encode(), media_type
+
+        found = self._answers.answer(request, f"simple/{project}/ {media_type}", build)
+        if found is None:
+            raise Refusal(
+                HTTPStatus.NOT_FOUND,
+                f"this registry has no distribution {project!r}",
+                "install other packages from your package index",
+            )
+        return found
+
+    async def with_slash(self, request: Request) -> Response:
+        """Redirect to the URL with a trailing slash, which the relative links need."""
+        self._callers.reader(request)
+        last = request.url.path.rpartition("/")[2]
+        return RedirectResponse(f"{last}/", HTTPStatus.MOVED_PERMANENTLY)
 
     def problem(self, request: Request, refusal: Refusal) -> Response:
         """Return a refusal as a page."""
@@ -162,79 +209,6 @@ def _refuse_others(request: Request, known: set[str]) -> None:
         if name not in known:
             unknown = str(unknown_name("parameter", name, known))
             raise Refusal(HTTPStatus.BAD_REQUEST, unknown, "correct the address")
-
-
-_OFFERED = {
-    "text/html": "text/html; charset=utf-8",
-    HTML_TYPE: HTML_TYPE,
-    "application/vnd.pypi.simple.latest+html": HTML_TYPE,
-    JSON_TYPE: JSON_TYPE,
-    "application/vnd.pypi.simple.latest+json": JSON_TYPE,
-}
-"""Media types that may be requested, the default first -> media type of the response."""
-
-
-class SimpleRoutes:
-    """Serves the pages below `simple/`."""
-
-    def __init__(self, hub: HubStore, callers: Callers, answers: Answers) -> None:
-        self._hub = hub
-        self._callers = callers
-        self._answers = answers
-
-    def add_to(self, app: FastAPI) -> None:
-        """Add the routes."""
-        app.add_api_route("/simple/", self.projects, methods=_READ)
-        app.add_api_route("/simple/{project}/", self.project, methods=_READ)
-        app.add_api_route("/simple", self.with_slash, methods=_READ)
-        app.add_api_route("/simple/{project}", self.with_slash, methods=_READ)
-
-    async def projects(self, request: Request) -> Response:
-        """List the distributions."""
-        self._callers.reader(request)
-        media_type = negotiated(request.headers.get("accept", ""))
-
-        def build() -> tuple[bytes, str]:
-            names = list(self._hub.releases.distributions())
-            text = projects_json(names) if media_type == JSON_TYPE else projects_html(names)
-            return text.encode(), media_type
-
-        return self._answers.answer(request, f"simple/ {media_type}", build) or Response()
-
-    async def project(self, request: Request, project: str) -> Response:
-        """List the wheels of one distribution."""
-        self._callers.reader(request)
-        if plain(project) != project:
-            return RedirectResponse(f"../{plain(project)}/", HTTPStatus.MOVED_PERMANENTLY)
-        media_type = negotiated(request.headers.get("accept", ""))
-
-        def build() -> tuple[bytes, str] | None:
-            environment_id = self._hub.releases.distributions().get(project)
-            if environment_id is None:
-                return None
-            files = simple_files(
-                self._hub.releases.all_of(environment_id),
-                self._hub.releases.status(environment_id),
-                to_root="../../",
-                has_metadata=True,
-            )
-            make = project_json if media_type == JSON_TYPE else project_html
-            return make(project, files).encode(), media_type
-
-        found = self._answers.answer(request, f"simple/{project}/ {media_type}", build)
-        if found is None:
-            raise Refusal(
-                HTTPStatus.NOT_FOUND,
-                f"this registry has no distribution {project!r}",
-                "install other packages from your package index",
-            )
-        return found
-
-    async def with_slash(self, request: Request) -> Response:
-        """Redirect to the URL with a trailing slash, which the relative links need."""
-        self._callers.reader(request)
-        last = request.url.path.rpartition("/")[2]
-        return RedirectResponse(f"{last}/", HTTPStatus.MOVED_PERMANENTLY)
 
 
 def negotiated(accept: str) -> str:

@@ -7,7 +7,7 @@ may publish, and whether the version is taken, is decided later inside the trans
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
@@ -22,16 +22,8 @@ from starlette.requests import ClientDisconnect
 from telescope_core.errors import RegistryError
 from telescope_core.secret_names import reserved_secrets
 from telescope_envs.records.model import RecordType
-from telescope_envs.records.reading import (
-    MAX_LINE_BYTES,
-    Publication,
-    check_bytes,
-    parse_record,
-)
-from telescope_envs.records.release import (
-    Release,
-    Status,
-)
+from telescope_envs.records.reading import MAX_LINE_BYTES, Publication, check_bytes, parse_record
+from telescope_envs.records.release import Release, Status
 from telescope_envs.rules.admission import misnamed
 from telescope_envs.rules.wheel import check_release, read_wheel
 from telescope_envs.server.refusals import Refusal
@@ -110,7 +102,7 @@ def check_time(release: Release) -> None:
     The time must be right because installers can skip releases that are too new.
     """
     published_at = release.published_at
-    if published_at.tzinfo is None or abs(datetime.now(UTC) - published_at) > _CLOCK_TOLERANCE:
+    if abs(datetime.now(UTC) - published_at) > _CLOCK_TOLERANCE:
         raise Refusal(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             f"published_at must be within an hour of now, got {published_at.isoformat()}",
@@ -163,9 +155,9 @@ async def receive_publication(request: Request, *, max_wheel_bytes: int) -> Publ
         raise _too_long(max_wheel_bytes)
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise _malformed("the body is not multipart/form-data")
-    bounded = _bounded(request, limit, lambda: _too_long(max_wheel_bytes))
+    body = bounded(request, limit, _too_long(max_wheel_bytes))
     parser = MultiPartParser(
-        request.headers, bounded, max_files=3, max_fields=0, max_part_size=MAX_RECORD_BYTES
+        request.headers, body, max_files=3, max_fields=0, max_part_size=MAX_RECORD_BYTES
     )
     try:
         async with asyncio.timeout(_ARRIVES_WITHIN_S):
@@ -196,15 +188,13 @@ async def receive_publication(request: Request, *, max_wheel_bytes: int) -> Publ
     )
 
 
-async def _bounded(
-    request: Request, limit: int, refusal: Callable[[], Refusal]
-) -> AsyncGenerator[bytes, None]:
-    """Yield the body; raises once it is longer than `limit`, whatever its announced length."""
+async def bounded(request: Request, limit: int, refusal: Refusal) -> AsyncGenerator[bytes, None]:
+    """Yield the body; raises `refusal` once it is longer than `limit`, whatever was announced."""
     received = 0
     async for chunk in request.stream():
         received += len(chunk)
         if received > limit:
-            raise refusal()
+            raise refusal
         yield chunk
 
 

@@ -1,7 +1,8 @@
 """What `resume_from_checkpoint` means for a run: where it continues, and what may differ.
 
 `latest` continues a run in its own folder. The path of a checkpoint starts another run from it.
-Imports no torch.
+With `resume_if_saved`, a run goes on in its folder if it can, and begins there if it cannot, as
+queues need that give one command for the first try and every later one. Imports no torch.
 """
 
 import re
@@ -14,7 +15,7 @@ from telescope_core.environment_record import EnvironmentRecord, all_changes
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.records import Resume, RunFolder, RunState
 from telescope_core.records.folders import end_replacing
-from telescope_core.records.identity import now
+from telescope_core.records.identity import NOTHING_SAVED, now
 from telescope_train.checkpoints.folders import (
     RunCheckpoint,
     checkpoints_folder,
@@ -58,10 +59,11 @@ def resume_point(config: TrainConfig, records: Records) -> ResumePoint | None:
 
     Raises ConfigError if there is no such checkpoint, or if settings differ that must be the same.
     """
-    given = config.checkpoint.resume_from_checkpoint
+    own, given = checkpoints_folder(config), config.checkpoint.resume_from_checkpoint
+    if config.checkpoint.resume_if_saved and _has_saved(own):
+        given = LATEST
     if given is None:
         return None
-    own = checkpoints_folder(config)
     if given == LATEST:
         checkpoint, is_same_run = _newest(own, config), True
     else:
@@ -119,14 +121,47 @@ def newest_to_go_on(config: TrainConfig, point: ResumePoint | None) -> RunCheckp
 
 def location_problems(config: TrainConfig, point: ResumePoint | None) -> list[str]:
     """Return why the run cannot be written where the config says, or not be continued there."""
-    if point is None or not point.is_same_run:
+    is_same_run = point is not None and point.is_same_run
+    if not is_same_run and not _begins_again(config, point):
         return run_folder_problems(config)
     try:
-        state = RunFolder.open(run_folder(config)).info().observed_state
+        folder = RunFolder.open(run_folder(config))
+        info = folder.info()
     except TelescopeError as error:
         return [str(error)]
-    if state is RunState.RUNNING:
+    # A queue starts a job again when its earlier try has ended, also one on a machine that is lost.
+    is_ended = config.checkpoint.resume_if_saved and info.may_run_elsewhere
+    if info.observed_state is RunState.RUNNING and not is_ended:
         return [f"the run in {run_folder(config)} is still going on; stop it before you resume it"]
+    if not _begins_again(config, point):
+        return []
+    return _why_not_again(config, folder, begun=0 if point is None else point.checkpoint.step)
+
+
+def _begins_again(config: TrainConfig, point: ResumePoint | None) -> bool:
+    """Return whether an earlier try that has saved nothing is repeated in its folder."""
+    is_same_run = point is not None and point.is_same_run
+    has_folder = (run_folder(config) / "run.json").is_file()
+    return config.checkpoint.resume_if_saved and not is_same_run and has_folder
+
+
+def _why_not_again(config: TrainConfig, folder: RunFolder, *, begun: int) -> list[str]:
+    """Return why a run that began after step `begun` may not begin again: its records would go."""
+    where = f"checkpoint.resume_if_saved: the run in {folder.path}"
+    none = f"{str(checkpoints_folder(config))!r} holds no complete checkpoint"
+    if folder.info().state is RunState.FINISHED:
+        return [
+            f"{where} is finished, and {none}; give another --name, or move its folder, to train "
+            "it again"
+        ]
+    every = folder.config().get("checkpoint", {}).get("checkpoint_every", 0)
+    num_steps = folder.last_step() - begun
+    # The one that was due last may not have been whole yet when the run ended.
+    if every and num_steps >= 2 * every:
+        return [
+            f"{where} took {num_steps} steps and saved every {every}, but {none}; bring back the "
+            "folder with its checkpoints, or move the run's folder to begin again"
+        ]
     return []
 
 
@@ -150,17 +185,22 @@ def trained_before(point: ResumePoint, folder: RunFolder) -> set[tuple[str, str]
 
 def _opened(config: TrainConfig, point: ResumePoint | None) -> RunFolder:
     path, settings = run_folder(config), config.model_dump(mode="json")
-    if point is None:
+    begins_again = _begins_again(config, point)
+    if point is None and not begins_again:
         return RunFolder.create(path, config=settings, name=config.run.name)
     resume = Resume(
         at=now(),
-        step=point.checkpoint.step,
-        checkpoint=str(point.checkpoint.path),
-        changed=point.changed,
+        step=0 if point is None else point.checkpoint.step,
+        checkpoint=NOTHING_SAVED if point is None else str(point.checkpoint.path),
+        changed=() if point is None else point.changed,
     )
-    if point.is_same_run:
+    if point is None or point.is_same_run or begins_again:
         return RunFolder.resume(
-            path, config=settings, resume=resume, keeps_evals_after=point.is_at_last_step
+            path,
+            config=settings,
+            resume=resume,
+            keeps_evals_after=point is not None and point.is_at_last_step,
+            has_ended_elsewhere=config.checkpoint.resume_if_saved,
         )
     folder = RunFolder.create(path, config=settings, name=config.run.name)
     folder.note_resume(resume)
@@ -168,6 +208,11 @@ def _opened(config: TrainConfig, point: ResumePoint | None) -> RunFolder:
     if source is not None:
         folder.adopt_metrics(source, point.checkpoint.step)
     return folder
+
+
+def _has_saved(folder: Path) -> bool:
+    end_replacing(folder)
+    return bool(complete_checkpoints(folder))
 
 
 def _newest(folder: Path, config: TrainConfig) -> RunCheckpoint:
@@ -197,7 +242,8 @@ def _nothing_to_resume(folder: Path, config: TrainConfig) -> str:
         f"--resume (resume_from_checkpoint = {LATEST!r}): the run in {str(run)!r} has no complete "
         f"checkpoint: {str(folder)!r} holds no complete checkpoint; move its folder or give "
         "another --name, and start it again from the beginning without --resume, with "
-        "checkpoint_every set, so that it can go on the next time"
+        "checkpoint_every set, so that it can go on the next time (--resume-if-saved begins "
+        "again in its folder)"
     )
 
 

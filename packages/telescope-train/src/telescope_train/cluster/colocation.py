@@ -4,9 +4,13 @@
              -> new weights -> sampling
 
 The rank keeps its weights and its optimizer's state on the GPU all the time, or in CPU memory with
-`fsdp_cpu_offload`; `plan.gpus` computes whether both fit.
+`fsdp_cpu_offload`; `plan.gpus` computes whether both fit. A server that is lost starts again, and
+gets its weights, while it is the servers' turn; the trainer's turn waits for that.
 """
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Protocol
 
 from telescope_train.config.schema import TrainConfig
@@ -16,11 +20,11 @@ class Sleeps(Protocol):
     """Servers that can give their memory back; see `inference.sleep`."""
 
     async def sleep(self) -> None:
-        """Give the memory back."""
+        """Give the memory back; a server that does not is ended."""
         ...
 
     async def wake(self) -> None:
-        """Take it again."""
+        """Take it again; a server that does not is lost."""
         ...
 
 
@@ -41,6 +45,11 @@ class Turns:
     async def servers_work(self) -> None:
         """Return when servers may use the memory of theirs."""
 
+    @asynccontextmanager
+    async def servers_turn(self) -> AsyncIterator[None]:
+        """Hold the servers' turn: what is done within needs their memory."""
+        yield
+
 
 class SharedGpu(Turns):
     """Trainer and servers take turns. Servers are awake at first."""
@@ -48,20 +57,42 @@ class SharedGpu(Turns):
     def __init__(self, servers: Sleeps, ranks: FreesMemory) -> None:
         self._servers = servers
         self._ranks = ranks
-        self._are_awake = True
+        self._is_servers_turn = True
+        self._num_holding = 0
+        self._changed = asyncio.Condition()
 
     async def trainer_works(self) -> None:
-        """Put the servers to sleep, if they are awake."""
-        if self._are_awake:
-            await self._servers.sleep()
-            self._are_awake = False
+        """Put the servers to sleep, if they are awake and nobody starts one or sends to it."""
+        if not self._is_servers_turn:
+            return
+        # First of all: nobody else may begin to use their memory.
+        self._is_servers_turn = False
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._num_holding == 0)
+        await self._servers.sleep()
 
     async def servers_work(self) -> None:
         """Wake the servers, if they sleep; they hold no weights before the next update."""
-        if not self._are_awake:
-            await self._ranks.free_cached_memory()
-            await self._servers.wake()
-            self._are_awake = True
+        if self._is_servers_turn:
+            return
+        await self._ranks.free_cached_memory()
+        await self._servers.wake()
+        self._is_servers_turn = True
+        async with self._changed:
+            self._changed.notify_all()
+
+    @asynccontextmanager
+    async def servers_turn(self) -> AsyncIterator[None]:
+        """Wait for the servers' turn, and hold it; the trainer's turn begins after that."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._is_servers_turn)
+            self._num_holding += 1
+        try:
+            yield
+        finally:
+            self._num_holding -= 1
+            async with self._changed:
+                self._changed.notify_all()
 
 
 def sleep_level(config: TrainConfig) -> int:

@@ -194,6 +194,9 @@ class CheckpointSection(Section):
     """Also keep the checkpoints of steps that are a multiple of this."""
     resume_from_checkpoint: Annotated[str, Field(min_length=1)] | None = None
     """Checkpoint to continue from: its folder, or `latest` for this run's newest."""
+    resume_if_saved: bool = False
+    """Go on from this run's newest checkpoint if it has one, else begin as without this setting,
+    in the folder of the earlier try: for queues, which repeat one command."""
     allow_changed_environments: bool = False
     """Continue although an environment's code has changed; its rewards may not be comparable."""
 

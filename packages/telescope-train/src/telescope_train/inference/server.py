@@ -355,6 +355,8 @@ class ServerProcess:
 
     def close(self) -> None:
         """End the server and its children. Idempotent."""
+        if self._watchdog is None:
+            return  # another group may have its number by now
         if self._process.poll() is None:
             _signal_group(self.pid, signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):  # the SIGKILL below ends it then
@@ -363,12 +365,11 @@ class ServerProcess:
         # and then its memory would be missing for the next run.
         _signal_group(self.pid, signal.SIGKILL)
         self._process.wait(timeout=10.0)
-        if self._watchdog is not None:
-            # Only now: had this process died before it sent SIGKILL, the watchdog would have had
-            # to. The line keeps it from killing a later group that gets the same number.
-            os.write(self._watchdog, b"closed\n")
-            os.close(self._watchdog)
-            self._watchdog = None
+        # Only now: had this process died before it sent SIGKILL, the watchdog would have had
+        # to. The line keeps it from killing a later group that gets the same number.
+        os.write(self._watchdog, b"closed\n")
+        os.close(self._watchdog)
+        self._watchdog = None
         self._output.close()
 
 

@@ -1,18 +1,35 @@
-"""Servers that sleep: vLLM gives the memory of its GPU back, and takes it again."""
+"""Servers that sleep: vLLM gives the memory of its GPU back, and takes it again.
+
+One may die or hang at any moment, also while it sleeps. What does not give its memory back is
+ended, and started again when it is the servers' turn (`cluster.colocation`).
+"""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
-from telescope_core.errors import TelescopeError
-from telescope_train.inference.leases import ServerClient
+from telescope_core.errors import EndpointError, TelescopeError
+from telescope_core.records.servers import ServerState
+from telescope_train.cluster.colocation import Turns
+from telescope_train.inference.keeping import Fleet
+from telescope_train.inference.leases import Lease, Member, ServerClient
+from telescope_train.inference.pool import ServerPool
 
 SLEEP_PATH = "/sleep"
 WAKE_PATH = "/wake_up"
 IS_SLEEPING_PATH = "/is_sleeping"
 
 
+class Ends(Protocol):
+    """Can end the process of a server; see `fleet.ServerGroup`."""
+
+    async def end(self, index: int) -> None:
+        """Return when nothing is left of server `index`, whether it had died or hangs."""
+        ...
+
+
 class Sleeping:
-    """Puts servers to sleep and wakes them, all together."""
+    """Puts servers that are there to sleep and wakes them, all together."""
 
     def __init__(self, clients: Sequence[ServerClient], *, level: int) -> None:
         """`level`: 1 = weights wait in CPU memory, 2 = they are forgotten.
@@ -24,14 +41,8 @@ class Sleeping:
 
     async def sleep(self) -> None:
         """Return when all memory has been given back. Nothing may be in flight."""
-        for client in self._clients:
-            if client.num_in_flight:
-                raise TelescopeError(
-                    f"expected no request at {client.base_url} before it sleeps, got "
-                    f"{client.num_in_flight} in flight; it would forget what it computed for them"
-                )
-        query = f"?level={self._level}&mode=wait"
-        await self._all(SLEEP_PATH, query)
+        _require_idle(self._clients)
+        await self._all(SLEEP_PATH, _query(self._level))
 
     async def wake(self) -> None:
         """Return when servers have their memory again; what is in it is not said."""
@@ -42,3 +53,92 @@ class Sleeping:
         await asyncio.gather(
             *(client.control(path, query=query, is_repeatable=True) for client in self._clients)
         )
+
+
+class SleepingLeases:
+    """Puts the servers of a pool to sleep and wakes them; those that do not obey are lost."""
+
+    def __init__(self, pool: ServerPool, processes: Ends, *, level: int) -> None:
+        """`level`: as for `Sleeping`."""
+        self._pool = pool
+        self._processes = processes
+        self._level = level
+        self._asleep: list[Member] = []
+
+    async def sleep(self) -> None:
+        """Return when all memory has been given back. Nothing may be in flight."""
+        _require_idle([one.client for one in self._pool.leases if one.takes_requests])
+        self._asleep = []
+        leases = enumerate(self._pool.leases)
+        await asyncio.gather(*(self._put_to_sleep(index, lease) for index, lease in leases))
+
+    async def wake(self) -> None:
+        """Return when the servers that sleep have their memory again, or are lost."""
+        await asyncio.gather(*(self._wake(one) for one in self._asleep if one.is_left))
+
+    async def _put_to_sleep(self, index: int, lease: Lease) -> None:
+        member = Member(lease, lease.life)
+        if lease.takes_weights:
+            try:
+                await lease.client.control(
+                    SLEEP_PATH, query=_query(self._level), is_repeatable=True
+                )
+            except EndpointError as error:
+                reason = f"it did not give its memory back: {error}"
+                self._pool.lose(lease, reason, life=member.life)
+        if member.is_left:
+            self._asleep.append(member)
+        else:
+            # One that hangs holds its memory, which the trainer is about to use.
+            await self._processes.end(index)
+
+    async def _wake(self, member: Member) -> None:
+        lease = member.lease
+        try:
+            await lease.client.control(WAKE_PATH, is_repeatable=True)
+        except EndpointError as error:
+            self._pool.lose(lease, f"it did not wake: {error}", life=member.life)
+
+
+class InTurn:
+    """A fleet that starts servers only while they may use the memory of their GPU."""
+
+    def __init__(self, fleet: Fleet, turns: Turns) -> None:
+        self._fleet = fleet
+        self._turns = turns
+
+    async def until_lost(self, index: int, heard_s: Callable[[], float]) -> str:
+        """Return why a server has died or hangs; see `keeping.Fleet`."""
+        return await self._fleet.until_lost(index, heard_s)
+
+    async def start_again(self, index: int) -> str:
+        """Start a server in the servers' turn; returns its address once it is healthy."""
+        async with self._turns.servers_turn():
+            return await self._fleet.start_again(index)
+
+
+def brought_in_turn(
+    give: Callable[[Lease], Coroutine[Any, Any, None]], turns: Turns
+) -> Callable[[Lease], Coroutine[Any, Any, None]]:
+    """Return what brings a server in: `give` gives it the present weights, in the servers' turn."""
+
+    async def bring_in(lease: Lease) -> None:
+        async with turns.servers_turn():
+            await give(lease)
+        # Not within the turn: where the ranks are ahead, it gets weights after their turn.
+        await lease.until(ServerState.SERVING, ServerState.LOST)
+
+    return bring_in
+
+
+def _query(level: int) -> str:
+    return f"?level={level}&mode=wait"
+
+
+def _require_idle(clients: Sequence[ServerClient]) -> None:
+    for client in clients:
+        if client.num_in_flight:
+            raise TelescopeError(
+                f"expected no request at {client.base_url} before it sleeps, got "
+                f"{client.num_in_flight} in flight; it would forget what it computed for them"
+            )

@@ -1,7 +1,7 @@
 """`WeightFiles`: the safetensors files of a model, of which any rows are read without the rest."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ class WeightFiles:
         self._location = location
         self._paths = paths
         self._open: dict[Path, Any] = {}
+        self.on_read: Callable[[], None] = lambda: None
+        """Is called after each tensor or part of one that was read."""
 
     @classmethod
     def of(cls, location: str) -> "WeightFiles | None":
@@ -75,9 +77,11 @@ class WeightFiles:
                 "save it again with transformers, or use another model"
             )
         try:
-            return self._file(self._paths[name]).get_tensor(name)
+            whole = self._file(self._paths[name]).get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise _unreadable(self._location, error) from error
+        self.on_read()
+        return whole
 
     def rows(self, name: str, start: int, stop: int, shape: tuple[int, ...]) -> Tensor:
         """Return rows `start` to `stop` of a tensor that must have `shape` as a whole."""
@@ -87,7 +91,9 @@ class WeightFiles:
                 f"model {self._location!r}: expected {name} to be {list(shape)} as config.json "
                 f"says, its file has {part.get_shape()}; download or export the model again"
             )
-        return part[start:stop] if start < stop else torch.empty(0, *shape[1:])
+        rows = part[start:stop] if start < stop else torch.empty(0, *shape[1:])
+        self.on_read()
+        return rows
 
     def _file(self, path: Path) -> Any:
         if path not in self._open:

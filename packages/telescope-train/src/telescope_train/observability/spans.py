@@ -8,7 +8,7 @@ done.
 
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -23,8 +23,19 @@ _MOST_KEPT = 100_000
 class SpanRecorder:
     """Measures the spans of one rank. `take` may be called from another thread."""
 
-    def __init__(self, device: torch.device | None = None, *, times_gpu: bool = True) -> None:
-        """`device`: where the rank computes. `times_gpu`: time the work of a GPU by its clock."""
+    def __init__(
+        self,
+        device: torch.device | None = None,
+        *,
+        times_gpu: bool = True,
+        moved: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`device`: where the rank computes. `times_gpu`: time the work of a GPU by its clock.
+
+        `moved` is called for each span that has ended; for what has no span, such as a tensor that
+        was read, it is called by whoever does that.
+        """
+        self.moved = moved
         self.step: int | None = None
         """The step that the rank works on."""
         self._is_gpu = device is not None and device.type == "cuda"
@@ -49,6 +60,12 @@ class SpanRecorder:
         self, name: str, *, microbatch: int | None = None, on_cpu: bool = False
     ) -> Generator[None]:
         """Measure the block; `on_cpu`: by the CPU's clock, as the block waits for a GPU."""
+        with self._measured(name, microbatch=microbatch, on_cpu=on_cpu):
+            yield
+        self.moved()
+
+    @contextmanager
+    def _measured(self, name: str, *, microbatch: int | None, on_cpu: bool) -> Generator[None]:
         if self._is_gpu and self._base is None and not on_cpu:
             yield
             return

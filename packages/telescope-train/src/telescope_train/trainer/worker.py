@@ -79,7 +79,11 @@ class Progress:
     """Counts what a rank has done, so that others can tell slow from stuck."""
 
     count: int = 0
-    """Batches and tensors so far."""
+    """Batches, tensors and spans so far."""
+
+    def one(self) -> None:
+        """Count one thing that was done."""
+        self.count += 1
 
     def each(self, items: Iterable[Item]) -> Iterator[Item]:
         """Yield `items`, and count each one when the next is asked for."""
@@ -151,7 +155,9 @@ class TrainerWorker:
         try:
             seed_everything(settings.seed + meeting.rank)
             backend_class = load_backend(settings.trainer.train_backend)
-            self.spans = SpanRecorder(self._device, times_gpu=settings.track_gpu_events)
+            self.spans = SpanRecorder(
+                self._device, times_gpu=settings.track_gpu_events, moved=self._progress.one
+            )
             self.backend = backend_class(settings, _loss(settings), self._device, self.spans)
             self._sending = WeightSending(
                 self.backend,

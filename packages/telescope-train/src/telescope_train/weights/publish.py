@@ -175,10 +175,14 @@ class WeightPublisher:
         The others are not disturbed. If the ranks' weights are newer than those that the others
         have, it gets them with the next `publish`.
         """
+        await self.give(lease)
+        await lease.until(ServerState.SERVING, ServerState.LOST)
+
+    async def give(self, lease: Lease) -> None:
+        """Give a server that is loading the present weights, if the ranks still have them."""
         async with self._sending:
             if lease.state is ServerState.LOADING and not self._are_ranks_ahead:
                 await self._bring_in_alone(Member(lease, lease.life))
-        await lease.until(ServerState.SERVING, ServerState.LOST)
 
     async def _bring_in_alone(self, member: Member) -> None:
         alone = [member]

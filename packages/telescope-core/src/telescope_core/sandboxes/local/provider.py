@@ -12,9 +12,9 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from telescope_core.sandboxes.amounts import ANY_SECONDS, Amount
 from telescope_core.sandboxes.errors import (
     SandboxError,
-    SandboxLimitError,
     SandboxUnavailableError,
     require_limits,
 )
@@ -38,7 +38,8 @@ DEFAULT_PROCESSES = 64
 _INSTALL = "as root on Debian or Ubuntu: apt-get install bubblewrap"
 _MB = 1 << 20
 _GRACE_S = 30
-_LEAST_CPUS = 0.01
+_LEAST_MEMORY_MB = 16
+_MOST_PROCESSES = 1 << 22
 _numbers = itertools.count(1)
 
 
@@ -92,12 +93,7 @@ class LocalProvider:
 
     async def create(self, spec: SandboxSpec) -> LocalSandbox:
         """Start a sandbox; raises SandboxUnavailableError where this machine cannot have one."""
-        require_limits(self.name, spec, self.limits)
-        if spec.cpus is not None and spec.cpus < _LEAST_CPUS:
-            raise SandboxLimitError(
-                f"sandboxes of 'local' have at least cpus={_LEAST_CPUS}, the least that a control "
-                f"group can be given, got cpus={spec.cpus!r}"
-            )
+        require_limits(self.name, spec, self.limits, _amounts())
         ingredients = await self._prepared()
         return await self._create(ingredients, spec)
 
@@ -241,6 +237,29 @@ class LocalProvider:
             "landlock": landlock,
             "start": beginning,
         }
+
+
+def _amounts() -> Mapping[Limit, Amount]:
+    """Return what this machine can hold; a limit that is above all it has would be none."""
+    memory_mb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _MB
+    memory = "the memory of this machine in MiB"
+    return {
+        Limit.CPUS: Amount(
+            most=os.cpu_count() or 1,
+            why_most="the processors of this machine",
+            least=0.01,
+            why_least="the least that a control group can be given",
+        ),
+        Limit.MEMORY: Amount(
+            most=memory_mb,
+            why_most=memory,
+            least=_LEAST_MEMORY_MB,
+            why_least="without which no program starts",
+        ),
+        Limit.DISK: Amount(most=memory_mb, why_most=f"{memory}, which holds the files"),
+        Limit.PROCESSES: Amount(most=_MOST_PROCESSES, why_most="the most that Linux counts"),
+        Limit.TIME_TO_LIVE: ANY_SECONDS,
+    }
 
 
 def _left_where_it_is(pid: int) -> None:

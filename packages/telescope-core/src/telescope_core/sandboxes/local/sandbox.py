@@ -7,6 +7,7 @@ import posixpath
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
+from telescope_core.sandboxes.amounts import require_amount
 from telescope_core.sandboxes.errors import SandboxError, SandboxFileError, require_endpoint
 from telescope_core.sandboxes.local.capture import Capture
 from telescope_core.sandboxes.local.cgroups import Group
@@ -82,6 +83,7 @@ class LocalSandbox:
         """Run a command; every process that it started has ended when this returns."""
         if not argv:
             raise ValueError("a command must have at least one word, got none")
+        require_amount("timeout_s of a command", timeout_s)
         request = {
             "op": "run",
             "argv": tuple(argv),

@@ -11,37 +11,38 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from telescope_core.errors import RegistryError
-from telescope_envs.records.catalog import (
-    CatalogRow,
-    ReadRow,
-    catalog_row,
-)
-from telescope_envs.records.files import (
-    locked,
-    remove_file,
-    replace_file,
-)
+from telescope_envs.records.catalog import CatalogRow, ReadRow, catalog_row
+from telescope_envs.records.files import locked, remove_file, replace_file
 from telescope_envs.records.reading import (
     Publication,
     artifact_files,
     is_registry_path,
+    is_web_address,
     log_unreadable,
 )
 from telescope_envs.records.release import Status
-from telescope_envs.rules.admission import (
-    changed_status,
-    index_line,
-    is_new,
-)
+from telescope_envs.rules.admission import changed_status, index_line, is_new
 
 _CHUNK_BYTES = 64 * 1024
+_LOCK_WAIT_S = 30.0
 
 
-class Folder:
-    """Reads the registry at `root`."""
+Download = Callable[[str, int], bytes | None]
+"""Returns the bytes at an absolute address, at most so many; None when there is nothing."""
 
-    def __init__(self, root: Path) -> None:
+
+class LocalStore:
+    """Reads and appends to the registry at `root`; waits up to `lock_wait_s` for other writers.
+
+    Wheels that are elsewhere are read only with `download`.
+    """
+
+    def __init__(
+        self, root: Path, *, lock_wait_s: float = _LOCK_WAIT_S, download: Download | None = None
+    ) -> None:
         self.root = root
+        self._lock_wait_s = lock_wait_s
+        self._download = download
 
     @property
     def address(self) -> str:
@@ -58,7 +59,9 @@ class Folder:
         return self._read(path, max_bytes=None)
 
     def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
-        """Return the artifact at the relative `url`; None when it is not below the root."""
+        """Return the artifact at `url`, below the root or elsewhere; None when there is none."""
+        if self._download is not None and is_web_address(url):
+            return self._download(url, max_bytes)
         return self._read(url, max_bytes=max_bytes)
 
     def catalog(self) -> list[CatalogRow]:
@@ -107,6 +110,62 @@ class Folder:
         found = (self.root / path).resolve()
         return found if found.is_relative_to(self.root.resolve()) else None
 
+    def publish(self, publication: Publication) -> bool:
+        """Store the wheel, then the index line, so that no reader sees a line without its file."""
+        release = publication.release
+        with self._changing() as scratch:
+            if not is_new(self.read, publication):
+                return False
+            written: list[Path] = []
+            line = index_line(release)
+            path = f"index/{release.id}.jsonl"
+            try:
+                # A file of that name belongs to no release, as `is_new` has checked: a killed
+                # writer left it there, so it is replaced.
+                for artifact, data in artifact_files(publication, self.address).items():
+                    written.append(self.root / artifact)
+                    replace_file(self.root / artifact, data, scratch=scratch)
+                lines = (self.read(path) or b"") + line
+                replace_file(self.root / path, lines, scratch=scratch)
+            except BaseException:
+                if not (self.read(path) or b"").endswith(line):
+                    with suppress(OSError):
+                        for file in written:
+                            remove_file(file)
+                raise
+        return True
+
+    def change_status(self, environment_id: str, change: Callable[[Status], Status]) -> Status:
+        """Replace the status record of owner/name."""
+        with self._changing() as scratch:
+            status, data = changed_status(self.read, environment_id, change)
+            path = self.root / "status" / f"{environment_id}.json"
+            replace_file(path, data, scratch=scratch)
+        return status
+
+    @contextmanager
+    def _changing(self) -> Generator[Path]:
+        """Exclude other writers; yields an empty folder for partial files."""
+        own = self.root / ".telescope"
+        try:
+            own.mkdir(exist_ok=True)
+            if not (own / ".gitignore").exists():
+                (own / ".gitignore").write_text("*\n")
+            with locked(
+                own / "lock",
+                wait_s=self._lock_wait_s,
+                what=f"registry {self.address} is being changed",
+            ):
+                scratch = own / "scratch"
+                shutil.rmtree(scratch, ignore_errors=True)
+                scratch.mkdir()
+                yield scratch
+        except OSError as error:
+            raise RegistryError(
+                f"registry {self.address} cannot be changed: {os.strerror(error.errno or 0)}"
+                f"{f' ({error.filename})' if error.filename else ''}; nothing was changed"
+            ) from error
+
 
 def _names(folder: Path, *, is_folder: bool = False) -> list[str]:
     """Return the sorted names of the files or folders in `folder`, except links and hidden ones."""
@@ -135,80 +194,3 @@ def _bytes_of(path: str) -> bytes:
         return b"".join(chunks)
     finally:
         os.close(descriptor)
-
-
-_LOCK_WAIT_S = 30.0
-
-
-class LocalStore(Folder):
-    """Reads and appends to the registry at `root`; waits up to `lock_wait_s` for other writers."""
-
-    def __init__(self, root: Path, *, lock_wait_s: float = _LOCK_WAIT_S) -> None:
-        super().__init__(root)
-        self._lock_wait_s = lock_wait_s
-
-    def publish(self, publication: Publication) -> bool:
-        """Store the wheel, then the index line, so that no reader sees a line without its file."""
-        release = publication.release
-        with self._changing() as scratch:
-            if not is_new(self.read, publication):
-                return False
-            written: list[Path] = []
-            line = index_line(release)
-            path = f"index/{release.id}.jsonl"
-            try:
-                for artifact, data in self._artifacts(publication):
-                    written.append(artifact)
-                    replace_file(artifact, data, scratch=scratch)
-                lines = (self.read(path) or b"") + line
-                replace_file(self.root / path, lines, scratch=scratch)
-            except BaseException:
-                if not (self.read(path) or b"").endswith(line):
-                    self._withdraw(written)
-                raise
-        return True
-
-    def change_status(self, environment_id: str, change: Callable[[Status], Status]) -> Status:
-        """Replace the status record of owner/name."""
-        with self._changing() as scratch:
-            status, data = changed_status(self.read, environment_id, change)
-            path = self.root / "status" / f"{environment_id}.json"
-            replace_file(path, data, scratch=scratch)
-        return status
-
-    def _withdraw(self, written: list[Path]) -> None:
-        with suppress(OSError):
-            for artifact in written:
-                remove_file(artifact)
-
-    def _artifacts(self, publication: Publication) -> Iterator[tuple[Path, bytes]]:
-        """Yield the path and bytes of each artifact to store.
-
-        If a file with that name exists, it belongs to no release, as `is_new` has checked. A killed
-        writer left it there, so it is replaced.
-        """
-        for path, data in artifact_files(publication, self.address).items():
-            yield self.root / path, data
-
-    @contextmanager
-    def _changing(self) -> Generator[Path]:
-        """Exclude other writers; yields an empty folder for partial files."""
-        own = self.root / ".telescope"
-        try:
-            own.mkdir(exist_ok=True)
-            if not (own / ".gitignore").exists():
-                (own / ".gitignore").write_text("*\n")
-            with locked(
-                own / "lock",
-                wait_s=self._lock_wait_s,
-                what=f"registry {self.address} is being changed",
-            ):
-                scratch = own / "scratch"
-                shutil.rmtree(scratch, ignore_errors=True)
-                scratch.mkdir()
-                yield scratch
-        except OSError as error:
-            raise RegistryError(
-                f"registry {self.address} cannot be changed: {os.strerror(error.errno or 0)}"
-                f"{f' ({error.filename})' if error.filename else ''}; nothing was changed"
-            ) from error

@@ -8,6 +8,7 @@ A server is read in the same way; its token is sent to its own address only.
 import os
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from http import HTTPStatus
 from urllib.parse import quote
@@ -16,127 +17,23 @@ import httpx
 import msgspec
 
 from telescope_core.errors import RegistryError
-from telescope_envs.records.catalog import (
-    CATALOG_PATH,
-    CatalogRow,
-    read_catalog,
-)
+from telescope_envs.records.catalog import CATALOG_PATH, CatalogRow, read_catalog
 from telescope_envs.records.reading import (
     Publication,
     is_registry_path,
+    is_web_address,
     log_unreadable,
     parse_record,
 )
-from telescope_envs.records.release import (
-    RegistryConfig,
-    Status,
-)
-from telescope_envs.registry.fetch import (
-    Fetcher,
-    Patience,
-    tls_context,
-)
-from telescope_envs.registry.http_cache import (
-    CachedFile,
-    HttpCache,
-)
-from telescope_envs.registry.store import Place, Store
+from telescope_envs.records.release import RegistryConfig, Status
+from telescope_envs.registry.fetch import Fetcher, Patience, tls_context
+from telescope_envs.registry.http_cache import CachedFile, HttpCache
+from telescope_envs.registry.stores import Place, Store
 from telescope_envs.rules.admission import index_line
 
 _STATUS_TRIES = 20
 _PAUSE_S = 0.02
 _TIMEOUT = httpx.Timeout(30.0, read=120.0)
-
-
-class HubApi:
-    """Changes the registry at `place` through its HTTP API at the relative path `api`."""
-
-    def __init__(self, place: Place, api: str) -> None:
-        self._place = place
-        self._api = api
-        self._client: httpx.Client | None = None
-
-    def close(self) -> None:
-        """Close the connection; calling it twice is fine."""
-        if self._client is not None:
-            self._client.close()
-            self._client = None
-
-    def publish(self, publication: Publication) -> bool:
-        """Send the release with its files in one request; False if it was already published."""
-        files = {
-            "record": ("record.json", index_line(publication.release), "application/json"),
-            "wheel": (publication.release.wheel.filename, publication.wheel),
-        }
-        if publication.attestation:
-            files["attestation"] = ("attestation.json", publication.attestation, "application/json")
-        request = self._opened().build_request("POST", f"{self._api}/releases", files=files)
-        response = self._send(request)
-        if not response.is_success:
-            raise self._refused(response)
-        return response.status_code == HTTPStatus.CREATED
-
-    def change_status(self, environment_id: str, change: Callable[[Status], Status]) -> Status:
-        """Replace the status by `change` applied to it; retries when others changed it first."""
-        path = f"status/{environment_id}.json"
-        where = f"{self._place.address.text}/{path}"
-        for _ in range(_STATUS_TRIES):
-            found = self._send(self._opened().build_request("GET", path))
-            if not found.is_success and found.status_code != HTTPStatus.NOT_FOUND:
-                raise self._refused(found)
-            status = change(
-                parse_record(Status, found.content if found.is_success else b"{}", where)
-            )
-            request = self._opened().build_request(
-                "PUT",
-                f"{self._api}/status/{environment_id}",
-                content=status.as_json(),
-                headers={"If-Match": found.headers.get("etag", '"none"')},
-            )
-            response = self._send(request)
-            if response.is_success:
-                return parse_record(Status, response.content, where)
-            if response.status_code != HTTPStatus.PRECONDITION_FAILED:
-                raise self._refused(response)
-            time.sleep(_PAUSE_S)
-        raise RegistryError(
-            f"others changed the status of {environment_id} during all {_STATUS_TRIES} tries; "
-            "try again"
-        )
-
-    def _opened(self) -> httpx.Client:
-        if self._client is None:
-            token = self._place.token
-            self._client = httpx.Client(
-                base_url=f"{self._place.address.text}/",
-                headers={"Authorization": f"Bearer {token}"} if token else {},
-                timeout=_TIMEOUT,
-                follow_redirects=False,
-                verify=tls_context(os.environ.get("SSL_CERT_FILE", "")),
-            )
-        return self._client
-
-    def _send(self, request: httpx.Request) -> httpx.Response:
-        try:
-            return self._opened().send(request)
-        except httpx.HTTPError as error:
-            raise RegistryError(
-                f"registry {self._place.address.text} did not answer: "
-                f"{error or type(error).__name__}; check the address and the network, and try "
-                "again: it is safe to publish the same release twice"
-            ) from error
-
-    def _refused(self, response: httpx.Response) -> RegistryError:
-        try:
-            said = _ERROR.decode(response.content)
-        except msgspec.DecodeError:
-            said = _Error(
-                error=f"it answered {response.status_code} {response.reason_phrase}",
-                what_to_do="check the address",
-            )
-        is_login = response.status_code == HTTPStatus.UNAUTHORIZED
-        advice = self._place.login_hint if is_login else said.what_to_do
-        return RegistryError(f"registry {self._place.address.text}: {said.error}; {advice}")
 
 
 class _Error(msgspec.Struct):
@@ -184,12 +81,13 @@ class HttpStore:
         patience = replace(self._patience, total_s=total_s)
         if is_registry_path(url):
             return self._get(self._url(url), max_bytes, patience)
-        if not url.startswith(("http:", "https:")):
+        if not is_web_address(url):
             return None
-        if url.startswith("http:") and self._base.startswith("https:"):
+        if url.startswith("http:") and not self._base.startswith("http:"):
+            is_https = "is https, but it " if self._base.startswith("https:") else ""
             raise RegistryError(
-                f"{self._base} is https, but it gives a wheel the URL {url}, which anyone on the "
-                "network can change; tell the registry's maintainers"
+                f"{self._base} {is_https}gives a wheel the URL {url}, which anyone on the network "
+                "can change; tell the registry's maintainers"
             )
         return self._get(url, max_bytes, patience)
 
@@ -226,15 +124,8 @@ class HttpStore:
             raise RegistryError(
                 f"{url} answered 304 (not modified) to a request without conditions; check the host"
             )
-        fresh = CachedFile(
-            status=answer.status,
-            body=answer.body,
-            etag=answer.etag,
-            last_modified=answer.last_modified,
-            confirmed_at=time.time(),
-        )
-        self._cache.put(url, fresh)
-        return fresh.body if fresh.status == 200 else None
+        self._cache.put(url, answer)
+        return answer.body if answer.status == 200 else None
 
     def _offline(self, url: str, known: CachedFile | None) -> bytes | None:
         if known is None:
@@ -260,20 +151,91 @@ class ServedStore(HttpStore):
                 f"{place.address.text}/config.json: api must be a path below the registry, got "
                 f"{api!r}; tell the registry's maintainers"
             )
-        self._server = HubApi(place, api)
-
-    def publish(self, publication: Publication) -> bool:
-        """Send the release with its files in one request; False if it was already published."""
-        return self._server.publish(publication)
-
-    def change_status(self, environment_id: str, change: Callable[[Status], Status]) -> Status:
-        """Replace the status record of owner/name."""
-        return self._server.change_status(environment_id, change)
+        self._api = api
+        self._client: httpx.Client | None = None
 
     def close(self) -> None:
         """Close connections; calling it twice is fine."""
         super().close()
-        self._server.close()
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def publish(self, publication: Publication) -> bool:
+        """Send the release with its files in one request; False if it was already published."""
+        files = {
+            "record": ("record.json", index_line(publication.release), "application/json"),
+            "wheel": (publication.release.wheel.filename, publication.wheel),
+        }
+        if publication.attestation:
+            files["attestation"] = ("attestation.json", publication.attestation, "application/json")
+        request = self._opened().build_request("POST", f"{self._api}/releases", files=files)
+        response = self._send(request)
+        if not response.is_success:
+            raise self._refused(response)
+        return response.status_code == HTTPStatus.CREATED
+
+    def change_status(self, environment_id: str, change: Callable[[Status], Status]) -> Status:
+        """Replace the status by `change` applied to it; retries when others changed it first."""
+        path = f"status/{environment_id}.json"
+        where = f"{self._base}/{path}"
+        for _ in range(_STATUS_TRIES):
+            found = self._send(self._opened().build_request("GET", path))
+            if not found.is_success and found.status_code != HTTPStatus.NOT_FOUND:
+                raise self._refused(found)
+            status = change(
+                parse_record(Status, found.content if found.is_success else b"{}", where)
+            )
+            request = self._opened().build_request(
+                "PUT",
+                f"{self._api}/status/{environment_id}",
+                content=status.as_json(),
+                headers={"If-Match": found.headers.get("etag", '"none"')},
+            )
+            response = self._send(request)
+            if response.is_success:
+                return parse_record(Status, response.content, where)
+            if response.status_code != HTTPStatus.PRECONDITION_FAILED:
+                raise self._refused(response)
+            time.sleep(_PAUSE_S)
+        raise RegistryError(
+            f"others changed the status of {environment_id} during all {_STATUS_TRIES} tries; "
+            "try again"
+        )
+
+    def _opened(self) -> httpx.Client:
+        if self._client is None:
+            token = self._place.token
+            self._client = httpx.Client(
+                base_url=f"{self._base}/",
+                headers={"Authorization": f"Bearer {token}"} if token else {},
+                timeout=_TIMEOUT,
+                follow_redirects=False,
+                verify=tls_context(os.environ.get("SSL_CERT_FILE", "")),
+            )
+        return self._client
+
+    def _send(self, request: httpx.Request) -> httpx.Response:
+        try:
+            return self._opened().send(request)
+        except httpx.HTTPError as error:
+            raise RegistryError(
+                f"registry {self._base} did not answer: "
+                f"{error or type(error).__name__}; check the address and the network, and try "
+                "again: it is safe to publish the same release twice"
+            ) from error
+
+    def _refused(self, response: httpx.Response) -> RegistryError:
+        try:
+            said = _ERROR.decode(response.content)
+        except msgspec.DecodeError:
+            said = _Error(
+                error=f"it answered {response.status_code} {response.reason_phrase}",
+                what_to_do="check the address",
+            )
+        is_login = response.status_code == HTTPStatus.UNAUTHORIZED
+        advice = self._place.login_hint if is_login else said.what_to_do
+        return RegistryError(f"registry {self._base}: {said.error}; {advice}")
 
 
 def open_http(place: Place) -> Store:
@@ -286,6 +248,15 @@ def open_http(place: Place) -> Store:
         return static
     static.close()
     return ServedStore(place, api)
+
+
+def download(place: Place, url: str, max_bytes: int) -> bytes | None:
+    """Return the wheel at an absolute address that a registry of another kind gives it.
+
+    The rules and the cache are those of registries on web servers.
+    """
+    with closing(HttpStore(place)) as store:
+        return store.artifact(url, max_bytes=max_bytes)
 
 
 def _conditions(known: CachedFile | None) -> dict[str, str]:

@@ -25,31 +25,21 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import tqdm
 
 from telescope_core.errors import RegistryError
-from telescope_envs.records.catalog import (
-    CATALOG_PATH,
-    CatalogRow,
-    catalog_row,
-    read_catalog,
-)
+from telescope_envs.records.catalog import CATALOG_PATH, CatalogRow, catalog_row, read_catalog
 from telescope_envs.records.reading import (
     Publication,
     artifact_files,
+    ids_of,
     is_registry_path,
+    is_web_address,
     log_unreadable,
 )
 from telescope_envs.records.release import Status
-from telescope_envs.registry.http_cache import (
-    CachedFile,
-    HttpCache,
-)
-from telescope_envs.registry.simple_index import derived_files
-from telescope_envs.registry.store import Place
-from telescope_envs.rules.admission import (
-    Read,
-    changed_status,
-    index_line,
-    is_new,
-)
+from telescope_envs.registry.http_cache import CachedFile, HttpCache
+from telescope_envs.registry.static_view import derived_files
+from telescope_envs.registry.stores import Place
+from telescope_envs.registry.stores.http import download
+from telescope_envs.rules.admission import Read, changed_status, index_line, is_new
 
 _KIND: Literal["dataset"] = "dataset"
 _COMMIT_LENGTH = 40
@@ -98,7 +88,9 @@ class HuggingFaceStore:
         return self._read_at(self._commit, path)
 
     def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
-        """Return the artifact at the relative `url`; None when there is none."""
+        """Return the artifact at `url`, in the repository or elsewhere; None when there is none."""
+        if is_web_address(url):
+            return download(self._place, url, max_bytes)
         if not is_registry_path(url):
             return None
         if not self._place.offline and not isinstance(self._cached(self._commit, url), Path):
@@ -202,14 +194,9 @@ class HuggingFaceStore:
         self._require_network("the list of its files")
         with self._explained():
             paths = self._api.list_repo_files(self._repository, repo_type=_KIND, revision=commit)
-        ids = [path[len("index/") : -len(".jsonl")] for path in paths if _is_index(path)]
         rows = [
-            catalog_row(
-                one,
-                read(f"index/{one}.jsonl") or b"",
-                read(f"status/{one}.json"),
-            )
-            for one in sorted(ids)
+            catalog_row(one, read(f"index/{one}.jsonl") or b"", read(f"status/{one}.json"))
+            for one in ids_of(paths)
         ]
         log_unreadable([skipped for row in rows for skipped in row.unreadable])
         return [read_row.row for read_row in rows if read_row.row is not None]
@@ -260,14 +247,7 @@ class HuggingFaceStore:
             ).sha
         if not commit:
             raise RegistryError(f"{self.address}: the Hub did not return the newest commit")
-        known = CachedFile(
-            status=200,
-            body=commit.encode(),
-            etag="",
-            last_modified="",
-            confirmed_at=time.time(),
-        )
-        self._memory().put(self.address, known)
+        self._memory().put(self.address, CachedFile(status=200, body=commit.encode()))
         return commit
 
     def _known_commit(self) -> str:
@@ -345,7 +325,3 @@ def open_hub(place: Place) -> HuggingFaceStore:
 def _over(files: dict[str, bytes], read: Read) -> Read:
     """Return a `read` function that sees `files` as already written."""
     return lambda path: files[path] if path in files else read(path)
-
-
-def _is_index(path: str) -> bool:
-    return path.startswith("index/") and path.endswith(".jsonl") and path.count("/") == 2

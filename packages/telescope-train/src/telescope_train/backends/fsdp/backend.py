@@ -16,8 +16,6 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from telescope_train.algorithms.terms import TokenLoss, shared_metrics
-from telescope_train.algorithms.token_metrics import MetricSum, reduce_metrics
 from telescope_train.backends.distributed_checkpoint import Saving, save_state, start_saving
 from telescope_train.backends.fsdp import state as fsdp_state
 from telescope_train.backends.fsdp.layout import fsdp_layout
@@ -33,9 +31,9 @@ from telescope_train.backends.fsdp.sharding import (
     whole,
     without_content,
 )
-from telescope_train.backends.loss_inputs import batch_facts, loss_inputs
 from telescope_train.backends.progress import Progress, checksums, scheduled_rate
-from telescope_train.backends.protocol import BackendSettings, BatchFacts
+from telescope_train.backends.protocol import BackendSettings
+from telescope_train.backends.step_loss import StepLoss
 from telescope_train.backends.trainer_backend import GradientResult, Loss, UpdateResult
 from telescope_train.backends.transfer import TensorHeader
 from telescope_train.batches.batch import PackedBatch
@@ -64,7 +62,7 @@ class FsdpBackend:
         self._loss = loss
         self._device = device
         self._layout = self.rank_layout(settings, dist.get_world_size())
-        loaded = load_policy(settings, device, self._layout)
+        loaded = load_policy(settings, device, self._layout, moved=self._spans.moved)
         self._policy, self.attention = loaded.policy, loaded.attention
         self.sharing = loaded.sharing
         if spans is not None:
@@ -85,55 +83,32 @@ class FsdpBackend:
             return None
         if self._settings.trainer.use_lora:
             return AdaptersAside(self._policy)
-        copy = load_reference(self._settings, self._device, trained)
+        copy = load_reference(self._settings, self._device, trained, moved=self._spans.moved)
         return FrozenCopy(self._policy, copy)
 
     def accumulate_gradient(
         self, batches: Sequence[PackedBatch], *, version: int
     ) -> GradientResult:
         """Forward and backward over `batches`, one at a time."""
-        total, parts = 0.0, []
-        facts: list[BatchFacts] = []
+        losses = self._step_loss(version)
         once = self._settings.trainer.fsdp_gradient_sync == "step"
         with dropout_on(self._policy.lm):
             for number, batch in enumerate(batches):
                 is_last = number == len(batches) - 1
                 add_up_now(self._policy, is_last=is_last, once=once)
-                loss, metrics, found = self._accumulate_one(batch, version, number)
-                total += loss
-                parts.append(metrics)
-                facts += found
-        # One collective per call instead of per batch. Ranks that share rows have the same numbers,
-        # so one rank of each group is counted.
+                row = self._row(batch)
+                with self._spans.span("forward", microbatch=number):
+                    found = self._policy(row)
+                    loss = losses.of_row(batch, row.trained_M.cpu().numpy(), found)
+                with self._spans.span("backward", microbatch=number):
+                    loss.backward()
+                losses.after_backward()
         with self._spans.span("metrics", on_cpu=True):
-            every = gather_values((total, reduce_metrics(parts)))
-        per_rank = [every[rank] for rank in self._layout.speakers]
-        return GradientResult(
-            loss=sum(loss for loss, _ in per_rank),
-            metrics=reduce_metrics(metrics for _, metrics in per_rank),
-            token_facts=facts,
-        )
+            return losses.over_ranks(self._layout.speakers, facts=losses.facts)
 
-    def _accumulate_one(
-        self, batch: PackedBatch, version: int, number: int
-    ) -> tuple[float, dict[str, MetricSum], list[BatchFacts]]:
-        row = self._row(batch)
-        with self._spans.span("forward", microbatch=number):
-            logprobs_M, entropy_M = self._policy(row)
-            inputs = loss_inputs(
-                batch, row.trained_M.cpu().numpy(), logprobs_M, entropy_M, version=version
-            )
-            if self._settings.record_token_facts:
-                logprobs_M.retain_grad()
-            token_loss: TokenLoss = self._loss(inputs.terms)
-            # A sum: FSDP adds up gradients over ranks and autograd over batches, both without
-            # dividing.
-            loss = (token_loss.loss_T * inputs.weights_M).sum()
-        with self._spans.span("backward", microbatch=number):
-            loss.backward()
-        shared = shared_metrics(inputs.terms, same_version_T=inputs.same_version_M)
-        facts = [batch_facts(inputs)] if self._settings.record_token_facts else []
-        return loss.item(), {**token_loss.metrics, **shared}, facts
+    def _step_loss(self, version: int) -> StepLoss:
+        records = self._settings.record_token_facts
+        return StepLoss(self._loss, version=version, records_facts=records)
 
     def apply_gradient(self, scale: float = 1.0) -> UpdateResult:
         """Clip to `grad_clip` by the global norm; skip the step if the norm is not finite.

@@ -1,5 +1,6 @@
 """From settings to the policies of a rank: load, choose attention, adapt, shard."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -48,9 +49,13 @@ class ShardedPolicy:
 
 
 def load_policy(
-    settings: BackendSettings, device: torch.device, layout: RankLayout
+    settings: BackendSettings,
+    device: torch.device,
+    layout: RankLayout,
+    *,
+    moved: Callable[[], None] = lambda: None,
 ) -> ShardedPolicy:
-    """Return the model that is trained, ready and sharded."""
+    """Return the model that is trained, ready and sharded; `moved` hears of each tensor read."""
     trainer, dtype = settings.trainer, torch_dtype(settings.compute_dtype)
     for name in ("optimizer_cpu_offload", "fsdp_cpu_offload"):
         if getattr(trainer, name) and device.type == "cpu":
@@ -105,14 +110,18 @@ def load_policy(
     policy.use_attention(sharded.attention_in_use, context)
     shard(policy, sharded.mesh, dtype, offload=trainer.fsdp_cpu_offload)
     prefetch(policy, trainer.fsdp_prefetch_layers)
-    _fill(policy, loaded, settings, device)
+    _fill(policy, loaded, settings, device, moved)
     if trainer.use_lora:
         fill_adapters(policy.lm, seed=settings.seed)
     return sharded
 
 
 def load_reference(
-    settings: BackendSettings, device: torch.device, like: ShardedPolicy
+    settings: BackendSettings,
+    device: torch.device,
+    like: ShardedPolicy,
+    *,
+    moved: Callable[[], None] = lambda: None,
 ) -> PackedPolicy:
     """Return a frozen copy of the initial model in the dtype of the layers, run like `like`."""
     dtype = torch_dtype(settings.compute_dtype)
@@ -132,7 +141,7 @@ def load_reference(
     policy.use_attention(like.attention_in_use, like.context)
     shard(policy, like.mesh, dtype, offload=settings.trainer.fsdp_cpu_offload)
     prefetch(policy, settings.trainer.fsdp_prefetch_layers)
-    _fill(policy, loaded, settings, device)
+    _fill(policy, loaded, settings, device, moved)
     return policy
 
 
@@ -145,10 +154,15 @@ def _prepared(settings: BackendSettings) -> LoadedModel:
 
 
 def _fill(
-    policy: PackedPolicy, loaded: LoadedModel, settings: BackendSettings, device: torch.device
+    policy: PackedPolicy,
+    loaded: LoadedModel,
+    settings: BackendSettings,
+    device: torch.device,
+    moved: Callable[[], None],
 ) -> None:
     """Read this rank's shards, unless the model was loaded whole and then sharded."""
     if loaded.files is not None:
+        loaded.files.on_read = moved
         where = torch.device("cpu") if settings.trainer.fsdp_cpu_offload else device
         fill(policy, policy.lm, loaded.files, where)
 

@@ -15,11 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from telescope_train.algorithms.terms import shared_metrics
-from telescope_train.algorithms.token_metrics import MetricSum, reduce_metrics
 from telescope_train.backends.distributed_checkpoint import Saving
 from telescope_train.backends.fsdp.sharding import gather_values
-from telescope_train.backends.loss_inputs import LossInputs, batch_facts, loss_inputs
 from telescope_train.backends.megatron import checkpoint
 from telescope_train.backends.megatron.layout import NO_SHARING, megatron_layout
 from telescope_train.backends.megatron.library import using
@@ -32,6 +29,7 @@ from telescope_train.backends.megatron.weights import RankWeights
 from telescope_train.backends.megatron.whole_model import StreamedModel
 from telescope_train.backends.progress import Progress, checksums, scheduled_rate
 from telescope_train.backends.protocol import BackendSettings
+from telescope_train.backends.step_loss import StepLoss
 from telescope_train.backends.trainer_backend import GradientResult, Loss, UpdateResult
 from telescope_train.backends.transfer import TensorHeader
 from telescope_train.batches.batch import PackedBatch
@@ -62,7 +60,7 @@ class MegatronBackend:
         self._loss = loss
         self._device = device
         with using(device):
-            self._loaded: Loaded = build(settings, device)
+            self._loaded: Loaded = build(settings, device, moved=self._spans.moved)
             self.attention = self._loaded.attention
             self.sharing = no_sharing(NO_SHARING)
             self._weights: RankWeights = self._loaded.weights
@@ -76,48 +74,23 @@ class MegatronBackend:
         self, batches: Sequence[PackedBatch], *, version: int
     ) -> GradientResult:
         """Forward and backward over `batches`, through all pipeline stages."""
-        found: list[tuple[LossInputs, float, dict[str, MetricSum]]] = []
+        records = self._settings.record_token_facts
+        losses = StepLoss(self._loss, version=version, records_facts=records)
         batches = list(batches)
         rows = [self._row(batch) for batch in batches]
 
-        def use(number: int, logprobs: TrainedLogprobs) -> torch.Tensor:
-            inputs = loss_inputs(
-                batches[number],
-                rows[number].trained_M,
-                logprobs.logprobs_M,
-                logprobs.entropy_M,
-                version=version,
-            )
-            if self._settings.record_token_facts:
-                logprobs.logprobs_M.retain_grad()
-            token_loss = self._loss(inputs.terms)
-            # A sum, as everywhere: ranks and batches are added up without dividing.
-            loss = (token_loss.loss_T * inputs.weights_M).sum()
-            shared = shared_metrics(inputs.terms, same_version_T=inputs.same_version_M)
-            found.append((inputs, loss.item(), {**token_loss.metrics, **shared}))
-            return loss
+        def use(number: int, found: TrainedLogprobs) -> torch.Tensor:
+            return losses.of_row(batches[number], rows[number].trained_M, found)
 
         self._stepper.before_backward()
         with using(self._device), self._spans.span("forward and backward"):
             run_rows(self._wrapped, rows, use, backward=True)
             self._stepper.after_backward()
-        facts = [batch_facts(one) for one, _, _ in found] if self._records_facts else []
+        losses.after_backward()
         with using(self._device):
-            facts = share_results(facts)
+            facts = share_results(losses.facts)
         with self._spans.span("metrics", on_cpu=True):
-            own = (sum(loss for _, loss, _ in found), reduce_metrics(one for _, _, one in found))
-            everything = gather_values(own)
-        # Ranks that share rows have the same numbers, so one of each shard is counted.
-        per_shard = [everything[rank] for rank in self._loaded.layout.speakers]
-        return GradientResult(
-            loss=sum(loss for loss, _ in per_shard),
-            metrics=reduce_metrics(metrics for _, metrics in per_shard),
-            token_facts=facts,
-        )
-
-    @property
-    def _records_facts(self) -> bool:
-        return self._settings.record_token_facts
+            return losses.over_ranks(self._loaded.layout.speakers, facts=facts)
 
     def apply_gradient(self, scale: float = 1.0) -> UpdateResult:
         """Clip to `grad_clip` by the global norm; skip the step if the norm is not finite.

@@ -6,7 +6,7 @@
 import copy
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,8 +68,13 @@ class Loaded:
     dtype: torch.dtype
 
 
-def build(settings: BackendSettings, device: torch.device) -> Loaded:
-    """Join the groups of ranks, build this rank's part of the model and load it."""
+def build(
+    settings: BackendSettings, device: torch.device, *, moved: Callable[[], None] = lambda: None
+) -> Loaded:
+    """Join the groups of ranks, build this rank's part of the model and load it.
+
+    `moved` hears of each tensor that was read.
+    """
     section = settings.megatron
     hf_config = read_config(settings.model)
     architecture = architecture_of(hf_config)
@@ -97,6 +102,7 @@ def build(settings: BackendSettings, device: torch.device) -> Loaded:
         device=device,
     )
     config, files = transformer_config(building), WeightFiles.required(settings.model.model)
+    files.on_read = moved
     weights = RankWeights(build_model(building, config), architecture)
     weights.load(files)
     reference = None

@@ -90,10 +90,16 @@ def _lora_problems(config: TrainConfig) -> Iterator[str]:
 
 def checkpoint_problems(section: CheckpointSection, number_of_steps: int) -> Iterator[str]:
     """Yield a message for each problem in `[checkpoint]`."""
-    if section.allow_changed_environments and section.resume_from_checkpoint is None:
+    resumes = section.resume_if_saved or section.resume_from_checkpoint is not None
+    if section.allow_changed_environments and not resumes:
         yield (
             "checkpoint.allow_changed_environments has no effect without resume_from_checkpoint; "
             "remove it"
+        )
+    if section.resume_if_saved and section.resume_from_checkpoint == "latest":
+        yield (
+            "checkpoint.resume_if_saved begins a run of which nothing was saved, and --resume "
+            "(resume_from_checkpoint = 'latest') refuses it; remove one of them"
         )
     if not section.checkpoint_every:
         for field in ("checkpoint_keep_last", "checkpoint_keep_every"):

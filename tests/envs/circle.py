@@ -8,10 +8,10 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
 import uv
 from tests.e2e.cli_runs import TELESCOPE
 from tests.ports import free_port
@@ -124,10 +124,9 @@ class Engine:
     base_url: str
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """One server for the evals of a circle."""
-    folder = tmp_path_factory.mktemp("engine")
+@contextmanager
+def running_engine(folder: Path) -> Iterator[Engine]:
+    """Serve a tiny model, both of which lie in `folder`."""
     model = make_tiny_model(folder / "tiny", seed=0)
     settings = ServerSettings(
         model_path=str(model),

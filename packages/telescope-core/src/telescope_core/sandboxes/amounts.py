@@ -1,0 +1,59 @@
+"""Amounts that sandboxes are asked for: what is one at all, and which of them a provider can hold.
+
+What is none, such as half a process, is a mistake whoever the provider is. What one provider cannot
+hold another may, so that is refused when a sandbox is made, by `errors.require_limits`.
+"""
+
+import math
+from dataclasses import dataclass
+
+from telescope_core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amount:
+    """Which amounts of one limit a provider can hold."""
+
+    most: int
+    why_most: str
+    """Where `most` comes from, as in "this machine has 8"."""
+    least: float = 0
+    why_least: str = ""
+    multiple_of: int = 0
+    """Only multiples of this can be held; 0 = any amount."""
+
+    def refusal(self, value: float) -> str:
+        """Return why `value` cannot be held, as in "at most 8, ..."; empty if it can."""
+        if value > self.most:
+            return f"at most {self.most}, {self.why_most}"
+        if value < self.least:
+            return f"at least {self.least:g}, {self.why_least}"
+        if self.multiple_of and value % self.multiple_of:
+            return f"only multiples of {self.multiple_of}"
+        return ""
+
+
+ANY_CPUS = Amount(most=1 << 20, why_most="beyond which there is no machine")
+ANY_MB = Amount(most=1 << 31, why_most="beyond which there is no machine")
+"""2 PiB; services count MiB in 32 bits."""
+ANY_SECONDS = Amount(most=2**31 - 61, why_most="the most that its timer counts")
+"""68 years, with a minute to spare."""
+
+
+def require_amount(name: str, value: object, *, is_whole: bool = False) -> None:
+    """Raise ConfigError unless `value` is a finite number above 0, and a whole one if it must be.
+
+    `name` is what the error calls it, such as "memory_mb of a sandbox".
+    """
+    kind = "a whole number" if is_whole else "a number"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} must be {kind}, got {value!r}")
+    if not value > 0:
+        raise ConfigError(f"{name} must be above 0, got {value!r}")
+    if isinstance(value, float) and (is_whole or math.isinf(value)):
+        raise ConfigError(f"{name} must be {kind if is_whole else 'finite'}, got {value!r}")
+
+
+def whole_units(value: float | None, unit: int) -> int | None:
+    """Return an amount in units of a service that counts them; None stays None."""
+    return None if value is None else int(value // unit)

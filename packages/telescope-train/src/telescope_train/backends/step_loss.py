@@ -1,0 +1,86 @@
+"""`StepLoss`: the loss of the rows of a step, one after the other, the same for every backend.
+
+A backend runs its model over a row and differentiates what `of_row` returns. Its numbers are read
+after the backward pass, so that nobody waits for a GPU before that. Dims: M trained tokens of a
+row.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from telescope_train.algorithms.terms import TokenLoss, shared_metrics
+from telescope_train.algorithms.token_metrics import MetricSum, reduce_metrics
+from telescope_train.backends.fsdp.sharding import gather_values
+from telescope_train.backends.loss_inputs import LossInputs, batch_facts, loss_inputs
+from telescope_train.backends.protocol import BatchFacts
+from telescope_train.backends.trainer_backend import GradientResult, Loss
+from telescope_train.batches.batch import PackedBatch
+from telescope_train.models.packed import TrainedLogprobs
+
+
+class _Differentiated(NamedTuple):
+    """A row whose loss was returned and may not have gone through the backward pass yet."""
+
+    inputs: LossInputs
+    token_loss: TokenLoss
+    loss: torch.Tensor
+
+
+class StepLoss:
+    """Sums the losses and metrics of rows; `after_backward` comes before the next are read."""
+
+    def __init__(self, loss: Loss, *, version: int, records_facts: bool) -> None:
+        """`version`: of the present weights. `records_facts`: keep what is found of each token."""
+        self._loss = loss
+        self._version = version
+        self._records_facts = records_facts
+        self._waiting: list[_Differentiated] = []
+        self._total = 0.0
+        self._metrics: list[dict[str, MetricSum]] = []
+        self.facts: list[BatchFacts] = []
+        """Of each row in the order of `of_row`, if they are recorded."""
+
+    def of_row(
+        self, batch: PackedBatch, trained_M: NDArray[np.int64], found: TrainedLogprobs
+    ) -> torch.Tensor:
+        """Return the loss of a row to be differentiated, its share of the loss of the step."""
+        inputs = loss_inputs(
+            batch, trained_M, found.logprobs_M, found.entropy_M, version=self._version
+        )
+        if self._records_facts:
+            found.logprobs_M.retain_grad()
+        token_loss = self._loss(inputs.terms)
+        # A sum: rows and ranks are added up without dividing, as the weights hold the only
+        # denominator.
+        loss = (token_loss.loss_T * inputs.weights_M).sum()
+        self._waiting.append(_Differentiated(inputs, token_loss, loss.detach()))
+        return loss
+
+    def after_backward(self) -> None:
+        """Read the numbers of the rows that have gone through the backward pass."""
+        waiting, self._waiting = self._waiting, []
+        for inputs, token_loss, loss in waiting:
+            shared = shared_metrics(inputs.terms, same_version_T=inputs.same_version_M)
+            self._metrics.append({**token_loss.metrics, **shared})
+            self._total += loss.item()
+            if self._records_facts:
+                self.facts.append(batch_facts(inputs))
+
+    def over_ranks(self, speakers: Sequence[int], *, facts: Sequence[BatchFacts]) -> GradientResult:
+        """Return the sums over all ranks: one collective, whatever the number of rows.
+
+        `speakers`: one rank of each group that shares rows, whose numbers are the same. `facts`:
+        of the rows of this rank.
+        """
+        assert not self._waiting, "after_backward comes first"
+        every = gather_values((self._total, reduce_metrics(self._metrics)))
+        per_shard = [every[rank] for rank in speakers]
+        return GradientResult(
+            loss=sum(loss for loss, _ in per_shard),
+            metrics=reduce_metrics(metrics for _, metrics in per_shard),
+            token_facts=facts,
+        )

@@ -1,0 +1,103 @@
+"""`resume_if_saved`: one command for the first try of a queue and for every later one."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from telescope_core.records import RunFolder
+from telescope_core.records.identity import NOTHING_SAVED
+from telescope_train.checkpoints.resume import location_problems, open_run_folder, resume_point
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from resume_run import config_of, records_of
+from tests.train.checkpoints.test_resume import checkpoint_at, end_process
+
+IF_SAVED = ("--checkpoint_every", "5", "--resume_if_saved", "true")
+
+
+@pytest.fixture
+def config(tiny, tmp_path):
+    return config_of(tmp_path, tiny, *IF_SAVED)
+
+
+def a_try(config, *, num_steps: int, host: str | None = None) -> RunFolder:
+    """An earlier try that was killed after so many steps."""
+    path = Path(config.run.output_dir) / "run"
+    folder = RunFolder.create(path, config=config.model_dump(mode="json"), name="run")
+    for step in range(1, num_steps + 1):
+        folder.log_metrics({"step": step})
+    if host is None:
+        end_process(path)
+    else:
+        info = json.loads((path / "run.json").read_text())
+        (path / "run.json").write_text(json.dumps(info | {"host": host}))
+    return folder
+
+
+def begun(config):
+    """Open the run; returns its folder and where it begins, or why it does not."""
+    point = resume_point(config, records_of(config))
+    if problems := location_problems(config, point):
+        return problems, point
+    return open_run_folder(config, point, records_of(config)), point
+
+
+def test_the_first_try_begins(config):
+    folder, point = begun(config)
+    assert (folder.info().resumes, point) == ((), None)
+
+
+@pytest.mark.parametrize("host", [None, "a node that is lost"])
+def test_a_try_that_saved_nothing_is_repeated_in_its_folder(config, host):
+    a_try(config, num_steps=7, host=host)
+    folder, point = begun(config)
+    assert point is None
+    assert folder.metrics() == []
+    (resume,) = folder.info().resumes
+    assert (resume.step, resume.checkpoint) == (0, NOTHING_SAVED)
+
+
+@pytest.mark.parametrize("host", [None, "a node that is lost"])
+def test_a_try_that_saved_something_goes_on(config, host):
+    folder = a_try(config, num_steps=7, host=host)
+    checkpoint_at(folder.checkpoints_path, 5)
+    manifest = folder.checkpoints_path / "step-000005" / "checkpoint.json"
+    settings = config.model_dump(mode="json")
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"config": settings}))
+    folder, point = begun(config)
+    assert (point.checkpoint.step, point.is_same_run) == (5, True)
+    assert [row["step"] for row in folder.metrics()] == [1, 2, 3, 4, 5]
+
+
+def test_a_run_that_began_at_a_checkpoint_begins_there_again(tiny, config, tmp_path):
+    checkpoint_at(tmp_path / "other", 3)
+    saved = tmp_path / "other" / "step-000003"
+    config = config_of(tmp_path, tiny, *IF_SAVED, "--resume_from_checkpoint", str(saved))
+    manifest = json.loads((saved / "checkpoint.json").read_text())
+    manifest["config"] = config.model_dump(mode="json")
+    (saved / "checkpoint.json").write_text(json.dumps(manifest))
+    a_try(config, num_steps=7)
+    folder, point = begun(config)
+    assert (point.checkpoint.path, point.is_same_run) == (saved, False)
+    assert [row["step"] for row in folder.metrics()] == [1, 2, 3]
+
+
+def test_records_that_nothing_brings_back_are_kept(config):
+    """Two checkpoints were due, so that their folder is gone rather than empty."""
+    folder = a_try(config, num_steps=10)
+    (problem,), _ = begun(config)
+    assert "took 10 steps and saved every 5" in problem
+    assert "bring back the folder with its checkpoints" in problem
+    folder.finish()
+    (problem,), _ = begun(config)
+    assert "is finished" in problem
+    assert len(folder.metrics()) == 10
+
+
+def test_a_try_that_is_going_on_is_left_alone(config):
+    path = Path(config.run.output_dir) / "run"
+    RunFolder.create(path, config={}, name="run")
+    (problem,), _ = begun(config)
+    assert "is still going on" in problem
