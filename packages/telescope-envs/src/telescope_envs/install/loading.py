@@ -21,6 +21,7 @@ Question = Literal["built", "schema", "declarations", "declared"]
 """A function of `declare.py`."""
 _PROGRAM = str(Path(__file__).with_name("declare.py"))
 _TIME_LIMIT_S = 120.0
+_SETTINGS_LIMIT_S = 60.0
 _DECLARED = ("config_schema", "config_schema_sha256", "splits", "reward", "network", "secrets")
 
 
@@ -107,9 +108,6 @@ def link(folder: Path) -> LinkedProject:
     return project
 
 
-_TIME_LIMIT_S = 60.0
-
-
 def declared_settings(
     interpreter: str, factory: str, search_path: tuple[str, ...] = ()
 ) -> list[Setting]:
@@ -121,7 +119,7 @@ def declared_settings(
             interpreter=interpreter,
             search_path=search_path,
             what=factory,
-            limit_s=_TIME_LIMIT_S,
+            limit_s=_SETTINGS_LIMIT_S,
         )
     )
 
