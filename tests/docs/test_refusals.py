@@ -29,6 +29,7 @@ ASSEMBLED = {
     "... manifest and files differ": "install/bundle.py",
     "... its lock and its manifest differ": "install/bundle.py",
     "... which its lock does not name": "install/bundle.py",
+    "... that its lock does not name, or with other files": "install/bundle.py",
 }
 """Row -> the file that puts the message together from parts, before it raises anything."""
 MIN_WORDS = 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from telescope_core import EnvironmentConfig
 from telescope_envs.install.settings import settings_in
+from telescope_envs.publish.release import recorded_settings
 
 
 class Node(EnvironmentConfig):
@@ -32,6 +33,17 @@ def test_a_table_that_holds_itself_is_listed_once() -> None:
 
 def test_at_the_top_too() -> None:
     assert [name for name, _, _ in listed(Node)] == ["depth", "child", "nodes"]
+
+
+def test_a_release_records_lines_and_leaves_out_what_would_fill_it() -> None:
+    def schema(num_settings: int) -> dict[str, object]:
+        field = {"type": "integer", "default": 3, "description": "x" * 2000}
+        return {"properties": {f"n{number}": field for number in range(num_settings)}}
+
+    (recorded,) = recorded_settings(schema(1))["settings"]
+    assert (recorded["name"], recorded["type"], recorded["default"]) == ("n0", "integer", "3")
+    assert recorded["help"] == "x" * 997 + "..."
+    assert recorded_settings(schema(100)) == {}
 
 
 def test_a_list_of_lists_without_end_has_a_type() -> None:

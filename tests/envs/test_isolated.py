@@ -37,16 +37,49 @@ print(json.dumps({
     "here": importlib.util.find_spec("telescope_env_acme_toy") is not None,
 }))
 """
+NUM_ENTERED = 24
+ENTERED = """
+import json, pathlib, sys, threading
+import telescope_envs
+from telescope_cli.main import main
+
+inside = pathlib.Path(telescope_envs.__file__).parent
+entered = set()
+
+def note(frame, event, argument):
+    name = frame.f_code.co_filename
+    if event != "call" or name in entered or not name.startswith(str(inside)):
+        return
+    outer = frame
+    while outer is not None:
+        if outer.f_code.co_name == "<module>" and outer.f_code.co_filename != "<string>":
+            return  # what a module does when it is imported
+        outer = outer.f_back
+    entered.add(name)
+
+threading.setprofile(note)
+sys.setprofile(note)
+try:
+    main()
+finally:
+    sys.setprofile(None)
+    names = sorted(str(pathlib.Path(name).relative_to(inside)) for name in entered)
+    pathlib.Path("entered.json").write_text(json.dumps(names))
+"""
 TOY = '''"""A toy that says where it is."""
 
 import importlib.util
 import sys
 
-from telescope_core import ListSource, Example, SingleTurnEnvironment, reward
+from telescope_core import EnvironmentConfig, Example, ListSource, SingleTurnEnvironment, reward
 
 
 class Toy(SingleTurnEnvironment):
     """Says yes."""
+
+    class Config(EnvironmentConfig):
+        size: int = 3
+        """How many."""
 
     def examples(self, split):
         return ListSource([Example(id=f"{split}-0", prompt="yes?")])
@@ -88,8 +121,8 @@ def played(registry, make_project, telescope):
     """Install the toy with the given flags; returns a function that plays one rollout of it."""
     publish(registry.store, make_project(code=TOY), owner="acme", datasets=[])
 
-    def play(*flags: str) -> dict:
-        done = telescope("env", "install", "toy", *flags)
+    def play(*flags: str, program: str = "") -> dict:
+        done = telescope("env", "install", "toy", *flags, program=program)
         assert done.returncode == 0, done.stderr
         ran = telescope(program=PLAY)
         assert ran.returncode == 0, ran.stderr
@@ -98,8 +131,17 @@ def played(registry, make_project, telescope):
     return play
 
 
-def test_an_isolated_environment_plays_in_its_own_interpreter(played, telescope, fresh_python):
-    found = played()
+def test_an_isolated_environment_plays_in_its_own_interpreter(
+    played, telescope, fresh_python, registry, tmp_path
+):
+    (release,) = registry.releases("acme/toy")
+    assert [one.as_table() for one in release.settings] == [
+        {"name": "size", "type": "integer", "default": "3", "help": "How many."}
+    ]
+    found = played(program=ENTERED)
+    entered = json.loads((tmp_path / "entered.json").read_text())
+    assert "install/pipeline.py" in entered
+    assert len(entered) <= NUM_ENTERED, "\n".join(("env install enters:", *entered))
     venv = Path(found["interpreter"]).parents[1]
     assert venv.parent == Path(fresh_python).parents[1] / "share" / "telescope" / "venvs"
     assert (found["reward"], found["error"], found["version"]) == (1.0, None, "0.1.0")

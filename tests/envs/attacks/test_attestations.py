@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,14 @@ from telescope_envs.install.attestations import (
     check_attestation,
     trusted_root,
 )
+from telescope_envs.install.bundling import part_of_lock, write_bundle
 from telescope_envs.install.data import wheels_folder
+from telescope_envs.install.open_bundle import opened_bundle
 from telescope_envs.install.pipeline import (
     checked_wheel,
     locked_environment,
 )
+from telescope_envs.install.steps import silent
 from telescope_envs.install.sync import locked_wheel
 from telescope_envs.publish.attesting import (
     AttestMode,
@@ -267,6 +271,62 @@ def test_a_stricter_setting_counts_for_what_was_fetched_before(asking, sign, tmp
     assert asks_for_attestation(asking.address, release)
     bare = toy_publication("0.2.0").release
     assert asks_for_attestation(asking.address, bare) == (mode == "required")
+
+
+def test_a_bundle_is_held_to_who_may_sign_by_the_users_file(asking, sign, tmp_path, monkeypatch):
+    release, attestation = sign()
+    asking.store.publish(Publication(release=release, wheel=TOY.wheel, attestation=attestation))
+    entry = locked_environment(asking, release, ())
+    part = part_of_lock(entry, lambda named: asking, progress=silent)
+    assert part.attestation == attestation
+    path = tmp_path / "b.zip"
+    write_bundle([part], path, progress=silent)
+    write_bundle([replace(part, attestation=b"")], tmp_path / "bare.zip", progress=silent)
+    monkeypatch.setenv("TELESCOPE_HOME", str(tmp_path / "machine"))
+    config = tmp_path / "telescope/config.toml"
+    lines = config.read_text()
+
+    def opened(bundle: Path = path) -> None:
+        with opened_bundle(bundle, progress=silent):
+            pass
+
+    for signer, message in (
+        ("", r"\[signers\] in .*telescope/config.toml"),
+        ('acme = "evil/envs"\n', "signed by .*acme/envs.* published by .*evil/envs"),
+    ):
+        config.write_text(f"{lines}[signers]\n{signer}")
+        with pytest.raises(RegistryError, match=message):
+            opened()
+        assert not wheels_folder().exists(), "nothing of it was kept"
+    trusted = '[signers]\nacme = { repository = "acme/envs", workflow = "publish.yml" }\n'
+    config.write_text(lines + trusted)
+    with pytest.raises(RegistryError, match="did not come with its wheel"):
+        opened(tmp_path / "bare.zip")
+    opened()
+
+    def gone(named: str) -> Registry:
+        raise RegistryError("no network")
+
+    said: list[str] = []
+    wheel = locked_wheel(entry, release, gone, said.append, is_offline=True)
+    assert said == [f"acme/toy 0.1.0: attested by {workflow()}"], "checked again from the cache"
+    with pytest.raises(RegistryError, match="no network"):
+        locked_wheel(entry, release, gone, silent)
+    wheel.with_name(attestation_path(wheel.name)).write_bytes(b"{}")
+    with pytest.raises(RegistryError, match="did not come with its wheel"):
+        locked_wheel(entry, release, gone, silent, is_offline=True)
+
+
+def test_who_may_sign_is_read_strictly(tmp_path):
+    (tmp_path / "telescope").mkdir()
+    path = tmp_path / "telescope/config.toml"
+    for lines, message in (
+        ("signers = 1\n", "signers: expected a table of names"),
+        ("[signers]\nacme = { repo = 'acme/envs' }\n", "signers.*(repo|repository)"),
+    ):
+        path.write_text(lines)
+        with pytest.raises(ConfigError, match=message):
+            read_user_config({"XDG_CONFIG_HOME": str(tmp_path)})
 
 
 @pytest.mark.parametrize(

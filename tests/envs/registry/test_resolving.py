@@ -1,11 +1,12 @@
 """From a wish to a release: what may be chosen, what is refused, what a person is told."""
 
 import platform
+from pathlib import Path
 
 import pytest
 from tests.envs.projects import toy_publication
 
-from telescope_core.errors import ConfigError, RegistryError
+from telescope_core.errors import ConfigError, RegistryError, UnknownNameError
 from telescope_envs.records.release import (
     Deprecation,
     ProtocolRange,
@@ -32,6 +33,23 @@ def publish(registry):
 
 def chosen(registry: Registry, text: str) -> str:
     return resolve(registry, text).version
+
+
+def test_behind_its_registry_a_name_of_one_owner_needs_no_alias(registry, publish):
+    publish("0.1.0", name="rare")
+    with pytest.raises(UnknownNameError, match="unknown environment 'rare'"):
+        resolve(registry, "rare")
+    assert resolve(registry, "corp:rare").id == "acme/rare"
+    place = Path(registry.address)
+    (place / "namespaces/zoo.toml").write_text('owner = "zoo"\nstatus = "active"\n')
+    publish("0.3.0", name="rare", owner="zoo")
+    with pytest.raises(ConfigError, match=r"2 environments .*: corp:acme/rare, corp:zoo/rare; use"):
+        resolve(registry, "corp:rare")
+    assert resolve(registry, "corp:zoo/rare").id == "zoo/rare"
+    (place / "aliases.toml").write_text('[aliases]\nrare = "acme/rare"\n')
+    assert resolve(registry, "corp:rare").id == "acme/rare", "an alias is what maintainers chose"
+    with pytest.raises(UnknownNameError, match="unknown environment 'rar'; did you mean 'rare'"):
+        resolve(registry, "corp:rar")
 
 
 def test_a_digest_names_one_release(registry, publish):

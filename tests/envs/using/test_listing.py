@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from tests.envs.projects import toy_publication
 from tests.envs.using.conftest import change_record, lock_of
 
 from telescope_cli.env.options import complete_installed, complete_name
@@ -24,6 +25,7 @@ from telescope_envs.records.lockfile import (
 )
 from telescope_envs.records.release import (
     Deprecation,
+    Setting,
     Status,
 )
 
@@ -100,6 +102,20 @@ def test_info_tells_settings_standing_and_use(published, installed, telescope):
         assert text in shown
     about = json.loads(telescope("env", "info", "acme/toy@0.1.0", "--json")[1])
     assert (about["versions"], about["settings"]) == (["0.1.0"], [])
+
+
+def test_info_tells_the_settings_of_what_is_not_installed(registry, telescope):
+    size = Setting(name="size", type="integer >= 1", default="3", help="How many.")
+    registry.store.publish(toy_publication("0.1.0"))
+    old = telescope("env", "info", "toy")[1]
+    assert "settings: this release does not record them; install it to see them" in old
+    assert json.loads(telescope("env", "info", "toy", "--json")[1])["settings"] is None
+    registry.store.publish(toy_publication("0.2.0", settings=(size,)))
+    shown = " ".join(telescope("env", "info", "toy")[1].split())
+    assert "size: integer >= 1; default 3 How many." in shown
+    assert "--env.size 3" in shown
+    about = json.loads(telescope("env", "info", "toy", "--json")[1])
+    assert (about["installed"], about["settings"]) == (None, [size.as_table()])
 
 
 def test_info_warns_of_a_lock_that_is_not_the_registrys(published, installed, telescope):

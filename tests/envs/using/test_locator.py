@@ -1,5 +1,6 @@
 """From a name to code: the link, then the lock, then what is installed; never another one."""
 
+import json
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -29,6 +30,7 @@ from telescope_envs.records.lockfile import (
     write_lock,
 )
 from telescope_envs.records.projects import read_project
+from telescope_envs.records.release import Status
 
 SIX = ("six==1.16.0 --hash=sha256:" + "1" * 64,)
 
@@ -158,6 +160,35 @@ def test_owners_of_another_registry_are_kept_apart(install, tmp_path, monkeypatc
         locate_environment("crop:acme/toy")
     with pytest.raises(UnknownNameError, match="did you mean 'corp'"):
         locate_environment("crop:toy")
+
+
+def test_commands_keep_to_the_registry_that_a_name_begins_with(
+    install, registry, telescope, tmp_path, monkeypatch
+):
+    theirs = write_registry(tmp_path / "theirs")
+    (tmp_path / "theirs/namespaces/zoo.toml").write_text('owner = "zoo"\n')
+    for store, owner in ((registry.store, "acme"), (theirs.store, "zoo")):
+        store.publish(toy_publication("0.1.0", owner=owner))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "telescope").mkdir()
+    lines = f'corp = "{theirs.address}"\nmain = "{registry.address}"\n'
+    (tmp_path / "telescope" / "config.toml").write_text(f"[registries]\n{lines}")
+    (tmp_path / "theirs/aliases.toml").write_text("[aliases]\n")
+    yanked = telescope("env", "yank", "corp:toy@0.1.0", "--reason", "wrong")
+    assert (yanked[0], theirs.status("zoo/toy").yanked) == (0, {"0.1.0": "wrong"})
+    assert telescope("env", "deprecate", "corp:toy", "--reason", "old")[0] == 0
+    assert (theirs.status("zoo/toy").deprecated is None) is False
+    assert registry.status("acme/toy") == Status()
+    install()
+    for command in ("update", "verify", "uninstall"):
+        code, _, said = telescope("env", command, "corp:toy")
+        assert (code, "unknown installed environment 'corp:toy'" in said) == (2, True)
+    install(owner="zoo", registry=theirs.address)
+    theirs.store.publish(toy_publication("0.2.0", owner="zoo"))
+    updated = json.loads(telescope("env", "update", "corp:toy", "--dry-run", "--json")[1])
+    assert [row["id"] for row in updated] == ["zoo/toy"]
+    assert telescope("env", "uninstall", "corp:toy")[1] == "zoo/toy 0.1.0: removed\n"
+    assert locate_environment("toy").id == "acme/toy"
 
 
 def test_a_missing_one_is_answered_with_the_command(home, published, tmp_path, monkeypatch):

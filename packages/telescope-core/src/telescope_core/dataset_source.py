@@ -6,6 +6,7 @@ id: a held-out example is never in the training split, however the files are div
 
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,9 @@ from telescope_core.types import Example, Message, Split
 
 _PROMPT_FIELDS = ("question", "problem", "prompt")
 _ANSWER_FIELDS = ("answer", "solution")
+DATASETS_VARIABLE = "TELESCOPE_DATASETS"
+"""Names, as JSON, the folders that hold whole datasets: `repo@commit` -> folder. Their hashes were
+checked when a bundle brought them."""
 _BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 
@@ -134,7 +138,7 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
 
 
 def _load_arguments(spec: DatasetSpec, split: str) -> dict[str, Any]:
-    local = spec.local
+    local = spec.local or _brought(spec)
     common = {"name": spec.subset or None, "split": split, "cache_dir": spec.cache_dir or None}
     if local is None:
         if not spec.revision:
@@ -151,6 +155,13 @@ def _load_arguments(spec: DatasetSpec, split: str) -> dict[str, Any]:
         known = ", ".join(_BUILDERS)
         raise ConfigError(f"dataset file {spec.path!r} must end in {known}; convert it")
     return {**common, "path": _BUILDERS[local.suffix], "data_files": str(local), "split": "train"}
+
+
+def _brought(spec: DatasetSpec) -> Path | None:
+    """Return the folder on this machine that holds this dataset at its commit, if there is one."""
+    folders = cast(dict[str, str], json.loads(os.environ.get(DATASETS_VARIABLE, "{}")))
+    folder = folders.get(f"{spec.path}@{spec.revision}")
+    return Path(folder) if folder is not None and Path(folder).is_dir() else None
 
 
 def _read_split(spec: DatasetSpec, split: Split, make: Callable[[Row], Example] | None) -> _Loaded:

@@ -138,6 +138,7 @@ def local_place(
         factory=location.factory,
         interpreter=location.interpreter or sys.executable,
         search_path=location.search_path,
+        datasets=location.datasets,
         version=location.version if is_told else "",
         memory_limit_bytes=processes.memory_limit_bytes,
         log_path=_log_path(processes, f"{processes.log_name or name} {index}"),

@@ -199,6 +199,8 @@ class EnvironmentLocation:
     digest of its files; empty = not known."""
     dependencies: tuple[str, ...] = ()
     """`name==version` of each package that is installed with it."""
+    datasets: dict[str, str] = field(default_factory=dict[str, str])
+    """`repo@commit` -> folder on this machine with exactly the files of that dataset."""
 
 
 class EnvironmentLocator(Protocol):

@@ -19,7 +19,7 @@ from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.install.adapted import (
     locate_adapted,
 )
-from telescope_envs.install.data import find_built
+from telescope_envs.install.data import find_built, kept_datasets
 from telescope_envs.install.packages import (
     installed_closure,
     locked_versions,
@@ -38,7 +38,6 @@ from telescope_envs.records.lockfile import (
 )
 from telescope_envs.records.projects import LinkedProject, read_project, source_digest
 from telescope_envs.registry.config import (
-    parse_address,
     read_user_config,
     user_file,
 )
@@ -80,8 +79,7 @@ class InstalledLocator:
 
     def known_names(self) -> list[str]:
         """Return the names of everything linked, locked, installed or installable."""
-        ids = usable_ids() + [link.name for link in adapted_links()]
-        return sorted({*ids, *(name.rpartition("/")[2] for name in ids), *_registry_names()})
+        return sorted({*usable_names(), *_registry_names()})
 
     def hint(self, name: str) -> str:
         """Return a hint to install `name`, if its registry has it, else an empty text.
@@ -144,6 +142,13 @@ def usable_ids() -> list[str]:
     return sorted(ids)
 
 
+def usable_names() -> set[str]:
+    """Return every name of what can be located: ids, names without owners, and `SCHEME:ID`."""
+    ids = usable_ids()
+    bare = {one.rpartition("/")[2] for one in ids}
+    return {*ids, *bare, *(link.name for link in adapted_links())}
+
+
 def requirements_of(location: EnvironmentLocation) -> tuple[str, ...]:
     """Return the requirements that the environment at `location` declares."""
     if location.place is EnvironmentPlace.LINKED:
@@ -154,9 +159,9 @@ def requirements_of(location: EnvironmentLocation) -> tuple[str, ...]:
 
 
 def _linked(request: Request) -> Link | None:
-    fitting = [link for link in links() if request.typed_id in (link.id, link.name)]
+    fitting = [link for link in links() if request.fits(link.id, "")]
     _require_one_owner(request, [link.id for link in fitting])
-    if not fitting or request.registry:
+    if not fitting:
         return None
     (found,) = fitting
     return found if not request.wanted or matches(found.project().version, request.wanted) else None
@@ -164,11 +169,7 @@ def _linked(request: Request) -> Link | None:
 
 def _the_locked(request: Request, path: Path | None) -> LockedEnvironment | None:
     entries = read_lock(path).environments if path is not None else ()
-    fitting = [
-        one
-        for one in entries
-        if request.typed_id in (one.id, one.id.partition("/")[2]) and _is_of(request, one.registry)
-    ]
+    fitting = [one for one in entries if request.fits(one.id, one.registry)]
     _require_one_owner(request, [one.id for one in fitting])
     return fitting[0] if fitting else None
 
@@ -177,21 +178,11 @@ def _installed(request: Request) -> InstalledEnvironment | None:
     fitting = [
         found
         for found in installed_environments()
-        if request.typed_id in (found.id, found.name)
+        if request.fits(found.id, found.registry)
         and matches(found.version, request.wanted, found.sha256)
-        and _is_of(request, found.registry)
     ]
     _require_one_owner(request, [found.id for found in fitting])
     return fitting[0] if fitting else None
-
-
-def _is_of(request: Request, registry: str) -> bool:
-    """Whether `registry` is the one that `request` names; True if it names none."""
-    if not request.registry:
-        return True
-    return bool(registry) and request.registry in read_user_config().names_of(
-        parse_address(registry)
-    )
 
 
 def _require_known_registry(request: Request) -> None:
@@ -249,6 +240,7 @@ def _location_of_venv(record: Installation, locked: LockedEnvironment) -> Enviro
         wheel_sha256=locked.sha256,
         lock_digest=locked.digest,
         dependencies=locked_versions(locked.requirements),
+        datasets=kept_datasets(locked),
     )
 
 

@@ -1,7 +1,7 @@
 """`telescope env bundle`, and installing from one."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -13,22 +13,23 @@ from telescope_cli.env.options import (
     RegistryOption,
     complete_name,
     progress,
+    split_names,
 )
 from telescope_cli.env.outcomes import Outcome, attempt, installed
 from telescope_core.errors import ConfigError
-from telescope_envs.install.bundle import (
-    Part,
-    write_bundle,
-)
 from telescope_envs.install.bundling import (
-    chosen_entries,
-    install_bundled,
+    ALL_DATASETS,
+    Part,
     part_of_lock,
     part_of_registry,
+    write_bundle,
 )
 from telescope_envs.install.open_bundle import (
     MAX_BUNDLE_BYTES,
     OpenBundle,
+    chosen_entries,
+    entry_named,
+    install_bundled,
     opened_bundle,
 )
 from telescope_envs.install.steps import InstallOptions
@@ -38,7 +39,8 @@ from telescope_envs.records.lockfile import (
     find_lock,
     read_lock,
 )
-from telescope_envs.registry import Opening, Registry, locate_release, open_registry
+from telescope_envs.registry import Opening, Registry, open_registry
+from telescope_envs.registry.lookup import open_registry_of
 
 
 def bundle(
@@ -53,6 +55,14 @@ def bundle(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The bundle to write.")
     ] = Path("telescope-bundle.zip"),
+    datasets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--datasets",
+            metavar="ID,...",
+            help="Put these datasets into it as well, or all that the environments can load.",
+        ),
+    ] = None,
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -72,38 +82,42 @@ def bundle(
     if not names and not lock.environments:
         raise ConfigError("telescope.lock lists no environments; give the NAMEs to bundle")
     parts = _parts(names or [], lock, registry)
-    manifest = write_bundle(parts, output.resolve(), progress=progress)
-    datasets = [
-        {"environment": part.entry.id, "repo": data.repo, "revision": data.revision}
-        for part in parts
-        for data in part.entry.datasets
-    ]
+    chosen = split_names(datasets)
+    manifest = write_bundle(parts, output.resolve(), datasets=chosen, progress=progress)
     num_bytes = output.stat().st_size
     if num_bytes > MAX_BUNDLE_BYTES:
         progress(
             f"warning: to install from it, add --max-bundle-gb {-(-num_bytes // 2**30)}: without "
             f"it, a bundle may have {MAX_BUNDLE_BYTES} bytes"
         )
+    needed = [
+        {
+            "environment": part.entry.id,
+            "repo": data.repo,
+            "revision": data.revision,
+            "is_held": data.repo in chosen or ALL_DATASETS in chosen,
+        }
+        for part in parts
+        for data in part.entry.datasets
+    ]
     if as_json:
         rows = [{"id": part.entry.id, "version": part.entry.version} for part in parts]
-        about = {
-            "file": str(output),
-            "bytes": num_bytes,
-            "environments": rows,
-            "datasets": datasets,
-        }
+        about = {"file": str(output), "bytes": num_bytes, "environments": rows, "datasets": needed}
         typer.echo(json.dumps(about))
         return
     for part in parts:
         typer.echo(f"{part.entry.id} {part.entry.version}: in the bundle")
-    for data in datasets:
-        typer.echo(
-            f"{data['environment']} can load {data['repo']} at {data['revision']}: it is not in "
-            "the bundle, so copy it yourself"
-        )
+    for row in needed:
+        typer.echo(_said_of(row))
     typer.echo(
         f"{output}: {len(manifest.files)} files, {num_bytes / 1e6:.1f} MB, {manifest.platform}"
     )
+
+
+def _said_of(row: Mapping[str, object]) -> str:
+    lacks = f"it is not in the bundle; add --datasets {row['repo']}, or copy it yourself"
+    said = "it is in the bundle" if row["is_held"] else lacks
+    return f"{row['environment']} can load {row['repo']} at {row['revision']}: {said}"
 
 
 def _parts(names: Sequence[str], lock: Lock, registry: str | None) -> list[Part]:
@@ -113,19 +127,15 @@ def _parts(names: Sequence[str], lock: Lock, registry: str | None) -> list[Part]
     def opened(named: str) -> Registry:
         return open_registry(registry or named, opening)
 
-    in_lock = {name: one for one in lock.environments for name in (one.id, _bare(one.id))}
-    known = [in_lock[name] for name in names if name in in_lock] if names else lock.environments
+    in_lock = {name: entry_named(lock, name) for name in names}
+    known = [one for one in in_lock.values() if one is not None] if names else lock.environments
     parts = [part_of_lock(entry, opened, progress=progress) for entry in known]
-    for name in names:
-        if name not in in_lock:
-            place = locate_release(name, registry, opening).registry
+    for name, entry in in_lock.items():
+        if entry is None:
+            place = open_registry_of(name, registry, opening)
             options = InstallOptions()
             parts.append(part_of_registry(place, name, options=options, progress=progress))
     return parts
-
-
-def _bare(environment_id: str) -> str:
-    return environment_id.partition("/")[2]
 
 
 def installed_from_bundle(

@@ -4,11 +4,12 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC
 from typing import Annotated, Any
 
 import typer
+from msgspec import UNSET
 
 from telescope_cli.env.options import JsonOption, RegistryOption, complete_name
 from telescope_core.adapters.schemes import adapted
@@ -16,16 +17,14 @@ from telescope_core.code_names import names_class, names_folder
 from telescope_core.errors import TelescopeError, UnknownNameError
 from telescope_core.locate import locate_environment
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
-from telescope_envs.install.settings import (
-    DeclaredSetting,
-    declared_settings,
-)
+from telescope_envs.install.settings import declared_settings
 from telescope_envs.locator import InstalledLocator
 from telescope_envs.records.lockfile import (
     LockedEnvironment,
     find_lock,
     read_lock,
 )
+from telescope_envs.records.release import Setting
 from telescope_envs.registry import Registry, Release, Status, resolve
 from telescope_envs.registry.lookup import open_registry_of
 
@@ -46,10 +45,10 @@ class _About:
     here: EnvironmentLocation | None
     """The installed or linked environment that is used under that name; None if there is none."""
     locked: LockedEnvironment | None
-    settings: tuple[DeclaredSetting, ...] | None
-    """None if it is not installed or cannot be loaded."""
+    settings: tuple[Setting, ...] | None
+    """Those of what is installed, else those in the release; None if neither is known."""
     problem: str
-    """Why no usable environment is installed."""
+    """Why what is installed cannot be used; empty if nothing is wrong with it."""
 
 
 def info(
@@ -92,10 +91,11 @@ def info(
 def _about(registry: Registry, release: Release) -> _About:
     lock = find_lock()
     aliases = {environment_id: alias for alias, environment_id in registry.aliases().items()}
-    here, settings, problem = None, None, "not installed"
+    here, problem = None, ""
+    settings = None if release.settings is UNSET else release.settings
     try:
         here = InstalledLocator().locate(release.id)
-        settings = _settings_of(here) if here is not None else None
+        settings = _settings_of(here) if here is not None else settings
     except TelescopeError as error:
         problem = str(error)
     return _About(
@@ -111,7 +111,7 @@ def _about(registry: Registry, release: Release) -> _About:
     )
 
 
-def _settings_of(here: EnvironmentLocation) -> tuple[DeclaredSetting, ...]:
+def _settings_of(here: EnvironmentLocation) -> tuple[Setting, ...]:
     interpreter = here.interpreter or sys.executable
     return tuple(declared_settings(interpreter, here.factory, here.search_path))
 
@@ -120,7 +120,7 @@ def _show_unpublished(here: EnvironmentLocation, *, as_json: bool) -> None:
     """Show what is known about an environment that is not in the registry."""
     settings = _settings_of(here)
     if as_json:
-        rows = [asdict(setting) for setting in settings]
+        rows = [setting.as_table() for setting in settings]
         about = {"id": here.id, "installed": here.version, "place": here.place.value}
         typer.echo(json.dumps({**about, "folder": here.registry, "settings": rows}))
         return
@@ -143,7 +143,7 @@ def _as_json(about: _About) -> dict[str, Any]:
         "installed": about.here.version if about.here is not None else None,
         "place": about.here.place.value if about.here is not None else None,
         "locked": about.locked.as_table() if about.locked is not None else None,
-        "settings": None if settings is None else [asdict(setting) for setting in settings],
+        "settings": None if settings is None else [one.as_table() for one in settings],
     }
 
 
@@ -226,17 +226,19 @@ def _validated_text(release: Release) -> str:
 
 
 def _used_settings_lines(about: _About) -> Iterator[str]:
-    if about.settings is None:
-        text = "install it to see them" if about.here is None else about.problem
-        yield from _indented(f"settings: {text}", "")
-        return
     here = about.here
-    is_other = here is not None and here.version != about.release.version
-    of = f"of {here.version}, which is used here" if here is not None and is_other else ""
-    yield from _settings_lines(about.settings, of)
+    if about.problem and here is not None:
+        yield from _indented(f"settings: {about.problem}", "")
+    elif about.settings is None:
+        text = "this release does not record them; install it to see them"
+        yield from _indented(f"settings: {text}", "")
+    else:
+        is_other = here is not None and here.version != about.release.version
+        of = f"of {here.version}, which is used here" if here is not None and is_other else ""
+        yield from _settings_lines(about.settings, of)
 
 
-def _settings_lines(settings: Sequence[DeclaredSetting], of: str = "") -> Iterator[str]:
+def _settings_lines(settings: Sequence[Setting], of: str = "") -> Iterator[str]:
     label = f"settings {of}" if of else "settings"
     yield f"{label}: --env.NAME VALUE, or env = {{ NAME = VALUE }} in a file"
     if not settings:
@@ -250,7 +252,7 @@ def _settings_lines(settings: Sequence[DeclaredSetting], of: str = "") -> Iterat
             )
 
 
-def _usage(name: str, settings: Sequence[DeclaredSetting]) -> Iterator[str]:
+def _usage(name: str, settings: Sequence[Setting]) -> Iterator[str]:
     example = next((setting for setting in settings if setting.default), None)
     flag = f" --env.{example.name} {_plain(example.default)}" if example is not None else ""
     yield "to use it"

@@ -30,10 +30,10 @@ from telescope_envs.records.lockfile import find_lock, lock_path
 from telescope_envs.registry import (
     Opening,
     Registry,
-    locate_release,
     open_registry,
     parse_request,
 )
+from telescope_envs.registry.lookup import open_registry_of
 
 _AT_ONCE = 4
 
@@ -94,7 +94,7 @@ def install(
 
     def opened(name: str) -> Registry:
         if parse_request(name).registry:
-            return locate_release(name, registry, opening).registry
+            return open_registry_of(name, registry, opening)
         return shared_registry()
 
     report(install_all(opened, names, options=options), as_json=as_json)

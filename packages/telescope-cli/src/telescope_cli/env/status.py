@@ -14,7 +14,7 @@ from telescope_envs.publish.status import (
 )
 from telescope_envs.publish.status import deprecate as deprecate_environment
 from telescope_envs.publish.status import yank as yank_release
-from telescope_envs.registry.lookup import open_writable
+from telescope_envs.registry.lookup import open_writable, registry_of
 
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why, in one line shown to users.")]
 
@@ -31,7 +31,7 @@ def yank(
     Example: telescope env yank acme/sort-words@0.2.0 --reason "pays for the empty answer"
     """
     _require_reason(reason, undo=undo)
-    store = open_writable(registry)
+    store = open_writable(registry_of(release, registry))
     try:
         change = unyank(store, release) if undo else yank_release(store, release, reason=reason)
     finally:
@@ -57,7 +57,7 @@ def deprecate(
     _require_reason(reason, undo=undo)
     if undo and replacement:
         raise ConfigError("--undo takes no --replacement; omit one of them")
-    store = open_writable(registry)
+    store = open_writable(registry_of(environment, registry))
     try:
         change = (
             undeprecate(store, environment)

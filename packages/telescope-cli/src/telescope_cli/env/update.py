@@ -92,11 +92,12 @@ def update(
 
 def _wanted(names: list[str], lock: Path | None) -> list[str]:
     """Return the ids to update; raises UnknownNameError for a name that is not installed."""
-    locked = [one.id for one in read_lock(lock).environments] if lock is not None else []
-    installed = [found.id for found in installed_environments() if found.is_recorded]
+    entries = read_lock(lock).environments if lock is not None else ()
+    locked = [(one.id, one.registry) for one in entries]
+    installed = [(one.id, one.registry) for one in installed_environments() if one.is_recorded]
     linked = {link.id for link in links()}
     if not names:
-        return [one for one in (locked or installed) if one not in linked]
+        return [one for one, _ in (locked or installed) if one not in linked]
     here = sorted({*locked, *installed})
     wanted: list[str] = []
     for name in names:
@@ -106,9 +107,10 @@ def _wanted(names: list[str], lock: Path | None) -> list[str]:
                 f"{name!r}: update chooses the version itself; to choose one yourself, run: "
                 f"telescope env install {name}"
             )
-        found = [one for one in here if request.typed_id in (one, one.partition("/")[2])]
+        found = {one for one, registry in here if request.fits(one, registry)}
         if len(found) != 1:
-            raise unknown_name("installed environment", name, with_bare_names(here))
+            ids = {one for one, _ in here}
+            raise unknown_name("installed environment", name, with_bare_names(ids))
         wanted += found
     return wanted
 

@@ -6,15 +6,13 @@ from functools import cache
 
 import typer
 
-from telescope_cli.env.options import InstalledNamesArgument, JsonOption, progress, with_bare_names
-from telescope_core.errors import unknown_name
+from telescope_cli.env.options import InstalledNamesArgument, JsonOption, progress
 from telescope_envs.install.packages import packages_of
 from telescope_envs.install.verify import (
     Verification,
     verify,
 )
 from telescope_envs.locator import usable_ids
-from telescope_envs.registry.resolving import parse_request
 
 _MOST_SHOWN = 20
 
@@ -31,13 +29,9 @@ def verify_environments(
 
     Example: telescope env verify math-reasoning
     """
-    here = usable_ids()
-    for name in names or ():
-        if parse_request(name).typed_id not in with_bare_names(here):
-            raise unknown_name("installed environment", name, with_bare_names(here))
     done: list[Verification] = []
     installed = cache(packages_of)
-    for name in names or here:
+    for name in names or usable_ids():
         progress(f"checking {name}")
         done.append(verify(name, packages_of=installed))
     if as_json:

@@ -13,10 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from telescope_core.dataset_source import DATASETS_VARIABLE
 from telescope_core.errors import EnvironmentProcessError
 from telescope_core.processes.settings import LOG_VARIABLE, split_address
 from telescope_core.records.output_logs import ENVIRONMENT_OUTPUT, OutputLog
@@ -95,6 +96,8 @@ class LocalPlace:
     is_debug: bool = False
     search_path: tuple[str, ...] = ()
     """Folders to import from, searched before all others."""
+    datasets: Mapping[str, str] = field(default_factory=dict[str, str])
+    """`repo@commit` -> folder that is read in the place of that dataset on the Hub."""
     version: str = ""
     """Version to report for an environment that is not installed."""
     own_variables: tuple[str, ...] = ()
@@ -132,7 +135,7 @@ class LocalPlace:
     def _spawn(self, socket_fd: int, guard_fd: int, output: int) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             self._command(socket_fd, guard_fd),
-            env=self._variables(),
+            env=self.variables(),
             pass_fds=(socket_fd, guard_fd),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -140,11 +143,14 @@ class LocalPlace:
             start_new_session=True,
         )
 
-    def _variables(self) -> dict[str, str]:
+    def variables(self) -> dict[str, str]:
+        """Return all variables that the worker sees."""
         variables = scrubbed(os.environ, is_own_interpreter=self._is_own_interpreter)
         own = [name for name in self.own_variables if name in os.environ]
         require_own_secrets(own, "the environment")
         variables |= {name: os.environ[name] for name in own}
+        if self.datasets:
+            variables[DATASETS_VARIABLE] = json.dumps(dict(self.datasets))
         if self.log_path is not None:
             # Not an argument: an environment with an older telescope-core would refuse it.
             folder = os.path.abspath(self.log_path.parent)

@@ -26,6 +26,7 @@ from telescope_envs.registry.config import (
     AttestationMode,
     parse_address,
     read_user_config,
+    user_file,
 )
 from telescope_envs.registry.registry import Registry
 
@@ -42,7 +43,7 @@ _ISSUERS = {
     "github.com": "https://token.actions.githubusercontent.com",
     "gitlab.com": "https://gitlab.com",
 }
-_MAX_BUNDLE_BYTES = 1024 * 1024
+MAX_ATTESTATION_BYTES = 1024 * 1024
 _REFS = ("refs/heads/", "refs/tags/")
 """Only branches and tags may sign; a pull request may not, whatever workflow it runs."""
 
@@ -70,30 +71,73 @@ def asks_for_attestation(
     return is_shown or mode is AttestationMode.REQUIRED
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attested:
+    """An attestation that holds, or that nobody asked for."""
+
+    by: str = ""
+    """The identity that signed it; empty if no attestation is asked for."""
+    data: bytes = b""
+    """The Sigstore bundle; empty if there is none, or if it is not asked for."""
+
+
 def require_attestation(
     registry: Registry, release: Release, wheel: bytes, *, environ: Mapping[str, str] = os.environ
-) -> str:
+) -> Attested:
     """Check the attestation of `wheel` as the user's configuration asks for `registry`.
 
-    Returns the identity that signed it, or an empty text if no attestation is asked for. The bundle
-    is fetched each time. Raises RegistryError if it cannot be read or is not valid.
+    The registry says what is signed and who may sign, each time. Raises RegistryError if the
+    attestation cannot be read or is not valid.
     """
     mode, root = read_user_config(environ).attestations_of(parse_address(registry.address))
     if mode is AttestationMode.OFF:
-        return ""
+        return Attested()
     namespace = registry.namespace(release.owner)
     policy = AttestationPolicy(
         mode=mode,
         publishers=namespace.publishers if namespace is not None else (),
         trusted_root=root,
     )
-    bundle = _bundle_of(registry, release) if release.attestation_sha256 else None
-    return check_attestation(release, wheel, bundle, policy)
+    bundle = attestation_of(registry, release)
+    return Attested(by=check_attestation(release, wheel, bundle, policy), data=bundle or b"")
 
 
-def _bundle_of(registry: Registry, release: Release) -> bytes | None:
-    for url in release.wheel.urls:
-        found = registry.store.artifact(attestation_path(url), max_bytes=_MAX_BUNDLE_BYTES)
+def require_kept_attestation(
+    address: str, release: Release, wheel: bytes, kept: bytes | None
+) -> Attested:
+    """Check the attestation `kept` with a wheel, without the registry at `address`.
+
+    The user's configuration says who may sign. What came with the wheel cannot: whoever made it
+    would name themselves.
+    """
+    config = read_user_config()
+    mode, root = config.attestations_of(parse_address(address))
+    trusted = config.signers.get(release.owner)
+    if trusted is None:
+        raise RegistryError(
+            f"{release.id} {release.version} must be attested, and without its registry nothing "
+            f'says who may sign it. Add a line {release.owner} = "OWNER/REPOSITORY" below '
+            f"[signers] in {user_file()}, or install it from the registry. {_NOTHING}"
+        )
+    if release.attestation_sha256 and kept is None:
+        raise RegistryError(
+            f"the attestation of {release.id} {release.version} did not come with its wheel; make "
+            f"the bundle again, or install it from the registry. {_NOTHING}"
+        )
+    publisher = Publisher(
+        kind="repository",
+        id=trusted.repository,
+        workflow=trusted.workflow,
+        issuer=trusted.issuer,
+    )
+    policy = AttestationPolicy(mode=mode, publishers=(publisher,), trusted_root=root)
+    return Attested(by=check_attestation(release, wheel, kept, policy), data=kept or b"")
+
+
+def attestation_of(registry: Registry, release: Release) -> bytes | None:
+    """Return the bundle that the registry stores beside the wheel, unchecked; None if none."""
+    for url in release.wheel.urls if release.attestation_sha256 else ():
+        found = registry.store.artifact(attestation_path(url), max_bytes=MAX_ATTESTATION_BYTES)
         if found is not None:
             return found
     return None

@@ -1,48 +1,34 @@
-"""Bundles: single files from which environments install without any network.
+"""The format of bundles: single files from which environments install without any network.
 
-A bundle is an uncompressed zip file with the wheels of environments, every wheel they run with on
-one platform, a telescope.lock, and a manifest with the hash of each file. Equal inputs give equal
-bytes. `open_bundle` reads them.
+A bundle is an uncompressed zip file with the wheels of environments and their attestations, every
+wheel they run with on one platform, datasets, a telescope.lock, and a manifest with the hash of
+each file. `bundling` makes them, `open_bundle` reads them.
 """
 
 import hashlib
-import os
 import platform
-import shutil
 import sys
-import tempfile
-import zipfile
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from importlib.machinery import PathFinder
-from pathlib import Path
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-from telescope_core.errors import EnvironmentLoadError
-from telescope_envs.install.requirements import python_version
-from telescope_envs.install.steps import Progress
-from telescope_envs.processes.running import last_line, run_program
-from telescope_envs.processes.uv import Uv, wheels_only
-from telescope_envs.records.lockfile import (
-    LOCK_NAME,
-    REQUIREMENT_LINE,
-    Lock,
-    LockedEnvironment,
-    write_lock,
-)
+from telescope_envs.records.lockfile import LOCK_NAME, REQUIREMENT_LINE, Lock
 from telescope_envs.records.model import Count, Record
-from telescope_envs.records.reading import is_registry_path
+from telescope_envs.records.reading import attestation_path, is_registry_path
 from telescope_envs.records.release import Release, check_digest, check_parts
 
 FORMAT_VERSION = 1
 MANIFEST = "bundle.json"
 ENVIRONMENTS = "environments"
 PACKAGES = "packages"
-_CHUNK_BYTES = 1024 * 1024
-_MOMENT = (2020, 1, 1, 0, 0, 0)
+DATASETS = "datasets"
+"""Folders in a bundle. That of a dataset is named by the digest of its files."""
+MAX_FILES = 10_000
+_MAX_DEPTH = 32
+_MAX_COMPONENT = 200
+"""Most parts of a path, and most bytes of each."""
 
 
 class BundledFile(Record, frozen=True, kw_only=True):
@@ -81,113 +67,35 @@ class Manifest(Record, frozen=True, kw_only=True):
             check_parts(one, "release")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One environment to put into a bundle."""
-
-    entry: LockedEnvironment
-    release: Release
-    wheel: Path
-
-
 def this_platform() -> str:
     """Return the platform as bundles name it."""
     return f"{sys.platform}-{platform.machine().lower()}"
 
 
-def write_bundle(parts: Sequence[Part], target: Path, *, progress: Progress) -> Manifest:
-    """Fetch the packages of `parts` and write their bundle to `target` atomically."""
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".bundle-") as scratch:
-        root = Path(scratch) / "contents"
-        (root / ENVIRONMENTS).mkdir(parents=True)
-        (root / PACKAGES).mkdir()
-        for part in parts:
-            progress(f"{part.entry.id} {part.entry.version}: fetching its packages")
-            shutil.copyfile(part.wheel, root / ENVIRONMENTS / part.entry.wheel)
-            lines = part.entry.requirements
-            download_wheels(lines, root / PACKAGES, needed_by=part.entry.id)
-        write_lock(root / LOCK_NAME, Lock().merged(part.entry for part in parts))
-        manifest = Manifest(
-            python=python_version(),
-            platform=this_platform(),
-            environments=tuple(
-                BundledEnvironment(registry=part.entry.registry, release=part.release)
-                for part in sorted(parts, key=lambda part: part.entry.id)
-            ),
-            files=tuple(_described(path, root) for path in sorted(root.rglob("*.*"))),
-        )
-        (root / MANIFEST).write_bytes(manifest.as_json(indent=2) + b"\n")
-        progress(f"writing {target}")
-        _pack(root, Path(scratch) / "bundle.zip")
-        os.replace(Path(scratch) / "bundle.zip", target)
-    return manifest
+def dataset_digest(files: Iterable[tuple[str, str]]) -> str:
+    """Return the digest of a dataset from the path in it and the sha256 of each of its files."""
+    lines = sorted(f"{path}\0{sha256}\n" for path, sha256 in files)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-_TIME_LIMIT_S = 1800.0
-_UV_TO_PIP = {
-    "UV_DEFAULT_INDEX": "PIP_INDEX_URL",
-    "UV_INDEX": "PIP_EXTRA_INDEX_URL",
-    "UV_FIND_LINKS": "PIP_FIND_LINKS",
-    "SSL_CERT_FILE": "PIP_CERT",
-}
-
-
-def download_wheels(lines: Sequence[str], folder: Path, *, needed_by: str) -> None:
-    """Download the wheels that requirement `lines` name into `folder` with pip, as uv cannot.
-
-    Raises EnvironmentLoadError if a package is missing, has another hash, or has no wheel.
-    """
-    if not lines:
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        listed = Path(scratch) / "requirements.txt"
-        listed.write_text("".join(f"{line}\n" for line in lines))
-        environ = _pip_environment(Path(scratch))
-        command = [
-            *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
-            *("--no-deps", "--require-hashes", *wheels_only(())),
-            *("--requirement", str(listed), "--dest", str(folder.absolute())),
-        ]
-        late = f"the packages of {needed_by} were not fetched within {_TIME_LIMIT_S:g} s"
-        done = run_program(command, environ=environ, limit_s=_TIME_LIMIT_S, late=late)
-    if done.returncode:
-        raise EnvironmentLoadError(
-            f"the packages of {needed_by} cannot be fetched as wheels for this platform: "
-            f"{last_line(done)}; a bundle cannot hold packages that must be built from source"
-        )
-
-
-def _pip_environment(scratch: Path) -> dict[str, str]:
-    """Return this process's variables plus uv's settings by pip's names; installs pip if needed."""
-    environ = dict(os.environ)
-    for uv_name, pip_name in _UV_TO_PIP.items():
-        if environ.get(uv_name) and not environ.get(pip_name):
-            environ[pip_name] = environ[uv_name].replace(",", " ")
-    # On the search path alone: the finder that setuptools adds changes modules when asked for pip.
-    if PathFinder.find_spec("pip") is None:
-        Uv().run(
-            ["pip", "install", "--quiet", "--target", str(scratch / "pip"), "pip"],
-            failure="pip, which fetches the packages of a bundle, cannot be installed",
-        )
-        environ["PYTHONPATH"] = str(scratch / "pip")
-    return environ
-
-
-def _described(path: Path, root: Path) -> BundledFile:
-    data = path.read_bytes()
-    digest = hashlib.sha256(data).hexdigest()
-    return BundledFile(path=path.relative_to(root).as_posix(), sha256=digest, size=len(data))
-
-
-def _pack(root: Path, target: Path) -> None:
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
-        for path in sorted(root.rglob("*.*")):
-            info = zipfile.ZipInfo(path.relative_to(root).as_posix(), _MOMENT)
-            info.create_system = 3
-            info.external_attr = 0o100644 << 16
-            info.file_size = path.stat().st_size
-            with path.open("rb") as source, archive.open(info, "w") as packed:
-                shutil.copyfileobj(source, packed, _CHUNK_BYTES)
+def may_hold(path: str) -> bool:
+    """Whether a bundle may hold a file at `path`."""
+    parts = path.split("/")
+    if path == LOCK_NAME:
+        return True
+    if not is_registry_path(path) or len(parts) > _MAX_DEPTH:
+        return False
+    if any(len(part.encode()) > _MAX_COMPONENT for part in parts):
+        return False
+    match parts:
+        case [folder, name] if folder == ENVIRONMENTS:
+            return name.endswith((".whl", attestation_path(".whl")))
+        case [folder, name] if folder == PACKAGES:
+            return name.endswith(".whl")
+        case [folder, _, _, *_]:
+            return folder == DATASETS
+        case _:
+            return False
 
 
 _Pin = tuple[str, Version, str]
@@ -202,16 +110,17 @@ def unexpected_contents(manifest: Manifest, lock: Lock, names: Collection[str]) 
 def _problems(manifest: Manifest, lock: Lock, names: Collection[str]) -> Iterator[str]:
     yield from _odd_names(manifest, names)
     yield from _odd_environments(manifest, lock)
-    wheels = {f"{ENVIRONMENTS}/{one.wheel}": one.sha256 for one in lock.environments}
+    yield from _odd_datasets(manifest, lock)
+    named = {f"{ENVIRONMENTS}/{one.wheel}": one.sha256 for one in lock.environments}
+    for one in manifest.environments:
+        wheel = f"{ENVIRONMENTS}/{one.release.wheel.filename}"
+        named[attestation_path(wheel)] = one.release.attestation_sha256
     pins = _pins(lock)
     for file in manifest.files:
         folder, _, name = file.path.rpartition("/")
-        is_named = (
-            wheels.get(file.path) == file.sha256
-            if folder == ENVIRONMENTS
-            else not folder or _pin(name, file.sha256) in pins
-        )
-        if not is_named:
+        is_package = folder == PACKAGES and _pin(name, file.sha256) in pins
+        is_elsewhere = not folder or folder.partition("/")[0] == DATASETS
+        if not is_package and not is_elsewhere and named.get(file.path) != file.sha256:
             yield (
                 f"holds {file.path!r} with sha256 {file.sha256}, which its lock does not name; "
                 "nothing was installed"
@@ -224,9 +133,7 @@ def _odd_names(manifest: Manifest, names: Collection[str]) -> Iterator[str]:
         odd = sorted(set(names) ^ {*listed, MANIFEST}) or "a file appears twice"
         yield f"manifest and files differ: {odd}"
     for name in listed:
-        folder, _, last = name.rpartition("/")
-        is_known = folder in (ENVIRONMENTS, PACKAGES) and last.endswith(".whl")
-        if not is_registry_path(name) or not (is_known or name == LOCK_NAME):
+        if not may_hold(name):
             yield f"holds {name!r}, which a bundle must not hold"
 
 
@@ -251,6 +158,23 @@ def _odd_environments(manifest: Manifest, lock: Lock) -> Iterator[str]:
     for one in lock.environments:
         if f"{ENVIRONMENTS}/{one.wheel}" not in paths:
             yield f"its lock and its manifest differ: the wheel of {one.id} is missing"
+
+
+def _odd_datasets(manifest: Manifest, lock: Lock) -> Iterator[str]:
+    """Yield the datasets that the lock does not name, or whose files are not those it names."""
+    named = {data.sha256 for one in lock.environments for data in one.datasets}
+    found: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    for file in manifest.files:
+        folder, _, path = file.path.partition("/")
+        if folder == DATASETS:
+            digest, _, inner = path.partition("/")
+            found[digest].append((inner, file.sha256))
+    for digest, files in found.items():
+        if digest not in named or dataset_digest(files) != digest:
+            yield (
+                f"holds a dataset, {digest}, "
+                "that its lock does not name, or with other files; nothing was installed"
+            )
 
 
 def _pins(lock: Lock) -> set[_Pin]:

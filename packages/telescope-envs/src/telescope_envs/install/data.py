@@ -18,6 +18,7 @@ from telescope_envs.records.files import (
 from telescope_envs.records.installed import Installation, installed_environments
 from telescope_envs.records.lockfile import LockedEnvironment, read_lock
 from telescope_envs.records.model import Record, read
+from telescope_envs.records.reading import attestation_path
 from telescope_envs.records.release import Release, check_parts
 
 _RECORD = "release.json"
@@ -71,8 +72,20 @@ def find_cached(sha256: str) -> CachedRelease | None:
     return next((one for one in cached_releases() if one.release.wheel.sha256 == sha256), None)
 
 
-def store_wheel(data: bytes, release: Release, *, registry: str) -> Path:
-    """Store the checked bytes of a wheel and its record; returns the path of the wheel."""
+def cached_attestation(release: Release) -> bytes | None:
+    """Return the Sigstore bundle that is kept with the wheel; None if it is missing or damaged."""
+    path = wheels_folder() / release.wheel.sha256 / attestation_path(release.wheel.filename)
+    if not path.is_file():
+        return None
+    data = path.read_bytes()
+    return data if hashlib.sha256(data).hexdigest() == release.attestation_sha256 else None
+
+
+def store_wheel(data: bytes, release: Release, *, registry: str, attestation: bytes = b"") -> Path:
+    """Store the checked bytes of a wheel, its record and its attestation, if there is one.
+
+    Returns the path of the wheel.
+    """
     record = CachedRelease(registry=registry, release=release)
     folder = wheels_folder() / release.wheel.sha256
     scratch = folder.with_name(f"{PART}{key_of(release.id)}")
@@ -81,6 +94,9 @@ def store_wheel(data: bytes, release: Release, *, registry: str) -> Path:
         scratch.mkdir(parents=True)
         (scratch / release.wheel.filename).write_bytes(data)
         (scratch / _RECORD).write_bytes(record.as_json())
+        if attestation:
+            name = attestation_path(release.wheel.filename)
+            (scratch / name).write_bytes(attestation)
         remove_tree(folder)  # damaged, or without its record
         os.rename(scratch, folder)
     except OSError as error:
@@ -219,6 +235,20 @@ def find_built(locked: LockedEnvironment) -> Installation | None:
         return None
     is_it = found.locked is not None and found.locked.digest == locked.digest
     return found if is_it and python_of(folder).exists() else None
+
+
+def dataset_folder(sha256: str) -> Path:
+    """Return the folder for the files of the dataset with this digest; it may not exist."""
+    return data_folder() / "cache" / "datasets" / sha256
+
+
+def kept_datasets(locked: LockedEnvironment) -> dict[str, str]:
+    """Return `repo@commit` -> folder of the datasets of `locked` that a bundle brought."""
+    return {
+        f"{one.repo}@{one.revision}": str(dataset_folder(one.sha256))
+        for one in locked.datasets
+        if one.sha256 and dataset_folder(one.sha256).is_dir()
+    }
 
 
 _DIGEST = re.compile(r"--hash=sha256:([0-9a-f]{64})")

@@ -32,7 +32,8 @@ def declarations(factory: str, settings: _Settings) -> dict[str, Any]:
     """Return what it declares, without loading its examples."""
     environment_class = load_environment_class(factory)
     environment = environment_class.from_settings(settings)
-    text = json.dumps(environment_class.Config.model_json_schema(), sort_keys=True)
+    settings = environment_class.Config.model_json_schema()
+    text = json.dumps(settings, sort_keys=True)
     return {
         "splits": sorted(str(split) for split in environment.splits()),
         "reward": {
@@ -42,6 +43,7 @@ def declarations(factory: str, settings: _Settings) -> dict[str, Any]:
         },
         "network": environment.network,
         "secrets": sorted(environment.secrets),
+        "config_schema": settings,
         "config_schema_sha256": hashlib.sha256(text.encode()).hexdigest(),
     }
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from telescope_core.errors import unknown_name
+from telescope_envs.install.attestations import asks_for_attestation
 from telescope_envs.install.data import (
     lock_file,
     remove_leftovers,
@@ -121,7 +122,7 @@ def find_installed(text: str) -> InstalledEnvironment | None:
     fitting = [
         environment
         for environment in installed_environments()
-        if request.typed_id in (environment.id, environment.name)
+        if request.fits(environment.id, environment.registry)
         and matches(environment.version, request.wanted, environment.sha256)
     ]
     return fitting[0] if len(fitting) == 1 else None
@@ -141,9 +142,12 @@ def _install_shared(
     remove_leftovers()
     with locked(lock_file(release.id), what=f"{release.id} is being installed", progress=progress):
         found = find_active(release.id)
-        if found is not None and _is_shared(found, release):
+        is_there = found is not None and _is_shared(found, release)
+        if is_there and not asks_for_attestation(registry.address, release):
             return Installed(release=release, locked=None, is_new=False)
         wheel = checked_wheel(registry, release, progress=progress)
+        if is_there:
+            return Installed(release=release, locked=None, is_new=False)
         missing = missing_requirements(release.requires_dist)
         if missing:
             progress(f"{label}: {Step.DEPENDENCIES}: {', '.join(missing)}")

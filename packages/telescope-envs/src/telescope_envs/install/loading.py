@@ -21,7 +21,7 @@ Question = Literal["built", "schema", "declarations", "declared"]
 """A function of `declare.py`."""
 _PROGRAM = str(Path(__file__).with_name("declare.py"))
 _TIME_LIMIT_S = 120.0
-_DECLARED = ("config_schema_sha256", "splits", "reward", "network", "secrets")
+_DECLARED = ("config_schema", "config_schema_sha256", "splits", "reward", "network", "secrets")
 
 
 def asked(

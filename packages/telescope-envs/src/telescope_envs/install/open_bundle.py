@@ -1,4 +1,4 @@
-"""Opening a bundle: everything in it is checked before any of it is kept.
+"""Installing from a bundle: everything in it is checked before any of it is kept.
 
 A bundle is not signed, and its lock is its own. So it may hold only what that lock names, each file
 with the hash that the lock has for it, and nothing reaches the cache until all of that is known.
@@ -11,15 +11,22 @@ import tempfile
 import zipfile
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
-from telescope_core.errors import ConfigError, RegistryError
+from telescope_core.errors import ConfigError, RegistryError, unknown_name
+from telescope_envs.install.attestations import (
+    MAX_ATTESTATION_BYTES,
+    asks_for_attestation,
+    require_kept_attestation,
+)
 from telescope_envs.install.bundle import (
+    DATASETS,
     ENVIRONMENTS,
     FORMAT_VERSION,
     MANIFEST,
+    MAX_FILES,
     PACKAGES,
     BundledEnvironment,
     BundledFile,
@@ -30,25 +37,30 @@ from telescope_envs.install.bundle import (
 from telescope_envs.install.data import (
     PART,
     brought_wheels_folder,
+    dataset_folder,
     lock_file,
     packages_folder,
     store_wheel,
 )
+from telescope_envs.install.pipeline import record_in_lock
 from telescope_envs.install.requirements import python_version
-from telescope_envs.install.steps import Progress
-from telescope_envs.records.files import data_folder, locked
+from telescope_envs.install.steps import InstallOptions, Progress
+from telescope_envs.install.sync import Synced, sync_environment
+from telescope_envs.records.files import data_folder, locked, remove_tree
 from telescope_envs.records.lockfile import (
     LOCK_NAME,
     Lock,
+    LockedEnvironment,
     parse_lock,
+    read_lock,
 )
 from telescope_envs.records.model import read
-from telescope_envs.records.reading import check_bytes
+from telescope_envs.records.reading import attestation_path, check_bytes
+from telescope_envs.registry.resolving import parse_request
 from telescope_envs.rules.wheel import check_release, read_wheel
 
 MAX_BUNDLE_BYTES = 10 * 2**30
 """Default of the largest bundle that is opened, and of what it may unpack to."""
-_MAX_FILES = 10_000
 _MAX_TEXT_BYTES = 64 * 2**20
 """Largest manifest and lock, which are read into memory."""
 _MAX_WHEEL_BYTES = 100 * 2**20
@@ -88,11 +100,11 @@ def opened_bundle(
     with tempfile.TemporaryDirectory(prefix="telescope-bundle-") as scratch:
         root = Path(scratch)
         manifest, lock = _unpacked(path, root, max_bytes)
-        wheels = [_inspected(one, root) for one in manifest.environments]
-        for one, data in zip(manifest.environments, wheels, strict=True):
+        found = [_inspected(one, root) for one in manifest.environments]
+        for one, (wheel, attestation) in zip(manifest.environments, found, strict=True):
             with locked(lock_file(one.release.id), what=f"{one.release.id} is being installed"):
-                store_wheel(data, one.release, registry=one.registry)
-        _keep_packages(manifest.files, root)
+                store_wheel(wheel, one.release, registry=one.registry, attestation=attestation)
+        _keep(manifest.files, root)
         yield OpenBundle(lock=lock, packages=root / PACKAGES)
 
 
@@ -135,8 +147,8 @@ def _require_size(num_bytes: int, max_bytes: int, path: Path) -> None:
 def _require_plain(archive: zipfile.ZipFile, path: Path) -> None:
     """Refuse what only another program would have written, and what may unpack to any size."""
     members = archive.infolist()
-    if len(members) > _MAX_FILES:
-        raise RegistryError(f"{path}: has {len(members)} files, more than {_MAX_FILES}; {_ADVICE}")
+    if len(members) > MAX_FILES:
+        raise RegistryError(f"{path}: has {len(members)} files, more than {MAX_FILES}; {_ADVICE}")
     for member in members:
         is_plain = member.compress_type == zipfile.ZIP_STORED
         if not is_plain or member.flag_bits & _IS_ENCRYPTED:
@@ -191,6 +203,7 @@ def _require_this_platform(manifest: Manifest, path: Path) -> None:
 
 def _unpack(archive: zipfile.ZipFile, file: BundledFile, root: Path, path: Path) -> None:
     digest, left = hashlib.sha256(), file.size
+    (root / file.path).parent.mkdir(parents=True, exist_ok=True)
     with archive.open(file.path) as packed, (root / file.path).open("wb") as plain:
         while chunk := packed.read(min(_CHUNK_BYTES, left + 1)):
             left -= len(chunk)
@@ -205,22 +218,38 @@ def _unpack(archive: zipfile.ZipFile, file: BundledFile, root: Path, path: Path)
         )
 
 
-def _inspected(one: BundledEnvironment, root: Path) -> bytes:
-    """Return the wheel of a bundled environment, inspected like any other."""
+class _Inspected(NamedTuple):
+    wheel: bytes
+    attestation: bytes
+    """Empty if there is none."""
+
+
+def _inspected(one: BundledEnvironment, root: Path) -> _Inspected:
+    """Return the wheel of a bundled environment and its attestation, checked like any other."""
     release = one.release
-    with (root / ENVIRONMENTS / release.wheel.filename).open("rb") as file:
-        data = file.read(_MAX_WHEEL_BYTES + 1)
-    check_bytes(data, release)
-    check_release(read_wheel(data, release.wheel.filename), release)
-    return data
+    path = root / ENVIRONMENTS / release.wheel.filename
+    with path.open("rb") as file:
+        wheel = file.read(_MAX_WHEEL_BYTES + 1)
+    check_bytes(wheel, release)
+    check_release(read_wheel(wheel, release.wheel.filename), release)
+    attested = path.with_name(attestation_path(path.name))
+    attestation = b""
+    if attested.is_file():
+        with attested.open("rb") as file:
+            attestation = file.read(MAX_ATTESTATION_BYTES)
+    if asks_for_attestation(one.registry, release):
+        require_kept_attestation(one.registry, release, wheel, attestation or None)
+    return _Inspected(wheel, attestation)
 
 
-def _keep_packages(files: Sequence[BundledFile], root: Path) -> None:
-    """Put the wheels of dependencies where later runs with --offline find them by their hash."""
+def _keep(files: Sequence[BundledFile], root: Path) -> None:
+    """Put packages and datasets where later runs find them by their hash."""
     kept = packages_folder()
     try:
         kept.mkdir(parents=True, exist_ok=True)
         with locked(data_folder() / "locks" / "packages.lock", what="a bundle is being installed"):
+            for digest in {file.path.split("/")[1] for file in files if _is_of_dataset(file)}:
+                _keep_dataset(root / DATASETS / digest)
             for stale in kept.glob(f"{PART}*"):
                 stale.unlink()
             for file in files:
@@ -234,3 +263,75 @@ def _keep_packages(files: Sequence[BundledFile], root: Path) -> None:
         raise RegistryError(
             f"{kept} cannot be written: {error.strerror}; check its disk space and permissions"
         ) from error
+
+
+def _is_of_dataset(file: BundledFile) -> bool:
+    return file.path.startswith(f"{DATASETS}/")
+
+
+def _keep_dataset(source: Path) -> None:
+    """Move a whole dataset to its place, unless it is there already."""
+    target = dataset_folder(source.name)
+    part = target.with_name(f"{PART}{source.name}")
+    remove_tree(part)
+    if not target.is_dir():
+        shutil.copytree(source, part)
+        os.replace(part, target)
+
+
+def chosen_entries(lock: Lock, names: Sequence[str]) -> list[LockedEnvironment]:
+    """Return the entries for `names` (owner/name or bare names); all if there are no names."""
+    if not names:
+        return list(lock.environments)
+    found = {name: entry_named(lock, name) for name in names}
+    known = [name for one in lock.environments for name in (one.id, one.id.partition("/")[2])]
+    for name, entry in found.items():
+        if entry is None:
+            raise unknown_name("environment of the bundle", name, known)
+    return [entry for entry in found.values() if entry is not None]
+
+
+def entry_named(lock: Lock, name: str) -> LockedEnvironment | None:
+    """Return the entry that `name` means; None if there is none, or if it asks for a version."""
+    request = parse_request(name)
+    if request.wanted:
+        return None
+    fitting = [one for one in lock.environments if request.fits(one.id, one.registry)]
+    if len(fitting) > 1:
+        raise ConfigError(
+            f"{name!r} is the name of {len(fitting)} environments of the lock: "
+            f"{', '.join(one.id for one in fitting)}; use one of these names"
+        )
+    return fitting[0] if fitting else None
+
+
+def install_bundled(
+    bundle: OpenBundle, entry: LockedEnvironment, *, options: InstallOptions, progress: Progress
+) -> Synced:
+    """Install one entry of an open bundle, without a network, and add it to telescope.lock."""
+    if options.lock is not None:
+        _require_same_bytes(entry, options.lock)
+    alone = replace(options, offline=True, wheels=bundle.packages, lock=None)
+    done = sync_environment(
+        entry, options=alone, may_change=False, open_registry=_refuse, progress=progress
+    )
+    if options.lock is not None:
+        record_in_lock(options.lock, entry, progress=progress)
+    return done
+
+
+def _require_same_bytes(entry: LockedEnvironment, lock: Path) -> None:
+    known = read_lock(lock).find(entry.id)
+    if known is not None and known.version == entry.version and known.sha256 != entry.sha256:
+        raise RegistryError(
+            f"{entry.id} {entry.version} is locked with wheel sha256 {known.sha256}, but the "
+            f"bundle has {entry.sha256}; releases are never replaced: do not install it, and ask "
+            "whoever made the bundle"
+        )
+
+
+def _refuse(named: str) -> NoReturn:
+    raise RegistryError(
+        f"the bundle alone is not enough to install from {named}: it lacks a wheel; fetch or make "
+        "it again"
+    )

@@ -199,10 +199,12 @@ def checked_wheel(registry: Registry, release: Release, *, progress: Progress) -
         data = cached.read_bytes()
     progress(f"{label}: {Step.INSPECT}")
     check_release(read_wheel(data, release.wheel.filename), release)
-    attested_by = require_attestation(registry, release, data)
-    if attested_by:
-        progress(f"{label}: attested by {attested_by}")
-    return cached or store_wheel(data, release, registry=address_of(registry))
+    attested = require_attestation(registry, release, data)
+    if attested.by:
+        progress(f"{label}: attested by {attested.by}")
+    return cached or store_wheel(
+        data, release, registry=address_of(registry), attestation=attested.data
+    )
 
 
 def plan_of(registry: str, release: Release, entry: LockedEnvironment, *, wheel: Path) -> Plan:
@@ -226,16 +228,22 @@ def activate(entry: LockedEnvironment, *, progress: Progress) -> bool:
     assert built is not None, "only what is built is activated"
     active = find_active(entry.id)
     is_active = active is not None and active.interpreter == built.interpreter
-    if active is not None and is_active and not active.is_damaged:
+    if active is not None and is_active and _records(active, entry):
         return False
     progress(f"{entry.id} {entry.version}: {Step.ACTIVATE}")
     try:
-        write_record(built)
+        write_record(built.changed(locked=entry))
     except OSError as error:
         raise EnvironmentLoadError(
             f"{entry.id}: its record cannot be written: {error.strerror}; check the disk space"
         ) from error
     return True
+
+
+def _records(active: InstalledEnvironment, entry: LockedEnvironment) -> bool:
+    """Whether the record of what is installed is whole, and names the datasets of `entry`."""
+    known = None if active.is_damaged else active.installation
+    return known is not None and (known.locked is None or known.locked.datasets == entry.datasets)
 
 
 def record_in_lock(path: Path, entry: LockedEnvironment, *, progress: Progress) -> None:

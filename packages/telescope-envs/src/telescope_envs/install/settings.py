@@ -2,29 +2,17 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 from telescope_envs.install.loading import asked
+from telescope_envs.records.release import Setting
 
 _TIME_LIMIT_S = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeclaredSetting:
-    """One setting, `--env.NAME` on the command line."""
-
-    name: str
-    """Dotted for a setting in a table."""
-    type: str
-    default: str
-    """As JSON; empty if the setting is required."""
-    help: str
-
-
 def declared_settings(
     interpreter: str, factory: str, search_path: tuple[str, ...] = ()
-) -> list[DeclaredSetting]:
+) -> list[Setting]:
     """Return the settings of `factory`; its code is imported by `interpreter`, not here."""
     return settings_in(
         asked(
@@ -38,7 +26,7 @@ def declared_settings(
     )
 
 
-def settings_in(schema: Mapping[str, Any]) -> list[DeclaredSetting]:
+def settings_in(schema: Mapping[str, Any]) -> list[Setting]:
     """Return the settings that a JSON schema describes; tables become dotted names."""
     tables = schema.get("$defs", {})
     # A table that holds itself is among the named ones, even at the top.
@@ -51,7 +39,7 @@ def _settings(
     tables: Mapping[str, Any],
     prefix: str,
     within: tuple[Mapping[str, Any], ...] = (),
-) -> Iterator[DeclaredSetting]:
+) -> Iterator[Setting]:
     within = (*within, schema)
     required = schema.get("required", ())
     for name, field in schema.get("properties", {}).items():
@@ -61,7 +49,7 @@ def _settings(
             yield from _settings(inner, tables, f"{prefix}{name}.", within)
             continue
         is_required = name in required or "default" not in field
-        yield DeclaredSetting(
+        yield Setting(
             name=f"{prefix}{name}",
             type=_type_of(field, tables),
             default="" if is_required else json.dumps(field["default"]),

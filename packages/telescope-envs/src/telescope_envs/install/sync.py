@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.install.attestations import asks_for_attestation
+from telescope_envs.install.attestations import asks_for_attestation, require_kept_attestation
 from telescope_envs.install.data import (
+    cached_attestation,
     cached_wheel,
     find_built,
     find_cached,
@@ -84,7 +85,9 @@ def sync_environment(
     with locked(lock_file(entry.id), what=what, progress=progress) as held:
         is_built = find_built(entry) is not None
         if not is_built or asks_for_attestation(entry.registry, release):
-            wheel = locked_wheel(entry, release, open_registry, progress)
+            wheel = locked_wheel(
+                entry, release, open_registry, progress, is_offline=options.offline
+            )
             if not is_built:
                 uv = Uv(offline=options.offline, wheels=options.wheels, heirs=(held,))
                 plan = plan_of(entry.registry, release, entry, wheel=wheel)
@@ -134,19 +137,34 @@ def locked_release(entry: LockedEnvironment, open_registry: OpenRegistry) -> Rel
 
 
 def locked_wheel(
-    entry: LockedEnvironment, release: Release, open_registry: OpenRegistry, progress: Progress
+    entry: LockedEnvironment,
+    release: Release,
+    open_registry: OpenRegistry,
+    progress: Progress,
+    *,
+    is_offline: bool = False,
 ) -> Path:
     """Return the inspected wheel.
 
-    The registry is opened only if the cache lacks it or the user asks for an attestation.
+    The registry is opened only if the cache lacks it or the user asks for an attestation. If that
+    fails offline, the attestation that was kept with the wheel is checked.
     """
-    cached = find_cached(entry.sha256)
-    is_cached = cached is not None and cached_wheel(cached.release) is not None
-    if not is_cached or asks_for_attestation(entry.registry, release):
-        return checked_wheel(open_registry(entry.registry), release, progress=progress)
     wheel = cached_wheel(release)
-    assert wheel is not None, "the same hash is the same file"
-    check_release(read_wheel(wheel.read_bytes(), wheel.name), release)
+    is_asked = asks_for_attestation(entry.registry, release)
+    if wheel is None or is_asked:
+        try:
+            registry = open_registry(entry.registry)
+        except RegistryError:
+            if wheel is None or not is_offline:
+                raise
+        else:
+            return checked_wheel(registry, release, progress=progress)
+    data = wheel.read_bytes()
+    check_release(read_wheel(data, wheel.name), release)
+    if is_asked:
+        kept = cached_attestation(release)
+        attested = require_kept_attestation(entry.registry, release, data, kept)
+        progress(f"{release.id} {release.version}: attested by {attested.by}")
     return wheel
 
 

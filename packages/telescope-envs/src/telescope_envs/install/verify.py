@@ -12,7 +12,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from telescope_core.errors import EnvironmentLoadError, TelescopeError
+from telescope_core.errors import EnvironmentLoadError, TelescopeError, unknown_name
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.install.data import cached_wheel, find_built
 from telescope_envs.install.packages import (
@@ -33,7 +33,7 @@ from telescope_envs.install.verified_files import (
     extra_files,
     recorded_files,
 )
-from telescope_envs.locator import InstalledLocator
+from telescope_envs.locator import InstalledLocator, usable_names
 from telescope_envs.processes.uv import Uv
 from telescope_envs.records.installed import (
     Installation,
@@ -67,7 +67,7 @@ Packages = Callable[[str], Mapping[str, Distribution]]
 
 
 def verify(name: str, *, packages_of: Packages = packages_of) -> Verification:
-    """Check the environment `name` again. It must be linked, locked or installed here.
+    """Check the environment `name` again; UnknownNameError if it is not here.
 
     A caller that checks several gives a `packages_of` that reads each interpreter's once.
     """
@@ -76,7 +76,8 @@ def verify(name: str, *, packages_of: Packages = packages_of) -> Verification:
     except EnvironmentLoadError as error:
         missing = Finding(kind=FindingKind.MISSING, what=name, text=str(error))
         return Verification(id=name, version="", place="", num_files=0, findings=(missing,))
-    assert location is not None, "the caller asks for what is here"
+    if location is None:
+        raise unknown_name("installed environment", name, usable_names())
     if location.place is EnvironmentPlace.LINKED:
         note = Finding(
             kind=FindingKind.NOTE,

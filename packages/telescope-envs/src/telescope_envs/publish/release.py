@@ -5,11 +5,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.install.loading import describe_wheel
+from telescope_envs.install.settings import settings_in
 from telescope_envs.publish.build import BuiltWheel
 from telescope_envs.records.model import RecordProblem, converted
-from telescope_envs.records.names import split_distribution
+from telescope_envs.records.names import LONGEST_TEXT, split_distribution
 from telescope_envs.records.projects import read_datasets
 from telescope_envs.records.release import (
     FILENAME,
@@ -18,6 +21,9 @@ from telescope_envs.records.release import (
     Validation,
 )
 from telescope_envs.validation import Report, Verdict
+
+_MAX_SETTINGS_BYTES = 64 * 1024
+"""As JSON; a whole release is at most four times as long."""
 
 
 def release_of(
@@ -79,6 +85,7 @@ def _release(
             "requires_python": contents.requires_python,
             "requires_dist": contents.requires_dist,
             "config_schema_sha256": about["config_schema_sha256"],
+            **recorded_settings(about["config_schema"]),
             "datasets": [dataset.as_table() for dataset in datasets],
             "splits": about["splits"],
             "reward": about["reward"],
@@ -90,6 +97,18 @@ def _release(
             "tags": contents.tags,
         },
     )
+
+
+def recorded_settings(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the field of a release with its settings; nothing if they would fill its line."""
+    rows = [setting.as_table() for setting in settings_in(schema)]
+    lines = [{field: _as_line(text) for field, text in row.items()} for row in rows]
+    is_short = len(msgspec.json.encode(lines)) <= _MAX_SETTINGS_BYTES
+    return {"settings": lines} if is_short else {}
+
+
+def _as_line(text: str) -> str:
+    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 3]}..."
 
 
 def validated(release: Release, report: Report) -> Release:

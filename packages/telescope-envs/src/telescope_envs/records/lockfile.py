@@ -36,11 +36,15 @@ _REMEDY = (
 )
 
 
-class LockedDataset(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LockedDataset(
+    Record, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """One dataset that a locked environment can load."""
 
     repo: str
     revision: str
+    sha256: str = ""
+    """Digest of its files, which a bundle brought; empty if it is read from the Hub."""
 
 
 class LockedEnvironment(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,6 +94,9 @@ class LockedEnvironment(Record, frozen=True, kw_only=True, forbid_unknown_fields
         wheel = f"{module_name(owner, name)}-{self.version}-py3-none-any.whl"
         if self.wheel != wheel:
             raise RecordProblem(f"wheel: expected {wheel!r}, got {self.wheel!r}")
+        for number, data in enumerate(self.datasets):
+            if data.sha256:
+                check_digest(f"datasets.{number}.sha256", data.sha256)
         for line in self.requirements:
             if not is_requirement_line(line):
                 raise RecordProblem(
@@ -212,12 +219,13 @@ def render(lock: Lock) -> str:
         lines = "".join(f"    {_quoted(line)},\n" for line in one.requirements)
         parts.append(f"requirements = [\n{lines}]\n" if lines else "requirements = []\n")
         if one.datasets:
-            rows = "".join(
-                f"    {{ repo = {_quoted(data.repo)}, revision = {_quoted(data.revision)} }},\n"
-                for data in one.datasets
-            )
+            rows = "".join(f"    {{ {_inline(data)} }},\n" for data in one.datasets)
             parts.append(f"datasets = [\n{rows}]\n")
     return "".join(parts)
+
+
+def _inline(data: LockedDataset) -> str:
+    return ", ".join(f"{name} = {_quoted(text)}" for name, text in data.as_table().items())
 
 
 def _quoted(text: str) -> str:

@@ -95,6 +95,11 @@ def _require_versions(specifiers: SpecifierSet) -> None:
             Version(specifier.version)
 
 
+def is_commit(revision: str) -> bool:
+    """Whether `revision` is the digest of a commit, which never means anything else."""
+    return re.fullmatch(r"[0-9a-f]{40}", revision) is not None
+
+
 def is_version(version: str) -> bool:
     """Whether `check_version` accepts it."""
     try:

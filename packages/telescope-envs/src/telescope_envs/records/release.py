@@ -11,7 +11,7 @@ from functools import cache
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from packaging.version import Version
 
 from telescope_core.errors import RegistryError
@@ -110,6 +110,17 @@ class RewardRange(PublicRecord, frozen=True, kw_only=True):
             raise RecordProblem(f"minimum {self.minimum:g} is above maximum {self.maximum:g}")
 
 
+class Setting(PublicRecord, frozen=True, kw_only=True):
+    """One setting of an environment, `--env.NAME` on the command line."""
+
+    name: Line
+    """Dotted for a setting in a table."""
+    type: Line
+    default: Line
+    """As JSON; empty if the setting is required."""
+    help: Line
+
+
 class Validation(PublicRecord, frozen=True, kw_only=True):
     """The verdict of its validation when it was published."""
 
@@ -150,6 +161,8 @@ class Release(PublicRecord, frozen=True, kw_only=True):
     capabilities: tuple[Line, ...] = ()
     config_schema_sha256: str
     """Hash of the JSON schema of its settings."""
+    settings: tuple[Setting, ...] | UnsetType = UNSET
+    """Not in releases from before settings were recorded, nor where they take too much space."""
     datasets: tuple[Dataset, ...] = ()
     splits: dict[Line, Count | None]
     """Split -> number of examples; None if it is endless, or if it was checked on fixture rows."""

@@ -153,6 +153,17 @@ class NamedRegistry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return parse_address(self.address)
 
 
+class TrustedSigner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of `[signers]`: who may sign the releases of an owner, as the user knows."""
+
+    repository: str
+    """`owner/name` on GitHub, or its https address."""
+    workflow: str = ""
+    """File name such as publish.yml; empty if any workflow of the repository may sign."""
+    issuer: str = ""
+    """OIDC issuer; empty for that of github.com or gitlab.com."""
+
+
 class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The file's settings about registries; its other tables are not read here."""
 
@@ -163,6 +174,9 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
     """For every registry without a setting of its own."""
     trusted_root: str = ""
     """Path to the trusted_root.json of another Sigstore; empty for the public one."""
+    signers: dict[str, TrustedSigner] = {}
+    """Owner -> who may sign. Asked where no registry can be: for bundles, and for what they left in
+    the cache."""
 
     def place_of(self, text: str) -> Address:
         """Return the address that `text` means: that of a named registry, else `text` itself."""
@@ -250,12 +264,20 @@ def read_user_config(environ: Mapping[str, str] = os.environ) -> UserConfig:
 
 def parse_user_config(table: Mapping[str, object]) -> UserConfig:
     """Return the settings in the tables of the file; raises ConfigError that names a wrong one."""
-    lines = table.get("registries", {})
-    if not isinstance(lines, dict):
-        raise ConfigError(f"registries: expected a table of names, got {lines!r}")
-    named = cast(dict[str, object], lines)
+    named = _named_lines(table, "registries")
     registries = {name: _named_registry(name, line) for name, line in named.items()}
-    return _converted({**table, "registries": registries}, UserConfig)
+    signers = {
+        owner: {"repository": line} if isinstance(line, str) else line
+        for owner, line in _named_lines(table, "signers").items()
+    }
+    return _converted({**table, "registries": registries, "signers": signers}, UserConfig)
+
+
+def _named_lines(table: Mapping[str, object], name: str) -> dict[str, object]:
+    lines = table.get(name, {})
+    if not isinstance(lines, dict):
+        raise ConfigError(f"{name}: expected a table of names, got {lines!r}")
+    return cast(dict[str, object], lines)
 
 
 def _named_registry(name: str, line: object) -> NamedRegistry:

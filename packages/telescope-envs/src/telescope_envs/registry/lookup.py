@@ -68,12 +68,13 @@ def open_registry_of(
     text: str, registry: str | None = None, opening: Opening | None = None
 ) -> Registry:
     """Open the registry that the request `text` names, else `registry`, else the default one."""
-    named = parse_request(text).registry
-    return open_registry(_agreed(named, registry, opening or Opening(), text), opening)
+    return open_registry(registry_of(text, registry, opening), opening)
 
 
-def _agreed(named: str, registry: str | None, opening: Opening, text: str) -> str | None:
+def registry_of(text: str, registry: str | None, opening: Opening | None = None) -> str | None:
     """Return the registry to open for a request; its prefix must be a configured name."""
+    opening = opening or Opening()
+    named = parse_request(text).registry
     if not named:
         return registry
     config = read_user_config(opening.environ)

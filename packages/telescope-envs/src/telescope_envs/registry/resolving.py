@@ -16,6 +16,7 @@ from telescope_core.errors import ConfigError, RegistryError, UnknownNameError, 
 from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
 from telescope_envs.records.installed import version_of
 from telescope_envs.records.release import Release, Status
+from telescope_envs.registry.config import parse_address, read_user_config
 from telescope_envs.registry.registry import Registry
 
 _REQUEST = re.compile(
@@ -41,6 +42,19 @@ class Request:
     def typed_id(self) -> str:
         """The name without the registry and the version."""
         return f"{self.owner}/{self.name}" if self.owner else self.name
+
+    def fits(self, environment_id: str, registry: str) -> bool:
+        """Whether it means owner/name, which came from the registry at the address `registry`.
+
+        The address is empty if it came from none; then only a request without a registry fits.
+        """
+        if self.typed_id not in (environment_id, environment_id.rpartition("/")[2]):
+            return False
+        if not self.registry:
+            return True
+        return bool(registry) and self.registry in read_user_config().names_of(
+            parse_address(registry)
+        )
 
 
 def parse_request(text: str) -> Request:
@@ -111,9 +125,15 @@ def resolve_with_warnings(registry: Registry, text: str) -> Resolution:
 
 
 def resolve_id(registry: Registry, request: Request) -> str:
-    """Return owner/name; a bare name must be an alias of this registry."""
+    """Return owner/name. A bare name is an alias of this registry.
+
+    If the request names its registry, a bare name may also be that of the only environment there
+    which is called so.
+    """
     aliases = {} if request.owner else registry.aliases()
     environment_id = request.typed_id if request.owner else aliases.get(request.name, "")
+    if not environment_id and request.registry:
+        environment_id = _only_one_named(registry, request)
     if not environment_id or not registry.has(environment_id):
         published = set(registry.ids())
         aliased = {alias for alias, target in registry.aliases().items() if target in published}
@@ -126,6 +146,18 @@ def resolve_id(registry: Registry, request: Request) -> str:
         hint = f"(registry {registry.address})"
         raise unknown_name("environment", request.typed_id, known, hint)
     return environment_id
+
+
+def _only_one_named(registry: Registry, request: Request) -> str:
+    """Return the only owner/name with the bare name that is asked for; empty if there is none."""
+    found = [one for one in registry.ids() if one.partition("/")[2] == request.name]
+    if len(found) > 1:
+        choices = ", ".join(f"{request.registry}:{one}" for one in found)
+        raise ConfigError(
+            f"{request.name!r} is the name of {len(found)} environments in registry "
+            f"{registry.address}: {choices}; use one of these names"
+        )
+    return found[0] if found else ""
 
 
 def matches(version: str, wanted: str, sha256: str = "") -> bool:
@@ -157,8 +189,8 @@ def _check_namespace(registry: Registry, environment_id: str) -> list[str]:
 def _fitting(releases: Sequence[Release], request: Request, environment_id: str) -> list[Release]:
     wanted = request.wanted
     fitting = [release for release in releases if _fits(release, wanted)]
-    if not fitting and not wanted:
-        fitting = list(releases)
+    if not wanted:
+        fitting = fitting or list(releases)
     if not fitting and not wanted:
         raise RegistryError(f"{environment_id} has no release that can be read")
     if not fitting:

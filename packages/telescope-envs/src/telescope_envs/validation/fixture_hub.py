@@ -15,15 +15,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-from urllib.parse import unquote, urlparse
+from urllib.parse import parse_qs, unquote, urlparse
 
 from telescope_core.errors import ConfigError
+from telescope_envs.records.names import is_commit
 
 FOLDER = "fixture-rows"
 """The folder of a project that holds its fixture rows."""
 TOKEN = "fixture"
 """What an environment is given in the place of a token of the Hub."""
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _ABOUT = re.compile(r"/api/datasets/([^/]+/[^/]+)(?:/revision/([^/]+))?")
 _TREE = re.compile(r"/api/datasets/([^/]+/[^/]+)/tree/([^/]+)/?(.*)")
 _FILE = re.compile(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
@@ -107,14 +107,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        path = unquote(urlparse(self.path).path)
+        asked = urlparse(self.path)
+        path = unquote(asked.path)
         self._requested.append(path)
         if self._token and self.headers.get("Authorization") != f"Bearer {self._token}":
             self._refuse(401, "GatedRepo", "Access to this dataset is restricted.")
         elif found := _ABOUT.fullmatch(path):
             self._about(found[1], found[2] or "main")
         elif found := _TREE.fullmatch(path):
-            self._tree(found[1], found[3].strip("/"))
+            is_deep = parse_qs(asked.query).get("recursive", [""])[0].lower() == "true"
+            self._tree(found[1], found[3].strip("/"), is_deep=is_deep)
         elif found := _FILE.fullmatch(path):
             self._file(found[1], found[2], found[3])
         else:
@@ -129,14 +131,15 @@ class _Handler(BaseHTTPRequestHandler):
         sha = commit_of(files, revision)
         self._say(json.dumps({"id": dataset, "sha": sha, "siblings": siblings}).encode())
 
-    def _tree(self, dataset: str, folder: str) -> None:
+    def _tree(self, dataset: str, folder: str, *, is_deep: bool) -> None:
         files = self._datasets.get(dataset, {})
         prefix = f"{folder}/" if folder else ""
         entries: dict[str, dict[str, object]] = {}
         for name, content in files.items():
             if not name.startswith(prefix):
                 continue
-            first, _, rest = name.removeprefix(prefix).partition("/")
+            inner = name.removeprefix(prefix)
+            first, _, rest = (inner, "", "") if is_deep else inner.partition("/")
             oid = hashlib.sha1(content).hexdigest()
             entries[first] = {
                 "type": "directory" if rest else "file",
@@ -175,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def commit_of(files: Mapping[str, bytes], revision: str) -> str:
     """Return `revision` if it is a commit, else the one at which a branch stands here."""
-    if _COMMIT.fullmatch(revision):
+    if is_commit(revision):
         return revision
     digest = hashlib.sha1()
     for name, content in sorted(files.items()):

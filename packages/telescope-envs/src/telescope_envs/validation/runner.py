@@ -19,7 +19,7 @@ from telescope_core.errors import ConfigError, nearest, unknown_name
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.locator import (
     InstalledLocator,
-    usable_ids,
+    usable_names,
 )
 from telescope_envs.validation import metadata
 from telescope_envs.validation.findings import Findings
@@ -108,10 +108,9 @@ def validate_installed(name: str, options: ValidationOptions = _DEFAULTS) -> Rep
     locator = InstalledLocator()
     location = locator.locate(name)
     if location is None:
-        ids = usable_ids()
-        known = {*ids, *(one.rpartition("/")[2] for one in ids)}
         hint = locator.hint(name)
-        raise unknown_name("installed environment", name, known, f"({hint})" if hint else "")
+        text = f"({hint})" if hint else ""
+        raise unknown_name("installed environment", name, usable_names(), text)
     if location.place is EnvironmentPlace.LINKED:
         return validate_project(Path(location.registry), options)
     subject = Subject(

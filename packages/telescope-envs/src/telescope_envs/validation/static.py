@@ -15,6 +15,7 @@ from pathlib import Path
 from telescope_core.errors import ConfigError, RegistryError, TelescopeError
 from telescope_envs.publish.build import build_wheel, git_text
 from telescope_envs.records.model import read_pyproject
+from telescope_envs.records.names import is_commit
 from telescope_envs.records.projects import read_datasets
 from telescope_envs.rules.wheel import read_wheel
 from telescope_envs.validation import metadata
@@ -59,7 +60,6 @@ _MAX_WHEEL_BYTES = 50 * 1024 * 1024
 _MAX_SCANNED_BYTES = 4 * 1024 * 1024
 """Bytes to scan of one file; what follows is taken to be data."""
 _NOT_SOURCES = {"__pycache__", "build", "dist", "node_modules", "venv"}
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _FROM_WHEEL = ("static.wheel", "static.size", *metadata.CHECKED)
 
 
@@ -137,7 +137,7 @@ def _check_datasets(project: Path, findings: Findings) -> None:
         findings.not_applicable("static.datasets", "there is no datasets.json")
         return
     for dataset in listed:
-        if not _COMMIT.fullmatch(dataset.revision):
+        if not is_commit(dataset.revision):
             findings.found(
                 "static.datasets",
                 f"{dataset.repo}: revision {dataset.revision!r} is not a commit of 40 digits",
