@@ -45,6 +45,8 @@ class Prepared:
     environments: RunEnvironments
     resume: ResumePoint | None
     """None = from the beginning."""
+    gpus: tuple[int, ...]
+    """Bytes of each GPU of this machine, 0 where unknown; empty on CPU and on a cluster's nodes."""
     problems: tuple[str, ...]
     """Why the run cannot start on this machine; empty when it can."""
 
@@ -92,9 +94,11 @@ def prepare(config: TrainConfig) -> Prepared:
         problems += location_problems(config, resume)
     except TelescopeError as error:
         problems.append(str(error))
+    gpus: tuple[int, ...] = ()
     if config.ray.ray_address is None:
         if device == "cuda":
-            problems += gpu_problems(config, facts, limit, machine_gpus())
+            gpus = tuple(machine_gpus())
+            problems += gpu_problems(config, facts, limit, gpus)
         problems += port_problems(config)
         problems += _device_problems(config, device)
     return Prepared(
@@ -104,6 +108,7 @@ def prepare(config: TrainConfig) -> Prepared:
         max_model_len=limit,
         environments=environments,
         resume=resume,
+        gpus=gpus,
         problems=tuple(dict.fromkeys(problems)),
     )
 
