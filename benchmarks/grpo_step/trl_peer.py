@@ -37,12 +37,16 @@ class Recorder(TrainerCallback):
         """Return the rewards; called once per step, between generation and training."""
         self._scored_s = time.time()
         rewards = [
-            score(completion[0]["content"], expected)
+            self.score_of(completion[0]["content"], expected)
             for completion, expected in zip(completions, answer, strict=True)
         ]
         self._tokens = sum(map(len, completion_ids))
         self._reward = sum(rewards) / len(rewards)
         return rewards
+
+    def score_of(self, text: str, answer: str) -> float:
+        """Return the reward of one completion."""
+        return score(text, answer)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Note the start."""

@@ -47,7 +47,7 @@ def test_check_says_that_all_holds(telescope, place):
     code, out, err = telescope("hub", "check", str(place))
     assert code == 0
     text = out.replace("\n", " ")
-    assert "14 of 16 checks made, all passed" in text
+    assert "15 of 17 checks made, all passed" in text
     assert "(1 environments, 1 releases, 0 commits)" in text
     assert "not checked, because this folder is not in a git" in text
     assert "checking telescope/wordle" in err

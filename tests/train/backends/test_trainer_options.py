@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from telescope_core.errors import ConfigError
-from telescope_train.backends.fsdp import optimizer
+from telescope_train.backends.fsdp import activation_room, optimizer
+from telescope_train.backends.fsdp.activation_room import Room, limit_activations
 from telescope_train.backends.fsdp.low_precision_adamw import LowPrecisionAdamW
 from telescope_train.backends.fsdp.offloaded_adamw import OffloadedAdamW
 from telescope_train.backends.fsdp.optimizer import make_optimizer
@@ -22,6 +23,7 @@ from telescope_train.chat.template import template_problems
 from telescope_train.chat.tokenizer import load_tokenizer
 from telescope_train.config.schema import AlgorithmSection, ModelSection, TrainerSection
 from telescope_train.models import packed
+from telescope_train.models.adaptive_checkpointing import AdaptiveCheckpointing
 from telescope_train.models.logprobs import chunked_logprobs
 from telescope_train.models.rounding import round_at_random
 
@@ -110,6 +112,43 @@ def test_checkpointing_keeps_less_and_gives_the_same_gradient(tiny, start):
     assert dear["full"] - dear[False] in (6 * layers, 7 * layers)
     attention = {k: sum(n for op, n in again[k].items() if "dot_product" in op) for k in again}
     assert attention["selective"] == attention[False] < attention["full"]
+
+
+def test_auto_recomputes_as_few_layers_as_memory_needs_and_never_another_gradient(tiny, start):
+    batches = grpo_batches(seq_len=4096)[0]
+    worker = start(backend_settings(tiny, gradient_checkpointing=False))
+    kept_with_none, _ = kept_and_run_again(worker, batches[0])
+    expected = gradient_of(worker, batches)
+    auto = {"gradient_checkpointing": "auto", "activation_memory_gib": 1.0}
+    worker = start(backend_settings(tiny, **auto))
+    assert "1.00 GiB (activation_memory_gib)" in worker.activations
+
+    def chosen() -> float:
+        worker.backend._optimizer.zero_grad()
+        metrics = worker.backend.accumulate_gradient(batches, version=0).metrics
+        found = [value.flatten() for _, value in worker.backend.export_gradient()]
+        assert torch.equal(torch.cat(found), expected)
+        return metrics["activations/recomputed_layers"].mean
+
+    # No row of this length was measured before, so all layers but the last are recomputed.
+    assert [chosen(), chosen()] == [2, 0]
+    checkpointing = worker.backend._checkpointing
+    num_tokens, layer_bytes = checkpointing.found
+    assert num_tokens == sum(batch.num_tokens - batch.num_shared_tokens for batch in batches)
+    assert 0.8 * kept_with_none < 3 * layer_bytes < kept_with_none
+    for room, expected_layers in ((2.9, 1), (2.0, 2), (0.0, 2)):
+        checkpointing.limit(room * layer_bytes)
+        assert chosen() == expected_layers
+
+
+def test_what_is_left_for_activations_is_that_of_the_fullest_rank(tiny, start, monkeypatch):
+    worker = start(backend_settings(tiny, gradient_checkpointing="auto"))
+    assert "half of" in worker.activations
+    checkpointing = AdaptiveCheckpointing(())
+    trainer = TrainerSection(gradient_checkpointing="auto")
+    rooms = [Room(3e9, "more"), Room(1e9, "least")]
+    monkeypatch.setattr(activation_room, "gather_values", lambda mine: rooms)
+    assert "0.93 GiB (least)" in limit_activations(checkpointing, trainer, CPU)
 
 
 def test_padding_at_the_end_of_a_row_changes_nothing(tiny, start):

@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telescope_core.chains import Routes
 from telescope_core.errors import EndpointError
 from telescope_core.types import Sampling
 from telescope_train.inference import client as client_module
@@ -79,7 +80,9 @@ def test_an_item_says_at_least_its_size_on_the_wire(
 
 
 @asynccontextmanager
-async def plane_server(serve: Serve, *, limit: int) -> AsyncIterator[TokenClient]:
+async def plane_server(
+    serve: Serve, *, limit: int, expects_routes: bool = False
+) -> AsyncIterator[TokenClient]:
     """A server whose token plane is `serve`, and a client of it."""
 
     async def handle(http: web.Request) -> web.WebSocketResponse:
@@ -92,7 +95,7 @@ async def plane_server(serve: Serve, *, limit: int) -> AsyncIterator[TokenClient
     app.router.add_get(TOKEN_PLANE_PATH, handle)
     server = TestServer(app)
     await server.start_server()
-    client = TokenClient(f"http://127.0.0.1:{server.port}")
+    client = TokenClient(f"http://127.0.0.1:{server.port}", expects_routes=expects_routes)
     try:
         async with asyncio.timeout(DEADLINE_S):
             yield client
@@ -150,6 +153,21 @@ PARTS = [
     part(0, [3], [("default", 0), ("1", 2)]),
     part(0, [4, 5], [("default", 0), ("1", 2), ("2", 4)], finish_reason="stop"),
 ]
+
+
+@pytest.mark.parametrize("routes", [Routes(experts=b"abcd", num_layers=2, num_chosen=1), None])
+async def test_routes_come_with_the_last_part_or_are_missed(routes: Routes | None) -> None:
+    async def in_parts(socket: web.WebSocketResponse) -> None:
+        async for _ in socket:
+            for one in [*PARTS[:-1], msgspec.structs.replace(PARTS[-1], routes=routes)]:
+                await socket.send_bytes(msgspec.msgpack.encode([one]))
+
+    async with plane_server(in_parts, limit=UVICORN_LIMIT_BYTES, expects_routes=True) as client:
+        if routes is None:
+            with pytest.raises(EndpointError, match="did not say which experts computed"):
+                await sample(client, 3)
+        else:
+            assert (await sample(client, 3)).routes == routes
 
 
 async def test_an_answer_that_arrives_in_parts_is_one_answer() -> None:

@@ -61,6 +61,7 @@ def config(*, trainer=None, model=None, **section) -> TrainConfig:
         ({"trainer": {"optimizer": "adamw_bf16"}}, "is one of backend fsdp"),
         ({"trainer": {"compile": True}}, "compile has no effect"),
         ({"trainer": {"gradient_checkpointing": False}}, "use megatron_gradient_checkpointing"),
+        ({"trainer": {"gradient_checkpointing": "auto"}}, "this backend knows no 'auto'"),
         ({"model": {"model_dtype": "bfloat16"}}, "updates float32 weights"),
         ({"sequence_parallel": True}, "no effect without tensor-parallel ranks"),
         ({"fp8": True}, "no effect without megatron_use_transformer_engine"),

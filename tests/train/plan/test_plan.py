@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from telescope_core.errors import ConfigError
 from telescope_train.models.device import compute_dtype, machine_device
 from telescope_train.models.facts import facts_of, read_model_facts
+from telescope_train.plan.activations import how_activations_are_kept
 from telescope_train.plan.load import load_train_config
 from telescope_train.plan.memory import BYTES_PER_VALUE, _training_state
 from telescope_train.plan.notes import notes_of
@@ -167,6 +169,34 @@ def test_memory_is_sharded_over_ranks(flags):
     one, two = plan(flags).memory[0], plan(flags, "--trainer_num_workers", "2").memory[0]
     assert dict(one.parts)["Adam"] == 2 * dict(two.parts)["Adam"]
     assert one.total_bytes == sum(size for _, size in one.parts)
+
+
+AUTO = ("--gradient_checkpointing", "auto")
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ((), "recomputed in the backward pass, layer by layer"),
+        (("--gradient_checkpointing", "false"), "all kept"),
+        (AUTO, "half of the memory that is free when they start"),
+        ((*AUTO, "--activation_memory_gib", "0.03"), "about 1 of 2 for a row of 4096 tokens"),
+        ((*AUTO, "--activation_memory_gib", "0.04"), "about 0 of 2"),
+    ],
+)
+def test_the_plan_says_how_many_layers_are_recomputed(flags, more, expected):
+    found = plan(flags, *more)
+    assert expected in found.activations
+    assert expected in " ".join(render_plan(found).split())
+
+
+def test_on_a_gpu_the_plan_goes_by_what_is_left_of_it(flags):
+    prepared = prepare(load_train_config([], [*flags, *AUTO]))
+    for gpus, said in (((2**31 + 2**30,), "about 0 of 2"), ((2**31,), "about 1 of 2")):
+        on_gpu = replace(prepared, device="cuda", gpus=gpus)
+        assert said in how_activations_are_kept(on_gpu)
+    unknown = replace(prepared, device="cuda", gpus=(0,))
+    assert "ranks measure" in how_activations_are_kept(unknown)
 
 
 def test_a_model_of_another_kind_has_unknown_size_but_a_plan(flags, tmp_path):

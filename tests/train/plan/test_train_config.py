@@ -129,6 +129,8 @@ def test_every_setting_is_read_by_the_trainer():
             "trainer_num_workers (1) must be a multiple of fsdp_context_parallel_size (2)",
         ),
         (["--compile", "--gradient_checkpointing", "selective"], "use 'full', or turn one off"),
+        (["--compile", "--gradient_checkpointing", "auto"], "use true or false, or remove compile"),
+        (["--activation_memory_gib", "2"], "no effect without gradient_checkpointing = 'auto'"),
         (["--lora_dropout", "1.0"], "lora_dropout"),
         (["--optimizer", "sgd"], "optimizer"),
         (["--warmup_steps", "11"], "must not exceed the 10 optimizer steps of the run"),

@@ -88,6 +88,9 @@ async def test_the_page_lists_exactly_what_steps_write(start, tmp_path):
         # In one of them, batches are made of what ends first.
         scheduling = {"batch_order": "finished"} if number == 0 else {}
         config = toy_config(model, rollout=rollout, scheduling=scheduling, **algorithm)
+        if number == 0:
+            auto = config.trainer.model_copy(update={"gradient_checkpointing": "auto"})
+            config = config.model_copy(update={"trainer": auto})
         _, rows = await run(config, tmp_path / str(number), start)
         written |= {key for row in rows for key in row} - {"step", "version", "time_s"}
     patterns = documented()

@@ -67,6 +67,7 @@ def _arrays(path) -> list[np.ndarray]:
 STEPS = 3
 CLIP = {"grad_clip": 1e-3}
 SELECTIVE = {"gradient_checkpointing": "selective"}
+AUTO = {"gradient_checkpointing": "auto", "activation_memory_gib": 2e-4}
 LAYOUTS = {
     "one": (1, {}),
     "data-2": (2, {}),
@@ -79,7 +80,12 @@ LAYOUTS = {
     "context-2": (2, {"fsdp_context_parallel_size": 2}),
     "hsdp-2-context-2": (
         4,
-        {"fsdp_context_parallel_size": 2, "fsdp_replicate_size": 2, "pad_to_multiple_of": 6},
+        {
+            "fsdp_context_parallel_size": 2,
+            "fsdp_replicate_size": 2,
+            "pad_to_multiple_of": 6,
+            **AUTO,
+        },
     ),
     "context-4-fewer-kv-heads": (4, {"fsdp_context_parallel_size": 4, **SELECTIVE}),
 }

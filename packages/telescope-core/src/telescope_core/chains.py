@@ -64,6 +64,22 @@ class TokenChain:
         return ids
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """Which experts of a mixture computed each token of a request, prompt and completion."""
+
+    experts: bytes
+    """[T, layers, chosen] int16, little-endian, from the first token of the prompt on."""
+    num_layers: int
+    num_chosen: int
+    """Experts that a token is sent to in a layer."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the column."""
+        return len(self.experts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampledTokens:
     """One completion as a place in a chain. Two are equal if their tokens and log-probs are."""
@@ -76,6 +92,8 @@ class SampledTokens:
     logprobs_start: int
     """Index in the log-probs of the chain."""
     logprobs_end: int
+    routes: Routes | None = None
+    """Of prompt and completion, if the server said them. They are kept in memory alone."""
 
     @property
     def prompt_ids(self) -> "array[int]":
@@ -142,6 +160,7 @@ class ChainRecorder:
         logprobs: Sequence[float],
         *,
         temperature: float | None = None,
+        routes: Routes | None = None,
     ) -> SampledTokens:
         """Return the place of a completion: behind the longest chain that its prompt begins with.
 
@@ -162,7 +181,7 @@ class ChainRecorder:
             self._temperatures.append(temperature)
             self._departures.append(0)
         chain.own_ids.extend(prompt[len(chain) :])
-        return _append(chain, completion_ids, logprobs)
+        return _append(chain, completion_ids, logprobs, routes)
 
     def _num_common(self, prompt: "array[int]") -> list[int]:
         """Return how many tokens each chain has in common with `prompt`, from the beginning."""
@@ -213,7 +232,10 @@ def _branch(chains: Sequence[TokenChain], common: Sequence[int]) -> TokenChain:
 
 
 def _append(
-    chain: TokenChain, completion_ids: Sequence[int], logprobs: Sequence[float]
+    chain: TokenChain,
+    completion_ids: Sequence[int],
+    logprobs: Sequence[float],
+    routes: Routes | None = None,
 ) -> SampledTokens:
     prompt_end, logprobs_start = len(chain), len(chain.logprobs)
     chain.own_ids.extend(_int32(completion_ids))
@@ -224,6 +246,7 @@ def _append(
         completion_end=len(chain),
         logprobs_start=logprobs_start,
         logprobs_end=len(chain.logprobs),
+        routes=routes,
     )
 
 

@@ -212,7 +212,8 @@ async def open_policies(
 ) -> AsyncIterator[Policies]:
     """Connect to the servers, on behalf of the environments."""
     urls = processes.servers.base_urls
-    clients = [TokenClient(url, secret=processes.secret) for url in urls]
+    replays = prepared.config.trainer.routing_replay
+    clients = [TokenClient(url, secret=processes.secret, expects_routes=replays) for url in urls]
     num_rollout_servers = len(clients) - prepared.config.evals.eval_num_servers
     pool = ServerPool(clients[:num_rollout_servers], on_event=folder.log_server, is_kept=True)
     eval_servers = EvalServers(pool, _eval_pool(clients[num_rollout_servers:], folder))

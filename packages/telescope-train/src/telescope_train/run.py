@@ -408,6 +408,8 @@ async def _prove(opened: Opened, mix: Mix, packing: Packing) -> None:
     opened.view.phase("self-tests passed: " + ", ".join(test.text for test in tests))
     if (reason := ranks.why_nothing_is_shared) is not None:
         opened.view.phase(f"prompts are computed for each rollout: {reason}")
+    if ranks.activations:
+        opened.view.phase(ranks.activations)
     opened.folder.write_self_tests([asdict(test) for test in tests])
 
 

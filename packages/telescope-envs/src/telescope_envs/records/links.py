@@ -15,7 +15,7 @@ import msgspec
 
 from telescope_core.errors import ConfigError, EnvironmentLoadError
 from telescope_envs.records.files import data_folder, write_atomically
-from telescope_envs.records.model import Record, RecordProblem, read
+from telescope_envs.records.model import Record, RecordProblem, read_known
 from telescope_envs.records.projects import LinkedProject, read_project
 
 _DIGITS = 16
@@ -99,28 +99,15 @@ def unlink(name: str) -> Link | None:
 
 def links() -> list[Link]:
     """Return every link in order of id, each once, including links to folders that are gone."""
-    found: list[Link] = []
-    for path in sorted((data_folder() / "links").glob("*/*.json")):
-        try:
-            link = read(Link, path.read_bytes())
-        except ValueError:
-            continue  # written by another version of Telescope, so ignored
-        if path == _record_path(link.id):
-            found.append(link)
-    return found
+    found = read_known(Link, (data_folder() / "links").glob("*/*.json"))
+    return [link for path, link in found if path == _record_path(link.id)]
 
 
 def adapted_links() -> list[AdaptedLink]:
     """Return every link whose Python is still there, in order of name."""
-    found: list[AdaptedLink] = []
-    for path in sorted((data_folder() / "adapted").glob("*.json")):
-        try:
-            link = read(AdaptedLink, path.read_bytes())
-        except ValueError:
-            continue  # written by another version of Telescope, so ignored
-        if not link.interpreter or os.path.exists(link.interpreter):
-            found.append(link)
-    return sorted(found, key=lambda link: link.name)
+    found = read_known(AdaptedLink, (data_folder() / "adapted").glob("*.json"))
+    usable = (one for _, one in found if not one.interpreter or os.path.exists(one.interpreter))
+    return sorted(usable, key=lambda link: link.name)
 
 
 def adapted_path(name: str) -> Path:

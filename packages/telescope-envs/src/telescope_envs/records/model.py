@@ -8,7 +8,7 @@ added without breaking old clients. There is one reader, so lists, installs and 
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar, cast
@@ -160,6 +160,18 @@ def read(record: type[RecordType], text: bytes | str) -> RecordType:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return found
+
+
+def read_known(
+    record: type[RecordType], paths: Iterable[Path]
+) -> Iterator[tuple[Path, RecordType]]:
+    """Yield path and record of files of this user, in order of path."""
+    for path in sorted(paths):
+        try:
+            found = read(record, path.read_bytes())
+        except ValueError:
+            continue  # written by another version of Telescope, so ignored
+        yield path, found
 
 
 def converted(record: type[RecordType], tables: Mapping[str, object]) -> RecordType:

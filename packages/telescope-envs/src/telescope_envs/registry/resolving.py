@@ -189,8 +189,8 @@ def _check_namespace(registry: Registry, environment_id: str) -> list[str]:
 def _fitting(releases: Sequence[Release], request: Request, environment_id: str) -> list[Release]:
     wanted = request.wanted
     fitting = [release for release in releases if _fits(release, wanted)]
-    if not fitting and not wanted:
-        fitting = list(releases)
+    if not wanted:
+        fitting = fitting or list(releases)
     if not fitting and not wanted:
         raise RegistryError(f"{environment_id} has no release that can be read")
     if not fitting:

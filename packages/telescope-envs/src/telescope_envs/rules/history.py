@@ -5,10 +5,11 @@ with the last commit. Reading the commits takes two git calls, however long the 
 """
 
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from shutil import which
+from typing import NamedTuple
 
 from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.processes.git import reading, run_git, why_unreadable
@@ -18,7 +19,6 @@ from telescope_envs.rules.tree import Finding
 
 _NOTHING = b""
 _NO_REPOSITORY = ("not a git repository", "must be run in a work tree")
-Answer = TypeVar("Answer")
 
 
 class Change(NamedTuple):
@@ -203,7 +203,9 @@ def _blobs(root: Path, names: Sequence[str]) -> dict[str, bytes]:
 
 
 def _is_repository(root: Path) -> bool:
-    problem = _with_git(lambda: why_unreadable(root))
+    if which("git") is None:
+        raise RegistryError("checking the history needs git, which is not installed")
+    problem = why_unreadable(root)
     if problem and not any(text in problem for text in _NO_REPOSITORY):
         raise RegistryError(f"git cannot read {root}: {problem}")
     return not problem
@@ -224,16 +226,5 @@ def _run(
     root: Path, arguments: Sequence[str], stdin: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
     """Run git in the registry, so that paths are relative to it."""
-
-    def started() -> subprocess.CompletedProcess[bytes]:
-        with reading(root) as environ:
-            return run_git(root, *arguments, environ=environ, given=stdin)
-
-    return _with_git(started)
-
-
-def _with_git(run: Callable[[], Answer]) -> Answer:
-    try:
-        return run()
-    except FileNotFoundError as error:
-        raise RegistryError("checking the history needs git, which is not installed") from error
+    with reading(root) as environ:
+        return run_git(root, *arguments, environ=environ, given=stdin)

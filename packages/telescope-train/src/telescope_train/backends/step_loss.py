@@ -70,6 +70,10 @@ class StepLoss:
             if self._records_facts:
                 self.facts.append(batch_facts(inputs))
 
+    def add_metrics(self, metrics: dict[str, MetricSum]) -> None:
+        """Add what a backend has measured itself."""
+        self._metrics.append(metrics)
+
     def over_ranks(self, speakers: Sequence[int], *, facts: Sequence[BatchFacts]) -> GradientResult:
         """Return the sums over all ranks: one collective, whatever the number of rows.
 

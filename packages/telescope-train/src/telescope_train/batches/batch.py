@@ -62,6 +62,8 @@ class TrainingSample:
     """Which attempt at the rollout it is of."""
     turns: tuple[TurnPart, ...] = ()
     """The turns in which its trained tokens were written, in their order; empty = not known."""
+    routes: NDArray[np.int16] | None = None
+    """[L, layers, chosen] the experts that computed each token; -1 = not known. None = of none."""
 
     def __post_init__(self) -> None:
         """Refuse arrays that do not describe one sequence of at least one trained token."""
@@ -127,6 +129,9 @@ class PackedBatch:
     not recomputed."""
     reference_logprobs_T: NDArray[np.float32] | None = None
     """[T] nats, of the reference model; None = no reference model."""
+    routes_TLK: NDArray[np.int16] | None = None
+    """[T, layers, chosen] the experts that computed each token for the sampler; -1 = not known.
+    None = of none: a mixture chooses by itself."""
     origins: tuple[Origin, ...] = ()
     """What each sample was made of, in their order; empty for padding."""
     shared_S: NDArray[np.int64] | None = None

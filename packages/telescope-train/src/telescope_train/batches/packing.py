@@ -142,6 +142,7 @@ def _batches(
         "weights_T": weights_T,
         "temperatures_T": _over_tokens([s.temperature for s in ordered], lengths_N, np.float32),
         "versions_T": _over_tokens([s.oldest_version for s in ordered], lengths_N, np.int32),
+        **_routes_of(ordered, lengths_N),
     }
     ends_B = np.add.reduceat(lengths_N, first_B).cumsum().tolist()
     origins = iter([sample.origin for sample in ordered])
@@ -152,6 +153,20 @@ def _batches(
         )
         for start, end, size in zip([0, *ends_B[:-1]], ends_B, sizes_B.tolist(), strict=True)
     ]
+
+
+def _routes_of(
+    samples: Sequence[TrainingSample], lengths_N: NDArray[np.int64]
+) -> dict[str, NDArray[np.int16]]:
+    """Return the routes of all tokens as a column, -1 for samples without; none if none has any."""
+    shape = next((one.routes.shape[1:] for one in samples if one.routes is not None), None)
+    if shape is None:
+        return {}
+    columns = [
+        np.full((length, *shape), -1, np.int16) if one.routes is None else one.routes
+        for one, length in zip(samples, lengths_N.tolist(), strict=True)
+    ]
+    return {"routes_TLK": np.concatenate(columns)}
 
 
 def _over_tokens(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from telescope_core.chains import SampledTokens
 from telescope_core.errors import EndpointError
@@ -151,4 +152,19 @@ def _sample(line: _Line, rollout: Rollout, advantage: float) -> TrainingSample:
         attempt=rollout.attempt,
         turns=tuple(line.turns),
         environment=rollout.environment,
+        routes=_routes(line.places[-1]),
     )
+
+
+def _routes(place: SampledTokens) -> NDArray[np.int16] | None:
+    """Return [L, layers, chosen] of a whole line, which the request of its last turn computed."""
+    routes = place.routes
+    if routes is None:
+        return None
+    shape = (-1, routes.num_layers, routes.num_chosen)
+    said = np.frombuffer(routes.experts, np.dtype("<i2")).reshape(shape)
+    # The last token was sampled and computed by nobody.
+    found = np.full((place.completion_end, *said.shape[1:]), -1, np.int16)
+    number = min(len(said), len(found))
+    found[:number] = said[:number]
+    return found

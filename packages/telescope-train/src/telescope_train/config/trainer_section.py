@@ -7,6 +7,7 @@ from pydantic import Field
 from telescope_train.config.fields import Count, Index, NotNegative, Positive, Ratio, Section
 
 Optimizer: TypeAlias = Literal["adamw", "adamw_bf16", "adamw_8bit"]
+CheckpointingChoice: TypeAlias = Literal["full", "selective", "auto"]
 LoraTargets: TypeAlias = Annotated[tuple[str, ...], Field(min_length=1)]
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """All matrices of the decoder layers of Llama, Qwen, Mistral and models built like them."""
@@ -23,9 +24,13 @@ class TrainerSection(Section):
     """AdamW with moments of 32, 16 or 8 bits; `adamw_8bit` needs a GPU and torchao."""
     optimizer_cpu_offload: bool = False
     """Keep the moments of `adamw` in CPU memory and step there; needs a GPU."""
-    gradient_checkpointing: bool | Literal["full", "selective"] = True
+    gradient_checkpointing: bool | CheckpointingChoice = True
     """Recompute activations in the backward pass instead of keeping them: all of them (`full`,
-    true), or all except those of attention and matrix products (`selective`)."""
+    true), all except those of attention and matrix products (`selective`), or those of as few
+    layers as memory needs (`auto`)."""
+    activation_memory_gib: Positive | None = None
+    """GiB that a rank may keep for a backward pass, with `gradient_checkpointing = "auto"`; null =
+    what is left of its GPU, or half of what is free in the machine, divided among the ranks."""
     learning_rate: Positive = 1e-6
     """Peak learning rate of AdamW."""
     weight_decay: NotNegative = 0.0
@@ -51,6 +56,8 @@ class TrainerSection(Section):
     """Tokens whose logits are held at one time while log-probs and entropy are computed."""
     pad_to_multiple_of: Count = 1
     """Pad the end of each packed sequence to a multiple of this many tokens."""
+    routing_replay: bool = False
+    """Send each token of a mixture of experts to those that the server chose; needs a GPU."""
     compile: bool = False
     """Compile the decoder layers; needs a compiler, and the first steps take minutes longer."""
     fsdp_context_parallel_size: Count = 1

@@ -51,14 +51,21 @@ class TokenClient:
     """
 
     def __init__(
-        self, base_url: str, *, secret: str = "", answer_within_s: float = ANSWER_WITHIN_S
+        self,
+        base_url: str,
+        *,
+        secret: str = "",
+        answer_within_s: float = ANSWER_WITHIN_S,
+        expects_routes: bool = False,
     ) -> None:
         """A control call with a deadline is made again after `answer_within_s` seconds.
 
-        `secret` is what the server asks for; empty = nothing.
+        `secret` is what the server asks for; empty = nothing. `expects_routes`: an answer that does
+        not say which experts computed it is an error.
         """
         self.base_url = base_url
         self._answer_within_s = answer_within_s
+        self._expects_routes = expects_routes
         self.num_in_flight = 0
         self.heard_s = 0.0
         # Each control call opens its own connection. vLLM closes a connection that has been idle
@@ -114,7 +121,13 @@ class TokenClient:
             raise
         finally:
             self.num_in_flight -= 1
-        return joined(begun, parse_reply(reply, self.base_url))
+        generation = parse_reply(reply, self.base_url)
+        if self._expects_routes and generation.routes is None:
+            raise EndpointError(
+                f"{self.base_url} did not say which experts computed a request, and routing_replay "
+                "needs that; start servers through Telescope, with the vLLM release it names"
+            )
+        return joined(begun, generation)
 
     async def control(
         self,
@@ -439,6 +452,7 @@ def _generation(reply: TokenReply, finish_reason: Literal["stop", "length"]) -> 
         logprobs=cast("array[float]", column("f", reply.logprobs)),
         finish_reason=finish_reason,
         spans=_spans(reply, len(token_ids)),
+        routes=reply.routes,
         timing=reply.timing,
     )
 

@@ -270,6 +270,7 @@ def server_settings(
             fp32_lm_head=model.fp32_lm_head,
             traces_endpoint=traces_endpoint,
             traces_secret=asks_for.traces,
+            returns_routes=config.trainer.routing_replay,
             adapter=served_adapter(config),
             more_arguments=inference.vllm_arguments,
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from telescope_core.chains import Routes
 from telescope_core.errors import EndpointError, EndpointLostError
 from telescope_core.types import Sampling, Span, WeightVersion
 from telescope_train.inference.seeds import derived_seed
@@ -25,6 +26,8 @@ class Generation:
     """At least one; in the order of the tokens, which they cover."""
     timing: ServerTiming | None = field(default=None, compare=False)
     """Of the last server, if it has measured the request."""
+    routes: Routes | None = field(default=None, compare=False)
+    """Of the prompt and of these tokens, as the last server computed them; None = not said."""
     is_joined: bool = field(default=False, compare=False)
     """Whether it was sampled in more than one request."""
 

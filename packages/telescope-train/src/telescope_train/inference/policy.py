@@ -157,6 +157,7 @@ class TokenPolicy(RecordingPolicy):
             generation.token_ids,
             generation.logprobs,
             temperature=sampling.temperature,
+            routes=generation.routes,
         )
         if self._conversations is not None:
             self._conversations.add(prompt, said, tokens, tools=tools)

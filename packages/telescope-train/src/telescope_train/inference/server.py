@@ -109,6 +109,8 @@ class ServerSettings:
     """Where the server sends its traces, as OTLP with protobuf over HTTP; None = it keeps none."""
     traces_secret: str = field(default="", repr=False)
     """What is shown there; empty = nothing is asked for."""
+    returns_routes: bool = False
+    """Whether it says which experts computed each token; needs a GPU and a mixture."""
     adapter: ServedAdapter | None = None
     """The adapter that the trainer will send; None = the weights themselves change, or nothing."""
     more_arguments: tuple[str, ...] = ()
@@ -166,7 +168,7 @@ class ServerSettings:
 
     def _engine_arguments(self) -> list[str]:
         """Return what says how many engines there are, and what they compute on."""
-        arguments: list[str] = []
+        arguments = ["--enable-return-routed-experts"] if self.returns_routes else []
         if self.num_processes > 1:
             arguments += ["--tensor-parallel-size", str(self.tensor_parallel_size)]
             arguments += ["--data-parallel-size", str(self.data_parallel_size)]
@@ -188,6 +190,9 @@ class ServerSettings:
             # vLLM serves `/resume` and the routes of weight updates only in this mode.
             "VLLM_SERVER_DEV_MODE": "1",
         }
+        if self.returns_routes:
+            # Of vLLM's model runners, only this one has them.
+            environment["VLLM_USE_V2_MODEL_RUNNER"] = "1"
         if self.traces_endpoint is not None:
             environment["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "http/protobuf"
             environment["OTEL_RESOURCE_ATTRIBUTES"] = f"{SERVER_ATTRIBUTE}={self.base_url}"

@@ -9,10 +9,11 @@ it. Token ids are columns of little-endian int32, log-probs of float32; neither 
 import asyncio
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from telescope_core.chains import Routes
 from telescope_train.observability.calls import ServerTiming
 
 PROGRESS_S = 0.5
@@ -129,6 +130,8 @@ class TokenReply(msgspec.Struct, frozen=True, array_like=True):
     """Whether it failed because the engine is dead, and all others will."""
     timing: ServerTiming | None = None
     """On the last reply."""
+    routes: Routes | None = None
+    """On the last reply, if the server was told to return them."""
 
     @property
     def is_last(self) -> bool:
@@ -139,11 +142,21 @@ class TokenReply(msgspec.Struct, frozen=True, array_like=True):
     def num_bytes(self) -> int:
         """Upper limit of its size on the wire, in bytes."""
         columns_bytes = len(self.token_ids) + len(self.logprobs) + 4 * len(self.error)
+        columns_bytes += 0 if self.routes is None else self.routes.num_bytes
         return columns_bytes + (2 + len(self.versions)) * _ITEM_OVERHEAD_BYTES
 
 
 ClientFrame = list[TokenRequest | CancelRequest]
 ServerFrame = list[TokenReply]
+
+
+def routes_of(experts_TLK: Any) -> Routes | None:
+    """Return what vLLM says of experts: [T, layers, chosen] of small unsigned integers, or None."""
+    if experts_TLK is None:
+        return None
+    _, num_layers, num_chosen = experts_TLK.shape
+    content = experts_TLK.astype("<i2").tobytes()
+    return Routes(experts=content, num_layers=num_layers, num_chosen=num_chosen)
 
 
 def column(typecode: str, content: bytes) -> "array[int] | array[float]":

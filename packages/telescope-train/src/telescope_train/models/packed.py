@@ -19,6 +19,7 @@ from telescope_train.models.attention.context_parallel import (
 )
 from telescope_train.models.attention.kinds import SDPA, AttentionKind
 from telescope_train.models.logprobs import chunked_logprobs
+from telescope_train.models.routing import RoutingReplay
 from telescope_train.models.row import PackedRow
 
 
@@ -60,6 +61,8 @@ class PackedPolicy(torch.nn.Module):
         self._vocab_size = vocab_size
         self._entropy_grad = entropy_grad
         self._wide_logits = wide_logits
+        self._replay: RoutingReplay | None = None
+        """Of a mixture, once a row had routes."""
         self.use_attention(SDPA)
 
     def use_attention(self, kind: AttentionKind, context: ContextGroup | None = None) -> None:
@@ -81,10 +84,12 @@ class PackedPolicy(torch.nn.Module):
         own logits of the whole row instead, for checks to compare with.
         """
         if by_transformers:
+            self._replay_routes(None)
             return self._by_transformers(row)
         mine = slice(0, len(row.token_ids_T))
         if self._context is not None:
             mine = self._context.slice_of(len(row.token_ids_T))
+        self._replay_routes(None if row.routes_TLK is None else row.routes_TLK[mine])
         # base_model instead of lm, which would compute the logits of all tokens.
         output = self.lm.base_model(**self._arguments(row, mine, self._context))
         # A token may be predicted in the slice of the rank before. So it belongs to the rank that
@@ -109,6 +114,12 @@ class PackedPolicy(torch.nn.Module):
             GatherTokens.apply(logprobs, places, number, group),
             GatherTokens.apply(entropy, places, number, group),
         )
+
+    def _replay_routes(self, routes_TLK: torch.Tensor | None) -> None:
+        if routes_TLK is not None and self._replay is None:
+            self._replay = RoutingReplay(self.lm)
+        if self._replay is not None:
+            self._replay.use(routes_TLK)
 
     def _by_transformers(self, row: PackedRow) -> TrainedLogprobs:
         # The plain formulas, on purpose: a check against the same code would prove nothing.

@@ -34,6 +34,8 @@ class PackedRow:
     """[M] int64, the id of each trained token."""
     temperatures_M: torch.Tensor
     """[M] the sampler's temperature of each trained token."""
+    routes_TLK: torch.Tensor | None = None
+    """[T, layers, chosen] int64, the experts of each token, -1 where not known; None = of none."""
 
 
 def packed_row(
@@ -78,7 +80,18 @@ def packed_row(
         predictors_M=_moved(predictors_M, device),
         targets_M=_moved(targets_M, device),
         temperatures_M=torch.tensor(batch.temperatures_T[trained_M]).to(device),
+        routes_TLK=_routes(batch, len(token_ids_T), device),
     )
+
+
+def _routes(batch: PackedBatch, num_tokens: int, device: torch.device) -> torch.Tensor | None:
+    """Return the routes of a row of `num_tokens`, unknown for its padding."""
+    if batch.routes_TLK is None:
+        return None
+    assert batch.shared_S is None, "mixtures share no prefixes"
+    known = batch.routes_TLK[: batch.num_tokens]
+    padding = np.full((num_tokens - len(known), *known.shape[1:]), -1, known.dtype)
+    return _moved(np.concatenate([known, padding]), device)
 
 
 def _padded(shared: SharedRow, num_padding: int) -> SharedRow:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from telescope_train.config.schema import TrainConfig
 from telescope_train.models.device import Device, compute_dtype
 from telescope_train.models.facts import ModelFacts
+from telescope_train.models.recomputed_layers import LayerBytes
 from telescope_train.plan.megatron_memory import megatron_activations, megatron_state
 
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2}
@@ -18,7 +19,7 @@ GATHERED = "gathered weights"
 LOGITS = "logits"
 _MOMENT_BYTES = {"adamw_bf16": 4, "adamw_8bit": 2}
 """Of both moments of one parameter; those of plain AdamW have the dtype of the weights."""
-_WIDTHS_KEPT = {"full": 1.0, "selective": 6.0}
+_WIDTHS_KEPT = {"full": 1.0, "auto": 1.0, "selective": 6.0}
 """Widths of the hidden state that a layer keeps of each token for its backward pass."""
 
 
@@ -138,19 +139,33 @@ def _gathered(facts: ModelFacts, compute: int, shards: int) -> list[int]:
 
 def _activations(config: TrainConfig, facts: ModelFacts, compute: int) -> list[int]:
     """Return what one packed sequence leaves for its backward pass, in bytes."""
-    if not facts.num_layers or not facts.hidden_size or not facts.mlp_width:
+    layer = layer_bytes(config, facts, compute)
+    if layer is None or not facts.num_layers:
         return []
+    mode = config.trainer.gradient_checkpointing
+    if mode is False:
+        return [facts.num_layers * layer.whole]
+    # With "auto" the least that a rank can do with.
+    kept = _WIDTHS_KEPT["full" if mode is True else mode]
+    return [round(facts.num_layers * kept * layer.input) + 2 * layer.whole]
+
+
+def layer_bytes(config: TrainConfig, facts: ModelFacts, compute: int) -> LayerBytes | None:
+    """Return what a layer keeps of a row of `seq_len` tokens, of `compute` bytes a number.
+
+    None = the sizes are unknown.
+    """
+    if not facts.num_layers or not facts.hidden_size or not facts.mlp_width:
+        return None
     tokens = config.trainer.seq_len // config.trainer.fsdp_context_parallel_size
     hidden = facts.hidden_size
     heads = (facts.attention_width or 0) // facts.num_layers
     # Norms, query, key, value, the attention's output, the residuals, and three of the MLP's width:
     # what one layer holds while its backward pass runs.
-    whole_layer = tokens * compute * (6 * hidden + 4 * heads + 3 * facts.mlp_width)
-    mode = config.trainer.gradient_checkpointing
-    if mode is False:
-        return [facts.num_layers * whole_layer]
-    kept = _WIDTHS_KEPT["full" if mode is True else mode]
-    return [round(facts.num_layers * tokens * compute * kept * hidden) + 2 * whole_layer]
+    return LayerBytes(
+        whole=tokens * compute * (6 * hidden + 4 * heads + 3 * facts.mlp_width),
+        input=tokens * compute * hidden,
+    )
 
 
 def _training_state(

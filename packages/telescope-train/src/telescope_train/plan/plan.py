@@ -17,6 +17,7 @@ from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.config.run_folder import run_folder
 from telescope_train.config.schema import EvalEntry, TrainConfig
 from telescope_train.models.served_adapter import served_adapter
+from telescope_train.plan.activations import how_activations_are_kept
 from telescope_train.plan.memory import MemoryPlan, memory_of
 from telescope_train.plan.notes import notes_of
 from telescope_train.plan.prepared import Prepared
@@ -80,6 +81,8 @@ class Plan:
     """When the gradient of a batch is computed, and why not earlier."""
     prompts: str
     """Whether what rollouts begin with alike is computed once."""
+    activations: str
+    """What layers keep for the backward pass, and why."""
     replies: str
     """How what the model writes is read."""
     lora: str | None
@@ -124,6 +127,7 @@ def make_plan(prepared: Prepared) -> Plan:
         age_of_rollouts=age_of_rollouts(config),
         gradients=how_gradients_are_taken(config),
         prompts=_prompts(config),
+        activations=how_activations_are_kept(prepared),
         replies=how_replies_are_read(config.model),
         lora=_lora(config, prepared.dtype),
         max_model_len=limit,

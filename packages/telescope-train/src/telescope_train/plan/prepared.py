@@ -24,6 +24,7 @@ from telescope_train.plan.checks.megatron import (
     megatron_device_problems,
     megatron_model_problems,
 )
+from telescope_train.plan.checks.routing import routing_device_problems, routing_model_problems
 from telescope_train.plan.checks.weights import weights_device_problems
 from telescope_train.plan.gpus import gpu_problems
 from telescope_train.rollouts.accept import load_accept_fn
@@ -44,6 +45,8 @@ class Prepared:
     environments: RunEnvironments
     resume: ResumePoint | None
     """None = from the beginning."""
+    gpus: tuple[int, ...]
+    """Bytes of each GPU of this machine, 0 where unknown; empty on CPU and on a cluster's nodes."""
     problems: tuple[str, ...]
     """Why the run cannot start on this machine; empty when it can."""
 
@@ -81,6 +84,7 @@ def prepare(config: TrainConfig) -> Prepared:
     problems += _length_problems(config, facts, limit)
     problems += _step_problems(config, facts)
     problems += megatron_model_problems(config, facts)
+    problems += routing_model_problems(config, facts)
     problems += template_problems(config.model)
     environments = prepare_environments(config)
     problems += environments.problems
@@ -90,9 +94,11 @@ def prepare(config: TrainConfig) -> Prepared:
         problems += location_problems(config, resume)
     except TelescopeError as error:
         problems.append(str(error))
+    gpus: tuple[int, ...] = ()
     if config.ray.ray_address is None:
         if device == "cuda":
-            problems += gpu_problems(config, facts, limit, machine_gpus())
+            gpus = tuple(machine_gpus())
+            problems += gpu_problems(config, facts, limit, gpus)
         problems += port_problems(config)
         problems += _device_problems(config, device)
     return Prepared(
@@ -102,6 +108,7 @@ def prepare(config: TrainConfig) -> Prepared:
         max_model_len=limit,
         environments=environments,
         resume=resume,
+        gpus=gpus,
         problems=tuple(dict.fromkeys(problems)),
     )
 
@@ -159,6 +166,7 @@ def _step_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[str]:
 def _device_problems(config: TrainConfig, device: Device) -> Iterator[str]:
     yield from megatron_device_problems(config, device)
     yield from weights_device_problems(config, device)
+    yield from routing_device_problems(config, device)
     if device == "cuda":
         return
     if config.trainer.optimizer == "adamw_8bit":

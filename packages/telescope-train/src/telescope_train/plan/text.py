@@ -91,6 +91,7 @@ def _batch(plan: Plan) -> Iterator[str]:
     yield _row("age of rollouts", plan.age_of_rollouts)
     yield _row("gradients", plan.gradients)
     yield _row("prompts", plan.prompts)
+    yield _row("activations", plan.activations)
     yield _row("replies", f"read: {plan.replies}")
     if plan.lora is not None:
         yield _row("LoRA", plan.lora)

@@ -19,7 +19,8 @@ MAY_DIFFER = frozenset(
     {
         *("output", "make_tiny_model", "number_of_steps", "stop_at_accuracy", "loss_log_every"),
         *("learning_rate", "lr_scheduler", "warmup_steps", "min_lr_ratio", "weight_decay"),
-        *("grad_clip", "gradient_checkpointing", "entropy_chunk_size", "mixed_precision_dtype"),
+        *("grad_clip", "gradient_checkpointing", "activation_memory_gib"),
+        *("entropy_chunk_size", "mixed_precision_dtype"),
         *("checkpoint_every", "checkpoint_keep_last", "checkpoint_keep_every"),
         *("trainer_num_workers", "ray_address", "fsdp_context_parallel_size"),
         *("fsdp_replicate_size", "lora_dropout", "resume_from_checkpoint"),

@@ -25,18 +25,24 @@ from telescope_train.config.megatron_section import MegatronSection
 from telescope_train.config.schema import CheckpointSection
 from telescope_train.config.trainer_section import (
     LORA_TARGETS,
+    CheckpointingChoice,
     LoraTargets,
     Optimizer,
     TrainerSection,
 )
 from telescope_train.models.device import compute_dtype, machine_device
 from telescope_train.plan.checks.megatron import device_problems, section_problems
-from telescope_train.plan.checks.trainer import LORA_FIELDS, checkpoint_problems
+from telescope_train.plan.checks.trainer import (
+    LORA_FIELDS,
+    activation_problems,
+    checkpoint_problems,
+)
 
 SHARED = (
     *(
         "train_backend",
         "gradient_checkpointing",
+        "activation_memory_gib",
         "optimizer",
         "trainer_num_workers",
         "fsdp_context_parallel_size",
@@ -105,9 +111,13 @@ class SftConfig(Section):
     """Decoupled weight decay."""
     grad_clip: NotNegative = 1.0
     """Largest global gradient norm; 0 = measure the norm but do not clip."""
-    gradient_checkpointing: bool | Literal["full", "selective"] = True
+    gradient_checkpointing: bool | CheckpointingChoice = True
     """Recompute activations in the backward pass instead of keeping them: all of them (`full`,
-    true), or all except those of attention and matrix products (`selective`)."""
+    true), all except those of attention and matrix products (`selective`), or those of as few
+    layers as memory needs (`auto`)."""
+    activation_memory_gib: Positive | None = None
+    """GiB that a rank may keep for a backward pass, with `gradient_checkpointing = "auto"`; null =
+    what is left of its GPU, or half of what is free in the machine, divided among the ranks."""
     seq_len: Count = 4096
     """Tokens in one packed sequence; a longer example is refused."""
     entropy_chunk_size: Count = 1024
@@ -206,6 +216,7 @@ def _rank_problems(config: SftConfig) -> Iterator[str]:
         dtype = compute_dtype(config.mixed_precision_dtype, device)
         problems += device_problems(config.megatron, dtype, device)
     if config.train_backend == FSDP:
+        problems += activation_problems(trainer)
         try:
             fsdp_layout(trainer, config.trainer_num_workers)
         except ConfigError as error:

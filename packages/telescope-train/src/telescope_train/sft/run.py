@@ -39,6 +39,7 @@ from telescope_train.sft.ranks import open_ranks
 TRUNCATED, DROPPED = "examples/truncated", "examples/dropped"
 RECORDED = (
     *("loss/total", "entropy", "grad_norm", "learning_rate", "optimizer/skipped"),
+    *(f"activations/{name}" for name in ("recomputed_layers", "kept_gib", "room_gib")),
     *("examples/learnt", TRUNCATED, DROPPED),
 )
 

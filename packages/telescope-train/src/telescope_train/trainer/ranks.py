@@ -32,11 +32,13 @@ class RankFacts(NamedTuple):
     """None on CPU."""
     sharing: PrefixSharing
     """Whether samples of a row share prefixes."""
+    activations: str = ""
+    """Why as many layers are recomputed as are; empty where the settings alone say it."""
 
     @classmethod
     def of(cls, worker: TrainerWorker) -> "RankFacts":
         """Return the facts of a rank in this process."""
-        return cls(worker.self_tests, worker.gpu_name, worker.sharing)
+        return cls(worker.self_tests, worker.gpu_name, worker.sharing, worker.activations)
 
 
 class Rank(Protocol):
@@ -77,6 +79,11 @@ class AllRanks:
     def gpu_name(self) -> str | None:
         """The GPU of each rank; None on CPU."""
         return self.facts[0].gpu_name
+
+    @property
+    def activations(self) -> str:
+        """Why as many layers are recomputed as are; empty where the settings alone say it."""
+        return self.facts[0].activations
 
     @property
     def why_nothing_is_shared(self) -> str | None:

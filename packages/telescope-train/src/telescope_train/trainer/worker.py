@@ -184,6 +184,11 @@ class TrainerWorker:
         return getattr(self.backend, "sharing", no_sharing("the backend cannot"))
 
     @property
+    def activations(self) -> str:
+        """Why as many layers are recomputed as are; empty where the settings alone say it."""
+        return getattr(self.backend, "activations", "")
+
+    @property
     def gpu_name(self) -> str | None:
         """The GPU of this rank; None on CPU."""
         return torch.cuda.get_device_name() if self._device.type == "cuda" else None

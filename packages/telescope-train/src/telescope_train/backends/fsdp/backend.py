@@ -8,6 +8,7 @@ the only denominator. Dims: T tokens of a row, M trained tokens.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from telescope_train.backends.distributed_checkpoint import Saving, save_state, start_saving
 from telescope_train.backends.fsdp import state as fsdp_state
+from telescope_train.backends.fsdp.activation_room import limit_activations
 from telescope_train.backends.fsdp.layout import fsdp_layout
 from telescope_train.backends.fsdp.optimizer import make_optimizer, set_learning_rate
 from telescope_train.backends.fsdp.policy import ShardedPolicy, load_policy, load_reference
@@ -65,6 +67,9 @@ class FsdpBackend:
         loaded = load_policy(settings, device, self._layout, moved=self._spans.moved)
         self._policy, self.attention = loaded.policy, loaded.attention
         self.sharing = loaded.sharing
+        self._checkpointing = loaded.checkpointing
+        self.activations = ""
+        """Why as many layers are recomputed as are, for people; empty where settings say it."""
         if spans is not None:
             time_reductions(self._policy, spans)
         self._reference = self._make_reference(loaded)
@@ -104,6 +109,9 @@ class FsdpBackend:
                     loss.backward()
                 losses.after_backward()
         with self._spans.span("metrics", on_cpu=True):
+            if self._checkpointing is not None:
+                losses.add_metrics(self._checkpointing.take_metrics())
+                self._checkpointing.agree(gather_values(self._checkpointing.found))
             return losses.over_ranks(self._layout.speakers, facts=losses.facts)
 
     def _step_loss(self, version: int) -> StepLoss:
@@ -143,6 +151,11 @@ class FsdpBackend:
         # Otherwise the moments and the step count of the rehearsal would enter the first real step.
         self._optimizer.state.clear()
         changed = sum(old != new for old, new in zip(before, self._checksums(), strict=True))
+        if self._checkpointing is not None:
+            # Everything that a step needs besides activations has been in memory now.
+            self.activations = limit_activations(
+                self._checkpointing, self._settings.trainer, self._device
+            )
         return max(gather_values(changed))
 
     def _checksums(self) -> list[int]:
@@ -194,8 +207,11 @@ class FsdpBackend:
         """Like `logprobs`, of the reference model."""
         assert self._reference is not None, "these settings need no reference model"
         with self._reference.ready() as policy:
+            # The reference is a model of its own, which was not asked when tokens were sampled.
             return [
-                self._timed_logprobs("reference logprobs", policy, batch, number)
+                self._timed_logprobs(
+                    "reference logprobs", policy, replace(batch, routes_TLK=None), number
+                )
                 for number, batch in enumerate(batches)
             ]
 

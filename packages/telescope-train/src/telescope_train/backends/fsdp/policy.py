@@ -12,7 +12,9 @@ from telescope_train.backends.fsdp.filling import fill, fill_adapters
 from telescope_train.backends.fsdp.sharding import decoder_layers, prefetch, shard, weight_mesh
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.cluster.rank_layout import RankLayout
+from telescope_train.config.trainer_section import CheckpointingChoice
 from telescope_train.models.adapted_product import round_sums_once
+from telescope_train.models.adaptive_checkpointing import AdaptiveCheckpointing
 from telescope_train.models.attention.choice import AttentionChoice, choose_attention
 from telescope_train.models.attention.context_parallel import ContextGroup, join_context
 from telescope_train.models.attention.kinds import AttentionKind
@@ -39,6 +41,8 @@ class ShardedPolicy:
     """The ranks that this one shares rows with; None = it shares none."""
     sharing: PrefixSharing
     """Whether samples of a row share prefixes."""
+    checkpointing: AdaptiveCheckpointing | None
+    """What decides how many layers of a row are recomputed; None = the settings say it."""
     mesh: DeviceMesh
     """The ranks over which weights are sharded and copied."""
 
@@ -89,9 +93,7 @@ def load_policy(
         compile_layers(decoder_layers(loaded.model))
     else:
         _speed_up(loaded.model, device, dtype)
-    if trainer.gradient_checkpointing:
-        kind = "full" if trainer.gradient_checkpointing is True else trainer.gradient_checkpointing
-        checkpoint_activations(decoder_layers(loaded.model), kind)
+    checkpointing = _checkpoint(loaded.model, trainer.gradient_checkpointing)
     # eval(): the engine samples without dropout. Only adapters may have some, through `dropout_on`.
     policy = PackedPolicy(
         loaded.model,
@@ -105,6 +107,7 @@ def load_policy(
         attention=attention,
         context=context,
         sharing=sharing,
+        checkpointing=checkpointing,
         mesh=weight_mesh(layout, device),
     )
     policy.use_attention(sharded.attention_in_use, context)
@@ -114,6 +117,17 @@ def load_policy(
     if trainer.use_lora:
         fill_adapters(policy.lm, seed=settings.seed)
     return sharded
+
+
+def _checkpoint(
+    lm: PreTrainedModel, kind: bool | CheckpointingChoice
+) -> AdaptiveCheckpointing | None:
+    """Make the decoder layers recompute what `gradient_checkpointing` says."""
+    if kind == "auto":
+        return AdaptiveCheckpointing(decoder_layers(lm))
+    if kind:
+        checkpoint_activations(decoder_layers(lm), "full" if kind is True else kind)
+    return None
 
 
 def load_reference(

@@ -50,6 +50,7 @@ from telescope_train.inference.wire import (
     TokenReply,
     TokenRequest,
     VersionSpan,
+    routes_of,
 )
 from telescope_train.observability.calls import ServerTiming
 
@@ -263,7 +264,8 @@ class PlaneConnection:
             raise RuntimeError("the engine ended the request without an output")
         reason = final.outputs[0].finish_reason or ""
         timing = _timing_of_final(final)
-        return _reply(request.id, _part_of_final(final, growing.num_sent), reason, timing)
+        reply = _reply(request.id, _part_of_final(final, growing.num_sent), reason, timing)
+        return msgspec.structs.replace(reply, routes=routes_of(final.outputs[0].routed_experts))
 
     @property
     def _is_tracing(self) -> bool:

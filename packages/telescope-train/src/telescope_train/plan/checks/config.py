@@ -19,6 +19,7 @@ from telescope_train.plan.checks.cluster import cluster_problems
 from telescope_train.plan.checks.environments import process_problems
 from telescope_train.plan.checks.megatron import megatron_problems
 from telescope_train.plan.checks.observability import observability_problems
+from telescope_train.plan.checks.routing import routing_problems
 from telescope_train.plan.checks.step import step_problems
 from telescope_train.plan.checks.trainer import checkpoint_problems, trainer_problems
 from telescope_train.plan.checks.weights import colocation_problems, weights_problems
@@ -43,6 +44,7 @@ def check_config(config: TrainConfig) -> None:
         *observability_problems(config),
         *weights_problems(config),
         *colocation_problems(config),
+        *routing_problems(config),
         *_name_problems(config),
     ]
     if problems:

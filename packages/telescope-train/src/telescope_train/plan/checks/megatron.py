@@ -20,7 +20,9 @@ from telescope_train.models.facts import ModelFacts
 BACKEND = "megatron"
 _NO_EFFECT = {
     "fsdp_context_parallel_size": "use megatron_context_parallel_size",
-    "gradient_checkpointing": "use megatron_gradient_checkpointing",
+    "gradient_checkpointing": "use megatron_gradient_checkpointing, which recomputes all layers or "
+    "none: this backend knows no 'auto'",
+    "activation_memory_gib": "remove it",
     "optimizer_cpu_offload": "use megatron_optimizer_cpu_offload",
     "compile": "remove it",
     "share_prefixes": "remove it: every sample is computed by itself",

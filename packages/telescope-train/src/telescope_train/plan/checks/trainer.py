@@ -34,11 +34,7 @@ def trainer_problems(config: TrainConfig) -> Iterator[str]:
             f"trainer.warmup_steps ({section.warmup_steps}) must not exceed the "
             f"{config.num_optimizer_steps} optimizer steps of the run; lower it"
         )
-    if section.compile and section.gradient_checkpointing == "selective":
-        yield (
-            "trainer.compile chooses by itself what a layer keeps for the backward pass, so "
-            "gradient_checkpointing = 'selective' would have no effect; use 'full', or turn one off"
-        )
+    yield from _checkpointing_problems(section)
     yield from _lora_problems(config)
     yield from _fsdp_problems(section)
     last_port = config.inference.inference_base_port + config.inference.inference_num_workers - 1
@@ -46,6 +42,30 @@ def trainer_problems(config: TrainConfig) -> Iterator[str]:
         yield (
             f"inference.inference_base_port: the last server would need port {last_port}, "
             "above 65535; lower inference_base_port"
+        )
+
+
+def _checkpointing_problems(section: TrainerSection) -> Iterator[str]:
+    kind = section.gradient_checkpointing
+    if section.compile and kind == "selective":
+        yield (
+            "trainer.compile chooses by itself what a layer keeps for the backward pass, so "
+            "gradient_checkpointing = 'selective' would have no effect; use 'full', or turn one off"
+        )
+    if section.compile and kind == "auto":
+        yield (
+            "gradient_checkpointing = 'auto' measures what layers keep for the backward pass, and "
+            "trainer.compile changes that; use true or false, or remove compile"
+        )
+    yield from activation_problems(section)
+
+
+def activation_problems(section: TrainerSection) -> Iterator[str]:
+    """Yield a message if `activation_memory_gib` limits nothing."""
+    if section.activation_memory_gib is not None and section.gradient_checkpointing != "auto":
+        yield (
+            "trainer.activation_memory_gib has no effect without gradient_checkpointing = 'auto'; "
+            "set that, or remove activation_memory_gib"
         )
 
 

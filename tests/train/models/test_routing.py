@@ -1,0 +1,188 @@
+"""Routing replay: gradients against a slow float64 version, and routes on their way to it."""
+
+import json
+import sys
+from array import array
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from telescope_core.chains import ChainRecorder
+from telescope_core.errors import ConfigError
+from telescope_core.types import Completion, Message, Rollout, Turn
+from telescope_train.batches.packing import pack
+from telescope_train.batches.samples import samples_from_rollout
+from telescope_train.batches.weighting import token_weights
+from telescope_train.inference.wire import TokenReply, routes_of
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from backend_cases import (
+    backend_settings,
+    gradient_of,
+    grpo_batches,
+    make_mixture,
+    relative_difference,
+    samples,
+    slow_backward,
+    slow_gradient,
+    slow_model,
+)
+
+KINDS = ("qwen3_moe", "qwen3_moe with weights as they are", "mixtral")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def mixture(request, tmp_path_factory):
+    kind, _, as_they_are = request.param.partition(" ")
+    folder = make_mixture(tmp_path_factory.mktemp(kind) / "model", kind)
+    if as_they_are:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"norm_topk_prob": False}))
+    return folder
+
+
+def routed_samples(config):
+    """Samples with routes that no model would choose, but for one sample and every fifth token."""
+    drawn = np.random.default_rng(1)
+    num_experts = getattr(config, "num_experts", None) or config.num_local_experts
+    found = []
+    for number, sample in enumerate(samples()):
+        shape = (len(sample), config.num_hidden_layers, num_experts)
+        routes = drawn.random(shape).argsort(-1)[..., : config.num_experts_per_tok]
+        routes = routes.astype(np.int16)
+        routes[::5] = -1
+        found.append(replace(sample, routes=None if number == 3 else routes))
+    return found
+
+
+def routed_batches(config, seq_len):
+    chosen = routed_samples(config)
+    weights_N = token_weights(chosen, "token", max_tokens=64)
+    return pack(chosen, weights_N, seq_len=seq_len, num_ranks=1)[0]
+
+
+def slow_routed_gradient(folder):
+    """As `slow_gradient`, with routers that send token after token where its sample says."""
+    model = slow_model(folder)
+    chosen = iter(routed_samples(model.config))
+    current = []
+    model.register_forward_pre_hook(lambda *_: current.append(next(chosen)))
+    normalizes = getattr(model.config, "norm_topk_prob", True)
+
+    def router(module, layer):
+        def forward(hidden):
+            logits = hidden.reshape(-1, hidden.shape[-1]) @ module.weight.T
+            weights, picked = [], []
+            for token, row in enumerate(logits):
+                routes = current[-1].routes
+                known = routes is not None and routes[token, layer, 0] >= 0
+                own = row.topk(module.top_k).indices
+                experts = torch.tensor(routes[token, layer].astype(int)) if known else own
+                among = row[experts] if normalizes else row
+                weights.append(row[experts].exp() / among.exp().sum())
+                picked.append(experts)
+            return logits, torch.stack(weights), torch.stack(picked)
+
+        return forward
+
+    for number, layer in enumerate(model.model.layers):
+        for module in layer.modules():
+            if type(module).__name__.endswith("TopKRouter"):
+                module.forward = router(module, number)
+    slow_backward(model)
+    return {name: value.grad.numpy() for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+def test_the_gradient_is_that_of_the_experts_that_were_chosen(
+    mixture, start, gradient_checkpointing
+):
+    expected = slow_routed_gradient(mixture)
+    settings = backend_settings(
+        mixture, dtype="float64", gradient_checkpointing=gradient_checkpointing
+    )
+    worker = start(settings)
+    config = worker.backend._policy.lm.config
+    for seq_len in (40, 4096):
+        found = gradient_of(worker, routed_batches(config, seq_len))
+        # The routers of transformers compute their weights in float32.
+        assert relative_difference(found, expected) < 1e-5
+    # Rows without routes are computed as if there never had been any.
+    own = gradient_of(worker, grpo_batches(seq_len=40)[0])
+    assert relative_difference(own, slow_gradient(mixture)) < 1e-5
+    assert relative_difference(own, expected) > 0.05
+
+
+def test_the_models_own_routes_change_nothing(mixture, start):
+    worker = start(backend_settings(mixture))
+    policy, batches = worker.backend._policy, grpo_batches(seq_len=4096)[0]
+    taken = []
+    routers = [
+        module for module in policy.lm.modules() if type(module).__name__.endswith("TopKRouter")
+    ]
+    hooks = [one.register_forward_hook(lambda *call: taken.append(call[2][2])) for one in routers]
+    (expected,) = worker.logprobs(batches)
+    for hook in hooks:
+        hook.remove()
+    routes = torch.stack(taken, 1).numpy().astype(np.int16)
+    (found,) = worker.logprobs([replace(batches[0], routes_TLK=routes[: len(expected)])])
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_routes_of_another_model_are_refused(mixture, tiny, start):
+    worker = start(backend_settings(mixture))
+    batch = routed_batches(worker.backend._policy.lm.config, 4096)[0]
+    with pytest.raises(ConfigError, match="expected routes of 2 layers and 2 experts"):
+        worker.logprobs([replace(batch, routes_TLK=batch.routes_TLK[:, :1])])
+    worker = start(backend_settings(tiny))
+    with pytest.raises(ConfigError, match="has no router that is known"):
+        worker.logprobs([batch])
+
+
+def test_the_reference_model_chooses_by_itself(mixture, start):
+    settings = backend_settings(mixture)
+    algorithm = settings.algorithm.model_copy(update={"kl_penalty_tau": 0.1})
+    worker = start(replace(settings, algorithm=algorithm))
+    batch = routed_batches(worker.backend._policy.lm.config, 4096)[0]
+    (with_routes,) = worker.reference_logprobs([batch])
+    (without,) = worker.reference_logprobs([replace(batch, routes_TLK=None)])
+    np.testing.assert_array_equal(with_routes, without)
+
+
+def experts(num_tokens: int, first: int) -> np.ndarray:
+    """What vLLM returns of a request: numbers that tell tokens, layers and places apart."""
+    return (first + np.arange(num_tokens * 3 * 2)).reshape(num_tokens, 3, 2).astype(np.uint8)
+
+
+def test_routes_come_from_the_request_that_computed_all_of_a_sample():
+    recorder, turns = ChainRecorder(), []
+    prompt = [1, 2, 3]
+    for number, answer in enumerate(([4, 5], [8, 9, 9])):
+        # Of the last token that was sampled there are none: nobody computed it.
+        said = routes_of(experts(len(prompt) + len(answer) - 1, first=100 * number))
+        tokens = recorder.record(
+            prompt, array("i", answer), [-1.0] * len(answer), temperature=1.0, routes=said
+        )
+        completion = Completion(
+            message=Message(role="assistant", content=""),
+            finish_reason="stop",
+            tokens=tokens,
+            oldest_version=0,
+            newest_version=0,
+        )
+        turns.append(Turn(completion=completion, started_s=0.0, ended_s=1.0, temperature=1.0))
+        prompt = [*prompt, *answer, 7]
+    rollout = Rollout(environment="toy", example_id="a", group_id="g", index=0, turns=tuple(turns))
+    (sample,) = samples_from_rollout(rollout, 1.0, 1.0)
+    assert sample.routes.shape == (len(sample), 3, 2)
+    np.testing.assert_array_equal(sample.routes[:-1], experts(8, first=100))
+    assert (sample.routes[-1] == -1).all()
+
+
+def test_a_reply_counts_its_routes():
+    with_routes = TokenReply(1, routes=routes_of(experts(4, first=0)))
+    assert with_routes.num_bytes - TokenReply(1).num_bytes == 4 * 3 * 2 * 2
+    assert routes_of(None) is None
