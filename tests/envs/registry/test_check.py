@@ -10,8 +10,10 @@ import pytest
 from tests.envs.projects import toy_publication, write_registry
 
 from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.records.release import Status
 from telescope_envs.records.schemas import write_schemas
 from telescope_envs.registry import Registry
+from telescope_envs.registry.static_view import render
 from telescope_envs.rules.check import check_registry
 from telescope_envs.rules.tree import (
     CHECKS,
@@ -291,7 +293,12 @@ def test_what_was_removed_and_listed_is_accepted(committed):
     wheel = next((committed / "artifacts").glob("*toy-0.1*"))
     wheel.unlink()
     remove(committed, "0.1.0")
+    (finding,) = findings(committed)
+    assert (finding.check, "without being yanked" in finding.what) == ("removed", True)
+    Registry.at(committed).store.change_status("acme/toy", lambda _: Status(yanked={"0.1.0": "x"}))
     assert findings(committed) == [], "the wheel may be gone and its line stay"
+    assert render(committed, committed.parent / "view")
+    (committed / "status/acme/toy.json").unlink()
     (committed / INDEX).write_text(lines[1])
     commit(committed)
     assert findings(committed) == [], "and so may the line"

@@ -23,11 +23,13 @@ from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.records.catalog import CATALOG_PATH, CatalogRow, catalog_row, write_catalog
 from telescope_envs.records.names import distribution_name, plain
 from telescope_envs.records.reading import (
+    REMOVED_PATH,
     check_bytes,
     ids_of,
     is_registry_path,
     is_web_address,
     metadata_path,
+    parse_removals,
     parse_status,
     read_releases,
     tree_files,
@@ -234,11 +236,13 @@ def rendered_files(
     rows = registry.catalog()
     yield CATALOG_PATH, write_catalog(rows)
     rendered: list[str] = []
+    removals = parse_removals(registry.store.read(REMOVED_PATH))
     for environment_id in ids_of(tree_files(source)):
         progress(f"rendering {environment_id}")
         releases, unreadable = registry.read_releases(environment_id)
         if unreadable:
             raise RegistryError(unreadable[0].why)
+        releases = [release for release in releases if not removals.has(release)]
         if not releases:
             continue
         rendered.append(environment_id)

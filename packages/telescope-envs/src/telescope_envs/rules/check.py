@@ -16,7 +16,6 @@ from telescope_envs.records.reading import (
     is_registry_path,
     is_web_address,
 )
-from telescope_envs.records.release import Release
 from telescope_envs.rules.history import check_history
 from telescope_envs.rules.tree import CheckReport, IndexLine, Tree, check_names, read_tree
 from telescope_envs.rules.wheel import check_release, read_wheel
@@ -37,8 +36,15 @@ def _check_wheel(tree: Tree, line: IndexLine) -> None:
         tree.add(
             "artifact", line.where, "has no wheel URL", "correct the line before committing it"
         )
+    if tree.removals.has(release):
+        _check_removed(tree, line)
+        return
+    if (release.id, release.version) in {(one.id, one.version) for one in tree.removals.removed}:
+        what = f"names {release.id} {release.version}, which was published again with another wheel"
+        fix = "remove the line before committing it, and raise the version instead"
+        tree.add("removed", REMOVED_PATH, what, fix)
     for url in release.wheel.urls:
-        if is_web_address(url) or (url not in tree.paths and tree.removals.has(release)):
+        if is_web_address(url):
             continue
         if not is_registry_path(url):
             tree.add("artifact", line.where, f"{url!r} points outside the registry", _RESTORE)
@@ -46,20 +52,18 @@ def _check_wheel(tree: Tree, line: IndexLine) -> None:
             tree.add("artifact", line.where, f"{url} does not exist", _RESTORE)
         else:
             _check_content(tree, line, url)
-            _check_removed(tree, release)
 
 
-def _check_removed(tree: Tree, release: Release) -> None:
-    """Add what is wrong if a release whose wheel is there counts as removed."""
-    label = f"{release.id} {release.version}"
-    same = [(one.id, one.version) for one in tree.removals.removed]
-    if tree.removals.has(release):
+def _check_removed(tree: Tree, line: IndexLine) -> None:
+    """Add what is wrong with a release that was removed and whose line stays."""
+    release, label = line.release, f"{line.release.id} {line.release.version}"
+    if any(url in tree.paths for url in release.wheel.urls):
         what, fix = f"names {label}, whose wheel is still there", "remove the wheel, or the entry"
         tree.add("removed", REMOVED_PATH, what, fix)
-    elif (release.id, release.version) in same:
-        what = f"names {label}, which was published again with another wheel"
-        fix = "remove the line before committing it, and raise the version instead"
-        tree.add("removed", REMOVED_PATH, what, fix)
+    if release.version not in tree.yanked.get(release.id, ()):
+        what = f"names {label}, whose line stays without being yanked"
+        fix = f"yank it, so that nobody is sent to its wheel: telescope env yank {release.id}@"
+        tree.add("removed", REMOVED_PATH, what, f"{fix}{release.version}")
 
 
 def _check_content(tree: Tree, line: IndexLine, path: str) -> None:

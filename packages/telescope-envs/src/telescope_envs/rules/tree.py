@@ -48,7 +48,10 @@ CHECKS = {
     "alias": "every bare name points to an environment in the index",
     "artifact": "wheels in the tree have the size and digest that their release records",
     "wheel": "wheels in the tree hold one environment and match their release",
-    "removed": "removed.toml, if it exists, names releases with reasons whose wheels are gone",
+    "removed": (
+        "removed.toml, if it exists, names releases with reasons that are gone, or yanked and "
+        "without a wheel"
+    ),
     "status": "every status file can be read and names only published versions",
     "schema": "schema/, if it exists, is what `telescope hub schemas` writes",
     "history": "index files only grew, in every commit and in the working tree",
@@ -108,6 +111,8 @@ class Tree:
     config: RegistryConfig | None = None
     aliases: dict[str, str] = field(default_factory=dict[str, str])
     removals: Removals = field(default_factory=Removals)
+    yanked: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    """Environment id -> its yanked versions."""
     releases: dict[str, list[IndexLine]] = field(default_factory=dict[str, list[IndexLine]])
     """Environment id -> its index lines, in the order of the file."""
     findings: list[Finding] = field(default_factory=list[Finding])
@@ -238,7 +243,8 @@ def _check_statuses(tree: Tree) -> None:
             tree.add("status", path, f"{environment_id} has no index file", "remove it")
             continue
         published = {line.release.version for line in tree.releases[environment_id]}
-        for version in sorted(set(status.yanked) - published if status else ()):
+        tree.yanked[environment_id] = set(status.yanked) if status else set()
+        for version in sorted(tree.yanked[environment_id] - published):
             tree.add(
                 "status",
                 path,
