@@ -143,8 +143,8 @@ class PublicRecord(Record, frozen=True, kw_only=True):
     """A record of a registry, which anybody may have written: every text in it is a `Line`."""
 
 
-def read(record: type[RecordType], text: bytes | str) -> RecordType:
-    """Return the record in a JSON text.
+def read(record: type[RecordType], text: bytes | str, *, is_plain: bool = False) -> RecordType:
+    """Return the record in a JSON text; `is_plain` if `is_plain_json` has said so.
 
     Raises RecordProblem for a record that breaks a rule, and another ValueError for a text that is
     not JSON.
@@ -153,7 +153,7 @@ def read(record: type[RecordType], text: bytes | str) -> RecordType:
     try:
         found = cast(RecordType, _decoder(record).decode(data))
         found.check()
-        if not _is_plain(data):
+        if not is_plain and not is_plain_json(data):
             _require_lines(found)
     except msgspec.ValidationError as error:
         raise RecordProblem(explained(error)) from None
@@ -205,8 +205,11 @@ def _decoder(record: type[Record]) -> "msgspec.json.Decoder[Record]":
     return msgspec.json.Decoder(record)
 
 
-def _is_plain(text: bytes) -> bool:
-    """Whether no text in this JSON can contain what a terminal would act on."""
+def is_plain_json(text: bytes) -> bool:
+    """Whether no text in this JSON, of one record or of many lines, acts on a terminal.
+
+    Raises ValueError for what is not UTF-8.
+    """
     if b"\\" in text and _ESCAPES_OTHER_THAN_QUOTES.search(text):
         return False
     # JSON has no unescaped control characters below the space.
