@@ -1,23 +1,34 @@
 """Known agent programs, unmodified, in sandboxes: trained on exactly what was sampled, and scored.
 
+The sandboxes are local ones, and containers of a podman whose image has the program.
+
 Their packages are installed as a user installs them. The model is scripted, in real tokens.
 """
 
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from tests.asking import ask
+from tests.core.sandboxes.containers import AGENT_PYTHON, IMAGE, podman_service
 
 from telescope_core import Example, ListSource, RolloutStatus, Sampling, StopReason, reward, setup
 from telescope_core.chat.client import ChatClient
 from telescope_core.errors import EnvironmentLoadError
 from telescope_core.gateway import Gateway, RecordedEnvironment, forwarding
-from telescope_core.harnesses import AgentConfig, AgentEnvironment
-from telescope_core.harnesses.installed import VARIABLE, require_readable
+from telescope_core.harnesses import AgentConfig, AgentEnvironment, open_harness
+from telescope_core.harnesses.installed import (
+    COMPLETE,
+    VARIABLE,
+    require_installed,
+    require_readable,
+)
 from telescope_core.in_process import InProcessEnvironment
+from telescope_core.sandboxes import open_provider
+from telescope_core.sandboxes.local.interpreter import find_interpreter
 from telescope_train.batches.samples import samples_from_rollout
 from telescope_train.inference.policy import TokenPolicySource
 
@@ -59,6 +70,20 @@ class Mending(AgentEnvironment):
         return float((await box.run(["python3", "-c", check])).text == "7\n")
 
 
+class MendingInContainer(Mending):
+    """The same in containers, whose image has the program's packages."""
+
+    agent_python = AGENT_PYTHON
+    address = ""
+
+    def provider(self):
+        return open_provider("docker", base_url=self.address, image=IMAGE)
+
+
+def packages_of(name: str) -> Path:
+    return require_installed(open_harness(name), find_interpreter().path)
+
+
 @pytest.fixture(scope="module")
 def agents(tmp_path_factory) -> None:
     """Install the programs as a user does, in a folder that stays for the next session."""
@@ -71,11 +96,22 @@ def agents(tmp_path_factory) -> None:
             one.chmod(0o755)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(VARIABLE, str(place))
-        for name in TOOL:
-            code = "from telescope_cli.main import main; main()"
-            words = [sys.executable, "-c", code, "agent", "install", name]
-            subprocess.run(words, check=True, timeout=600)
+        code = "from telescope_cli.main import main; main()"
+        words = [sys.executable, "-c", code, "agent", "install"]
+        installing = [subprocess.Popen([*words, name]) for name in TOOL]
+        assert [one.wait(timeout=600) for one in installing] == [0] * len(TOOL)
         yield
+
+
+@pytest.fixture(scope="module")
+def in_container(agents) -> type[MendingInContainer]:
+    """The environment with a podman of its own; the path of its socket must be short."""
+    packages = packages_of("openai-agents")
+    with (
+        tempfile.TemporaryDirectory(prefix="podman-") as folder,
+        podman_service(Path(folder), packages) as address,
+    ):
+        yield type("InContainer", (MendingInContainer,), {"address": address})
 
 
 @pytest.fixture
@@ -123,15 +159,38 @@ def require_mended(rollout) -> None:
     assert TASK in "".join(m.content for m in rollout.conversations[0])
 
 
-@pytest.mark.parametrize("name", sorted(TOOL))
-async def test_its_rollout_is_trained_on_exactly_what_was_sampled(name, client, gateway):
+async def require_trained(name, client, gateway) -> None:
+    """Play a rollout; what is trained on is what was sampled, and no other token."""
     policy = policy_of(name, gateway)
     rollout = await client.play(ask(deadline_s=LIMIT_S, sampling=SAMPLING), policy)
     require_mended(rollout)
     samples = samples_from_rollout(rollout, 1.0, 1.0)
     assert len(samples) == NUM_SAMPLES[name]
-    sampled = sum(len(turn.completion.completion_ids) for turn in rollout.turns)
-    assert sum(int(sample.mask.sum()) for sample in samples) == sampled
+    sampled = [turn.completion.completion_ids for turn in rollout.turns]
+    assert sum(int(sample.mask.sum()) for sample in samples) == sum(map(len, sampled))
+    trained = [one for sample in samples for one in sample.token_ids[sample.mask].tolist()]
+    assert trained == [one for ids in sampled for one in ids]
+
+
+@pytest.mark.parametrize("name", sorted(TOOL))
+async def test_its_rollout_is_trained_on_exactly_what_was_sampled(name, client, gateway):
+    await require_trained(name, client, gateway)
+
+
+async def test_in_a_container_it_is_trained_on_exactly_what_was_sampled(in_container, gateway):
+    name = "openai-agents"
+    made = InProcessEnvironment(
+        in_container(AgentConfig(harness=name, max_turns=8)), name="mending"
+    )
+    client = RecordedEnvironment(made)
+    await require_trained(name, client, gateway)
+    await client.close()
+
+
+def test_what_a_program_never_imports_is_not_installed(agents):
+    pins = (packages_of("mini-swe-agent") / COMPLETE).read_text()
+    assert "litellm==" in pins
+    assert not {"datasets", "pyarrow", "boto3"} & {pin.split("==")[0] for pin in pins.split()}
 
 
 @pytest.mark.parametrize("name", ["openai-agents"])

@@ -8,7 +8,7 @@ import pytest
 
 from telescope_core.errors import ConfigError
 from telescope_core.harnesses import AgentTask, harness_names, open_harness
-from telescope_core.harnesses.lookup import harness_requirements
+from telescope_core.harnesses.lookup import harness_excluded, harness_requirements
 from telescope_core.harnesses.protocol import AGENT_FOLDER
 
 OPTIONS = {"command": {"argv": ["agent", "{task}"]}}
@@ -34,6 +34,8 @@ def test_its_packages_are_pinned_and_known_without_making_it(name):
     assert made(name).requirements == harness_requirements(name)
     for pin in made(name).requirements:
         assert re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", pin), pin
+    own = {pin.split("==")[0] for pin in made(name).requirements}
+    assert not own & set(harness_excluded(name))
 
 
 def test_its_program_has_the_task_and_the_endpoint(name):

@@ -18,8 +18,10 @@ IMAGE = "localhost/telescope-test:1"
 PROGRAMS = (
     *("sh", "bash", "timeout", "env", "mkdir", "mktemp", "wc", "head", "base64", "cat", "rm"),
     *("printf", "ls", "sleep", "tr", "chmod", "find", "id", "true", "echo", "touch", "pwd"),
-    *("seq", "kill", "test"),
+    *("seq", "kill", "test", "sed"),
 )
+AGENT_PYTHON = "/opt/agent/bin/python"
+"""The interpreter of the virtual environment of an image that has one."""
 
 
 def _libraries(binary: Path) -> set[Path]:
@@ -28,8 +30,21 @@ def _libraries(binary: Path) -> set[Path]:
     return {Path(word) for word in words if word.startswith("/")}
 
 
-def image_tar() -> bytes:
-    """A root folder with a shell, coreutils and Python, from the files of this machine."""
+def _agent_files(agent: Path) -> dict[str, Path]:
+    """The files of a virtual environment, with what its compiled modules need."""
+    found = [path for path in agent.rglob("*") if path.is_file() and not path.is_symlink()]
+    needed = {one for path in found if path.suffix == ".so" for one in _libraries(path)}
+    return {
+        **{str(one): one.resolve() for one in needed if not one.is_relative_to(agent)},
+        **{f"/opt/agent/{path.relative_to(agent)}": path for path in found},
+    }
+
+
+def image_tar(agent: Path | None = None) -> bytes:
+    """A root folder with a shell, coreutils and Python, from the files of this machine.
+
+    `agent` is a virtual environment of the system's Python, to be had as `/opt/agent`.
+    """
     python = Path("/usr/bin/python3").resolve()
     library = Path("/usr/lib", python.name)
     files: dict[str, Path] = {f"/usr/bin/{python.name}": python, "/usr/bin/python3": python}
@@ -45,33 +60,40 @@ def image_tar() -> bytes:
             files[str(path)] = path
     for path in library.glob("lib-dynload/*.so"):
         files[str(path)] = path
+    files |= _agent_files(agent) if agent is not None else {}
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for folder in ("tmp", "proc", "dev", "sys", "etc", "run"):
             info = tarfile.TarInfo(folder)
             info.type, info.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
             tar.addfile(info)
-        link = tarfile.TarInfo("bin")
-        link.type, link.linkname = tarfile.SYMTYPE, "usr/bin"
-        tar.addfile(link)
+        for name, target in (("bin", "usr/bin"), (AGENT_PYTHON.lstrip("/"), str(python))):
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, target
+            tar.addfile(link)
         for name, path in files.items():
             info = tarfile.TarInfo(name.lstrip("/"))
             info.size, info.mode = path.stat().st_size, 0o755
+            # Byte code names the time of its source.
+            info.mtime = int(path.stat().st_mtime)
             with path.open("rb") as file:
                 tar.addfile(info, file)
     return packed.getvalue()
 
 
 @contextmanager
-def podman_service(folder: Path) -> Iterator[str]:
-    """Yield the address of a podman that keeps everything in `folder` and has one image."""
+def podman_service(folder: Path, agent: Path | None = None) -> Iterator[str]:
+    """Yield the address of a podman that keeps everything in `folder` and has one image.
+
+    `agent` is a virtual environment that the image has, see `image_tar`.
+    """
     words = [
         *("podman", "--root", f"{folder}/storage", "--runroot", f"{folder}/run"),
         *("--cgroup-manager", "cgroupfs", "--storage-driver", "overlay", "--runtime", "runc"),
         *("--events-backend", "none"),
     ]
     packed = folder / "image.tar"
-    packed.write_bytes(image_tar())
+    packed.write_bytes(image_tar(agent))
     subprocess.run([*words, "import", packed, IMAGE], check=True, capture_output=True)
     socket = folder / "podman.sock"
     with (folder / "service.log").open("wb") as log:

@@ -30,16 +30,19 @@ def agents_folder() -> Path:
     return Path("~/.local/share/telescope/agents").expanduser()
 
 
-def agent_folder(name: str, requirements: Sequence[str], interpreter: str) -> Path:
+def agent_folder(
+    name: str, requirements: Sequence[str], interpreter: str, excluded: Sequence[str] = ()
+) -> Path:
     """Return where the packages of a harness are, or would be, for one interpreter."""
-    made_of = "\n".join((interpreter, *requirements))
+    made_of = "\n".join((interpreter, *requirements, *(f"not {one}" for one in excluded)))
     digest = hashlib.sha256(made_of.encode()).hexdigest()[:_DIGITS]
     return agents_folder() / f"{name}-{digest}"
 
 
 def require_installed(harness: Harness, interpreter: str) -> Path:
     """Return where the packages are; raises EnvironmentLoadError with what to run."""
-    folder = agent_folder(harness.name, harness.requirements, interpreter)
+    excluded: tuple[str, ...] = getattr(harness, "excluded", ())
+    folder = agent_folder(harness.name, harness.requirements, interpreter, excluded)
     if not (folder / COMPLETE).exists():
         raise EnvironmentLoadError(
             f"harness {harness.name!r} needs {', '.join(harness.requirements)}, which is not in "

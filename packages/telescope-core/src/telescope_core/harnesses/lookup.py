@@ -30,6 +30,14 @@ def harness_requirements(name: str) -> tuple[str, ...]:
     return _factory(name).requirements
 
 
+def harness_excluded(name: str) -> tuple[str, ...]:
+    """Return the packages that the harness called `name` does without, though others ask for them.
+
+    Most harnesses declare none.
+    """
+    return getattr(_factory(name), "excluded", ())
+
+
 def _factory(name: str) -> Any:
     points = {point.name: point for point in entry_points(group=GROUP)}
     if name not in points:

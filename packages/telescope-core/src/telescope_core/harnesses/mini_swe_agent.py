@@ -26,6 +26,8 @@ class MiniSweAgent:
 
     name = "mini-swe-agent"
     requirements = ("mini-swe-agent==2.4.6", "litellm==1.110.2")
+    excluded = ("datasets", "boto3")
+    """Its benchmark reads the one and litellm signs requests to Amazon with the other: 400 MB."""
     offers_tools = True
 
     def __init__(self, *, settings: Mapping[str, Any] | None = None) -> None:

@@ -41,7 +41,11 @@ class AgentProgram:
 
 
 class Harness(Protocol):
-    """One agent program; an entry point of the group `telescope.harnesses` names its class."""
+    """One agent program; an entry point of the group `telescope.harnesses` names its class.
+
+    The class may also have `excluded`, a tuple of packages that its requirements ask for and the
+    program never imports as it is run here: they are not installed.
+    """
 
     @property
     def name(self) -> str:

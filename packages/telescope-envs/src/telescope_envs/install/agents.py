@@ -5,7 +5,6 @@ says where the environments are.
 """
 
 import stat
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,11 @@ from telescope_core.harnesses.installed import (
     agents_folder,
     require_readable,
 )
-from telescope_core.harnesses.lookup import harness_names, harness_requirements
+from telescope_core.harnesses.lookup import (
+    harness_excluded,
+    harness_names,
+    harness_requirements,
+)
 from telescope_core.sandboxes.local.interpreter import find_interpreter
 from telescope_envs.install.venv import clear_scratch
 from telescope_envs.processes.uv import Uv
@@ -32,6 +35,8 @@ class AgentState:
     name: str
     requirements: tuple[str, ...]
     """Empty = it needs no packages of its own."""
+    excluded: tuple[str, ...]
+    """Packages that the requirements ask for and that are left out."""
     folder: Path
     is_installed: bool
 
@@ -52,7 +57,7 @@ def install_agent(name: str) -> AgentState:
     require_readable(state.folder)
     with locked(state.folder.with_suffix(".lock"), what=f"installing the agent {name}"):
         if not (state.folder / COMPLETE).exists():
-            _make(state.folder, interpreter, state.requirements)
+            _make(state, interpreter)
     return _state(name, interpreter)
 
 
@@ -68,27 +73,31 @@ def uninstall_agent(name: str) -> bool:
 
 
 def _state(name: str, interpreter: str) -> AgentState:
-    requirements = harness_requirements(name)
-    folder = agent_folder(name, requirements, interpreter)
+    requirements, excluded = harness_requirements(name), harness_excluded(name)
+    folder = agent_folder(name, requirements, interpreter, excluded)
     is_installed = not requirements or (folder / COMPLETE).exists()
     return AgentState(
-        name=name, requirements=requirements, folder=folder, is_installed=is_installed
+        name=name,
+        requirements=requirements,
+        excluded=excluded,
+        folder=folder,
+        is_installed=is_installed,
     )
 
 
-def _make(folder: Path, interpreter: str, requirements: Sequence[str]) -> None:
-    uv = Uv()
+def _make(state: AgentState, interpreter: str) -> None:
+    uv, folder = Uv(), state.folder
     clear_scratch(folder)
     try:
-        uv.run(
-            ["venv", "--no-project", "--python", interpreter, str(folder)],
-            failure=f"a virtual environment cannot be created in {folder}",
-        )
+        uv.make_venv(folder, python=interpreter)
         python = str(folder / "bin" / "python")
+        never = folder / "never.txt"
+        never.write_text("".join(f"{one}; python_version < '0'\n" for one in state.excluded))
         # The sandbox cannot write byte code there, and would compile it at every start.
+        words = ["--python", python, "--compile-bytecode", "--overrides", str(never)]
         uv.run_cache_first(
-            ["pip", "install", "--python", python, "--compile-bytecode", *requirements],
-            failure=f"{', '.join(requirements)} cannot be installed",
+            ["pip", "install", *words, *state.requirements],
+            failure=f"{', '.join(state.requirements)} cannot be installed",
         )
         pins = uv.run(["pip", "freeze", "--python", python], failure=f"{folder} is unreadable")
         _open_to_all(folder)
