@@ -72,15 +72,19 @@ def _inside(value: object) -> Iterator[object]:
 Table = dict[str, object]
 
 
-def read_pyproject(project: Path) -> Table:
-    """Return the tables of the project's pyproject.toml; raises ConfigError if it has none."""
-    path = project / "pyproject.toml"
+def read_toml_file(path: Path) -> Table:
+    """Return the tables of a TOML file; raises ConfigError if it cannot be read or is none."""
     try:
         return read_toml(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
+
+
+def read_pyproject(project: Path) -> Table:
+    """Return the tables of the project's pyproject.toml; raises ConfigError if it has none."""
+    return read_toml_file(project / "pyproject.toml")
 
 
 def table_at(document: Table, *names: str, path: Path) -> Table:
