@@ -18,11 +18,12 @@ from machine import facts_of_run, table, write_results
 from telescope_core.probes.completions import CHECK_OF_KIND
 from telescope_envs.validation import CHECKS, Level, Verdict, validate_project
 from telescope_envs.validation.findings import Findings
-from telescope_envs.validation.place import Subject, prepare_place
 from telescope_envs.validation.processes import (
     Errand,
     Place,
+    Subject,
     make_job,
+    prepare_place,
     run_together,
 )
 from telescope_envs.validation.static import check_static

@@ -15,7 +15,7 @@ FOLDERS = ("install", "publish", "records", "registry", "rules")
 ELSEWHERE = {
     # Commands about registries, links, agents and new projects, which neither install nor publish.
     *("publish/scaffold.py", "rules/history.py", "registry/static_view.py", "records/schemas.py"),
-    *("install/adapted.py", "install/agents.py", "install/settings.py", "install/verify.py"),
+    *("install/adapted.py", "install/agents.py", "install/verify.py"),
     *("records/links.py", "records/files.py", "registry/credentials.py"),
 }
 ERRORS = {"RegistryError", "ConfigError", "EnvironmentLoadError", "UnknownNameError"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from telescope_core import EnvironmentConfig
-from telescope_envs.install.settings import settings_in
+from telescope_envs.install.loading import settings_in
 from telescope_envs.publish.release import recorded_settings
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.publish.versions import (
+from telescope_envs.publish.source import (
     bumped,
     require_above,
     with_version,

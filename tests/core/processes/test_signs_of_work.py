@@ -1,6 +1,8 @@
 """A worker may take any time to load as long as it shows work; the time is virtual."""
 
 import asyncio
+import socket
+import threading
 
 import msgspec
 import pytest
@@ -8,10 +10,17 @@ import pytest
 from telescope_core.chat.trouble import showing_troubles
 from telescope_core.errors import EnvironmentProcessError
 from telescope_core.processes.client import NOTHING, WorkerClient
-from telescope_core.processes.frames import Beat, FetchExample, Reply, Welcome
+from telescope_core.processes.frames import (
+    LENGTH_BYTES,
+    Beat,
+    FetchExample,
+    Reply,
+    Welcome,
+    WorkerFrame,
+)
 from telescope_core.processes.handshake import Identity
 from telescope_core.processes.settings import StageDeadlines
-from telescope_core.processes.watch import io_bytes
+from telescope_core.processes.watch import beating, io_bytes
 from telescope_core.protocol_versions import PROTOCOL_MAX
 from telescope_core.types import Split
 from telescope_train.simulation.virtual_time import run_in_virtual_time
@@ -78,10 +87,8 @@ async def beats(worker: WorkerClient, seconds: float, *, memory: int = 0, io: in
         worker._on_frame(beat(before.memory_bytes + number * memory, before.io_bytes + number * io))
 
 
-async def greeted() -> WorkerClient:
-    deadlines = StageDeadlines(load_s=LOAD_S)
-    worker = WorkerClient(Place(), Identity(name="slow", version="1"), deadlines)
-    worker._greeting.set_result(
+def welcome(worker: WorkerClient) -> None:
+    worker._on_frame(
         Welcome(
             protocol=PROTOCOL_MAX,
             core_version="1",
@@ -92,19 +99,41 @@ async def greeted() -> WorkerClient:
             has_group_rewards=False,
         )
     )
-    return worker
 
 
-def loading(main):
-    """Run `main` with a worker and the task that waits until it has loaded."""
+def starting(main):
+    """Run `main` with a worker and the task that waits until it has started and loaded."""
 
     async def run() -> None:
-        worker = await greeted()
+        deadlines = StageDeadlines(start_s=LOAD_S, load_s=LOAD_S)
+        worker = WorkerClient(Place(), Identity(name="slow", version="1"), deadlines)
         opening = asyncio.create_task(worker.start({}))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
         await main(worker, opening)
 
     run_in_virtual_time(run)
+
+
+def loading(main):
+    """Run `main` with a worker that has greeted and loads."""
+
+    async def greeted(worker, opening) -> None:
+        welcome(worker)
+        await asyncio.sleep(0.01)
+        await main(worker, opening)
+
+    starting(greeted)
+
+
+def test_a_worker_may_import_for_any_time_and_is_ended_when_it_stops():
+    async def main(worker, opening):
+        await beats(worker, 5 * LOAD_S, io=5000)
+        assert not opening.done()
+        await beats(worker, LOAD_S + 1)
+        with pytest.raises(EnvironmentProcessError, match="did not send its greeting within 100 s"):
+            await opening
+
+    starting(main)
 
 
 @pytest.mark.parametrize("work", [{"memory": 2 * MEBIBYTE}, {"io": 5000}], ids=["keeps", "reads"])
@@ -156,6 +185,17 @@ def test_work_for_others_is_no_sign():
                 await one
 
     loading(main)
+
+
+def test_a_process_that_imports_beats_on_its_socket():
+    host, own = socket.socketpair()
+    with host, own:
+        with beating(own.fileno()):
+            received = host.recv(4096)
+        frame = msgspec.msgpack.decode(received[LENGTH_BYTES:], type=WorkerFrame)
+        assert isinstance(frame, Beat)
+        assert frame.memory_bytes > MEBIBYTE
+        assert [one.name for one in threading.enumerate() if "beats" in one.name] == []
 
 
 def test_what_a_process_reads_is_counted(tmp_path):

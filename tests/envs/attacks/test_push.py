@@ -19,7 +19,7 @@ from tests.envs.authors import (
 from tests.envs.projects import toy_publication, write_registry
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.publish.checks import (
+from telescope_envs.publish.release import (
     require_own_name,
     require_publishable,
     require_token,

@@ -12,7 +12,7 @@ from tests.envs.using.conftest import change_record, lock_of
 
 from telescope_cli.env.options import complete_installed, complete_name
 from telescope_core.errors import EnvironmentLoadError
-from telescope_envs.install.settings import settings_in
+from telescope_envs.install.loading import settings_in
 from telescope_envs.records.installed import (
     Installation,
     installed_environments,

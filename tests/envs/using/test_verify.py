@@ -13,19 +13,17 @@ from tests.envs.projects import toy_publication
 from tests.envs.using.conftest import lock_of
 
 from telescope_core.errors import RegistryError
-from telescope_envs.install.packages import dependency_tree
-from telescope_envs.install.standing import (
+from telescope_envs.install.findings import (
     FindingKind,
-    lock_findings,
-    registry_findings,
-    unreachable,
-)
-from telescope_envs.install.verified_files import (
     changed_byte_code,
     changed_files,
     extra_files,
+    lock_findings,
     recorded_files,
+    registry_findings,
+    unreachable,
 )
+from telescope_envs.install.packages import dependency_tree
 from telescope_envs.records.installed import Installation
 from telescope_envs.records.release import (
     Deprecation,

@@ -16,8 +16,7 @@ from telescope_envs.validation import (
     validate_wheel,
 )
 from telescope_envs.validation.findings import Findings
-from telescope_envs.validation.metadata import check_metadata
-from telescope_envs.validation.static import secrets_in
+from telescope_envs.validation.static import check_metadata, secrets_in
 
 STATIC = ValidationOptions(level=Level.STATIC)
 README = "# Toy\n\nAsks for yes. The reward is 1 for the answer yes, and 0 for any other. " * 2

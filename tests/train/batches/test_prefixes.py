@@ -52,7 +52,7 @@ def test_neighbors_in_the_order_share_the_most(samples):
 @given(shared=st.lists(st.integers(0, 40), min_size=1, max_size=30), min_tokens=st.integers(1, 20))
 def test_short_branches_are_cut_down_to_longer_ones(shared, min_tokens):
     shared_N = np.array([0, *shared])
-    kept_N = without_short_branches(shared_N, min_tokens)
+    kept_N = without_short_branches(shared_N, min_tokens, min_saved=10**6)
     assert (kept_N <= shared_N).all()
     assert (shared_N - kept_N < min_tokens).all()
     # What is left of the tree: no two depths on one path are closer than that.
@@ -123,6 +123,14 @@ def test_a_prompt_is_computed_once_for_its_group():
     computed = sum(batch.num_computed_tokens for batch in shard)
     assert computed == 2 * (512 + 16 * 128)
     assert sum(batch.num_tokens for batch in shard) == 32 * 640
+
+
+def test_a_short_prompt_is_computed_once_where_many_have_it():
+    few, many = group(3, prompt=8, completion=3), group(16, prompt=8, completion=3, seed=1)
+    (shard,) = pack([*few, *many], np.ones(19), seq_len=4096, num_ranks=1, share_prefixes=True)
+    assert sum(batch.num_shared_tokens for batch in shard) == 15 * 8
+    assert without_short_branches(np.array([0, 4, 4, 4]), 16, min_saved=12).tolist() == [0, 4, 4, 4]
+    assert not without_short_branches(np.array([0, 4, 4, 4]), 16, min_saved=13).any()
 
 
 def test_ranks_do_not_wait_for_a_group_that_could_be_divided():

@@ -15,6 +15,7 @@ from telescope_core.errors import ConfigError, EndpointError, ProcessDiedError
 from telescope_core.records.servers import ServerState
 from telescope_train.backends.protocol import RankDiedError, TransferError
 from telescope_train.cluster.network import Network
+from telescope_train.inference import fleet
 from telescope_train.inference.fleet import ServerGroup
 from telescope_train.inference.keeper import ServerHandle, ServerSeat, Startup
 from telescope_train.inference.keeping import MOST_RESTARTS
@@ -293,6 +294,23 @@ def test_a_server_that_does_not_start_is_named_and_the_others_begin(tmp_path: Pa
         # Evals alone are no run.
         with pytest.raises(ProcessDiedError, match="SIGKILL"):
             await group_of(tmp_path, dies, healthy).wait_until_healthy(num_needed=1)
+
+    run_in_virtual_time(main)
+
+
+def test_a_server_is_ended_by_its_keeper_or_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        asked: list[str] = []
+        killed: list[Any] = []
+        monkeypatch.setattr(fleet.ray, "kill", killed.append)
+        group = group_of(tmp_path, asked.append, dies)
+        object.__setattr__(group.servers[1], "keeper", "that of server 1")
+        await group.end(0)
+        assert (asked, killed) == (["close"], [])
+        await group.end(1)
+        assert killed == ["that of server 1"]
 
     run_in_virtual_time(main)
 

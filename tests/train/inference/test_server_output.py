@@ -71,3 +71,14 @@ def test_a_server_that_prints_is_known_to_do_something_and_one_that_is_killed_is
         server.close()
     with pytest.raises(ProcessDiedError, match=r"of signal SIG\w+; its log is (.|\n)*\n50%$"):
         server.check()
+
+
+def test_closing_again_ends_nobody_who_has_its_number_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    server = ServerProcess(script(tmp_path, "pass"))
+    server.close()
+    ended: list[int] = []
+    monkeypatch.setattr("os.killpg", lambda group, number: ended.append(group))
+    server.close()
+    assert ended == []

@@ -16,40 +16,20 @@ from telescope_core.adapters.schemes import adapted
 from telescope_core.code_names import names_folder
 from telescope_core.errors import ConfigError, EnvironmentLoadError, TelescopeError, unknown_name
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
-from telescope_envs.install.adapted import (
-    locate_adapted,
-)
+from telescope_envs.install.adapted import locate_adapted
 from telescope_envs.install.data import find_built, kept_datasets
-from telescope_envs.install.packages import (
-    installed_closure,
-    locked_versions,
-    packages_of,
-)
+from telescope_envs.install.packages import installed_closure, locked_versions, packages_of
 from telescope_envs.records.installed import (
     Installation,
     InstalledEnvironment,
     installed_environments,
 )
 from telescope_envs.records.links import Link, adapted_links, links
-from telescope_envs.records.lockfile import (
-    LockedEnvironment,
-    find_lock,
-    read_lock,
-)
+from telescope_envs.records.lockfile import LockedEnvironment, find_lock, read_lock
 from telescope_envs.records.projects import LinkedProject, read_project, source_digest
-from telescope_envs.registry.config import (
-    read_user_config,
-    user_file,
-)
-from telescope_envs.registry.lookup import (
-    locate_release,
-    open_registry,
-)
-from telescope_envs.registry.resolving import (
-    Request,
-    matches,
-    parse_request,
-)
+from telescope_envs.registry.config import read_user_config, user_file
+from telescope_envs.registry.lookup import locate_release, open_registry
+from telescope_envs.registry.resolving import Request, matches, parse_request
 
 
 class InstalledLocator:
@@ -153,9 +133,13 @@ def requirements_of(location: EnvironmentLocation) -> tuple[str, ...]:
     """Return the requirements that the environment at `location` declares."""
     if location.place is EnvironmentPlace.LINKED:
         return read_project(Path(location.registry)).requires_dist
-    module = location.factory.partition(":")[0].partition(".")[0]
-    package = packages_of(location.interpreter).get(module.replace("_", "-"))
+    package = packages_of(location.interpreter).get(module_of(location).replace("_", "-"))
     return tuple(package.requires or ()) if package is not None else ()
+
+
+def module_of(location: EnvironmentLocation) -> str:
+    """Return the package whose name the environment's distribution has."""
+    return location.factory.partition(":")[0].partition(".")[0]
 
 
 def _linked(request: Request) -> Link | None:

@@ -33,12 +33,7 @@ from telescope_envs.install.open_bundle import (
     opened_bundle,
 )
 from telescope_envs.install.steps import InstallOptions
-from telescope_envs.records.lockfile import (
-    Lock,
-    LockedEnvironment,
-    find_lock,
-    read_lock,
-)
+from telescope_envs.records.lockfile import Lock, LockedEnvironment, find_lock, read_lock
 from telescope_envs.registry import Opening, Registry, open_registry
 from telescope_envs.registry.lookup import open_registry_of
 

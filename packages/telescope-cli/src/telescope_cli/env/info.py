@@ -17,13 +17,9 @@ from telescope_core.code_names import names_class, names_folder
 from telescope_core.errors import TelescopeError, UnknownNameError
 from telescope_core.locate import locate_environment
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
-from telescope_envs.install.settings import declared_settings
+from telescope_envs.install.loading import declared_settings
 from telescope_envs.locator import InstalledLocator
-from telescope_envs.records.lockfile import (
-    LockedEnvironment,
-    find_lock,
-    read_lock,
-)
+from telescope_envs.records.lockfile import LockedEnvironment, find_lock, read_lock
 from telescope_envs.records.release import Setting
 from telescope_envs.registry import Registry, Release, Status, resolve
 from telescope_envs.registry.lookup import open_registry_of

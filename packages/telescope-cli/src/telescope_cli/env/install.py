@@ -27,12 +27,7 @@ from telescope_envs.install.install import uninstall as uninstall_environment
 from telescope_envs.install.steps import InstallOptions
 from telescope_envs.records.links import unlink
 from telescope_envs.records.lockfile import find_lock, lock_path
-from telescope_envs.registry import (
-    Opening,
-    Registry,
-    open_registry,
-    parse_request,
-)
+from telescope_envs.registry import Opening, Registry, open_registry, parse_request
 from telescope_envs.registry.lookup import open_registry_of
 
 _AT_ONCE = 4

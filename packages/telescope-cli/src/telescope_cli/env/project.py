@@ -11,10 +11,7 @@ import typer
 from telescope_cli.env.options import JsonOption
 from telescope_core.errors import ConfigError
 from telescope_envs.publish.build import build_and_inspect, is_in_git
-from telescope_envs.publish.scaffold import (
-    TEMPLATES,
-    create_project,
-)
+from telescope_envs.publish.scaffold import TEMPLATES, create_project
 
 ProjectArgument = Annotated[
     Path, typer.Argument(metavar="DIR", help="Project folder (default: the current one).")

@@ -10,11 +10,7 @@ import typer
 from telescope_cli.env.options import FixtureRowsOption, JsonOption, RegistryOption, progress
 from telescope_cli.env.project import ProjectArgument
 from telescope_envs.publish.attesting import AttestMode
-from telescope_envs.publish.push import (
-    PushOptions,
-    PushResult,
-    PushState,
-)
+from telescope_envs.publish.push import PushOptions, PushResult, PushState
 from telescope_envs.publish.push import push as push_project
 
 

@@ -10,15 +10,8 @@ import typer
 from telescope_cli.env.options import InstalledNamesArgument, JsonOption
 from telescope_core.locate import locate_environment
 from telescope_core.protocols import EnvironmentLocation
-from telescope_envs.install.packages import (
-    DependencyNode,
-    dependency_tree,
-    packages_of,
-)
-from telescope_envs.locator import (
-    requirements_of,
-    usable_ids,
-)
+from telescope_envs.install.packages import DependencyNode, dependency_tree, packages_of
+from telescope_envs.locator import requirements_of, usable_ids
 
 
 def tree(

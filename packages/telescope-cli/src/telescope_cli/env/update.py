@@ -11,20 +11,10 @@ from telescope_cli.env.options import JsonOption, complete_installed, progress, 
 from telescope_core.errors import ConfigError, RegistryError, TelescopeError, unknown_name
 from telescope_envs.install.install import install
 from telescope_envs.install.steps import InstallOptions
-from telescope_envs.install.updating import (
-    UpdatePlan,
-    plan_update,
-)
-from telescope_envs.records.installed import (
-    Installation,
-    installed_environments,
-)
+from telescope_envs.install.updating import UpdatePlan, plan_update
+from telescope_envs.records.installed import Installation, installed_environments
 from telescope_envs.records.links import links
-from telescope_envs.records.lockfile import (
-    Lock,
-    find_lock,
-    read_lock,
-)
+from telescope_envs.records.lockfile import Lock, find_lock, read_lock
 from telescope_envs.records.release import Release
 from telescope_envs.registry.lookup import open_registry
 from telescope_envs.registry.registry import Registry

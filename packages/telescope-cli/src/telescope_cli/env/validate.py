@@ -25,12 +25,7 @@ from telescope_envs.validation import (
     validate_project,
     validate_wheel,
 )
-from telescope_envs.validation.render import (
-    PLAIN,
-    SYMBOLS,
-    as_markdown,
-    as_text,
-)
+from telescope_envs.validation.render import PLAIN, SYMBOLS, as_markdown, as_text
 from telescope_envs.validation.runner import DEFAULT_EXAMPLES
 
 _ALL = "all"

@@ -8,10 +8,7 @@ import typer
 
 from telescope_cli.env.options import InstalledNamesArgument, JsonOption, progress
 from telescope_envs.install.packages import packages_of
-from telescope_envs.install.verify import (
-    Verification,
-    verify,
-)
+from telescope_envs.install.verify import Verification, verify
 from telescope_envs.locator import usable_ids
 
 _MOST_SHOWN = 20

@@ -152,11 +152,12 @@ class WorkerClient:
 
     async def start(self, settings: Mapping[str, Any]) -> None:
         """Start the worker and open its environment; raises a TelescopeError if that fails."""
+        start_s = self._deadlines.start_s
         try:
-            async with asyncio.timeout(self._deadlines.start_s):
+            async with asyncio.timeout(start_s):
                 self.lifeline = await self._place.start(self._connection)
-                self._connection.send(hello(self._identity, self._place.token))
-                welcome = await self._greeting
+            self._connection.send(hello(self._identity, self._place.token))
+            welcome = await self._worked_on(self._greeting, "its start", start_s, shows_work=True)
         except TimeoutError:
             self.kill(f"did not send its greeting within {self._deadlines.start_s:g} s")
             raise EnvironmentProcessError(f"{self.label} {self._why_killed}") from None
@@ -187,11 +188,10 @@ class WorkerClient:
         seconds without a sign of work are too many then. Raises what the environment raised, or
         EnvironmentProcessError when no answer comes.
         """
-        call = self._begin(request)
+        call, what = self._begin(request), type(request).__name__.lower()
         try:
-            value = await self._answer(call, request, within_s, shows_work=shows_work)
+            value = await self._worked_on(call.ended, what, within_s, shows_work=shows_work)
         except TimeoutError:
-            what = type(request).__name__.lower()
             idle = f"was idle for {within_s:g} s in it" if shows_work else f"had {within_s:g} s"
             self.kill(f"did not answer {what} and {idle}")
             raise EnvironmentProcessError(f"{self.label} {self._why_killed}") from None
@@ -203,14 +203,13 @@ class WorkerClient:
         finally:
             self._calls.pop(call.id, None)
         if value is None:
-            what = type(request).__name__.lower()
             raise StrayCancelError(f"{self.label}, {what}: {stray_cancel('')}")
         return answer.decode(value)
 
-    async def _answer(
-        self, call: _Call, request: Request, within_s: float, *, shows_work: bool
-    ) -> "msgspec.Raw | None":
-        """Return the value of the reply; raises TimeoutError if it takes too long."""
+    async def _worked_on(
+        self, result: "asyncio.Future[T]", what: str, within_s: float, *, shows_work: bool
+    ) -> T:
+        """Return what the worker answers; raises TimeoutError if it takes too long."""
         clock = asyncio.get_running_loop()
         begun_s = told_s = clock.time()
         while True:
@@ -218,13 +217,12 @@ class WorkerClient:
             left_s = since_s + within_s - clock.time()
             if left_s <= 0:
                 raise TimeoutError
-            await asyncio.wait([call.ended], timeout=left_s)
-            if call.ended.done():
-                return call.ended.result()
+            await asyncio.wait([result], timeout=left_s)
+            if result.done():
+                return result.result()
             now_s = clock.time()
             if shows_work and now_s - told_s >= within_s:
                 told_s = now_s
-                what = type(request).__name__.lower()
                 relay(f"{self.label} has worked on {what} for {now_s - begun_s:.0f} s")
 
     async def play(self, name: str, request: PlayRequest, policy: Policy) -> Rollout:
@@ -372,7 +370,7 @@ class WorkerClient:
             self._most_memory_bytes = beat.memory_bytes
         elif done_bytes < _DONE_BYTES:
             return
-        if self.load == 1:
+        if self.load <= 1:
             self._moved_s = asyncio.get_running_loop().time()
 
     def _greeted(self, frame: Welcome | Refused) -> None:

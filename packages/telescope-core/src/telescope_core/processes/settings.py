@@ -29,13 +29,13 @@ class Isolation(StrEnum):
 class StageDeadlines:
     """Seconds that each stage of a worker's life may take. A rollout's deadline is in its request.
 
-    Loading and scoring may take any time while the worker reads, writes or keeps ever more, and
-    does nothing else: their seconds are those without any of it. A worker that misses a deadline
-    is ended and replaced, because its state is no longer known.
+    Starting, loading and scoring may take any time while the worker reads, writes or keeps ever
+    more, and does nothing else: their seconds are those without any of it. A worker that misses a
+    deadline is ended and replaced, because its state is no longer known.
     """
 
     start_s: float = 120.0
-    """Seconds from the start of the process to its greeting, including imports."""
+    """Seconds without a sign of work until the greeting, while modules are imported."""
     load_s: float = 600.0
     """Seconds without a sign of work while the environment is built, loads data, describes it."""
     score_s: float = 300.0

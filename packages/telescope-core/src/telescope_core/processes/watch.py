@@ -5,19 +5,21 @@ A blocked loop runs code that should have been awaited or run in a thread, and t
 """
 
 import asyncio
+import os
 import resource
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from telescope_core.environments.tool_threads import DaemonThreads
-from telescope_core.processes.frames import Beat
+from telescope_core.processes.frames import Beat, to_bytes
 from telescope_core.processes.serve import CALL, ServedCall
 
 P = ParamSpec("P")
@@ -122,6 +124,41 @@ class WorkerWatch:
             io_bytes=io_bytes(),
         )
         self._send(beat, blocked_by)
+
+
+@contextmanager
+def beating(descriptor: int) -> Generator[None]:
+    """Send beats to the host on its socket during the block, before there is an event loop.
+
+    Imports run in it, which may take any time as long as they read something.
+    """
+    has_ended = threading.Event()
+
+    def beat() -> None:
+        while not has_ended.wait(BEAT_EVERY_S):
+            with suppress(OSError):  # a host that is gone is noticed later
+                os.write(descriptor, to_bytes(_beat_of_start()))
+
+    thread = threading.Thread(target=beat, name="beats of the start", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        # Before this process forks: it may have no other thread then.
+        has_ended.set()
+        thread.join()
+
+
+def _beat_of_start() -> Beat:
+    return Beat(
+        lag_s=0.0,
+        blocked_s=0.0,
+        blocked_call=-1,
+        blocked_where="",
+        memory_bytes=resident_bytes(),
+        num_stuck_threads=0,
+        io_bytes=io_bytes(),
+    )
 
 
 def _innermost(frame: FrameType | None) -> str:

@@ -14,6 +14,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from telescope_core.processes.keeper import go_on_in_kept_child
 from telescope_core.processes.main_thread import MainThread
 from telescope_core.processes.serve import Served, ServedCall, Serving
 from telescope_core.processes.settings import LOG_VARIABLE, TOKEN_VARIABLE, split_address
-from telescope_core.processes.watch import WorkerThreads, WorkerWatch
+from telescope_core.processes.watch import WorkerThreads, WorkerWatch, beating
 from telescope_core.records.logs import Logs
 
 _SPARE_ADDRESSES_BYTES = 2**30
@@ -86,7 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     try:
         _go_to_own_interpreter(options)
-        served = _served(options)
+        # A worker that listens has no host yet.
+        with nullcontext() if options.fd is None else beating(options.fd):
+            served = _served(options)
     except TelescopeError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(error.exit_code)

@@ -22,19 +22,9 @@ from telescope_core.adapters.schemes import Adapted, Framework, adapted, require
 from telescope_core.errors import ConfigError, EnvironmentLoadError, unknown_name
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.install.loading import asked
-from telescope_envs.install.requirements import (
-    CORE,
-    direct_needs,
-)
-from telescope_envs.install.venv import (
-    clear_scratch,
-    link_distribution,
-    site_packages,
-)
-from telescope_envs.processes.uv import (
-    Uv,
-    wheels_only,
-)
+from telescope_envs.install.requirements import CORE, direct_needs
+from telescope_envs.install.venv import clear_scratch, link_distribution, site_packages
+from telescope_envs.processes.uv import Uv, wheels_only
 from telescope_envs.records.files import data_folder, locked, remove_tree, write_atomically
 from telescope_envs.records.links import AdaptedLink, adapted_links, adapted_path
 
@@ -187,10 +177,7 @@ def _make(folder: Path, needs: Sequence[str], wanted: Sequence[str], uv: Uv) -> 
     scratch = folder.with_name(f".building-{folder.name}")
     clear_scratch(scratch)
     try:
-        uv.run(
-            ["venv", "--no-project", "--relocatable", "--python", sys.executable, str(scratch)],
-            failure=f"a virtual environment cannot be created in {scratch}",
-        )
+        uv.make_venv(scratch, moves=True)
         binary = [] if _has_folder(wanted) else wheels_only(())
         uv.run_cache_first(
             ["pip", "install", "--python", str(scratch / "bin" / "python"), *binary, *needs],

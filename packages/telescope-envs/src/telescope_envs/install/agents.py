@@ -89,10 +89,7 @@ def _make(state: AgentState, interpreter: str) -> None:
     uv, folder = Uv(), state.folder
     clear_scratch(folder)
     try:
-        uv.run(
-            ["venv", "--no-project", "--python", interpreter, str(folder)],
-            failure=f"a virtual environment cannot be created in {folder}",
-        )
+        uv.make_venv(folder, python=interpreter)
         python = str(folder / "bin" / "python")
         never = folder / "never.txt"
         never.write_text("".join(f"{one}; python_version < '0'\n" for one in state.excluded))

@@ -18,10 +18,7 @@ from urllib.parse import urlsplit
 from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.records.model import read_json
 from telescope_envs.records.reading import attestation_path
-from telescope_envs.records.release import (
-    Publisher,
-    Release,
-)
+from telescope_envs.records.release import Publisher, Release
 from telescope_envs.registry.config import (
     AttestationMode,
     parse_address,

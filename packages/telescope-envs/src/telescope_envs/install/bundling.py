@@ -26,14 +26,14 @@ from telescope_envs.install.bundle import (
     may_hold,
     this_platform,
 )
-from telescope_envs.install.data import cached_attestation, dataset_folder, lock_file
+from telescope_envs.install.data import cached_attestation, dataset_folder, installing
 from telescope_envs.install.pipeline import checked_wheel, choose_release, locked_environment
 from telescope_envs.install.requirements import lock_requirements, python_version
 from telescope_envs.install.steps import InstallOptions, Progress, Step
 from telescope_envs.install.sync import OpenRegistry, locked_release, locked_wheel
 from telescope_envs.processes.running import last_line, run_program
 from telescope_envs.processes.uv import Uv, wheels_only
-from telescope_envs.records.files import files_below, locked, remove_tree
+from telescope_envs.records.files import files_below, remove_tree
 from telescope_envs.records.lockfile import (
     LOCK_NAME,
     Lock,
@@ -72,7 +72,7 @@ def part_of_lock(
             f"the bundle with Python {entry.python}, or run telescope env sync first"
         )
     release = locked_release(entry, open_registry)
-    with locked(lock_file(entry.id), what=f"{entry.id} is being installed", progress=progress):
+    with installing(entry.id, progress):
         wheel = locked_wheel(entry, release, open_registry, progress)
     attestation = cached_attestation(release)
     if release.attestation_sha256 and attestation is None:
@@ -85,9 +85,7 @@ def part_of_registry(
 ) -> Part:
     """Return what goes into a bundle for a name that is in no lock; installs nothing."""
     release = choose_release(registry, text, options=options, progress=progress)
-    with locked(
-        lock_file(release.id), what=f"{release.id} is being installed", progress=progress
-    ) as held:
+    with installing(release.id, progress) as held:
         wheel = checked_wheel(registry, release, progress=progress)
         progress(f"{release.id} {release.version}: {Step.LOCK}")
         lines = lock_requirements(release, Uv(heirs=(held,)), options=options)

@@ -6,20 +6,18 @@ Also removes what killed runs left behind, and virtual environments out of use.
 import hashlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.records.files import (
-    data_folder,
-    locked_if_free,
-    remove_tree,
-)
+from telescope_envs.records.files import data_folder, locked, locked_if_free, remove_tree
 from telescope_envs.records.installed import Installation, installed_environments
 from telescope_envs.records.lockfile import LockedEnvironment, read_lock
 from telescope_envs.records.model import Record, read
-from telescope_envs.records.reading import attestation_path
+from telescope_envs.records.reading import attestation_path, check_bytes
 from telescope_envs.records.release import Release, check_parts
+from telescope_envs.rules.wheel import WheelContents, check_release, read_wheel
 
 _RECORD = "release.json"
 PART = ".part-"
@@ -54,6 +52,14 @@ def cached_wheel(release: Release) -> Path | None:
         return None
     is_whole = hashlib.sha256(path.read_bytes()).hexdigest() == release.wheel.sha256
     return path if is_whole else None
+
+
+def inspected(data: bytes, release: Release) -> WheelContents:
+    """Return what the bytes of a wheel hold; raises RegistryError unless they are `release`."""
+    check_bytes(data, release)
+    contents = read_wheel(data, release.wheel.filename)
+    check_release(contents, release)
+    return contents
 
 
 def cached_releases() -> list[CachedRelease]:
@@ -113,6 +119,16 @@ _REMOVING = ".removing-"
 def lock_file(environment_id: str) -> Path:
     """Return the file that an installer keeps locked from the download to the activation."""
     return data_folder() / "locks" / f"{key_of(environment_id)}.lock"
+
+
+@contextmanager
+def installing(
+    environment_id: str, progress: Callable[[str], None] = lambda step: None
+) -> Generator[int]:
+    """Hold the lock of owner/name while it is installed or removed; yields its descriptor."""
+    what = f"{environment_id} is being installed"
+    with locked(lock_file(environment_id), what=what, progress=progress) as held:
+        yield held
 
 
 def remove_leftovers() -> list[Path]:

@@ -10,11 +10,7 @@ from pathlib import Path
 
 from telescope_core.errors import unknown_name
 from telescope_envs.install.attestations import asks_for_attestation
-from telescope_envs.install.data import (
-    lock_file,
-    remove_leftovers,
-    remove_unused_venvs,
-)
+from telescope_envs.install.data import inspected, installing, remove_leftovers, remove_unused_venvs
 from telescope_envs.install.loading import describe_wheel
 from telescope_envs.install.packages import (
     install_requirements,
@@ -29,14 +25,8 @@ from telescope_envs.install.pipeline import (
     find_active,
     install_isolated,
 )
-from telescope_envs.install.steps import (
-    InstallOptions,
-    Progress,
-    Step,
-    silent,
-)
+from telescope_envs.install.steps import InstallOptions, Progress, Step, silent
 from telescope_envs.install.venv import write_wheel
-from telescope_envs.records.files import locked
 from telescope_envs.records.installed import (
     Installation,
     InstalledEnvironment,
@@ -44,20 +34,10 @@ from telescope_envs.records.installed import (
     remove_record,
     write_record,
 )
-from telescope_envs.records.lockfile import (
-    change_lock,
-    read_lock,
-)
+from telescope_envs.records.lockfile import change_lock, read_lock
 from telescope_envs.records.release import Release
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.resolving import (
-    matches,
-    parse_request,
-)
-from telescope_envs.rules.wheel import (
-    check_release,
-    read_wheel,
-)
+from telescope_envs.registry.resolving import matches, parse_request
 
 
 def install(
@@ -82,7 +62,7 @@ def install(
         # Only now: what failed has changed nothing.
         if options.lock is not None:
             forget_in_lock(options.lock, release.id)
-        with locked(lock_file(release.id), what=f"{release.id} is being installed"):
+        with installing(release.id):
             remove_unused_venvs(release.id)
         return done
     done = install_isolated(registry, release, options=options, progress=progress)
@@ -104,13 +84,18 @@ def uninstall(text: str, *, lock: Path | None = None) -> InstalledEnvironment:
     if lock is not None:
         forget_in_lock(lock, found.id)
     remove_leftovers()
-    with locked(lock_file(found.id), what=f"{found.id} is being installed"):
+    remove_installed(found)
+    return found
+
+
+def remove_installed(found: InstalledEnvironment) -> None:
+    """Remove the record of an environment, its package in this Python, and its unused folders."""
+    with installing(found.id):
         if found.is_recorded:
             remove_record(found.id)
         if found.interpreter == sys.executable:
             uninstall_distribution(found.distribution)
         remove_unused_venvs(found.id)
-    return found
 
 
 def find_installed(text: str) -> InstalledEnvironment | None:
@@ -140,7 +125,7 @@ def _install_shared(
     """Install into this interpreter without changing the version of any installed package."""
     label = f"{release.id} {release.version}"
     remove_leftovers()
-    with locked(lock_file(release.id), what=f"{release.id} is being installed", progress=progress):
+    with installing(release.id, progress):
         found = find_active(release.id)
         is_there = found is not None and _is_shared(found, release)
         if is_there and not asks_for_attestation(registry.address, release):
@@ -156,8 +141,7 @@ def _install_shared(
         # Its examples are not counted: that may download a dataset that nobody will use.
         describe_wheel(wheel, release.factory, counts_examples=False)
         progress(f"{label}: {Step.WHEEL}")
-        contents = read_wheel(wheel.read_bytes(), release.wheel.filename)
-        check_release(contents, release)
+        contents = inspected(wheel.read_bytes(), release)
         if is_installed(release.distribution):
             uninstall_distribution(release.distribution)
         write_wheel(contents, Path(sysconfig.get_path("purelib")))

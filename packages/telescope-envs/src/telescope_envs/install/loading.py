@@ -6,21 +6,22 @@ home and no variable of this process but the harmless ones.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from telescope_core.errors import EnvironmentLoadError, RegistryError
 from telescope_envs.install.packages import missing_requirements
 from telescope_envs.processes.running import last_line, passed_on, printed_table, run_program
 from telescope_envs.records.links import write_link
 from telescope_envs.records.projects import LinkedProject, read_project
-from telescope_envs.records.release import Release
+from telescope_envs.records.release import Release, Setting
 
 Question = Literal["built", "schema", "declarations", "declared"]
 """A function of `declare.py`."""
 _PROGRAM = str(Path(__file__).with_name("declare.py"))
 _TIME_LIMIT_S = 120.0
+_SETTINGS_LIMIT_S = 60.0
 _DECLARED = ("config_schema", "config_schema_sha256", "splits", "reward", "network", "secrets")
 
 
@@ -105,3 +106,88 @@ def link(folder: Path) -> LinkedProject:
     asked("built", project.factory, search_path=(str(project.source),), what=what)
     write_link(project)
     return project
+
+
+def declared_settings(
+    interpreter: str, factory: str, search_path: tuple[str, ...] = ()
+) -> list[Setting]:
+    """Return the settings of `factory`; its code is imported by `interpreter`, not here."""
+    return settings_in(
+        asked(
+            "schema",
+            factory,
+            interpreter=interpreter,
+            search_path=search_path,
+            what=factory,
+            limit_s=_SETTINGS_LIMIT_S,
+        )
+    )
+
+
+def settings_in(schema: Mapping[str, Any]) -> list[Setting]:
+    """Return the settings that a JSON schema describes; tables become dotted names."""
+    tables = schema.get("$defs", {})
+    # A table that holds itself is among the named ones, even at the top.
+    top = tables.get(str(schema.get("$ref", "")).rpartition("/")[2], schema)
+    return list(_settings(top, tables, ""))
+
+
+def _settings(
+    schema: Mapping[str, Any],
+    tables: Mapping[str, Any],
+    prefix: str,
+    within: tuple[Mapping[str, Any], ...] = (),
+) -> Iterator[Setting]:
+    within = (*within, schema)
+    required = schema.get("required", ())
+    for name, field in schema.get("properties", {}).items():
+        inner = _table_of(field, tables)
+        # A table that holds itself has no end; what is in it is listed once.
+        if inner is not None and not any(inner is one for one in within):
+            yield from _settings(inner, tables, f"{prefix}{name}.", within)
+            continue
+        is_required = name in required or "default" not in field
+        yield Setting(
+            name=f"{prefix}{name}",
+            type=_type_of(field, tables),
+            default="" if is_required else json.dumps(field["default"]),
+            help=" ".join(str(field.get("description", "")).split()),
+        )
+
+
+def _table_of(field: Mapping[str, Any], tables: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the table that `field` holds, even if it may be null instead; None for no table."""
+    for option in (field, *field.get("anyOf", ()), *field.get("allOf", ())):
+        named = tables.get(str(option.get("$ref", "")).rpartition("/")[2])
+        if named is not None and "properties" in named:
+            return cast(Mapping[str, Any], named)
+    return None
+
+
+def _type_of(
+    field: Mapping[str, Any], tables: Mapping[str, Any], within: tuple[str, ...] = ()
+) -> str:
+    if "$ref" in field:
+        name = str(field["$ref"]).rpartition("/")[2]
+        if name in within:
+            return name
+        return _type_of(tables.get(name, {}), tables, (*within, name))
+    options = field.get("anyOf") or field.get("allOf")
+    if options:
+        return " or ".join(_type_of(option, tables, within) for option in options)
+    if "enum" in field:
+        return " or ".join(json.dumps(value) for value in field["enum"])
+    if "const" in field:
+        return json.dumps(field["const"])
+    kind = str(field.get("type", "any"))
+    items = field.get("items")
+    if kind == "array" and items:
+        return f"list of {_type_of(items, tables, within)}"
+    names = {"string": "text", "number": "number", "boolean": "true or false", "object": "table"}
+    return names.get(kind, kind) + _limits(field)
+
+
+def _limits(field: Mapping[str, Any]) -> str:
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    found = [f"{sign} {field[key]:g}" for key, sign in signs.items() if key in field]
+    return f" {' and '.join(found)}" if found else ""

@@ -38,7 +38,8 @@ from telescope_envs.install.data import (
     PART,
     brought_wheels_folder,
     dataset_folder,
-    lock_file,
+    inspected,
+    installing,
     packages_folder,
     store_wheel,
 )
@@ -55,9 +56,8 @@ from telescope_envs.records.lockfile import (
     read_lock,
 )
 from telescope_envs.records.model import read
-from telescope_envs.records.reading import attestation_path, check_bytes
+from telescope_envs.records.reading import attestation_path
 from telescope_envs.registry.resolving import parse_request
-from telescope_envs.rules.wheel import check_release, read_wheel
 
 MAX_BUNDLE_BYTES = 10 * 2**30
 """Default of the largest bundle that is opened, and of what it may unpack to."""
@@ -102,7 +102,7 @@ def opened_bundle(
         manifest, lock = _unpacked(path, root, max_bytes)
         found = [_inspected(one, root) for one in manifest.environments]
         for one, (wheel, attestation) in zip(manifest.environments, found, strict=True):
-            with locked(lock_file(one.release.id), what=f"{one.release.id} is being installed"):
+            with installing(one.release.id):
                 store_wheel(wheel, one.release, registry=one.registry, attestation=attestation)
         _keep(manifest.files, root)
         yield OpenBundle(lock=lock, packages=root / PACKAGES)
@@ -230,8 +230,7 @@ def _inspected(one: BundledEnvironment, root: Path) -> _Inspected:
     path = root / ENVIRONMENTS / release.wheel.filename
     with path.open("rb") as file:
         wheel = file.read(_MAX_WHEEL_BYTES + 1)
-    check_bytes(wheel, release)
-    check_release(read_wheel(wheel, release.wheel.filename), release)
+    inspected(wheel, release)
     attested = path.with_name(attestation_path(path.name))
     attestation = b""
     if attested.is_file():

@@ -16,12 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from telescope_core.errors import EnvironmentLoadError
-from telescope_envs.processes.uv import (
-    Uv,
-    installed_pins,
-    lacks_wheel,
-    wheels_only,
-)
+from telescope_envs.processes.uv import Uv, installed_pins, lacks_wheel, wheels_only
 
 Enters = Callable[[Requirement, Distribution], bool]
 """Whether the requirements of an installed package are followed as well."""

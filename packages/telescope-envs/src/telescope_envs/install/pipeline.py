@@ -12,14 +12,12 @@ from pathlib import Path
 from packaging.version import Version
 
 from telescope_core.errors import EnvironmentLoadError, RegistryError
-from telescope_envs.install.attestations import (
-    asks_for_attestation,
-    require_attestation,
-)
+from telescope_envs.install.attestations import asks_for_attestation, require_attestation
 from telescope_envs.install.data import (
     cached_wheel,
     find_built,
-    lock_file,
+    inspected,
+    installing,
     python_of,
     remember_project,
     remove_leftovers,
@@ -34,17 +32,9 @@ from telescope_envs.install.requirements import (
     python_version,
     serve,
 )
-from telescope_envs.install.steps import (
-    InstallOptions,
-    Progress,
-    Step,
-)
-from telescope_envs.install.venv import (
-    Plan,
-    build_venv,
-)
+from telescope_envs.install.steps import InstallOptions, Progress, Step
+from telescope_envs.install.venv import Plan, build_venv
 from telescope_envs.processes.uv import Uv
-from telescope_envs.records.files import locked
 from telescope_envs.records.installed import (
     Installation,
     InstalledEnvironment,
@@ -58,18 +48,9 @@ from telescope_envs.records.lockfile import (
     digest_of,
     read_lock,
 )
-from telescope_envs.records.reading import check_bytes
-from telescope_envs.records.release import (
-    Release,
-    Status,
-)
+from telescope_envs.records.release import Release, Status
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.resolving import (
-    Request,
-    parse_request,
-    resolve_with_warnings,
-)
-from telescope_envs.rules.wheel import check_release, read_wheel
+from telescope_envs.registry.resolving import Request, parse_request, resolve_with_warnings
 
 
 def check_no_downgrade(
@@ -160,9 +141,7 @@ def install_isolated(
     """Install `release` into its own virtual environment, and make it the active one."""
     label = f"{release.id} {release.version}"
     remove_leftovers()
-    with locked(
-        lock_file(release.id), what=f"{release.id} is being installed", progress=progress
-    ) as held:
+    with installing(release.id, progress) as held:
         uv = Uv(offline=options.offline, wheels=options.wheels, heirs=(held,))
         entry = _known_entry(release, options)
         is_asked = asks_for_attestation(address_of(registry), release)
@@ -193,12 +172,9 @@ def checked_wheel(registry: Registry, release: Release, *, progress: Progress) -
     cached = cached_wheel(release)
     if cached is None:
         progress(f"{label}: {Step.DOWNLOAD}")
-        data = registry.wheel_bytes(release)
-        check_bytes(data, release)
-    else:
-        data = cached.read_bytes()
+    data = registry.wheel_bytes(release) if cached is None else cached.read_bytes()
     progress(f"{label}: {Step.INSPECT}")
-    check_release(read_wheel(data, release.wheel.filename), release)
+    inspected(data, release)
     attested = require_attestation(registry, release, data)
     if attested.by:
         progress(f"{label}: attested by {attested.by}")

@@ -17,12 +17,7 @@ from packaging.utils import canonicalize_name
 from telescope_core.errors import EnvironmentLoadError, RegistryError
 from telescope_envs.install.data import brought_wheels
 from telescope_envs.install.steps import InstallOptions
-from telescope_envs.processes.uv import (
-    Uv,
-    installed_pins,
-    lacks_wheel,
-    wheels_only,
-)
+from telescope_envs.processes.uv import Uv, installed_pins, lacks_wheel, wheels_only
 from telescope_envs.records.lockfile import is_requirement_line
 from telescope_envs.records.release import Release
 

@@ -16,7 +16,7 @@ class Step(StrEnum):
     DOWNLOAD = "fetching the wheel"
     """The release is known to run here."""
     INSPECT = "inspecting the wheel"
-    """Its bytes are those that were published."""
+    """Its bytes are here, and nothing is known of them."""
     LOCK = "locking dependencies"
     """The wheel holds nothing forbidden, and is in the cache."""
     BUILD = "building a virtual environment"

@@ -1,6 +1,5 @@
 """Making what is installed match telescope.lock: the same wheels, the same packages."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +11,13 @@ from telescope_envs.install.data import (
     cached_wheel,
     find_built,
     find_cached,
-    lock_file,
+    inspected,
+    installing,
     remember_project,
     remove_leftovers,
     remove_unused_venvs,
 )
-from telescope_envs.install.packages import uninstall_distribution
+from telescope_envs.install.install import remove_installed
 from telescope_envs.install.pipeline import (
     activate,
     checked_wheel,
@@ -25,25 +25,13 @@ from telescope_envs.install.pipeline import (
     install_isolated,
     plan_of,
 )
-from telescope_envs.install.steps import (
-    InstallOptions,
-    Progress,
-)
+from telescope_envs.install.steps import InstallOptions, Progress
 from telescope_envs.install.venv import build_venv
 from telescope_envs.processes.uv import Uv
-from telescope_envs.records.files import locked
-from telescope_envs.records.installed import (
-    InstalledEnvironment,
-    installed_environments,
-    remove_record,
-)
+from telescope_envs.records.installed import InstalledEnvironment, installed_environments
 from telescope_envs.records.lockfile import LockedEnvironment
 from telescope_envs.records.release import Release
 from telescope_envs.registry.registry import Registry
-from telescope_envs.rules.wheel import (
-    check_release,
-    read_wheel,
-)
 
 OpenRegistry = Callable[[str], Registry]
 
@@ -81,8 +69,7 @@ def sync_environment(
         )
         assert done.locked is not None, "an isolated installation is locked"
         return Synced(entry=done.locked, release=release, is_new=True)
-    what = f"{entry.id} is being installed"
-    with locked(lock_file(entry.id), what=what, progress=progress) as held:
+    with installing(entry.id, progress) as held:
         is_built = find_built(entry) is not None
         if not is_built or asks_for_attestation(entry.registry, release):
             wheel = locked_wheel(
@@ -105,11 +92,7 @@ def prune(kept: set[str]) -> list[InstalledEnvironment]:
     for found in installed_environments():
         if found.id in kept or not found.is_recorded:
             continue
-        with locked(lock_file(found.id), what=f"{found.id} is being installed"):
-            remove_record(found.id)
-            if found.interpreter == sys.executable:
-                uninstall_distribution(found.distribution)
-            remove_unused_venvs(found.id)
+        remove_installed(found)
         removed.append(found)
     return removed
 
@@ -160,7 +143,7 @@ def locked_wheel(
         else:
             return checked_wheel(registry, release, progress=progress)
     data = wheel.read_bytes()
-    check_release(read_wheel(data, wheel.name), release)
+    inspected(data, release)
     if is_asked:
         kept = cached_attestation(release)
         attested = require_kept_attestation(entry.registry, release, data, kept)

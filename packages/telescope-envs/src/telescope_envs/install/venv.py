@@ -17,26 +17,22 @@ from importlib.util import cache_from_source
 from pathlib import Path
 
 from telescope_core.errors import EnvironmentLoadError
-from telescope_envs.install.data import BUILDING, VENV_RECORD, key_of, python_of, venv_folder
+from telescope_envs.install.data import (
+    BUILDING,
+    VENV_RECORD,
+    inspected,
+    key_of,
+    python_of,
+    venv_folder,
+)
 from telescope_envs.install.loading import probe
-from telescope_envs.install.requirements import (
-    CORE,
-    install_requirements,
-)
-from telescope_envs.install.steps import (
-    InstallOptions,
-    Progress,
-    Step,
-)
+from telescope_envs.install.requirements import CORE, install_requirements
+from telescope_envs.install.steps import InstallOptions, Progress, Step
 from telescope_envs.processes.uv import Uv
-from telescope_envs.records.files import (
-    files_below,
-    remove_tree,
-)
+from telescope_envs.records.files import files_below, remove_tree
 from telescope_envs.records.installed import Installation
 from telescope_envs.records.lockfile import LockedEnvironment
-from telescope_envs.records.reading import check_bytes
-from telescope_envs.rules.wheel import WheelContents, check_release, read_wheel, record_hash
+from telescope_envs.rules.wheel import WheelContents, record_hash
 
 _INSTALLER = "telescope\n"
 
@@ -130,28 +126,17 @@ def clear_scratch(folder: Path) -> None:
 
 def _fill(folder: Path, plan: Plan, uv: Uv, *, options: InstallOptions, progress: Progress) -> None:
     progress(f"{plan.label}: {Step.BUILD}")
-    uv.run(
-        ["venv", "--no-project", "--relocatable", "--python", sys.executable, str(folder)],
-        failure=f"a virtual environment cannot be created in {folder}",
-    )
+    uv.make_venv(folder, moves=True)
     progress(f"{plan.label}: {Step.DEPENDENCIES}")
     python = python_of(folder)
     lines = plan.locked.requirements
     install_requirements(python, lines, uv, needed_by=plan.locked.id, options=options)
     progress(f"{plan.label}: {Step.WHEEL}")
-    write_wheel(inspected(plan), site_packages(folder))
+    # Its bytes are read once, and checked again.
+    contents = inspected(plan.wheel.read_bytes(), plan.installation.release)
+    write_wheel(contents, site_packages(folder))
     link_distribution(distribution(CORE), site_packages(folder))
     link_byte_code(site_packages(folder))
-
-
-def inspected(plan: Plan) -> WheelContents:
-    """Return the contents of the wheel of `plan`, whose bytes are read once and checked again."""
-    data = plan.wheel.read_bytes()
-    release = plan.installation.release
-    check_bytes(data, release)
-    contents = read_wheel(data, release.wheel.filename)
-    check_release(contents, release)
-    return contents
 
 
 def link_distribution(found: Distribution, site_packages: Path) -> None:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -15,30 +14,21 @@ from packaging.utils import canonicalize_name
 from telescope_core.errors import EnvironmentLoadError, TelescopeError, unknown_name
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.install.data import cached_wheel, find_built
-from telescope_envs.install.packages import (
-    installed_closure,
-    packages_of,
-    site_packages_of,
-)
-from telescope_envs.install.standing import (
+from telescope_envs.install.findings import (
     Finding,
     FindingKind,
-    lock_findings,
-    registry_findings,
-    unreachable,
-)
-from telescope_envs.install.verified_files import (
     changed_byte_code,
     changed_files,
     extra_files,
+    lock_findings,
     recorded_files,
+    registry_findings,
+    unreachable,
 )
-from telescope_envs.locator import InstalledLocator, usable_names
+from telescope_envs.install.packages import installed_closure, packages_of, site_packages_of
+from telescope_envs.locator import InstalledLocator, module_of, usable_names
 from telescope_envs.processes.uv import Uv
-from telescope_envs.records.installed import (
-    Installation,
-    installed_environments,
-)
+from telescope_envs.records.installed import Installation, installed_environments
 from telescope_envs.records.lockfile import find_lock, read_lock
 from telescope_envs.records.reading import check_bytes
 from telescope_envs.registry.lookup import open_registry
@@ -94,10 +84,11 @@ def verify(name: str, *, packages_of: Packages = packages_of) -> Verification:
     if location.place is EnvironmentPlace.ISOLATED:
         venv = Path(location.interpreter).parents[1]
         with tempfile.TemporaryDirectory() as scratch:
-            findings += extra_files(venv, recorded, _empty_venv(Path(scratch) / "empty"))
+            empty = Path(scratch) / "empty"
+            Uv(offline=True).make_venv(empty, moves=True)  # as installing does
+            findings += extra_files(venv, recorded, empty)
         for folder in site_packages_of(location.interpreter):
-            module = location.factory.partition(":")[0].partition(".")[0]
-            findings += changed_byte_code(folder / module)
+            findings += changed_byte_code(folder / module_of(location))
     if record is not None:
         findings += _against_its_sources(record, packages)
     return _verification(location, sum(bool(file.hash) for file in recorded), tuple(findings))
@@ -129,7 +120,7 @@ def _only_needed(
     packages: Mapping[str, Distribution], location: EnvironmentLocation
 ) -> dict[str, Distribution]:
     """Return the environment's own package and its dependencies among `packages`."""
-    own = location.factory.partition(":")[0].partition(".")[0].replace("_", "-")
+    own = module_of(location).replace("_", "-")
     package = packages.get(own)
     needed = installed_closure(package.requires or []) if package is not None else ()
     names = {own, *(line.partition("==")[0] for line in needed)}
@@ -200,12 +191,3 @@ def _wheel_bytes(record: Installation, registry: Registry | None) -> bytes:
 
 def _hashes(text: str) -> dict[str, str]:
     return {row[0]: row[1] for row in csv.reader(io.StringIO(text)) if len(row) == 3}
-
-
-def _empty_venv(folder: Path) -> Path:
-    """Create a virtual environment as installing does, to see which files each one has."""
-    Uv(offline=True).run(
-        ["venv", "--no-project", "--relocatable", "--python", sys.executable, str(folder)],
-        failure=f"a virtual environment to compare with cannot be created in {folder}",
-    )
-    return folder

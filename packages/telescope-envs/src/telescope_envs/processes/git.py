@@ -18,10 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from telescope_core.errors import ConfigError
-from telescope_envs.processes.running import (
-    end_group,
-    passed_on,
-)
+from telescope_envs.processes.running import end_group, passed_on
 
 _TIME_LIMIT_S = 120.0
 _MAX_OUTPUT_BYTES = 256 << 20

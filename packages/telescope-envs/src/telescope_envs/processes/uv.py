@@ -150,6 +150,12 @@ class Uv:
             raise EnvironmentLoadError(f"{failure}. uv said:\n{finished.stderr.strip()}")
         return finished.stdout
 
+    def make_venv(self, folder: Path, *, python: str = sys.executable, moves: bool = False) -> None:
+        """Make a virtual environment of `python`, without packages; one that `moves` is renamed."""
+        options = ["--no-project", *(["--relocatable"] if moves else []), "--python", python]
+        failure = f"a virtual environment cannot be created in {folder}"
+        self.run(["venv", *options, str(folder)], failure=failure)
+
     def run_cache_first(self, arguments: Sequence[str], *, failure: str) -> str:
         """Run uv as `run` does, but use the network only if uv's cache lacks something."""
         if self.wheels is None and not self.offline:

@@ -13,10 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.install.attestations import (
-    INSTALL_HINT,
-    statement_of,
-)
+from telescope_envs.install.attestations import INSTALL_HINT, statement_of
 from telescope_envs.records.release import Release
 
 if TYPE_CHECKING:

@@ -23,25 +23,11 @@ from packaging.requirements import Requirement
 
 from telescope_core.errors import ConfigError, EnvironmentLoadError, RegistryError
 from telescope_envs.install.packages import missing_requirements
-from telescope_envs.processes.git import (
-    reading,
-    run_git,
-)
+from telescope_envs.processes.git import reading, run_git
 from telescope_envs.processes.running import run_program
-from telescope_envs.processes.uv import (
-    config_options,
-    index_settings,
-)
-from telescope_envs.records.model import (
-    read_pyproject,
-    table_at,
-    texts_at,
-)
-from telescope_envs.rules.wheel import (
-    WheelContents,
-    read_wheel,
-    record_hash,
-)
+from telescope_envs.processes.uv import config_options, index_settings
+from telescope_envs.records.model import read_pyproject, table_at, texts_at
+from telescope_envs.rules.wheel import WheelContents, read_wheel, record_hash
 
 _CACHES = {".git", ".hg", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
 _NOT_AT_THE_TOP = {".venv", "venv", "dist", "build", "runs", "node_modules"}

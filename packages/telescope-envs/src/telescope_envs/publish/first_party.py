@@ -10,21 +10,16 @@ import tempfile
 from pathlib import Path
 
 from telescope_envs.publish.build import build_and_inspect
-from telescope_envs.publish.checks import (
-    published_as,
-    require_publishable,
-)
 from telescope_envs.publish.release import (
     declared_datasets,
+    published_as,
     release_of,
+    require_publishable,
     validated,
 )
 from telescope_envs.records.names import split_distribution
 from telescope_envs.records.reading import Publication
-from telescope_envs.records.release import (
-    Dataset,
-    Source,
-)
+from telescope_envs.records.release import Dataset, Source
 from telescope_envs.records.schemas import write_schemas
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.stores.folder import LocalStore

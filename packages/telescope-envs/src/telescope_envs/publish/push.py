@@ -14,49 +14,28 @@ from pathlib import Path
 from packaging.version import Version
 
 from telescope_core.errors import ConfigError
-from telescope_envs.publish.attesting import (
-    AttestMode,
-    attest_wheel,
-)
-from telescope_envs.publish.build import (
-    build_and_inspect,
-    copy_sources,
-    require_project,
-)
-from telescope_envs.publish.checks import (
+from telescope_envs.publish.attesting import AttestMode, attest_wheel
+from telescope_envs.publish.build import build_and_inspect, copy_sources, require_project
+from telescope_envs.publish.release import (
+    declared_datasets,
     published_as,
+    release_of,
     require_own_name,
     require_publishable,
     require_token,
-)
-from telescope_envs.publish.release import (
-    declared_datasets,
-    release_of,
     validated,
 )
 from telescope_envs.publish.source import (
+    bumped,
     commit_file,
     committed_source,
-)
-from telescope_envs.publish.versions import (
-    bumped,
     require_above,
     write_version,
 )
-from telescope_envs.records.changes import (
-    Change,
-    changes_between,
-    score_warnings,
-)
-from telescope_envs.records.projects import (
-    Identity,
-    read_identity,
-)
+from telescope_envs.records.changes import Change, changes_between, score_warnings
+from telescope_envs.records.projects import Identity, read_identity
 from telescope_envs.records.reading import Publication
-from telescope_envs.records.release import (
-    Release,
-    Source,
-)
+from telescope_envs.records.release import Release, Source
 from telescope_envs.registry.lookup import open_writable
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.stores import WritableStore

@@ -8,15 +8,9 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.records.release import (
-    Deprecation,
-    Status,
-)
+from telescope_envs.records.release import Deprecation, Status
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.resolving import (
-    parse_request,
-    resolve_id,
-)
+from telescope_envs.registry.resolving import parse_request, resolve_id
 from telescope_envs.registry.stores import WritableStore
 from telescope_envs.rules.admission import published_versions
 

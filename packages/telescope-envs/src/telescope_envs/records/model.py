@@ -72,15 +72,19 @@ def _inside(value: object) -> Iterator[object]:
 Table = dict[str, object]
 
 
-def read_pyproject(project: Path) -> Table:
-    """Return the tables of the project's pyproject.toml; raises ConfigError if it has none."""
-    path = project / "pyproject.toml"
+def read_toml_file(path: Path) -> Table:
+    """Return the tables of a TOML file; raises ConfigError if it cannot be read or is none."""
     try:
         return read_toml(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
+
+
+def read_pyproject(project: Path) -> Table:
+    """Return the tables of the project's pyproject.toml; raises ConfigError if it has none."""
+    return read_toml_file(project / "pyproject.toml")
 
 
 def table_at(document: Table, *names: str, path: Path) -> Table:
@@ -143,8 +147,8 @@ class PublicRecord(Record, frozen=True, kw_only=True):
     """A record of a registry, which anybody may have written: every text in it is a `Line`."""
 
 
-def read(record: type[RecordType], text: bytes | str) -> RecordType:
-    """Return the record in a JSON text.
+def read(record: type[RecordType], text: bytes | str, *, is_plain: bool = False) -> RecordType:
+    """Return the record in a JSON text; `is_plain` if `is_plain_json` has said so.
 
     Raises RecordProblem for a record that breaks a rule, and another ValueError for a text that is
     not JSON.
@@ -153,7 +157,7 @@ def read(record: type[RecordType], text: bytes | str) -> RecordType:
     try:
         found = cast(RecordType, _decoder(record).decode(data))
         found.check()
-        if not _is_plain(data):
+        if not is_plain and not is_plain_json(data):
             _require_lines(found)
     except msgspec.ValidationError as error:
         raise RecordProblem(explained(error)) from None
@@ -205,8 +209,11 @@ def _decoder(record: type[Record]) -> "msgspec.json.Decoder[Record]":
     return msgspec.json.Decoder(record)
 
 
-def _is_plain(text: bytes) -> bool:
-    """Whether no text in this JSON can contain what a terminal would act on."""
+def is_plain_json(text: bytes) -> bool:
+    """Whether no text in this JSON, of one record or of many lines, acts on a terminal.
+
+    Raises ValueError for what is not UTF-8.
+    """
     if b"\\" in text and _ESCAPES_OTHER_THAN_QUOTES.search(text):
         return False
     # JSON has no unescaped control characters below the space.

@@ -103,9 +103,10 @@ class RewardRange(PublicRecord, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise RecordProblem unless the numbers are finite and in order."""
-        for field in ("minimum", "maximum", "success"):
-            if not math.isfinite(getattr(self, field)):
-                raise RecordProblem(f"{field}: must be a finite number")
+        if not math.isfinite(self.minimum + self.maximum + self.success):
+            for field in ("minimum", "maximum", "success"):
+                if not math.isfinite(getattr(self, field)):
+                    raise RecordProblem(f"{field}: must be a finite number")
         if self.minimum > self.maximum:
             raise RecordProblem(f"minimum {self.minimum:g} is above maximum {self.maximum:g}")
 
@@ -201,7 +202,12 @@ class Release(PublicRecord, frozen=True, kw_only=True):
                 problem = f"is not the name of an environment variable: {text[:80]!r}"
                 raise RecordProblem(f"secrets.{self.secrets.index(text)}: {problem}")
         check_digest("config_schema_sha256", self.config_schema_sha256)
-        check_parts(self, "wheel", "protocol", "reward")
+        try:
+            self.wheel.check()
+            self.protocol.check()
+            self.reward.check()
+        except RecordProblem:
+            check_parts(self, "wheel", "protocol", "reward")  # says which of them
 
 
 class Deprecation(PublicRecord, frozen=True, kw_only=True):

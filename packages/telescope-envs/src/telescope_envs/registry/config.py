@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, urlsplit
 import msgspec
 
 from telescope_core.errors import ConfigError, nearest, unknown_name
-from telescope_envs.records.model import read_toml
+from telescope_envs.records.model import read_toml_file
 
 FORMS = "a folder, file://FOLDER, https://HOST/PATH or hf://OWNER/REPOSITORY[@REVISION]"
 _HUB = re.compile(
@@ -245,12 +245,7 @@ def read_user_config(environ: Mapping[str, str] = os.environ) -> UserConfig:
     path = user_file(environ)
     if not path.is_file():
         return UserConfig()
-    try:
-        table = read_toml(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from error
+    table = read_toml_file(path)
     for key in table:
         known = UserConfig.__struct_fields__
         close = nearest(key, known)

@@ -1,10 +1,6 @@
 """Validating environments: a report of checks with evidence, under a versioned policy."""
 
-from telescope_envs.validation.policy import (
-    CHECKS,
-    POLICY_VERSION,
-    Check,
-)
+from telescope_envs.validation.policy import CHECKS, POLICY_VERSION, Check
 from telescope_envs.validation.records import (
     CheckResult,
     Evidence,

@@ -4,13 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from telescope_envs.validation.policy import CHECKS
-from telescope_envs.validation.records import (
-    CheckResult,
-    Evidence,
-    Level,
-    Outcome,
-    Severity,
-)
+from telescope_envs.validation.records import CheckResult, Evidence, Level, Outcome, Severity
 
 MAX_EVIDENCE = 5
 """Pieces of evidence kept for each check; more of the same adds nothing."""

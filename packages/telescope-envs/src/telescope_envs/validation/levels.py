@@ -7,13 +7,7 @@ from typing import Any
 from telescope_core.probes.job import Job, Kind
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.fixture_hub import TOKEN
-from telescope_envs.validation.processes import (
-    Errand,
-    Place,
-    Told,
-    make_job,
-    run_together,
-)
+from telescope_envs.validation.processes import Errand, Place, Told, make_job, run_together
 
 _HUB_TOKEN = "HF_TOKEN"
 MAX_IMPORT_S = 2.0

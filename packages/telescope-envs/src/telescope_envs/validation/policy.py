@@ -8,10 +8,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from telescope_envs.validation.records import (
-    Level,
-    Severity,
-)
+from telescope_envs.validation.records import Level, Severity
 
 POLICY_VERSION = "3"
 

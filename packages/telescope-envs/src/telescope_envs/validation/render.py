@@ -5,12 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from telescope_envs.validation.policy import CHECKS
-from telescope_envs.validation.records import (
-    CheckResult,
-    Level,
-    Outcome,
-    Report,
-)
+from telescope_envs.validation.records import CheckResult, Level, Outcome, Report
 
 WIDTH = 80
 _FACTS = {

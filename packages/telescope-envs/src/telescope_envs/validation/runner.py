@@ -6,50 +6,25 @@ in other modules, and policy.py has the severity of each.
 
 import hashlib
 import platform
-import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import Distribution, version
+from importlib.metadata import version
 from pathlib import Path
 
 from telescope_core.errors import ConfigError, nearest, unknown_name
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
-from telescope_envs.locator import (
-    InstalledLocator,
-    usable_names,
-)
-from telescope_envs.validation import metadata
+from telescope_envs.install.packages import packages_of
+from telescope_envs.locator import InstalledLocator, module_of, usable_names
 from telescope_envs.validation.findings import Findings
-from telescope_envs.validation.fixture_hub import (
-    FOLDER,
-    FixtureHub,
-)
-from telescope_envs.validation.levels import (
-    Trial,
-    check_leakage,
-    check_load,
-    check_reward,
-)
-from telescope_envs.validation.place import (
-    Subject,
-    prepare_place,
-    scratch_folder,
-)
-from telescope_envs.validation.policy import (
-    CHECKS,
-    POLICY_VERSION,
-)
-from telescope_envs.validation.records import (
-    EXAMPLES_FROM,
-    FIXTURE_ROWS,
-    Level,
-    Report,
-    verdict_of,
-)
-from telescope_envs.validation.static import check_static
+from telescope_envs.validation.fixture_hub import FOLDER, FixtureHub
+from telescope_envs.validation.levels import Trial, check_leakage, check_load, check_reward
+from telescope_envs.validation.policy import CHECKS, POLICY_VERSION
+from telescope_envs.validation.processes import Subject, prepare_place, scratch_folder
+from telescope_envs.validation.records import EXAMPLES_FROM, FIXTURE_ROWS, Level, Report, verdict_of
+from telescope_envs.validation.static import check_static, version_in
 
 LEVELS = (Level.STATIC, Level.LOAD, Level.REWARD, Level.LEAKAGE)
 """In the order in which they run."""
@@ -124,12 +99,7 @@ def validate_installed(name: str, options: ValidationOptions = _DEFAULTS) -> Rep
 
 def _metadata_of(location: EnvironmentLocation) -> bytes:
     """Return the METADATA file in the interpreter where an environment is installed."""
-    places = sys.path
-    if location.interpreter != sys.executable:
-        folders = Path(location.interpreter).parents[1].glob("lib/python*/site-packages")
-        places = [str(folder) for folder in folders]
-    module = location.factory.partition(":")[0].partition(".")[0]
-    found = next(iter(Distribution.discover(name=module.replace("_", "-"), path=places)), None)
+    found = packages_of(location.interpreter).get(module_of(location).replace("_", "-"))
     return ((found.read_text("METADATA") or "") if found is not None else "").encode()
 
 
@@ -149,7 +119,7 @@ def _validate(subject: Subject, options: ValidationOptions) -> Report:
     return Report(
         policy=POLICY_VERSION,
         environment=subject.label,
-        version=metadata.version_in(subject.metadata),
+        version=version_in(subject.metadata),
         wheel_sha256=hashlib.sha256(subject.wheel).hexdigest() if subject.wheel else "",
         core_version=version("telescope-core"),
         python=platform.python_version(),

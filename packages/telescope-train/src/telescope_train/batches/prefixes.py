@@ -16,6 +16,8 @@ from telescope_train.batches.batch import TrainingSample
 
 MIN_SHARED_TOKENS = 16
 """A branch of fewer tokens is not worth it: attention is computed in one part more for it."""
+MIN_SAVED_TOKENS = 64
+"""Unless so many samples have it that at least this many tokens less are computed."""
 
 
 class PrefixOrder(NamedTuple):
@@ -33,7 +35,8 @@ def prefix_order(
     """Sort `samples` by their tokens and find what neighbors share.
 
     Beginnings that differ in fewer than `min_tokens` tokens from a shorter shared one are cut down
-    to it. Time: a sort of byte strings and a comparison for each sample.
+    to it, unless they save `MIN_SAVED_TOKENS`. Time: a sort of byte strings and a comparison for
+    each sample.
     """
     # Any order of bytes puts equal beginnings side by side, and bytes are compared by memcmp.
     keys = [np.ascontiguousarray(sample.token_ids, np.int32).tobytes() for sample in samples]
@@ -52,10 +55,14 @@ def _common_length(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
     return first if length and differs[first] else length
 
 
-def without_short_branches(shared_N: NDArray[np.int64], min_tokens: int) -> NDArray[np.int64]:
-    """Return [N] what is shared where each branch of the tree has at least `min_tokens` tokens.
+def without_short_branches(
+    shared_N: NDArray[np.int64], min_tokens: int, min_saved: int = MIN_SAVED_TOKENS
+) -> NDArray[np.int64]:
+    """Return [N] what is shared where each branch of the tree is worth a part of attention.
 
-    A branch begins where a longer or shorter one ends: at the largest smaller number around it.
+    It has at least `min_tokens` tokens, or saves at least `min_saved`: its length times the samples
+    that have it, but for one. A branch begins where a longer or shorter one ends: at the largest
+    smaller number around it.
     """
     shared = shared_N.tolist()
     left = _smaller_before(shared)
@@ -65,7 +72,9 @@ def without_short_branches(shared_N: NDArray[np.int64], min_tokens: int) -> NDAr
     for place in sorted(range(len(shared)), key=shared.__getitem__):
         around = [one for one in (left[place], right[place]) if 0 <= one < len(shared)]
         begin = kept[max(around, key=shared.__getitem__)] if around else 0
-        kept[place] = shared[place] if shared[place] - begin >= min_tokens else begin
+        length, num_others = shared[place] - begin, right[place] - left[place] - 1
+        is_kept = length >= min_tokens or length * num_others >= min_saved
+        kept[place] = shared[place] if is_kept else begin
     return np.array(kept, np.int64)
 
 
