@@ -8,7 +8,7 @@ number. `12+63=75` says where counting ends, so that long answers can be learnt 
 import random
 from functools import partial
 
-from telescope_core import Example, Rollout, SingleTurnEnvironment, Split, reward
+from telescope_core import Example, Rollout, SingleTurnEnvironment, Split, reward, runs_in
 from telescope_core.environments.base import EnvironmentConfig
 from telescope_core.examples import SplitSource
 
@@ -47,6 +47,7 @@ class Addition(SingleTurnEnvironment):
         return ",".join(map(str, range(first + 1, total + 1)))
 
     @reward
+    @runs_in("loop")  # it compares two short texts; TRL calls it in its own process as well
     def correct(self, rollout: Rollout, example: Example) -> float:
         """Return 1 when the last number is right."""
         return score(rollout.completion_text, example.answer)

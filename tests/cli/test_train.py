@@ -75,6 +75,16 @@ def test_without_a_run_there_is_nothing_to_resume(settings, capsys):
     assert not (settings.parent / "runs").exists()
 
 
+def test_a_queue_begins_a_run_of_which_nothing_is_there(settings, capsys):
+    """The same command as for every later try."""
+    code, plan, _ = train(capsys, str(settings), "--resume-if-saved", "--dry-run")
+    assert "cannot start" not in plan
+    assert code == 0
+    code, _, said = train(capsys, str(settings), "--resume", "--resume-if-saved", "--dry-run")
+    assert code == 2
+    assert "remove one of them" in said
+
+
 def test_a_run_without_a_checkpoint_says_how_to_go_on(settings, capsys):
     (settings.parent / "runs" / "toy").mkdir(parents=True)
     (settings.parent / "runs" / "toy" / "run.json").write_text("{}")

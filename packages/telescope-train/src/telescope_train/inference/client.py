@@ -38,6 +38,9 @@ from telescope_train.inference.wire import (
 )
 
 _LOAD_S = 5.0
+RECENT_S = 0.9
+"""Seconds for which a page of metrics says how busy a server is: it takes the server some of the
+time in which it could sample, and whoever reads meters asks for it every second."""
 _PAUSES_S = (0.25, 0.5, 1.0)
 """Seconds to wait before each further try of a control call."""
 _JSON = {"content-type": "application/json"}
@@ -68,6 +71,8 @@ class TokenClient:
         self._expects_routes = expects_routes
         self.num_in_flight = 0
         self.heard_s = 0.0
+        self._page: tuple[float, str] | None = None
+        """The newest page of metrics, after when it came."""
         # Each control call opens its own connection. vLLM closes a connection that has been idle
         # for 5 s, and between two steps it may do so at the moment the next call goes out.
         # There is no total timeout, because a generation may take as long as its rollout: the
@@ -167,8 +172,13 @@ class TokenClient:
             return False
 
     async def load(self) -> ServerLoad | None:
-        """Return how busy the server is; None if it does not say within a few seconds."""
-        page = await self.metrics_page()
+        """Return how busy the server is; None if it does not say within a few seconds.
+
+        By a page that somebody has just read, if there is one.
+        """
+        read_s, page = self._page or (0.0, None)
+        if page is None or asyncio.get_running_loop().time() - read_s >= RECENT_S:
+            page = await self.metrics_page()
         return None if page is None else parse_load(page)
 
     async def metrics_page(self) -> str | None:
@@ -176,10 +186,12 @@ class TokenClient:
         url = f"{self.base_url}/metrics"
         try:
             async with asyncio.timeout(_LOAD_S), self._session.get(url) as response:
-                return await response.text() if response.status == 200 else None
+                page = await response.text() if response.status == 200 else None
         except (TimeoutError, aiohttp.ClientError):
             # What a server that is lost means for its requests is noticed where they are.
-            return None
+            page = None
+        self._page = None if page is None else (asyncio.get_running_loop().time(), page)
+        return page
 
     async def drop(self, why: str) -> None:
         """Fail all requests and control calls in flight; later ones connect again.
