@@ -124,7 +124,7 @@ def test_names_that_are_no_environment_list_the_nearest(lake, guess):
         ("gym:FrozenLke-v1", "did you mean 'FrozenLake-v1'"),
         ("gyn:FrozenLake-v1", "unknown scheme 'gyn'; did you mean 'gym'?"),
         ("textarena:GessTheNumber-v0", "did you mean 'GuessTheNumber-v0'"),
-        ("gym:Blackjack-v1", "add --env.observation value"),
+        ("gym:Blackjack-v1", 'link it with --settings \'{"observation": "value"}\''),
     ):
         done = telescope("env", "link", name)
         assert done.returncode

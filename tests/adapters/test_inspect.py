@@ -86,3 +86,11 @@ def test_what_cannot_be_played_is_refused_by_name(python):
         done = telescope("env", "link", name)
         assert done.returncode
         assert meant in done.stderr, done.stderr
+
+
+async def test_a_file_is_linked_from_its_own_folder_and_played_from_any(python):
+    here, name = Path(TASKS).parent, f"inspect:{Path(TASKS).name}@sums"
+    done = telescope("env", "link", name, folder=here)
+    assert done.returncode == 0, done.stderr
+    async with opened(name) as client:
+        assert (await played(client, ["1"], split=Split.EVAL)).reward == 1.0

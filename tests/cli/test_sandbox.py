@@ -1,6 +1,7 @@
 """`telescope sandbox`: the list, the check, and its exit codes."""
 
 import json
+import sys
 
 import pytest
 
@@ -70,3 +71,28 @@ def test_mistakes_are_refused_with_what_is_right(capsys, words, said):
     code, _, err = ran(capsys, *words)
     assert code == 2
     assert said in err
+
+
+@pytest.mark.parametrize(
+    ("cloud", "module"),
+    [("daytona", "daytona"), ("e2b", "e2b"), ("modal", "modal"), ("prime", "prime_sandboxes")],
+)
+def test_a_cloud_without_its_sdk_says_what_to_install(capsys, monkeypatch, cloud, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    code, out, err = ran(capsys, "check", cloud)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1, err
+    assert f"pip install 'telescope-core[{cloud}]'" in err
+
+
+@pytest.mark.parametrize("place", ["unix:///nowhere.sock", "nonsense", "http://127.0.0.1:9"])
+def test_a_docker_that_does_not_answer_says_where_it_was_looked_for(capsys, place):
+    code, out, err = ran(capsys, "check", "docker", "--set", f"base_url={place}")
+    assert (code, out) == (2, "")
+    assert f"no Docker answers at {place}: " in err
+
+
+def test_an_image_without_a_name_is_refused(capsys):
+    code, _, err = ran(capsys, "check", "docker", "--image", "")
+    assert code == 2
+    assert "image of a sandbox must be the name of an image" in err

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -152,3 +153,31 @@ def test_a_project_in_src_is_found(make_project):
     (project / "src").mkdir()
     (project / "telescope_env_acme_toy").rename(project / "src" / "telescope_env_acme_toy")
     assert read_project(project).source == project / "src"
+
+
+def test_what_cannot_be_linked_is_refused_with_what_is_wrong_with_it(telescope, tmp_path):
+    for words, said in (
+        (["gymm:FrozenLake-v1"], "unknown scheme 'gymm'; did you mean 'gym'"),
+        (["gym:"], "expected gym:ID, such as gym:FrozenLake-v1, got 'gym:'"),
+        (["verifiers:sums", "--with", f"{tmp_path}/sums"], "there is no such file or folder"),
+        (["openenv:127.0.0.1:9", "--with", "numpy"], "so no package is installed for them"),
+    ):
+        code, out, err = telescope("env", "link", *words)
+        assert (code, out) == (2, ""), words
+        assert said in err
+
+
+def test_a_server_that_does_not_answer_is_linked_and_told(telescope):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        name = f"openenv:http://127.0.0.1:{unused.getsockname()[1]}"
+        code, out, err = telescope("env", "link", name)
+    assert (code, out) == (0, f"{name} 0: linked to this Python\n")
+    assert f"{name} is linked, but does not answer now: " in err
+
+
+def test_what_is_not_linked_is_not_unlinked_and_the_nearest_is_named(telescope):
+    assert telescope("env", "link", "openenv:http://127.0.0.1:9")[0] == 0
+    code, _, err = telescope("env", "uninstall", "openenv:http://127.0.0.1:8")
+    assert code == 2
+    assert "unknown link 'openenv:http://127.0.0.1:8'; did you mean 'openenv:http://127" in err

@@ -17,6 +17,10 @@ CORE = Path(__file__).parents[4] / "packages/telescope-core"
 UV = str(Path(sys.executable).with_name("uv"))
 
 
+def variable_of(cloud: str) -> str:
+    return "MODAL_TOKEN_ID" if cloud == "modal" else f"{cloud.upper()}_API_KEY"
+
+
 @pytest.fixture(scope="module", params=CLOUDS)
 def came(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What came of a cloud's provider; the SDKs of two clouds do not fit into one environment."""
@@ -77,5 +81,11 @@ def test_a_service_that_refuses_what_is_asked_for_says_to_ask_for_something_else
 
 def test_a_key_that_is_refused_says_which_variable_to_set(came: Any):
     assert came["refused key"].startswith("SandboxUnavailableError"), came["refused key"]
-    variable = {"modal": "MODAL_TOKEN_ID"}.get(came["cloud"], f"{came['cloud'].upper()}_API_KEY")
-    assert f"set {variable}" in came["refused key"]
+    assert "refuses this account: " in came["refused key"]
+    assert f"set {variable_of(came['cloud'])}" in came["refused key"]
+
+
+def test_a_key_that_is_missing_says_so_and_which_variable_to_set(came: Any):
+    said = came["no key"]
+    assert said.startswith(f"SandboxUnavailableError: sandbox provider '{came['cloud']}' needs a ")
+    assert f"set {variable_of(came['cloud'])}" in said

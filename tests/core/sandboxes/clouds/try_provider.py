@@ -17,6 +17,10 @@ from telescope_core.errors import TelescopeError
 from telescope_core.sandboxes import SandboxSpec, open_provider
 from telescope_core.sandboxes.check import check_provider
 
+KEYS = (
+    *("DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN", "E2B_API_KEY", "PRIME_API_KEY"),
+    *("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET"),
+)
 FAKES = {"daytona": FakeDaytona, "e2b": FakeE2B, "prime": FakePrime}
 
 
@@ -53,6 +57,11 @@ async def raised(awaitable: Awaitable[object]) -> str:
 
 async def main(cloud: str) -> dict[str, Any]:
     """Return what came of the checks and of each failure."""
+    for name in KEYS:
+        os.environ.pop(name, None)
+    without = open_provider(cloud)
+    no_key = await raised(without.create(SandboxSpec()))
+    await without.close()
     async with served(cloud) as fake:
         provider = opened(cloud, fake)
         findings = await check_provider(provider)
@@ -60,6 +69,7 @@ async def main(cloud: str) -> dict[str, Any]:
             "checks": {one.check: dataclasses.asdict(one) for one in findings},
             "left": list(fake.boxes),
             "created": fake.created[0],
+            "no key": no_key,
         }
         box = await provider.create(SandboxSpec())
         for status in (500, 400):

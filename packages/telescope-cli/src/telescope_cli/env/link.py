@@ -1,5 +1,6 @@
 """`telescope env link`."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -43,11 +44,23 @@ def link(
         require_adapted(target)
         found = link_adapted(target, packages=packages or (), settings=_settings(settings))
         about = {"id": found.name, "version": framework_version(found), "python": found.interpreter}
+        _tell_if_silent(target)
     if as_json:
         typer.echo(json.dumps(about))
         return
     where = about.get("folder") or about["python"] or "this Python"
     typer.echo(f"{about['id']} {about['version']}: linked to {where}")
+
+
+def _tell_if_silent(target: str) -> None:
+    """Say on standard error that a server does not answer; it may be started after the link."""
+    named = require_adapted(target)
+    if named.scheme != "openenv":
+        return
+    from telescope_core.adapters.openenv import why_silent
+
+    if why := asyncio.run(why_silent(named.id)):
+        typer.echo(f"telescope: {target} is linked, but does not answer now: {why}", err=True)
 
 
 def _settings(text: str) -> dict[str, Any]:

@@ -77,7 +77,8 @@ class GymEnvironment(GameEnvironment):
             raise EnvironmentLoadError(
                 f"{self.config.id} shows {trial.observation_space} and draws "
                 f"{', '.join(trial.metadata.get('render_modes', ())) or 'nothing'}, which is no "
-                "text; to show the numbers as text, add --env.observation value"
+                "text; to show the numbers as text, link it with --settings "
+                '\'{"observation": "value"}\''
             )
 
     def _words(self, trial: Any) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from telescope_core.types import Example, JsonValue, Message, Rollout, Split, St
 
 _ANSWER_S = 120.0
 """Seconds within which a server answers a step."""
+_FIRST_ANSWER_S = 10.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 _OWN_FIELDS = ("metadata",)
@@ -275,6 +276,19 @@ class _Socket:
         if not self._wire.closed:
             await self._wire.send_json({"type": "close", "data": {}})
         await self._wire.close()
+
+
+async def why_silent(url: str) -> str:
+    """Return why a server says nothing of its actions now; empty if it does."""
+    limit = aiohttp.ClientTimeout(total=_FIRST_ANSWER_S)
+    try:
+        async with aiohttp.ClientSession(timeout=limit) as session:
+            await _get_json(session, f"{url.rstrip('/')}/schema")
+    except TimeoutError:
+        return f"{url} says nothing within {_FIRST_ANSWER_S:g} s"
+    except EndpointError as error:
+        return str(error)
+    return ""
 
 
 async def _tools(socket: _Socket) -> list[dict[str, JsonValue]]:

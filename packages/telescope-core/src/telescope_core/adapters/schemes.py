@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from telescope_core.errors import EnvironmentLoadError, unknown_name
+from telescope_core.errors import ConfigError, EnvironmentLoadError, unknown_name
 
 _HERE = "telescope_core.adapters"
 
@@ -130,11 +130,19 @@ def adapted(name: str) -> Adapted | None:
 
 
 def require_adapted(name: str) -> Adapted:
-    """Return what `SCHEME:ID` names; raises UnknownNameError with the nearest scheme."""
+    """Return what `SCHEME:ID` names.
+
+    Raises UnknownNameError with the nearest scheme, and ConfigError for one without an id.
+    """
     found = adapted(name)
     if found is None:
         scheme, _, given = name.partition(":")
-        advice = "" if given else f"; expected {scheme}:ID, such as gym:FrozenLake-v1"
+        if scheme in SCHEMES:
+            raise ConfigError(
+                f"expected {scheme}:ID, such as gym:FrozenLake-v1, got {name!r}: what the "
+                "environment is called is missing"
+            )
+        advice = "" if given else "; expected SCHEME:ID, such as gym:FrozenLake-v1"
         raise unknown_name("scheme", scheme, SCHEMES, f"({name!r}{advice})")
     return found
 

@@ -87,12 +87,20 @@ class DaytonaProvider:
                 client, self._client = self._client, None
                 await client.close()
 
+    def _connected(self, sdk: Any) -> Any:
+        """Return a client. That asks the service nothing, so a key is missing, not wrong."""
+        try:
+            return sdk.AsyncDaytona(sdk.DaytonaConfig(**self._settings) if self._settings else None)
+        except sdk.DaytonaAuthenticationError as error:
+            raise SandboxUnavailableError(
+                "sandbox provider 'daytona' needs a key; set DAYTONA_API_KEY to one of your account"
+            ) from error
+
     async def _start(self, spec: SandboxSpec, resources: Mapping[str, int | None]) -> "_Box":
         sdk = _sdk()
         with _told(spec):
             if self._client is None:
-                config = sdk.DaytonaConfig(**self._settings) if self._settings else None
-                self._client = sdk.AsyncDaytona(config)
+                self._client = self._connected(sdk)
             minutes = math.ceil(spec.time_to_live_s / 60)
             asked = {name: value for name, value in resources.items() if value is not None}
             params = sdk.CreateSandboxFromImageParams(

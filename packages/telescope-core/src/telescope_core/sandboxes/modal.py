@@ -143,6 +143,11 @@ def _told(asked: SandboxSpec | None = None) -> Generator[None]:
     try:
         yield
     except (sdk.exception.AuthError, sdk.exception.PermissionDeniedError) as error:
+        if "Token missing" in str(error):
+            raise SandboxUnavailableError(
+                "sandbox provider 'modal' needs a token; set MODAL_TOKEN_ID and "
+                "MODAL_TOKEN_SECRET to one of your account"
+            ) from error
         raise SandboxUnavailableError(
             f"modal refuses this account: {error}; set MODAL_TOKEN_ID and "
             "MODAL_TOKEN_SECRET to a token of it"

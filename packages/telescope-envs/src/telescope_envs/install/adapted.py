@@ -18,8 +18,8 @@ import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from telescope_core.adapters.schemes import Adapted, Framework, require_adapted
-from telescope_core.errors import ConfigError, EnvironmentLoadError
+from telescope_core.adapters.schemes import Adapted, Framework, adapted, require_adapted
+from telescope_core.errors import ConfigError, EnvironmentLoadError, unknown_name
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.install.loading import asked
 from telescope_envs.install.requirements import CORE, direct_needs
@@ -50,7 +50,7 @@ def link_adapted(
     that names the framework itself replaces the version that is usual.
     """
     found = require_adapted(name)
-    config = {**(settings or {}), "id": found.id}
+    config = {**(settings or {}), "id": _anywhere(found)}
     wanted = _wanted(found, packages)
     made = environment_for(found.scheme, wanted) if wanted else None
     pins = () if made is None else made.pins
@@ -78,10 +78,15 @@ def link_adapted(
 
 
 def unlink_adapted(name: str) -> AdaptedLink | None:
-    """Remove and return the link of `name`, and its virtual environment if no other needs it."""
+    """Remove and return the link of `name`, and its virtual environment if no other needs it.
+
+    None for a name without a scheme; raises UnknownNameError for one that is not linked.
+    """
     links = {link.name: link for link in adapted_links()}
     link = links.pop(name, None)
     if link is None:
+        if adapted(name) is not None:
+            raise unknown_name("link", name, links, "(telescope env list --installed)")
         return None
     adapted_path(name).unlink(missing_ok=True)
     if link.interpreter and link.interpreter not in {one.interpreter for one in links.values()}:
@@ -129,11 +134,24 @@ def _wanted(found: Adapted, packages: Sequence[str]) -> list[str]:
     return [*([usual] if usual and not is_named else []), *map(_absolute, packages)]
 
 
+def _anywhere(found: Adapted) -> str:
+    """Return the id so that it means the same in workers, which start in another folder."""
+    file, at, task = found.id.partition("@")
+    is_file = found.scheme == "inspect" and file.endswith(".py")
+    return f"{Path(file).resolve()}{at}{task}" if is_file else found.id
+
+
 def _name_of(package: str) -> str:
+    """Return the name of a package; empty for a folder or a wheel, which uv reads."""
+    if os.path.exists(package):
+        return ""
     try:
         return canonicalize_name(Requirement(package).name)
     except InvalidRequirement:
-        return ""  # a folder or a wheel, which uv reads
+        raise ConfigError(
+            f"--with {package}: there is no such file or folder, and it names no package; expected "
+            "name or name==1.2, or a wheel or a project's folder that is there"
+        ) from None
 
 
 def _absolute(package: str) -> str:

@@ -8,8 +8,7 @@ code in the wheel does.
 
 import hashlib
 import logging
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,14 +55,12 @@ class AttestationPolicy:
     """Path to another Sigstore's trusted_root.json; None for the public one, from the library."""
 
 
-def asks_for_attestation(
-    address: str, release: Release, *, environ: Mapping[str, str] = os.environ
-) -> bool:
+def asks_for_attestation(address: str, release: Release) -> bool:
     """Whether the user's configuration asks to check an attestation of `release`.
 
     `address` is the address of its registry.
     """
-    mode, _ = read_user_config(environ).attestations_of(parse_address(address))
+    mode, _ = read_user_config().attestations_of(parse_address(address))
     is_shown = mode is AttestationMode.WHEN_PRESENT and bool(release.attestation_sha256)
     return is_shown or mode is AttestationMode.REQUIRED
 
@@ -78,15 +75,13 @@ class Attested:
     """The Sigstore bundle; empty if there is none, or if it is not asked for."""
 
 
-def require_attestation(
-    registry: Registry, release: Release, wheel: bytes, *, environ: Mapping[str, str] = os.environ
-) -> Attested:
+def require_attestation(registry: Registry, release: Release, wheel: bytes) -> Attested:
     """Check the attestation of `wheel` as the user's configuration asks for `registry`.
 
     The registry says what is signed and who may sign, each time. Raises RegistryError if the
     attestation cannot be read or is not valid.
     """
-    mode, root = read_user_config(environ).attestations_of(parse_address(registry.address))
+    mode, root = read_user_config().attestations_of(parse_address(registry.address))
     if mode is AttestationMode.OFF:
         return Attested()
     namespace = registry.namespace(release.owner)

@@ -43,10 +43,10 @@ from telescope_envs.install.data import (
     packages_folder,
     store_wheel,
 )
-from telescope_envs.install.pipeline import record_in_lock
+from telescope_envs.install.pipeline import Installed, record_in_lock
 from telescope_envs.install.requirements import python_version
 from telescope_envs.install.steps import InstallOptions, Progress
-from telescope_envs.install.sync import Synced, sync_environment
+from telescope_envs.install.sync import sync_environment
 from telescope_envs.records.files import data_folder, locked, remove_tree
 from telescope_envs.records.lockfile import (
     LOCK_NAME,
@@ -306,7 +306,7 @@ def entry_named(lock: Lock, name: str) -> LockedEnvironment | None:
 
 def install_bundled(
     bundle: OpenBundle, entry: LockedEnvironment, *, options: InstallOptions, progress: Progress
-) -> Synced:
+) -> Installed:
     """Install one entry of an open bundle, without a network, and add it to telescope.lock."""
     if options.lock is not None:
         _require_same_bytes(entry, options.lock)

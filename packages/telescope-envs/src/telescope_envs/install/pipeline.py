@@ -33,7 +33,7 @@ from telescope_envs.install.requirements import (
     serve,
 )
 from telescope_envs.install.steps import InstallOptions, Progress, Step
-from telescope_envs.install.venv import Plan, build_venv
+from telescope_envs.install.venv import build_venv
 from telescope_envs.processes.uv import Uv
 from telescope_envs.records.installed import (
     Installation,
@@ -108,7 +108,7 @@ class Installed:
 
     release: Release
     locked: LockedEnvironment | None
-    """None if it was installed into this interpreter, whose packages are not locked."""
+    """Its entry as it is now; None if it shares this interpreter, whose packages are not locked."""
     is_new: bool
     """False if the same release with the same packages was already active."""
 
@@ -153,8 +153,8 @@ def install_isolated(
                 lines = lock_requirements(release, uv, options=options)
                 entry = locked_environment(registry, release, lines)
             if not is_built:
-                plan = plan_of(address_of(registry), release, entry, wheel=wheel)
-                build_venv(plan, uv, options=options, progress=progress)
+                planned = planned_installation(address_of(registry), release, entry)
+                build_venv(planned, wheel, uv, options=options, progress=progress)
         assert entry is not None, "what is built has an entry"
         is_new = activate(entry, progress=progress)
         if options.lock is not None:
@@ -183,16 +183,15 @@ def checked_wheel(registry: Registry, release: Release, *, progress: Progress) -
     )
 
 
-def plan_of(registry: str, release: Release, entry: LockedEnvironment, *, wheel: Path) -> Plan:
-    """Return what to build for `entry` from the checked `wheel` of the registry `registry`."""
-    installation = Installation(
+def planned_installation(registry: str, release: Release, entry: LockedEnvironment) -> Installation:
+    """Return the record of the virtual environment that is to be built for `entry`."""
+    return Installation(
         registry=registry,
         installed_at=datetime.now(UTC),
         release=release,
         interpreter=str(python_of(venv_folder(entry))),
         locked=entry,
     )
-    return Plan(installation=installation, locked=entry, wheel=wheel)
 
 
 def activate(entry: LockedEnvironment, *, progress: Progress) -> bool:

@@ -1,7 +1,6 @@
 """Making what is installed match telescope.lock: the same wheels, the same packages."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from telescope_core.errors import ConfigError, RegistryError
@@ -19,11 +18,12 @@ from telescope_envs.install.data import (
 )
 from telescope_envs.install.install import remove_installed
 from telescope_envs.install.pipeline import (
+    Installed,
     activate,
     checked_wheel,
     fits_here,
     install_isolated,
-    plan_of,
+    planned_installation,
 )
 from telescope_envs.install.steps import InstallOptions, Progress
 from telescope_envs.install.venv import build_venv
@@ -36,16 +36,6 @@ from telescope_envs.registry.registry import Registry
 OpenRegistry = Callable[[str], Registry]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Synced:
-    """The result of syncing one entry of telescope.lock."""
-
-    entry: LockedEnvironment
-    """The entry as it is now, which differs if it had to be locked again."""
-    release: Release
-    is_new: bool
-
-
 def sync_environment(
     entry: LockedEnvironment,
     *,
@@ -53,7 +43,7 @@ def sync_environment(
     may_change: bool,
     open_registry: OpenRegistry,
     progress: Progress,
-) -> Synced:
+) -> Installed:
     """Install and activate `entry`, its wheel and its packages, each checked by sha256.
 
     An entry that does not fit this Python or this telescope-core is locked again if it
@@ -64,11 +54,8 @@ def sync_environment(
     release = built.release if built is not None else locked_release(entry, open_registry)
     if not fits_here(entry, release):
         _require_change(entry, may_change=may_change)
-        done = install_isolated(
-            open_registry(entry.registry), release, options=options, progress=progress
-        )
-        assert done.locked is not None, "an isolated installation is locked"
-        return Synced(entry=done.locked, release=release, is_new=True)
+        registry = open_registry(entry.registry)
+        return install_isolated(registry, release, options=options, progress=progress)
     with installing(entry.id, progress) as held:
         is_built = find_built(entry) is not None
         if not is_built or asks_for_attestation(entry.registry, release):
@@ -77,13 +64,13 @@ def sync_environment(
             )
             if not is_built:
                 uv = Uv(offline=options.offline, wheels=options.wheels, heirs=(held,))
-                plan = plan_of(entry.registry, release, entry, wheel=wheel)
-                build_venv(plan, uv, options=options, progress=progress)
+                planned = planned_installation(entry.registry, release, entry)
+                build_venv(planned, wheel, uv, options=options, progress=progress)
         is_new = activate(entry, progress=progress)
         if options.lock is not None:
             remember_project(options.lock)
         remove_unused_venvs(entry.id)
-    return Synced(entry=entry, release=release, is_new=is_new)
+    return Installed(release=release, locked=entry, is_new=is_new)
 
 
 def prune(kept: set[str]) -> list[InstalledEnvironment]:

@@ -11,7 +11,6 @@ import shutil
 import sys
 import sysconfig
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import Distribution, distribution
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -31,7 +30,6 @@ from telescope_envs.install.steps import InstallOptions, Progress, Step
 from telescope_envs.processes.uv import Uv
 from telescope_envs.records.files import files_below, remove_tree
 from telescope_envs.records.installed import Installation
-from telescope_envs.records.lockfile import LockedEnvironment
 from telescope_envs.rules.wheel import WheelContents, record_hash
 
 _INSTALLER = "telescope\n"
@@ -72,43 +70,41 @@ def _record(files: dict[str, bytes], own: str) -> bytes:
     return table.getvalue().encode()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Everything that is known before a virtual environment is built."""
+def build_venv(
+    planned: Installation, wheel: Path, uv: Uv, *, options: InstallOptions, progress: Progress
+) -> None:
+    """Build the virtual environment of `planned` and check that its code loads there.
 
-    installation: Installation
-    """The record to write. Its interpreter is that of the finished virtual environment."""
-    locked: LockedEnvironment
-    wheel: Path
-    """The inspected wheel."""
-
-    @property
-    def label(self) -> str:
-        """The name of the release in progress messages."""
-        return f"{self.locked.id} {self.locked.version}"
-
-
-def build_venv(plan: Plan, uv: Uv, *, options: InstallOptions, progress: Progress) -> None:
-    """Build the virtual environment of `plan` and check that its code loads there.
-
+    `planned` is the record to write, whose interpreter is that of the finished virtual environment.
     It is built in a scratch folder and renamed into place only when complete. The caller holds the
     environment's lock, which `uv` inherits.
     """
-    folder = venv_folder(plan.locked)
-    scratch = folder.with_name(f"{BUILDING}{key_of(plan.locked.id)}")
+    locked, label = planned.locked, f"{planned.release.id} {planned.release.version}"
+    assert locked is not None, "what has a virtual environment of its own is locked"
+    folder = venv_folder(locked)
+    scratch = folder.with_name(f"{BUILDING}{key_of(locked.id)}")
     try:
         clear_scratch(scratch)
         scratch.parent.mkdir(parents=True, exist_ok=True)
-        _fill(scratch, plan, uv, options=options, progress=progress)
-        progress(f"{plan.label}: {Step.PROBE}")
-        probe(python_of(scratch), plan.installation.release)
-        (scratch / VENV_RECORD).write_bytes(plan.installation.as_json())
+        progress(f"{label}: {Step.BUILD}")
+        uv.make_venv(scratch, moves=True)
+        progress(f"{label}: {Step.DEPENDENCIES}")
+        python, lines = python_of(scratch), locked.requirements
+        install_requirements(python, lines, uv, needed_by=locked.id, options=options)
+        progress(f"{label}: {Step.WHEEL}")
+        # Its bytes are read once, and checked again.
+        write_wheel(inspected(wheel.read_bytes(), planned.release), site_packages(scratch))
+        link_distribution(distribution(CORE), site_packages(scratch))
+        link_byte_code(site_packages(scratch))
+        progress(f"{label}: {Step.PROBE}")
+        probe(python, planned.release)
+        (scratch / VENV_RECORD).write_bytes(planned.as_json())
         clear_scratch(folder)
         scratch.rename(folder)
     except OSError as error:
         remove_tree(scratch)
         raise EnvironmentLoadError(
-            f"{plan.label}: {error.filename or folder}: {error.strerror}; nothing was installed"
+            f"{label}: {error.filename or folder}: {error.strerror}; nothing was installed"
         ) from error
     except BaseException:
         remove_tree(scratch)
@@ -122,21 +118,6 @@ def clear_scratch(folder: Path) -> None:
             f"{folder} is left of an earlier installation and cannot be removed; remove it with "
             "the rights of whoever made it, and install again"
         )
-
-
-def _fill(folder: Path, plan: Plan, uv: Uv, *, options: InstallOptions, progress: Progress) -> None:
-    progress(f"{plan.label}: {Step.BUILD}")
-    uv.make_venv(folder, moves=True)
-    progress(f"{plan.label}: {Step.DEPENDENCIES}")
-    python = python_of(folder)
-    lines = plan.locked.requirements
-    install_requirements(python, lines, uv, needed_by=plan.locked.id, options=options)
-    progress(f"{plan.label}: {Step.WHEEL}")
-    # Its bytes are read once, and checked again.
-    contents = inspected(plan.wheel.read_bytes(), plan.installation.release)
-    write_wheel(contents, site_packages(folder))
-    link_distribution(distribution(CORE), site_packages(folder))
-    link_byte_code(site_packages(folder))
 
 
 def link_distribution(found: Distribution, site_packages: Path) -> None:

@@ -7,7 +7,7 @@ the release is appended to the registry, only after every check has passed.
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -204,15 +204,7 @@ def _publish(
         Publication(release=release, wheel=prepared.wheel, attestation=bundle.data)
     )
     state = PushState.PUBLISHED if is_new else PushState.ALREADY_PUBLISHED
-    return PushResult(
-        state=state,
-        release=release,
-        registry=result.registry,
-        report=result.report,
-        previous=result.previous,
-        changes=result.changes,
-        warnings=result.warnings,
-    )
+    return replace(result, state=state, release=release)
 
 
 def _raised(project: Path, release: Release, *, commit: bool) -> Release:

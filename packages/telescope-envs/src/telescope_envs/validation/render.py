@@ -2,7 +2,6 @@
 
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from telescope_envs.validation.policy import CHECKS
 from telescope_envs.validation.records import CheckResult, Level, Outcome, Report
@@ -20,23 +19,11 @@ _FACTS = {
 _MAX_SAID = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Marks:
-    """The mark to show before a check, for each outcome."""
-
-    passed: str
-    warned: str
-    failed: str
-    left_out: str
-
-    def of(self, outcome: Outcome) -> str:
-        """Return the mark of one outcome."""
-        found = {Outcome.PASS: self.passed, Outcome.WARN: self.warned, Outcome.FAIL: self.failed}
-        return found.get(outcome, self.left_out)
-
-
-PLAIN = Marks(passed="+", warned="!", failed="x", left_out="-")
-SYMBOLS = Marks(passed="\u2713", warned="!", failed="\u2717", left_out="-")
+Marks = Mapping[Outcome, str]
+"""The mark to show before a check, by its outcome."""
+_LEFT_OUT = "-"
+PLAIN: Marks = {Outcome.PASS: "+", Outcome.WARN: "!", Outcome.FAIL: "x"}
+SYMBOLS: Marks = {**PLAIN, Outcome.PASS: "\u2713", Outcome.FAIL: "\u2717"}
 
 
 def as_text(report: Report, marks: Marks = PLAIN) -> str:
@@ -59,7 +46,7 @@ def evidence_text(report: Report, marks: Marks = PLAIN) -> str:
             lines += _finding_lines(check, marks)
         elif check.outcome is Outcome.INCONCLUSIVE:
             said = f"{check.id}: {check.outcome}. {check.reason}"
-            lines += _wrapped(said, f"  {marks.left_out} ")
+            lines += _wrapped(said, f"  {_LEFT_OUT} ")
     return "\n".join([*lines, *_wrapped(_advice(report), "")])
 
 
@@ -107,7 +94,7 @@ def _level_lines(
     yield f"{level}: {len(passed)} of {len(applicable)} checks passed{time}"
     if passed:
         names = " ".join(check.id.partition(".")[2] for check in passed)
-        yield from _wrapped(names, f"  {marks.passed} ")
+        yield from _wrapped(names, f"  {marks[Outcome.PASS]} ")
     left_out: dict[str, list[str]] = {}
     for check in checks:
         if check.evidence:
@@ -116,13 +103,14 @@ def _level_lines(
             reason = f"{check.outcome}: {check.reason}"
             left_out.setdefault(reason, []).append(check.id.partition(".")[2])
     for reason, names in left_out.items():
-        yield from _wrapped(f"{' '.join(names)} ({reason})", f"  {marks.left_out} ")
+        yield from _wrapped(f"{' '.join(names)} ({reason})", f"  {_LEFT_OUT} ")
 
 
 def _finding_lines(check: CheckResult, marks: Marks) -> Iterator[str]:
     what = CHECKS[check.id].what if check.id in CHECKS else ""
     yield from _wrapped(
-        f"{check.id}: {check.outcome}. Expected: {what}", f"  {marks.of(check.outcome)} "
+        f"{check.id}: {check.outcome}. Expected: {what}",
+        f"  {marks.get(check.outcome, _LEFT_OUT)} ",
     )
     for one in check.evidence:
         where = f"example {one.example_id!r}: " if one.example_id else ""
