@@ -135,6 +135,8 @@ METADATA = {
     "two names": f"{HEADER}Name: other\n",
     "two versions": f"{HEADER}Version: 0.2.0\n",
     "a range of Python that is none": f"{HEADER}Requires-Python: banana\n",
+    "a range of Python that begins with a comma": f"{HEADER}Requires-Python: ,>=3.11\n",
+    "a range of Python that ends with a comma": f"{HEADER}Requires-Python: >=3.11,\n",
     "an exact Python that is none": f"{HEADER}Requires-Python: ===banana\n",
     "two ranges of Python": f"{HEADER}Requires-Python: >=3.11\nRequires-Python: >=3.99\n",
     "a requirement that is none": f"{HEADER}Requires-Dist: >=1 what\n",

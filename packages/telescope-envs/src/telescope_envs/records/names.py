@@ -69,6 +69,9 @@ def check_specifier(text: str) -> str:
     """Return `text`; raises ValueError when it is no range of Python versions."""
     try:
         found = SpecifierSet(text)
+        if text and not all(map(str.strip, text.split(","))):
+            # Packaging passes over it, and uv does not.
+            raise ValueError(f"nothing stands beside a comma in {text!r}")
         found.contains("3.11")  # which fails for numbers that are too long to read
         _require_versions(found)
     except ValueError as error:
