@@ -3,7 +3,7 @@
 import sys
 from types import ModuleType
 
-from telescope_envs.install.bundle import _pip_environment
+from telescope_envs.install.bundling import _pip_environment
 
 
 def test_looking_for_pip_asks_no_finder_that_changes_modules(monkeypatch, tmp_path):

@@ -140,6 +140,8 @@ METADATA = {
     "an exact Python that is none": f"{HEADER}Requires-Python: ===banana\n",
     "two ranges of Python": f"{HEADER}Requires-Python: >=3.11\nRequires-Python: >=3.99\n",
     "a requirement that is none": f"{HEADER}Requires-Dist: >=1 what\n",
+    "a requirement whose name ends in a line": f"{HEADER}Requires-Dist: x_\n",
+    "a requirement whose extra ends in a dot": f"{HEADER}Requires-Dist: x[y.]\n",
     "a requirement of an address": f"{HEADER}Requires-Dist: x @ https://x.test/x.whl\n",
     "a marker that is none": f"{HEADER}Requires-Dist: x; moon == 'full'\n",
     "a requirement on two lines": f"{HEADER}Requires-Dist: x;\n python_version > '3'\n",

@@ -13,7 +13,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from telescope_core.errors import ConfigError
-from telescope_train.diagnostics.rank_checks import Tolerance, check_packing
+from telescope_train.diagnostics.rank_checks import Tolerance, check_packing, check_sharing
 from telescope_train.models.tiny import make_tiny_model
 from telescope_train.trainer.worker import TrainerWorker
 
@@ -90,5 +90,37 @@ def test_a_leak_in_a_small_model_is_found_too(tmp_path, dtype):
             check_packing(
                 OneTokenLeaks(worker.backend), vocab_size=VOCAB, tolerance=Tolerance.of(dtype)
             )
+    finally:
+        worker.close()
+
+
+class RoundsByLength:
+    """A backend on a processor that rounds long rows, and short ones not."""
+
+    def __init__(self, backend) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name):
+        return getattr(self._backend, name)
+
+    def logprobs(self, batches):
+        return [self._rounded(batch) for batch in batches]
+
+    def transformers_logprobs(self, batches):
+        return [self._rounded(batch) for batch in batches]
+
+    def _rounded(self, batch):
+        (found_T,) = self._backend.logprobs([batch])
+        noise = np.random.default_rng(len(found_T)).normal(0.0, 0.3, len(found_T))
+        return (found_T + noise * (len(found_T) > 24)).astype(np.float32)
+
+
+def test_rows_of_other_lengths_may_be_rounded_in_another_way(tmp_path):
+    model = make_tiny_model(tmp_path / "tiny", seed=0)
+    worker = TrainerWorker(backend_settings(model, dtype="bfloat16"))
+    try:
+        backend, tolerance = RoundsByLength(worker.backend), Tolerance.of("bfloat16")
+        assert check_packing(backend, vocab_size=VOCAB, tolerance=tolerance).found > 0.2
+        check_sharing(backend, vocab_size=VOCAB, tolerance=tolerance).require()
     finally:
         worker.close()

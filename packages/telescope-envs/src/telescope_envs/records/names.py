@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from telescope_core.errors import RegistryError
@@ -83,6 +84,9 @@ def check_requirement(text: str) -> str:
     """Return `text`; raises ValueError when it is no requirement (PEP 508)."""
     try:
         requirement = Requirement(text)
+        # A name that ends in a line or a dot is one to packaging, and none to uv.
+        for name in (requirement.name, *requirement.extras):
+            canonicalize_name(name, validate=True)
         _require_versions(requirement.specifier)
         marker = requirement.marker
         _ = marker is None or marker.evaluate({"extra": ""})
