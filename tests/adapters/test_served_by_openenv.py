@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.adapters.linking import by_itself
+from tests.adapters.linking import by_itself, link, opened, played
 from tests.ports import free_port
 
 from telescope_envs.install.adapted import environment_for
@@ -88,3 +88,10 @@ def test_our_splits_are_their_tasks(python, url):
     )
     found = by_itself(python, code, f"{url}/served_echo%3AEcho/splits")
     assert [one["name"] for one in found] == ["train", "eval"]
+
+
+async def test_ours_are_played_through_their_server_without_settings(python, url):
+    link(f"openenv:{url}")
+    async with opened(f"openenv:{url}") as client:
+        rollout = await played(client, ["7", "14"], index=7)
+    assert rollout.reward == 1.0, rollout.error

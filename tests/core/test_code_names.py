@@ -8,7 +8,7 @@ import pytest
 
 from telescope_core import Sampling
 from telescope_core.code_names import names_class, names_folder
-from telescope_core.errors import EnvironmentLoadError
+from telescope_core.errors import EnvironmentLoadError, UnknownNameError
 from telescope_core.locate import load_located, locate_environment
 from telescope_core.open import open_environment
 from telescope_core.processes.settings import ProcessSettings
@@ -122,3 +122,9 @@ def test_which_names_are_code() -> None:
     assert not any(map(names_class, ("corp:toy", "acme/toy", "toy@1", "toy")))
     assert all(map(names_folder, (".", "./toy", "../toy", "/a/toy", "~/toy")))
     assert not any(map(names_folder, ("toy", "acme/toy", "./toy.py:Toy")))
+
+
+def test_names_without_anything_that_looks_them_up(monkeypatch):
+    monkeypatch.setattr("telescope_core.locate.entry_points", lambda group: [])
+    with pytest.raises(UnknownNameError, match="need the package telescope-envs; install it"):
+        locate_environment("countdown")

@@ -40,7 +40,8 @@ def locate_environment(name: str) -> EnvironmentLocation:
         return EnvironmentLocation(id=name, version="0", factory=name, interpreter="")
     known: list[str] = []
     hints: list[str] = []
-    for locator in locators():
+    installed = locators()
+    for locator in installed:
         location = locator.locate(name)
         if location is not None:
             return location
@@ -52,6 +53,11 @@ def locate_environment(name: str) -> EnvironmentLocation:
     advice = " or ".join(hint for hint in hints if hint)
     if advice:
         raise UnknownNameError(f"environment {name!r} is not installed; {advice}")
+    if not installed:
+        raise UnknownNameError(
+            f"environment {name!r} cannot be looked up: names of installed environments need the "
+            "package telescope-envs; install it, or give the environment as module:Class"
+        )
     raise unknown_name("environment", name, known)
 
 

@@ -42,7 +42,8 @@ class OpenEnvConfig(AdaptedConfig):
     tools: Literal["auto", "yes", "no"] = "auto"
     """Whether steps are calls of tools; `auto` = if the server's actions are calls of tools."""
     action_field: str = ""
-    """The field of an action that takes the answer; empty = its only required text field."""
+    """The field of an action that takes the answer; empty = its only required text field, or
+    its only text field where none is required."""
     action: dict[str, Any] = Field(default={})
     """Other fields of each action, by name."""
     observation_field: str = ""
@@ -188,8 +189,10 @@ class OpenEnvEnvironment(AdaptedEnvironment):
         if self.config.action_field in fields:
             return self.config.action_field, False
         required = [name for name in schema.get("required", ()) if name not in self.config.action]
-        texts = [name for name in required if fields.get(name, {}).get("type") == "string"]
-        if self.config.action_field or len(required) != 1 or len(texts) != 1:
+        # Where nothing must be given, an answer can only go to a text that may be.
+        possible = required or [name for name in fields if name not in _OWN_FIELDS]
+        texts = [name for name in possible if fields.get(name, {}).get("type") == "string"]
+        if self.config.action_field or len(required) > 1 or len(texts) != 1:
             known = ", ".join(name for name in fields if name not in _OWN_FIELDS) or "none"
             raise EnvironmentLoadError(
                 f"the answer must fill one text field of an action of {self.url}; got "

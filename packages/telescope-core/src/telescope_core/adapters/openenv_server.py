@@ -71,11 +71,12 @@ class _Session:
     async def reset_async(
         self, seed: int | None = None, episode_id: str | None = None, **options: Any
     ) -> Any:
-        """Begin a rollout of the example `index` of `split`; a seed is an index too."""
+        """Begin a rollout of the example `index` of `split`, or of the one that a seed falls on."""
         self.close()
         self._state = self.new_state(episode_id=episode_id)
-        index = int(options.get("index", seed or 0))
-        request = _request(str(options.get("split", Split.TRAIN)), index, next(self.numbers))
+        split = str(options.get("split", Split.TRAIN))
+        index = int(options["index"]) if "index" in options else await self._drawn(split, seed or 0)
+        request = _request(split, index, next(self.numbers))
         self._stepped = Stepped(self.client, request)
         return _observed(self.shown, await self._stepped.begun())
 
@@ -105,6 +106,11 @@ class _Session:
     def state(self) -> Any:
         """Id and number of steps of the episode."""
         return self._state
+
+    async def _drawn(self, split: str, seed: int) -> int:
+        """Return the index of an example for `seed`: any number, however few examples there are."""
+        count = await self.num_tasks(split)
+        return seed % count if count else abs(seed)
 
     async def list_splits(self) -> list[str]:
         """Return the names of the splits."""
