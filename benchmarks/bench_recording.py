@@ -189,8 +189,9 @@ class Size:
 
 
 SIZES = (
-    Size(parameters="0.6M", layers=3, heads=2, pairs=14),
-    Size(parameters="2M", layers=4, heads=3, pairs=8),
+    Size(parameters="0.6M", layers=3, heads=2, pairs=10),
+    Size(parameters="2M", layers=4, heads=3, pairs=6),
+    Size(parameters="4M", layers=5, heads=4, pairs=6),
 )
 
 
