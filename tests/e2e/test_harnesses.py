@@ -9,6 +9,8 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -84,20 +86,24 @@ def packages_of(name: str) -> Path:
     return require_installed(open_harness(name), find_interpreter().path)
 
 
-@pytest.fixture(scope="module")
-def agents(tmp_path_factory) -> None:
-    """Install the programs as a user does, in a folder that stays for the next session."""
+@contextmanager
+def readable_folder() -> Iterator[Path]:
+    """Yield a folder that stays for the next session, or else one that sandboxes can read."""
     place = Path(sys.prefix, "harnesses")
-    try:
-        require_readable(place)
-    except EnvironmentLoadError:
-        place = tmp_path_factory.mktemp("harnesses")
-        # Those of pytest, of which there is one more where tests run in several processes.
-        for one in (place, *place.parents):
-            if one == Path(tempfile.gettempdir()):
-                break
-            one.chmod(0o755)
-    with pytest.MonkeyPatch.context() as patched:
+    with tempfile.TemporaryDirectory(prefix="agents-") as folder:
+        try:
+            require_readable(place)
+        except EnvironmentLoadError:
+            # Not in one of pytest's, which every session of pytest closes again.
+            place = Path(folder)
+            place.chmod(0o755)
+        yield place
+
+
+@pytest.fixture(scope="module")
+def agents() -> Iterator[None]:
+    """Install the programs as a user does."""
+    with readable_folder() as place, pytest.MonkeyPatch.context() as patched:
         patched.setenv(VARIABLE, str(place))
         code = "from telescope_cli.main import main; main()"
         words = [sys.executable, "-c", code, "agent", "install"]
