@@ -4,8 +4,6 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from telescope_core.records import RolloutRow, RunFolder
 from telescope_core.records.events import AttemptEvent
 from telescope_core.records.timeline import TimelineSpan
@@ -27,9 +25,6 @@ SWITCH = Switch()
 
 class SwitchedSpans(SpanRecorder):
     """Takes the place of a rank's recorder."""
-
-    def __init__(self, device: torch.device | None = None, *, times_gpu: bool = True) -> None:
-        super().__init__(device, times_gpu=times_gpu)
 
     def begin(self, step: int | None) -> None:
         """Begin a step."""
