@@ -213,7 +213,7 @@ def profile_of(case: Case) -> str:
     profile = cProfile.Profile()
     profile.runcall(case.step)
     text = io.StringIO()
-    pstats.Stats(profile, stream=text).sort_stats("tottime").print_stats(10)
+    pstats.Stats(profile, stream=text).strip_dirs().sort_stats("tottime").print_stats(10)
     return text.getvalue()
 
 
