@@ -8,8 +8,6 @@ runs them in reverse. Run: python benchmarks/bench_grpo_step.py [--quick] [--see
 import argparse
 import os
 import platform
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import date
@@ -19,6 +17,7 @@ from typing import Any, get_args
 
 from grpo_step.report import TABLE_HEAD, WARM_UP, as_line, write
 from grpo_step.settings import Block, Side, StepRecord, Workload, load_records
+from grpo_step.side_process import run_side
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -106,20 +105,14 @@ def run_module(module: str, block: Block, *arguments: str, threads: int) -> None
     folder = Path(block.folder)
     folder.mkdir(parents=True, exist_ok=True)
     block.save(folder / "block.json")
-    log_path = folder / f"{module}.log"
-    with log_path.open("wb") as log:
-        done = subprocess.run(
-            [sys.executable, "-m", module, str(folder / "block.json"), *arguments],
-            cwd=HERE,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            timeout=BLOCK_DEADLINE_S,
-            check=False,
-        )
-    if done.returncode != 0:
-        raise SystemExit(f"{module} failed; {log_path} ends:\n{log_path.read_text()[-2000:]}")
+    run_side(
+        module,
+        [str(folder / "block.json"), *arguments],
+        label=module,
+        log_path=folder / f"{module}.log",
+        threads=str(threads),
+        deadline_s=BLOCK_DEADLINE_S,
+    )
 
 
 def measure(

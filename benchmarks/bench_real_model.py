@@ -6,15 +6,13 @@ Run: python benchmarks/bench_real_model.py MODEL [--steps N] [--sides ...]
 """
 
 import argparse
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from grpo_step.settings import StepRecord, load_records
+from grpo_step.side_process import run_side
 from machine import RESULTS, facts_of_run, table, write_results
 
 HERE = Path(__file__).parent
@@ -43,27 +41,17 @@ one update per batch, float32, no gradient checkpointing, groups of equal reward
 """
 
 
-def run_side(side: str, model: Path, folder: Path, steps: int) -> list[StepRecord]:
+def measured(side: str, model: Path, folder: Path, steps: int) -> list[StepRecord]:
     """Run one side in a process of its own."""
     folder.mkdir(parents=True)
-    log_path = folder / "log"
-    with log_path.open("wb") as log:
-        done = subprocess.run(
-            [sys.executable, "-m", "grpo_step.smollm2", side, model, folder, str(steps)],
-            cwd=HERE,
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": THREADS.get(side, "1"),
-                "TOKENIZERS_PARALLELISM": "false",
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            timeout=BLOCK_DEADLINE_S,
-            check=False,
-        )
-    if done.returncode != 0:
-        raise SystemExit(f"{side} failed; {log_path} ends:\n{log_path.read_text()[-2000:]}")
+    run_side(
+        "grpo_step.smollm2",
+        [side, str(model), str(folder), str(steps)],
+        label=side,
+        log_path=folder / "log",
+        threads=THREADS.get(side, "1"),
+        deadline_s=BLOCK_DEADLINE_S,
+    )
     return load_records(folder)
 
 
@@ -124,7 +112,7 @@ def main() -> None:
         rows = []
         for side in arguments.sides:
             folder = Path(name) / side
-            records = run_side(side, arguments.model.resolve(), folder, arguments.steps)
+            records = measured(side, arguments.model.resolve(), folder, arguments.steps)
             rows.append(row_of(side, records))
             print(page_of(rows), flush=True)
     facts["load_average_after"] = facts_of_run(command)["load_average"]

@@ -67,11 +67,8 @@ def config_of(block: Block) -> TrainConfig:
     return config
 
 
-def main() -> None:
-    """Train and record the steps."""
-    block = load_block(Path(sys.argv[1]))
-    run_training(prepare(config_of(block)))
-    folder = Path(block.folder)
+def save_run(folder: Path) -> None:
+    """Write the steps of the run in `folder`, as its metrics tell them."""
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").open()]
     save_records(
         folder,
@@ -85,6 +82,13 @@ def main() -> None:
             for row in rows
         ],
     )
+
+
+def main() -> None:
+    """Train and record the steps."""
+    block = load_block(Path(sys.argv[1]))
+    run_training(prepare(config_of(block)))
+    save_run(Path(block.folder))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 SmolLM2-135M learns sums and differences of one digit, 8 groups of 8, as in examples/smollm2.toml.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,9 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo_step.settings import StepRecord, save_records
-from grpo_step.trl_peer import Recorder
+from grpo_step.ours import save_run
+from grpo_step.settings import save_records
+from grpo_step.trl_peer import PLAIN, Recorder
 from telescope_core import Split
 from telescope_core.graders.mathematics import extract_answer, numbers_match
 from telescope_env_telescope_math_reasoning.environment import MathReasoning
@@ -27,7 +27,6 @@ GROUPS, GROUP_SIZE, MAX_TOKENS = 8, 8, 24
 RATE, WARM_UP_STEPS = 2e-5, 3
 PORT = 8640
 AHEAD = {"ours": 1, "ours-sync": 0, "ours-apart": 1}
-TIMES = ("generate_s", "train_s", "sync_s", "wait_s")
 
 
 def ours(side: str, model: str, folder: Path, steps: int) -> None:
@@ -57,19 +56,7 @@ def ours(side: str, model: str, folder: Path, steps: int) -> None:
     )
     check_config(config)
     run_training(prepare(config))
-    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").open()]
-    save_records(
-        folder,
-        [
-            StepRecord(
-                ended_s=row["time_s"],
-                tokens=int(row["tokens/trained"]),
-                reward=row["reward/mean"],
-                parts={name: row[f"time/{name}"] for name in TIMES},
-            )
-            for row in rows
-        ],
-    )
+    save_run(folder)
 
 
 class _Scored(Recorder):
@@ -95,24 +82,10 @@ def trl(model: str, folder: Path, steps: int) -> None:
             per_device_train_batch_size=GROUPS * GROUP_SIZE,
             num_generations=GROUP_SIZE,
             max_completion_length=MAX_TOKENS,
-            temperature=1.0,
-            beta=0.0,
-            loss_type="dapo",
-            scale_rewards="group",
             learning_rate=RATE,
             lr_scheduler_type="constant_with_warmup",
             warmup_steps=WARM_UP_STEPS,
-            weight_decay=0.0,
-            max_grad_norm=1.0,
-            shuffle_dataset=False,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            dataloader_pin_memory=False,
-            logging_strategy="no",
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
+            **PLAIN,
         ),
         train_dataset=_prompts(steps),
         processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),

@@ -19,6 +19,25 @@ from grpo_step.addition import Addition, score
 from grpo_step.settings import Block, StepRecord, load_block, save_records
 from telescope_core import Split
 
+PLAIN: dict[str, Any] = {
+    "temperature": 1.0,
+    "beta": 0.0,
+    "loss_type": "dapo",
+    "scale_rewards": "group",
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "shuffle_dataset": False,
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "dataloader_pin_memory": False,
+    "logging_strategy": "no",
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+"""TRL's settings for a plain step, whatever is trained."""
+
 
 class Recorder(TrainerCallback):
     """Scores completions for TRL, and notes tokens, reward and time of each step."""
@@ -87,26 +106,12 @@ def arguments_of(block: Block) -> GRPOConfig:
         num_generations=workload.group_size,
         num_iterations=1,
         max_completion_length=workload.max_tokens,
-        temperature=1.0,
-        beta=0.0,
-        loss_type="dapo",
-        scale_rewards="group",
         learning_rate=workload.learning_rate,
         lr_scheduler_type="constant",
         adam_beta1=workload.adam_betas[0],
         adam_beta2=workload.adam_betas[1],
         adam_epsilon=1e-8,
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        shuffle_dataset=False,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        dataloader_pin_memory=False,
-        logging_strategy="no",
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
+        **PLAIN,
         use_transformers_continuous_batching=bool(os.environ.get("GRPO_STEP_CONTINUOUS")),
     )
 
