@@ -261,7 +261,7 @@ READS_LOCK = (
     ("env", "sync", "--locked", "--offline"),
     ("env", "list"),
     ("env", "info", "toy"),
-    ("env", "verify", "toy"),
+    ("env", "verify"),
     ("env", "tree"),
     ("env", "bundle", "-o", "b.zip"),
     ("env", "update"),
@@ -307,7 +307,7 @@ def test_a_project(place: Path, attempt) -> None:
 READS_RECORDS = (
     ("env", "list"),
     ("env", "info", "toy"),
-    ("env", "verify", "toy"),
+    ("env", "verify"),
     ("env", "tree", "toy"),
     ("env", "update"),
     ("env", "sync", "--locked", "--offline"),

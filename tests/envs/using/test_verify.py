@@ -16,10 +16,9 @@ from telescope_core.errors import RegistryError
 from telescope_envs.install.findings import (
     FindingKind,
     changed_byte_code,
-    changed_files,
+    compared,
     extra_files,
     lock_findings,
-    recorded_files,
     registry_findings,
     unreachable,
 )
@@ -67,9 +66,10 @@ def packages(venv: Path):
 
 
 def findings(venv: Path) -> dict[str, FindingKind]:
-    recorded = list(recorded_files(packages(venv)))
+    parts = [compared(name, package) for name, package in packages(venv).items()]
+    recorded = [file for part in parts for file in part.recorded]
     found = [
-        *changed_files(recorded),
+        *(finding for part in parts for finding in part.changed),
         *extra_files(venv, recorded, venv.with_name("empty")),
         *changed_byte_code(venv / "site"),
     ]

@@ -7,6 +7,7 @@ from functools import cache
 import typer
 
 from telescope_cli.env.options import InstalledNamesArgument, JsonOption, progress
+from telescope_envs.install.findings import compared
 from telescope_envs.install.packages import packages_of
 from telescope_envs.install.verify import Verification, verify
 from telescope_envs.locator import usable_ids
@@ -27,10 +28,10 @@ def verify_environments(
     Example: telescope env verify math-reasoning
     """
     done: list[Verification] = []
-    installed = cache(packages_of)
+    installed, compare = cache(packages_of), cache(compared)
     for name in names or usable_ids():
         progress(f"checking {name}")
-        done.append(verify(name, packages_of=installed))
+        done.append(verify(name, packages_of=installed, compare=compare))
     if as_json:
         rows = [{**asdict(one), "is_whole": one.is_whole} for one in done]
         typer.echo(json.dumps(rows))

@@ -14,7 +14,7 @@ from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.records.files import data_folder, locked, locked_if_free, remove_tree
 from telescope_envs.records.installed import Installation, installed_environments
 from telescope_envs.records.lockfile import LockedEnvironment, read_lock
-from telescope_envs.records.model import Record, read
+from telescope_envs.records.model import Record, read, read_known
 from telescope_envs.records.reading import attestation_path, check_bytes
 from telescope_envs.records.release import Release, check_parts
 from telescope_envs.rules.wheel import WheelContents, check_release, read_wheel
@@ -64,13 +64,7 @@ def inspected(data: bytes, release: Release) -> WheelContents:
 
 def cached_releases() -> list[CachedRelease]:
     """Return every release whose wheel is in the cache."""
-    found: list[CachedRelease] = []
-    for path in sorted(wheels_folder().glob(f"*/{_RECORD}")):
-        try:
-            found.append(read(CachedRelease, path.read_bytes()))
-        except ValueError:
-            continue  # written by another version of Telescope, so ignored
-    return found
+    return [one for _, one in read_known(CachedRelease, wheels_folder().glob(f"*/{_RECORD}"))]
 
 
 def find_cached(sha256: str) -> CachedRelease | None:

@@ -16,6 +16,7 @@ from enum import StrEnum
 from importlib.metadata import Distribution
 from importlib.util import MAGIC_NUMBER, source_from_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from packaging.utils import canonicalize_name
 
@@ -137,17 +138,29 @@ class Recorded:
     """`sha256=...`; empty for RECORD itself and for byte code."""
 
 
-def recorded_files(packages: Mapping[str, Distribution]) -> Iterator[Recorded]:
-    """Yield every file that the RECORDs of `packages` list."""
-    for name, package in packages.items():
-        text = package.read_text("RECORD") or ""
-        for row in csv.reader(io.StringIO(text)):
-            if len(row) == 3 and row[0]:
-                path = Path(os.path.normpath(str(package.locate_file(row[0]))))
-                yield Recorded(package=name, path=path, hash=row[1])
+class Compared(NamedTuple):
+    """One package, compared with its RECORD."""
+
+    recorded: tuple[Recorded, ...]
+    changed: tuple[Finding, ...]
 
 
-def changed_files(recorded: list[Recorded]) -> Iterator[Finding]:
+def compared(name: str, package: Distribution) -> Compared:
+    """Compare every file of a package, whose canonical name is `name`, with its RECORD."""
+    recorded = tuple(_recorded_files(name, package))
+    return Compared(recorded, tuple(_changed_files(recorded)))
+
+
+def _recorded_files(name: str, package: Distribution) -> Iterator[Recorded]:
+    """Yield every file that the RECORD of `package` lists."""
+    text = package.read_text("RECORD") or ""
+    for row in csv.reader(io.StringIO(text)):
+        if len(row) == 3 and row[0]:
+            path = Path(os.path.normpath(str(package.locate_file(row[0]))))
+            yield Recorded(package=name, path=path, hash=row[1])
+
+
+def _changed_files(recorded: Iterable[Recorded]) -> Iterator[Finding]:
     """Yield the files that are gone or have other bytes than their RECORD says."""
     for file in recorded:
         if not file.path.is_file():

@@ -15,13 +15,13 @@ from telescope_core.errors import EnvironmentLoadError, TelescopeError, unknown_
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.install.data import cached_wheel, find_built
 from telescope_envs.install.findings import (
+    Compared,
     Finding,
     FindingKind,
     changed_byte_code,
-    changed_files,
+    compared,
     extra_files,
     lock_findings,
-    recorded_files,
     registry_findings,
     unreachable,
 )
@@ -56,10 +56,16 @@ Packages = Callable[[str], Mapping[str, Distribution]]
 """Returns what an interpreter has installed, by canonical name."""
 
 
-def verify(name: str, *, packages_of: Packages = packages_of) -> Verification:
+Compare = Callable[[str, Distribution], Compared]
+
+
+def verify(
+    name: str, *, packages_of: Packages = packages_of, compare: Compare = compared
+) -> Verification:
     """Check the environment `name` again; UnknownNameError if it is not here.
 
-    A caller that checks several gives a `packages_of` that reads each interpreter's once.
+    A caller that checks several gives a `packages_of` that reads each interpreter's once, and a
+    `compare` that compares each package once: environments of one Python share most of them.
     """
     try:
         location = InstalledLocator().locate(name)
@@ -79,8 +85,9 @@ def verify(name: str, *, packages_of: Packages = packages_of) -> Verification:
     record = _record_of(location)
     if location.place is EnvironmentPlace.SHARED:
         packages = _only_needed(packages, location)
-    recorded = list(recorded_files(packages))
-    findings = list(changed_files(recorded))
+    parts = [compare(key, package) for key, package in packages.items()]
+    recorded = [file for part in parts for file in part.recorded]
+    findings = [finding for part in parts for finding in part.changed]
     if location.place is EnvironmentPlace.ISOLATED:
         venv = Path(location.interpreter).parents[1]
         with tempfile.TemporaryDirectory() as scratch:
