@@ -320,7 +320,7 @@ def test_a_bundle_is_held_to_who_may_sign_by_the_users_file(asking, sign, tmp_pa
 @pytest.mark.parametrize(
     "settings",
     [
-        'attestations = "required"\n[registries]\nlab = { address = "HERE", attestations = "off" }\n',
+        'attestations = "required"\n[registries.lab]\naddress = "HERE"\nattestations = "off"\n',
         '[registries]\ncorp = { address = "https://hub.corp", attestations = "required" }\n',
     ],
 )
