@@ -16,7 +16,6 @@ from telescope_envs.install.attestations import asks_for_attestation, require_at
 from telescope_envs.install.data import (
     cached_wheel,
     find_built,
-    inspected,
     installing,
     python_of,
     remember_project,
@@ -51,6 +50,7 @@ from telescope_envs.records.lockfile import (
 from telescope_envs.records.release import Release, Status
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.resolving import Request, parse_request, resolve_with_warnings
+from telescope_envs.rules.wheel import read_release
 
 
 def check_no_downgrade(
@@ -174,7 +174,7 @@ def checked_wheel(registry: Registry, release: Release, *, progress: Progress) -
         progress(f"{label}: {Step.DOWNLOAD}")
     data = registry.wheel_bytes(release) if cached is None else cached.read_bytes()
     progress(f"{label}: {Step.INSPECT}")
-    inspected(data, release)
+    read_release(data, release)
     attested = require_attestation(registry, release, data)
     if attested.by:
         progress(f"{label}: attested by {attested.by}")
