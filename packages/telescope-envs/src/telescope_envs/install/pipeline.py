@@ -65,7 +65,7 @@ def check_no_downgrade(
 
     A registry that was rolled back, or a mirror that lags, offers an older version too.
     """
-    if is_exact(request):
+    if request.is_exact:
         return
     in_use = {"installed": installed.version if installed is not None else ""}
     in_use["in telescope.lock"] = entry.version if entry is not None else ""
@@ -89,17 +89,6 @@ def check_same_bytes(release: Release, entry: LockedEnvironment | None) -> None:
             f"registry now has {release.wheel.sha256}; releases are never replaced: tell the "
             "registry's owner, and do not install it"
         )
-
-
-def is_exact(request: Request) -> bool:
-    """Whether one exact version or hash was requested."""
-    if request.wanted.startswith("sha256:"):
-        return True
-    try:
-        Version(request.wanted.removeprefix("=="))
-    except ValueError:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

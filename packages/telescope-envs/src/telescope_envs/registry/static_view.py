@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.records.catalog import CATALOG_PATH, CatalogRow, catalog_row, write_catalog
-from telescope_envs.records.names import distribution_name, plain
+from telescope_envs.records.names import distribution_name
 from telescope_envs.records.reading import (
     REMOVED_PATH,
     ids_of,
@@ -174,7 +175,7 @@ def front_pages(ids: Iterable[str]) -> dict[str, bytes]:
 
 def project_of(environment_id: str) -> str:
     """Return the normalized name of an environment's distribution, as in the URLs of pages."""
-    return plain(distribution_name(*environment_id.split("/", 1)))
+    return canonicalize_name(distribution_name(*environment_id.split("/", 1)))
 
 
 def derived_files(read: Read, rows: Sequence[CatalogRow], environment_id: str) -> dict[str, bytes]:
