@@ -236,7 +236,7 @@ def _inspected(one: BundledEnvironment, root: Path) -> _Inspected:
     if attested.is_file():
         with attested.open("rb") as file:
             attestation = file.read(MAX_ATTESTATION_BYTES)
-    if asks_for_attestation(one.registry, release):
+    if asks_for_attestation(one.registry, release, is_claimed=True):
         require_kept_attestation(one.registry, release, wheel, attestation or None)
     return _Inspected(wheel, attestation)
 

@@ -213,13 +213,18 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
             if line.place.without_revision == place.without_revision
         ]
 
-    def attestations_of(self, place: Address) -> tuple[AttestationMode, Path | None]:
+    def attestations_of(
+        self, place: Address, *, is_claimed: bool = False
+    ) -> tuple[AttestationMode, Path | None]:
         """Return the attestation mode for `place` and its root of trust, None for the public one.
 
-        If several names have this address, the strictest of their modes applies.
+        If several names have this address, the strictest of their modes applies. Nobody may choose
+        a weaker setting by naming another registry, so for an address that a file claims, and that
+        is not asked, it is the strictest mode of all.
         """
         lines = [self.registries[name] for name in self.names_of(place)]
-        modes = [line.attestations for line in lines if line.attestations is not None]
+        asking = [self, *self.registries.values()] if is_claimed else lines
+        modes = [one.attestations for one in asking if one.attestations is not None]
         strictness = list(AttestationMode)
         mode = max(modes, key=strictness.index, default=self.attestations)
         roots = [line.trusted_root for line in lines if line.trusted_root] or [self.trusted_root]
