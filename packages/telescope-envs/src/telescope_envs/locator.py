@@ -14,7 +14,7 @@ from pathlib import Path
 
 from telescope_core.adapters.schemes import adapted
 from telescope_core.code_names import names_folder
-from telescope_core.errors import ConfigError, EnvironmentLoadError, TelescopeError, unknown_name
+from telescope_core.errors import ConfigError, EnvironmentLoadError, TelescopeError
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.install.adapted import locate_adapted
 from telescope_envs.install.data import find_built, kept_datasets
@@ -27,7 +27,7 @@ from telescope_envs.records.installed import (
 from telescope_envs.records.links import Link, adapted_links, links
 from telescope_envs.records.lockfile import LockedEnvironment, find_lock, read_lock
 from telescope_envs.records.projects import LinkedProject, read_project, source_digest
-from telescope_envs.registry.config import read_user_config, user_file
+from telescope_envs.registry.config import read_user_config
 from telescope_envs.registry.lookup import locate_release, open_registry
 from telescope_envs.registry.resolving import Request, matches, parse_request
 
@@ -45,7 +45,8 @@ class InstalledLocator:
         if names_folder(name):
             return location_of_link(read_project(Path(name)))
         request = parse_request(name)
-        _require_known_registry(request)
+        if request.registry:
+            read_user_config().named(request.registry)  # which must be known
         linked = _linked(request)
         path = find_lock()
         locked = _the_locked(request, path)
@@ -167,12 +168,6 @@ def _installed(request: Request) -> InstalledEnvironment | None:
     ]
     _require_one_owner(request, [found.id for found in fitting])
     return fitting[0] if fitting else None
-
-
-def _require_known_registry(request: Request) -> None:
-    known = read_user_config().registries if request.registry else {}
-    if request.registry and request.registry not in known:
-        raise unknown_name("registry", request.registry, known, f"(they are in {user_file()})")
 
 
 def _quoted(text: str) -> str:

@@ -4,8 +4,6 @@ Files are hard links to uv's package cache and to the telescope-core that builds
 environment costs almost no time and no space.
 """
 
-import csv
-import io
 import os
 import shutil
 import sys
@@ -19,7 +17,6 @@ from telescope_core.errors import EnvironmentLoadError
 from telescope_envs.install.data import (
     BUILDING,
     VENV_RECORD,
-    inspected,
     key_of,
     python_of,
     venv_folder,
@@ -30,7 +27,7 @@ from telescope_envs.install.steps import InstallOptions, Progress, Step
 from telescope_envs.processes.uv import Uv
 from telescope_envs.records.files import files_below, remove_tree
 from telescope_envs.records.installed import Installation
-from telescope_envs.rules.wheel import WheelContents, record_hash
+from telescope_envs.rules.wheel import WheelContents, read_release, record_of
 
 _INSTALLER = "telescope\n"
 
@@ -43,7 +40,7 @@ def write_wheel(contents: WheelContents, site_packages: Path) -> None:
     info = f"{contents.module}-{contents.version}.dist-info"
     files = {path: data for path, data in contents.files.items() if path != f"{info}/RECORD"}
     files[f"{info}/INSTALLER"] = _INSTALLER.encode()
-    files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD")
+    files[f"{info}/RECORD"] = record_of(dict(sorted(files.items())), f"{info}/RECORD")
     for path in files:
         if (site_packages / path).exists() or (site_packages / path).is_symlink():
             raise EnvironmentLoadError(
@@ -59,15 +56,6 @@ def write_wheel(contents: WheelContents, site_packages: Path) -> None:
         with target.open("xb") as file:
             file.write(data)
         os.chmod(target, 0o644)
-
-
-def _record(files: dict[str, bytes], own: str) -> bytes:
-    table = io.StringIO()
-    rows = csv.writer(table, lineterminator="\n")
-    for path, data in sorted(files.items()):
-        rows.writerow([path, record_hash(data), len(data)])
-    rows.writerow([own, "", ""])
-    return table.getvalue().encode()
 
 
 def build_venv(
@@ -93,7 +81,7 @@ def build_venv(
         install_requirements(python, lines, uv, needed_by=locked.id, options=options)
         progress(f"{label}: {Step.WHEEL}")
         # Its bytes are read once, and checked again.
-        write_wheel(inspected(wheel.read_bytes(), planned.release), site_packages(scratch))
+        write_wheel(read_release(wheel.read_bytes(), planned.release), site_packages(scratch))
         link_distribution(distribution(CORE), site_packages(scratch))
         link_byte_code(site_packages(scratch))
         progress(f"{label}: {Step.PROBE}")
