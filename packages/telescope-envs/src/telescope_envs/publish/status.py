@@ -101,13 +101,12 @@ def _published(registry: Registry, text: str) -> tuple[str, str]:
     environment_id = resolve_id(registry, request)
     versions = sorted(published_versions(registry.store.read, environment_id), key=Version)
     known = ", ".join(versions) or "none"
-    try:
-        wanted = Version(request.wanted.removeprefix("=="))
-    except ValueError:
+    wanted = request.exact_version
+    if wanted is None:
         raise ConfigError(
             f"{text!r}: name one version exactly, such as {environment_id}@"
             f"{versions[-1] if versions else '0.1.0'}; published versions: {known}"
-        ) from None
+        )
     for version in versions:
         if Version(version) == wanted:
             return environment_id, version

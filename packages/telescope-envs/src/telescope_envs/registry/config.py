@@ -178,18 +178,20 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Owner -> who may sign. Asked where no registry can be: for bundles, and for what they left in
     the cache."""
 
+    def named(self, name: str) -> NamedRegistry:
+        """Return the registry that this file calls `name`; raises UnknownNameError if none is."""
+        if name not in self.registries:
+            hint = f"(add it to [registries] in {user_file()}, or give {FORMS})"
+            raise unknown_name("registry", name, self.registries, hint)
+        return self.registries[name]
+
     def place_of(self, text: str) -> Address:
         """Return the address that `text` means: that of a named registry, else `text` itself."""
         place = self._meaning_of(text)
         is_path = place.scheme == "file" and "://" not in text and text not in self.registries
         if is_path and not os.path.isdir(place.text):
             if _NAME.fullmatch(text):
-                raise unknown_name(
-                    "registry",
-                    text,
-                    self.registries,
-                    f"(add it to [registries] in {user_file()}, or give {FORMS})",
-                )
+                return self.named(text).place
             raise ConfigError(f"registry {text!r} is not a folder; give {FORMS}")
         return place
 
