@@ -1,5 +1,6 @@
 """Writes docs/reference/config.md from the schema of `telescope train`: run it after a change."""
 
+import inspect
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from telescope_train.config.names import FOREIGN_NAMES, PLANNED_NAMES, REFUSED_NAMES
+from telescope_train.config.names import FOREIGN_NAMES, REFUSED_NAMES
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
 
 TARGET = Path(__file__).parents[1] / "docs" / "reference" / "config.md"
@@ -44,7 +45,7 @@ def reference() -> str:
 def section(title: str, model: type[BaseModel]) -> str:
     """Return one table."""
     schema = model.model_json_schema()["properties"]
-    rows = [f"## `{title}`", "", model.__doc__ or "", ""]
+    rows = [f"## `{title}`", "", inspect.cleandoc(model.__doc__ or ""), ""]
     rows += ["| setting | type | default | |", "|---|---|---|---|"]
     for name, info in model.model_fields.items():
         kind = type_text(schema[name]).replace("|", "\\|")
@@ -65,12 +66,17 @@ def type_text(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(type_text(part) for part in schema["anyOf"])
     if "enum" in schema:
-        return " or ".join(f"`{value}`" for value in schema["enum"])
+        return " or ".join(f"`{value_text(value)}`" for value in schema["enum"])
     if schema.get("type") == "array":
         return list_text(schema)
     kind = {"object": "table", "string": "text"}.get(schema.get("type", ""), schema.get("type"))
     limits = [f"{words} {schema[key]:g}" for key, words in LIMITS.items() if key in schema]
     return ", ".join([kind or "table", *limits])
+
+
+def value_text(value: object) -> str:
+    """Return a value of a choice as it is written in a file, without quotes."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def list_text(schema: Mapping[str, Any]) -> str:
@@ -94,10 +100,6 @@ def other_names() -> Iterator[str]:
         + ", ".join(f"`{name}`" for name in REFUSED_NAMES)
         + "; [why](../design/035-sampling.md)."
     )
-    yield ""
-    yield "Known, but not available in this version (`*` stands for any ending):"
-    yield ""
-    yield ", ".join(f"`{name}`" for name in sorted(PLANNED_NAMES)) + "."
     yield ""
 
 

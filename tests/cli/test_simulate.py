@@ -190,6 +190,8 @@ def test_agents_with_tools_are_estimated(settings, capsys):
         (("--turns", "5-2", "--parameters", "8B"), "a range such as 2-40, got '5-2'"),
         (("--parameters", "70B"), "give each server more GPUs with --tensor-parallel"),
         (("--group_sise", "2"), "group_sise"),
+        (("--parameters", "8B", "--lengths-of", "runs/nope"), "runs/nope: no such folder"),
+        (("--parameters", "8B", "--speeds-of", "runs/nope"), "runs/nope: no such folder"),
     ],
 )
 def test_what_cannot_be_simulated_is_one_message(settings, capsys, arguments, message):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telescope_core.chains import ChainRecorder, chains_of, sampled_tokens
+from telescope_core.chains import ChainRecorder, Routes, chains_of, sampled_tokens
 
 
 def num_stored(places) -> int:
@@ -109,6 +109,53 @@ def test_every_turn_is_what_was_sampled(turns, data):
     for one in chains_of(places):
         assert one.parent is None or one.num_shared > one.parent.num_shared or not one.num_shared
     assert num_stored(places) <= sum(len(prompt) + 2 * len(said) for prompt, said in turns)
+
+
+def said_by(number, num_tokens) -> Routes:
+    """Routes of 2 layers with 1 expert each that name the request and the token."""
+    numbers = [one for token in range(num_tokens) for one in (number, token)]
+    return Routes(experts=array("h", numbers).tobytes(), num_layers=2, num_chosen=1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(conversations(), st.data())
+def test_a_token_keeps_the_routes_of_the_first_request_that_computed_it(turns, data):
+    recorder, places, expected = ChainRecorder(), [], {}
+
+    def owner(place, position):
+        chain = place.chain
+        while position < chain.num_shared:
+            chain = chain.parent
+        return id(chain), position
+
+    for number, (prompt, said) in enumerate(turns):
+        # The last token was sampled and not computed; a server may say less than that, or nothing.
+        num_said = max(0, len(prompt) + len(said) - data.draw(st.sampled_from([1, 1, 1, 3])))
+        routes = said_by(number, num_said) if data.draw(st.integers(0, 4)) else None
+        temperature = data.draw(st.sampled_from([1.0, 1.0, 0.5]))
+        place = recorder.record(
+            prompt, said, [-1.0] * len(said), temperature=temperature, routes=routes
+        )
+        places.append(place)
+        for position in range(num_said if routes else 0):
+            expected.setdefault(owner(place, position), [number, position])
+    for place in places:
+        if place.routes is None:
+            assert not any(owner(place, at) in expected for at in range(place.completion_end))
+            continue
+        found = array("h", place.routes.experts).tolist()
+        rows = [expected.get(owner(place, at), [-1, -1]) for at in range(place.completion_end)]
+        assert found == [one for row in rows for one in row]
+    num_bytes = sum(len(chain.own_routes) for chain in chains_of(places))
+    assert num_bytes <= 4 * sum(len(chain.own_ids) for chain in chains_of(places))
+
+
+def test_routes_of_another_shape_are_refused():
+    recorder = ChainRecorder()
+    recorder.record([1], [2], [-1.0], routes=said_by(0, 1))
+    other = Routes(experts=b"abcdef", num_layers=1, num_chosen=3)
+    with pytest.raises(ValueError, match=r"expected routes of \(2, 1\) .* got \(1, 3\)"):
+        recorder.record([1, 2], [3], [-1.0], routes=other)
 
 
 @settings(max_examples=100, deadline=None)

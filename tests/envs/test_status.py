@@ -75,6 +75,11 @@ def test_a_deprecation_names_the_replacement_and_is_taken_back(place, capsys):
         (("deprecate", "toy@0.1.0", "--reason", "x"), 2, "a deprecation covers all versions"),
         (("deprecate", "toy", "--reason", "x", "--replacement", "acme/bettr"), 2, "acme/better"),
         (("deprecate", "toy", "--reason", "x", "--replacement", "toy"), 2, "replace itself"),
+        (
+            ("deprecate", "toy", "--reason", "x", "--replacement", "corp:better"),
+            2,
+            "--replacement 'corp:better' names the registry 'corp', but what is deprecated is in",
+        ),
         (("deprecate", "toy", "--undo"), 4, "acme/toy is not deprecated"),
         (("deprecate", "toy", "--undo", "--replacement", "acme/better"), 2, "no --replacement"),
     ],

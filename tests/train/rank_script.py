@@ -1,8 +1,9 @@
 """Trainer ranks of one job after the other; they write what the tests compare.
 
 usage: rank_script.py JOB_FILE (JSON: list of jobs with model, output, world_size and port; optional
-seq_len, dtype, steps, trainer settings, whether it saves, a checkpoint to load, and the rank whose
-advantages are not finite in a last step). Ranks are forked: libraries are imported once for all.
+seq_len, dtype, steps, trainer settings, whether samples are routed, whether it saves, a checkpoint
+to load, and the rank whose advantages are not finite in a last step). Ranks are forked: libraries
+are imported once for all.
 """
 
 import json
@@ -16,6 +17,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from backend_cases import backend_settings, grpo_batches
+from routed_cases import routed_batches
+from transformers import AutoConfig
 
 from telescope_train.backends.fsdp.layout import fsdp_layout
 from telescope_train.backends.fsdp.policy import load_policy, load_reference
@@ -54,7 +57,11 @@ def run(rank: int, job: dict) -> None:
     )
     if "load" in job:
         worker.load_checkpoint(job["load"])
-    shards = grpo_batches(seq_len=job.get("seq_len", 64), num_ranks=layout.num_shards)
+    sizes = {"seq_len": job.get("seq_len", 64), "num_ranks": layout.num_shards}
+    if job.get("routed"):
+        shards = routed_batches(AutoConfig.from_pretrained(job["model"]), **sizes)
+    else:
+        shards = grpo_batches(**sizes)
     batches = shards[layout.shard_of(rank)]
     logprobs = worker.logprobs(batches)
     result = worker.backend.accumulate_gradient(batches, version=0)

@@ -1,9 +1,28 @@
 """A run proves that it was not trained on what its evals hold out."""
 
+import io
+
 import pytest
+from rich.console import Console
+from tests.core.evals.test_comparison import an_eval
 
 from telescope_core import TelescopeError
-from telescope_train.summary import require_disjoint
+from telescope_core.evals.folder import write_result
+from telescope_core.records import RunFolder
+from telescope_train.observability.terminal import print_summary
+from telescope_train.plan.load import load_train_config
+from telescope_train.summary import make_summary, require_disjoint
+
+SETTINGS = """
+name = "summed"
+number_of_steps = 9
+model = "a/b"
+[[environments]]
+name = "sums"
+[[evals]]
+name = "sums"
+eval_every = 2
+"""
 
 
 def test_an_eval_example_that_was_trained_on_is_told():
@@ -12,3 +31,34 @@ def test_an_eval_example_that_was_trained_on_is_told():
     summary["examples"]["in_both"] = 2
     with pytest.raises(TelescopeError, match="2 examples of evals were trained on"):
         require_disjoint(summary)
+
+
+@pytest.mark.parametrize(
+    ("tags", "ends"),
+    [
+        (("before", "step-4", "after"), ["before", "after"]),
+        (("step-2", "step-4", "step-8"), ["step-2", "step-8"]),
+        (("before", "step-2", "step-6"), ["before", "step-6"]),
+        (("step-4",), ["step-4"]),
+        ((), []),
+    ],
+)
+def test_the_first_and_the_last_eval_are_compared(tmp_path, tags, ends):
+    path = tmp_path / "run.toml"
+    path.write_text(SETTINGS)
+    config = load_train_config([path], [])
+    folder = RunFolder.create(tmp_path / "run", config={})
+    for position, tag in enumerate(tags, start=1):
+        solved = [1.0] * (3 * position) + [0.0] * (12 - 3 * position)
+        rewards = [(f"e{number}", [one]) for number, one in enumerate(solved)]
+        write_result(folder.evals_path / f"sums-{tag}", an_eval(rewards))
+    summary = make_summary(config, folder)
+    entry = summary["evals"]["sums"]
+    assert [tag for tag in entry if tag != "change"] == ends
+    assert ("change" in entry) == (len(tags) > 1)
+    console = Console(file=io.StringIO(), width=100)
+    print_summary(summary, console=console)
+    text = console.file.getvalue()
+    for tag in ends:
+        assert tag.replace("step-", "step ") in text
+    assert (f"from 0.250 to {3 * len(tags) / 12:.3f}" in text) == (len(tags) > 1)

@@ -233,6 +233,29 @@ def test_evals_in_between_are_drawn_and_those_without_a_result_are_told(tmp_path
     assert "eval step-58" not in text
 
 
+def test_a_run_with_evals_on_its_way_alone_shows_the_first_and_the_last(tmp_path):
+    run = RunFolder.create(tmp_path / "run", config={})
+    for step in range(1, 31):
+        run.log_metrics({"step": step, "reward/mean": 0.5})
+    for step, chance in ((10, 0.15), (20, 0.3), (30, 0.7)):
+        write_result(run.evals_path / f"sums-step-{step}", an_eval("sums", chance, step))
+    run.finish()
+    page = write_train_report(run).read_text()
+    text = " ".join(Checker(page).text)
+    assert [step for step in range(1, 31) if f">step {step}<" in page] == [10, 20, 30]
+    assert "sums, step 10 to step 30: pass@1 rose from" in text
+    assert text.count("paired over 64 examples") == 2
+
+
+def test_evals_without_any_result_are_told(tmp_path):
+    run = RunFolder.create(tmp_path / "run", config={})
+    point = {"time_s": 0.0, "name": "sums", "num_scored": 0, "tag": "step-6", "version": 6}
+    run.log_eval_point(EvalPoint(**point, state=EvalPointState.FAILED, reason="no server answers"))
+    run.finish()
+    text = " ".join(Checker(write_train_report(run).read_text()).text)
+    assert "eval step-6, sums: failed: no server answers" in text
+
+
 def test_report_asks_nothing_of_the_network(run):
     """Its only script is the filter of the rollouts, which stands in the page."""
     page = write_train_report(run).read_text()

@@ -317,6 +317,33 @@ def test_a_bundle_is_held_to_who_may_sign_by_the_users_file(asking, sign, tmp_pa
         locked_wheel(entry, release, gone, silent, is_offline=True)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        'attestations = "required"\n[registries.lab]\naddress = "HERE"\nattestations = "off"\n',
+        '[registries]\ncorp = { address = "https://hub.corp", attestations = "required" }\n',
+    ],
+)
+def test_no_bundle_chooses_a_weaker_setting_by_the_registry_it_names(asking, tmp_path, settings):
+    asking.store.publish(TOY)
+    config = tmp_path / "telescope/config.toml"
+    config.write_text(settings.replace("HERE", asking.address))
+    entry = locked_environment(asking, TOY.release, ())
+    part = part_of_lock(entry, lambda named: asking, progress=silent)
+    write_bundle([part], tmp_path / "b.zip", progress=silent)
+    signers = '[signers]\nacme = "acme/envs"\n'
+    for lines, message in (("", "must be attested"), (signers, 'your settings .* "required"')):
+        config.write_text(settings.replace("HERE", asking.address) + lines)
+        with (
+            pytest.raises(RegistryError, match=message),
+            opened_bundle(tmp_path / "b.zip", progress=silent),
+        ):
+            pass
+    config.write_text("")
+    with opened_bundle(tmp_path / "b.zip", progress=silent):
+        pass
+
+
 def test_who_may_sign_is_read_strictly(tmp_path):
     (tmp_path / "telescope").mkdir()
     path = tmp_path / "telescope/config.toml"

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging.utils import canonicalize_name
 
 from telescope_core.errors import RegistryError
 from telescope_envs.records.names import (
@@ -15,7 +16,6 @@ from telescope_envs.records.names import (
     is_one_edit,
     near_names,
     parse_reserved,
-    plain,
     same_distribution_ids,
 )
 
@@ -127,7 +127,7 @@ def test_one_edit_is_what_the_table_of_distances_says(one, other):
 def test_reserved_names_are_read_and_compared_as_package_indexes_do():
     reserved = parse_reserved("# a comment\nscikit-learn\nEnv # the command\n\n")
     assert reserved == {"scikit-learn", "env"}
-    assert plain("Scikit_Learn") in reserved
+    assert canonicalize_name("Scikit_Learn") in reserved
 
 
 def test_the_committed_list_holds_commands_packages_and_our_own():

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telescope_core.chains import ChainRecorder, chains_of
+from telescope_core.chains import ChainRecorder, Routes, chains_of
 from telescope_core.errors import ConfigError
 from telescope_core.types import (
     Completion,
@@ -68,6 +68,12 @@ def the_rollout(state) -> Rollout:
     return state.batches[4].groups[0].rollouts[0]
 
 
+def routes_of(number, num_tokens) -> Routes:
+    """Routes of 1 layer with 2 experts that name the request and the token."""
+    numbers = [one for token in range(num_tokens) for one in (number, token)]
+    return Routes(experts=array("h", numbers).tobytes(), num_layers=1, num_chosen=2)
+
+
 def test_everything_comes_back(tmp_path):
     recorder = ChainRecorder()
     calls = (ToolCall(id="c", name="add", arguments="{}"),)
@@ -106,16 +112,16 @@ def test_numbers_of_numpy_and_numbers_that_are_not_finite_come_back(tmp_path):
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_rollouts_give_the_same_samples_after_a_restore(tmp_path_factory, data):
-    few = st.lists(st.integers(0, 2), min_size=1, max_size=3)
+    few, is_mixture = st.lists(st.integers(0, 2), min_size=1, max_size=3), data.draw(st.booleans())
     recorder, known, turns = ChainRecorder(), [[1]], []
     for number in range(data.draw(st.integers(1, 6))):
         context = data.draw(st.sampled_from(known))
         prompt = [*context[: data.draw(st.integers(1, len(context)))], *data.draw(few)]
         said, temperature = data.draw(few), data.draw(st.sampled_from([1.0, 0.5]))
         logprobs = [-number - at / 8 for at in range(len(said))]
-        turns.append(
-            turn(recorder.record(prompt, said, logprobs, temperature=temperature), temperature)
-        )
+        routes = routes_of(number, len(prompt) + len(said) - 1) if is_mixture else None
+        place = recorder.record(prompt, said, logprobs, temperature=temperature, routes=routes)
+        turns.append(turn(place, temperature))
         known.append([*prompt, *said])
     state = state_of(rollout(*turns))
     found = saved_and_read(tmp_path_factory.mktemp("state"), state)
@@ -126,6 +132,20 @@ def test_any_rollouts_give_the_same_samples_after_a_restore(tmp_path_factory, da
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one.token_ids, other.token_ids)
         np.testing.assert_array_equal(one.behavior_logprobs, other.behavior_logprobs)
+        assert (one.routes is not None) == is_mixture
+        if is_mixture:
+            np.testing.assert_array_equal(one.routes, other.routes)
+
+
+def test_a_rollout_that_goes_on_after_a_restore_keeps_its_routes(tmp_path):
+    recorder = ChainRecorder()
+    first = turn(recorder.record([1, 2], [3, 4], [-1.0, -1.0], routes=routes_of(0, 3)))
+    found = the_rollout(saved_and_read(tmp_path, state_of(rollout(first))))
+    chain = found.turns[0].completion.tokens.chain
+    chain.own_ids.extend([5, 6])
+    chain.learn_routes(routes_of(7, 5))
+    numbers = array("h", chain.routes_until(6).experts)
+    assert numbers[::2].tolist() == [0, 0, 0, 7, 7, -1]
 
 
 def test_a_long_rollout_takes_the_size_of_its_tokens_once(tmp_path):

@@ -13,9 +13,7 @@ import torch
 from telescope_core.chains import ChainRecorder
 from telescope_core.errors import ConfigError
 from telescope_core.types import Completion, Message, Rollout, Turn
-from telescope_train.batches.packing import pack
 from telescope_train.batches.samples import samples_from_rollout
-from telescope_train.batches.weighting import token_weights
 from telescope_train.inference.wire import TokenReply, routes_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -25,11 +23,9 @@ from backend_cases import (
     grpo_batches,
     make_mixture,
     relative_difference,
-    samples,
-    slow_backward,
     slow_gradient,
-    slow_model,
 )
+from routed_cases import routed_batches, slow_routed_gradient
 
 KINDS = ("qwen3_moe", "qwen3_moe with weights as they are", "mixtral")
 
@@ -44,58 +40,6 @@ def mixture(request, tmp_path_factory):
     return folder
 
 
-def routed_samples(config):
-    """Samples with routes that no model would choose, but for one sample and every fifth token."""
-    drawn = np.random.default_rng(1)
-    num_experts = getattr(config, "num_experts", None) or config.num_local_experts
-    found = []
-    for number, sample in enumerate(samples()):
-        shape = (len(sample), config.num_hidden_layers, num_experts)
-        routes = drawn.random(shape).argsort(-1)[..., : config.num_experts_per_tok]
-        routes = routes.astype(np.int16)
-        routes[::5] = -1
-        found.append(replace(sample, routes=None if number == 3 else routes))
-    return found
-
-
-def routed_batches(config, seq_len):
-    chosen = routed_samples(config)
-    weights_N = token_weights(chosen, "token", max_tokens=64)
-    return pack(chosen, weights_N, seq_len=seq_len, num_ranks=1)[0]
-
-
-def slow_routed_gradient(folder):
-    """As `slow_gradient`, with routers that send token after token where its sample says."""
-    model = slow_model(folder)
-    chosen = iter(routed_samples(model.config))
-    current = []
-    model.register_forward_pre_hook(lambda *_: current.append(next(chosen)))
-    normalizes = getattr(model.config, "norm_topk_prob", True)
-
-    def router(module, layer):
-        def forward(hidden):
-            logits = hidden.reshape(-1, hidden.shape[-1]) @ module.weight.T
-            weights, picked = [], []
-            for token, row in enumerate(logits):
-                routes = current[-1].routes
-                known = routes is not None and routes[token, layer, 0] >= 0
-                own = row.topk(module.top_k).indices
-                experts = torch.tensor(routes[token, layer].astype(int)) if known else own
-                among = row[experts] if normalizes else row
-                weights.append(row[experts].exp() / among.exp().sum())
-                picked.append(experts)
-            return logits, torch.stack(weights), torch.stack(picked)
-
-        return forward
-
-    for number, layer in enumerate(model.model.layers):
-        for module in layer.modules():
-            if type(module).__name__.endswith("TopKRouter"):
-                module.forward = router(module, number)
-    slow_backward(model)
-    return {name: value.grad.numpy() for name, value in model.named_parameters()}
-
-
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
 def test_the_gradient_is_that_of_the_experts_that_were_chosen(
     mixture, start, gradient_checkpointing
@@ -107,7 +51,7 @@ def test_the_gradient_is_that_of_the_experts_that_were_chosen(
     worker = start(settings)
     config = worker.backend._policy.lm.config
     for seq_len in (40, 4096):
-        found = gradient_of(worker, routed_batches(config, seq_len))
+        found = gradient_of(worker, routed_batches(config, seq_len=seq_len)[0])
         # The routers of transformers compute their weights in float32.
         assert relative_difference(found, expected) < 1e-5
     # Rows without routes are computed as if there never had been any.
@@ -134,7 +78,7 @@ def test_the_models_own_routes_change_nothing(mixture, start):
 
 def test_routes_of_another_model_are_refused(mixture, tiny, start):
     worker = start(backend_settings(mixture))
-    batch = routed_batches(worker.backend._policy.lm.config, 4096)[0]
+    batch = routed_batches(worker.backend._policy.lm.config, seq_len=4096)[0][0]
     with pytest.raises(ConfigError, match="expected routes of 2 layers and 2 experts"):
         worker.logprobs([replace(batch, routes_TLK=batch.routes_TLK[:, :1])])
     worker = start(backend_settings(tiny))
@@ -146,7 +90,7 @@ def test_the_reference_model_chooses_by_itself(mixture, start):
     settings = backend_settings(mixture)
     algorithm = settings.algorithm.model_copy(update={"kl_penalty_tau": 0.1})
     worker = start(replace(settings, algorithm=algorithm))
-    batch = routed_batches(worker.backend._policy.lm.config, 4096)[0]
+    batch = routed_batches(worker.backend._policy.lm.config, seq_len=4096)[0][0]
     (with_routes,) = worker.reference_logprobs([batch])
     (without,) = worker.reference_logprobs([replace(batch, routes_TLK=None)])
     np.testing.assert_array_equal(with_routes, without)
@@ -157,7 +101,7 @@ def experts(num_tokens: int, first: int) -> np.ndarray:
     return (first + np.arange(num_tokens * 3 * 2)).reshape(num_tokens, 3, 2).astype(np.uint8)
 
 
-def test_routes_come_from_the_request_that_computed_all_of_a_sample():
+def test_routes_of_a_sample_are_those_with_which_its_answers_were_sampled():
     recorder, turns = ChainRecorder(), []
     prompt = [1, 2, 3]
     for number, answer in enumerate(([4, 5], [8, 9, 9])):
@@ -178,7 +122,9 @@ def test_routes_come_from_the_request_that_computed_all_of_a_sample():
     rollout = Rollout(environment="toy", example_id="a", group_id="g", index=0, turns=tuple(turns))
     (sample,) = samples_from_rollout(rollout, 1.0, 1.0)
     assert sample.routes.shape == (len(sample), 3, 2)
-    np.testing.assert_array_equal(sample.routes[:-1], experts(8, first=100))
+    # The second request computed the last token of the first answer, and what follows it.
+    np.testing.assert_array_equal(sample.routes[:4], experts(4, first=0))
+    np.testing.assert_array_equal(sample.routes[4:-1], experts(8, first=100)[4:])
     assert (sample.routes[-1] == -1).all()
 
 

@@ -223,7 +223,11 @@ def test_a_model_of_another_kind_has_unknown_size_but_a_plan(flags, tmp_path):
             ["--eval_after_training", "--evals", '[{"name": "plan_environment:No"}]'],
             "is not an Environment class",
         ),
-        (["--should_accept_fn", "telescope_train.rollouts.accept:has"], "has no function 'has'"),
+        (
+            ["--should_accept_fn", "telescope_train.rollouts.accept:has_signl"],
+            "has no function 'has_signl'; did you mean has_signal?",
+        ),
+        (["--should_accept_fn", "keyword:nope"], "'nope'; give the name of one that it has"),
         (["--filter_gibberish"], "no token id of the model's 50 is above"),
         (
             ["--fsdp_context_parallel_size", "3", "--trainer_num_workers", "3"],

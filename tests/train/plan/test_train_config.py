@@ -12,7 +12,7 @@ import telescope_train
 from telescope_core.config import leaf_paths
 from telescope_core.errors import ConfigError
 from telescope_train.backends.protocol import BackendSettings
-from telescope_train.config.names import FOREIGN_NAMES, PLANNED_NAMES
+from telescope_train.config.names import FOREIGN_NAMES
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
 from telescope_train.plan.load import load_train_config
 
@@ -37,12 +37,11 @@ def test_defaults_pass_every_check():
     assert config.environments[0].weight == 1.0
 
 
-def test_leaf_names_are_unique_and_apart_from_planned_ones():
+def test_leaf_names_are_unique_and_apart_from_foreign_ones():
     leaves = leaf_paths(TrainConfig)
-    assert not PLANNED_NAMES & set(leaves)
     assert not set(FOREIGN_NAMES) & set(leaves)
     for target in FOREIGN_NAMES.values():
-        assert target in leaves or target in PLANNED_NAMES
+        assert target in leaves
 
 
 def test_every_field_has_a_description():

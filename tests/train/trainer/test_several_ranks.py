@@ -40,6 +40,7 @@ from backend_cases import (  # noqa: E402
     slow_steps,
 )
 from rank_script import FACTS  # noqa: E402
+from routed_cases import slow_routed_gradient  # noqa: E402
 
 
 def taken(folder, name) -> dict[str, np.ndarray]:
@@ -93,6 +94,20 @@ MIXTURES = {
     "qwen3_moe-hsdp-2x2": ("qwen3_moe", 4, {"fsdp_replicate_size": 2, **SELECTIVE}),
     "mixtral-2": ("mixtral", 2, {}),
 }
+ROUTED = {
+    "qwen3_moe-routed-2": ("qwen3_moe", 2, {}),
+    "mixtral-routed-context-2": ("mixtral", 2, {"fsdp_context_parallel_size": 2}),
+    "qwen3_moe-routed-hsdp-2-context-2": (
+        "qwen3_moe",
+        4,
+        {
+            "fsdp_context_parallel_size": 2,
+            "fsdp_replicate_size": 2,
+            "pad_to_multiple_of": 6,
+            **SELECTIVE,
+        },
+    ),
+}
 LORA = {"use_lora": True, "lora_rank": 3}
 
 
@@ -110,6 +125,8 @@ def ran(models, tmp_path_factory) -> Path:
     folder, dense = tmp_path_factory.mktemp("ranks"), models["dense"]
     jobs = {name: job(dense, *of) for name, of in LAYOUTS.items()}
     jobs |= {name: job(models[kind], *of) for name, (kind, *of) in MIXTURES.items()}
+    for name, (kind, *of) in ROUTED.items():
+        jobs[name] = job(models[kind], *of, steps=1, routed=True)
     jobs["float32-hsdp"] = job(dense, 4, {"fsdp_replicate_size": 2}, dtype="float32")
     state = str(folder / "data-4" / "checkpoint")
     jobs["resumed"] = job(dense, 4, {"fsdp_replicate_size": 2}, steps=2, load=state)
@@ -207,6 +224,16 @@ def test_mixtures_of_experts_train_their_routers_and_experts(models, ran, name):
     assert sum(one["weights"] for one in kept) == sum(value.size for value in expected.values()) * (
         2 if "hsdp" in name else 1
     )
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", ROUTED)
+def test_routes_are_dealt_and_cut_as_tokens_are(models, ran, name):
+    """The routers of transformers compute their weights in float32."""
+    folder = models[ROUTED[name][0]]
+    expected, found = slow_routed_gradient(folder), taken(ran / name, "gradient")
+    assert relative_difference(found, expected) < 1e-5
+    assert relative_difference(slow_gradient(folder), expected) > 0.05
 
 
 @pytest.mark.engine

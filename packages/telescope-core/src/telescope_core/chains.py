@@ -3,13 +3,33 @@
 A chain is one token sequence: prompts, with the completions that were sampled behind them. A turn
 is a place in a chain. A prompt that begins with a whole chain extends it. Any other prompt begins a
 chain of its own, which shares the tokens that it has in common with an earlier one. Chains only
-ever grow at their end, so a place in a chain keeps its tokens. No I/O.
+ever grow at their end, so a place in a chain keeps its tokens. Of a mixture, a chain may know which
+experts computed its tokens. No I/O.
 """
 
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+_UNKNOWN = b"\xff"
+"""Fills numbers of two bytes with -1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """Which experts of a mixture computed each token, from the first one of a prompt on."""
+
+    experts: bytes
+    """[T, layers, chosen] int16, little-endian; -1 = not known."""
+    num_layers: int
+    num_chosen: int
+    """Experts that a token is sent to in a layer."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the column."""
+        return len(self.experts)
 
 
 class TokenChain:
@@ -18,7 +38,7 @@ class TokenChain:
     It begins with the first `num_shared` tokens of `parent`, which are not stored again.
     """
 
-    __slots__ = ("logprobs", "num_shared", "own_ids", "parent")
+    __slots__ = ("logprobs", "num_shared", "own_ids", "own_routes", "parent", "routes_shape")
 
     def __init__(
         self,
@@ -34,6 +54,11 @@ class TokenChain:
         """float32, nats: those of the completions in this chain, one after the other."""
         self.parent = parent
         self.num_shared = num_shared
+        self.own_routes = bytearray()
+        """[R, layers, chosen] int16, little-endian, of the first R own ids. R is less than their
+        number where a token was not computed yet, as the last one that was sampled."""
+        self.routes_shape: tuple[int, int] | None = None
+        """Layers, and experts that a token is sent to in a layer; None = no routes."""
 
     def __len__(self) -> int:
         return self.num_shared + len(self.own_ids)
@@ -63,21 +88,46 @@ class TokenChain:
             ids.extend(piece)
         return ids
 
+    def learn_routes(self, said: Routes) -> None:
+        """Store what a request of all tokens says, for those of which nothing is known yet.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routes:
-    """Which experts of a mixture computed each token of a request, prompt and completion."""
+        So a token keeps the experts that computed it when what follows it was sampled.
+        """
+        shape = (said.num_layers, said.num_chosen)
+        token_bytes = 2 * said.num_layers * said.num_chosen
+        stop = len(self)
+        for chain in self._line():
+            if chain.routes_shape not in (None, shape):
+                raise ValueError(
+                    f"expected routes of {chain.routes_shape} layers and experts, as those of the "
+                    f"tokens before, got {shape}; all servers must have the same model"
+                )
+            chain.routes_shape = shape
+            known = chain.num_shared * token_bytes + len(chain.own_routes)
+            chain.own_routes += said.experts[known : stop * token_bytes]
+            # A parent may not know its last token, which this request computed as well.
+            stop = min(stop, chain.num_shared)
 
-    experts: bytes
-    """[T, layers, chosen] int16, little-endian, from the first token of the prompt on."""
-    num_layers: int
-    num_chosen: int
-    """Experts that a token is sent to in a layer."""
+    def routes_until(self, stop: int) -> Routes | None:
+        """Return the routes of all tokens up to `stop`, a copy; None if there are none."""
+        shapes = [one.routes_shape for one in self._line() if one.routes_shape is not None]
+        if not shapes:
+            return None
+        num_layers, num_chosen = shapes[0]
+        pieces: list[bytes] = []
+        for chain in self._line():
+            size = 2 * num_layers * num_chosen * max(0, stop - chain.num_shared)
+            pieces.append(bytes(chain.own_routes[:size]).ljust(size, _UNKNOWN))
+            stop = min(stop, chain.num_shared)
+        experts = b"".join(reversed(pieces))
+        return Routes(experts=experts, num_layers=num_layers, num_chosen=num_chosen)
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of the column."""
-        return len(self.experts)
+    def _line(self) -> Iterator["TokenChain"]:
+        """Yield this chain, its parent, and so on."""
+        chain: TokenChain | None = self
+        while chain is not None:
+            yield chain
+            chain = chain.parent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,8 +142,6 @@ class SampledTokens:
     logprobs_start: int
     """Index in the log-probs of the chain."""
     logprobs_end: int
-    routes: Routes | None = None
-    """Of prompt and completion, if the server said them. They are kept in memory alone."""
 
     @property
     def prompt_ids(self) -> "array[int]":
@@ -114,6 +162,11 @@ class SampledTokens:
     def token_ids(self) -> "array[int]":
         """[P + C] prompt and completion; a copy."""
         return self.chain.token_ids(0, self.completion_end)
+
+    @property
+    def routes(self) -> Routes | None:
+        """[P + C] which experts computed each token; None = no server said it; a copy."""
+        return self.chain.routes_until(self.completion_end)
 
     @property
     def last_id(self) -> int:
@@ -165,6 +218,7 @@ class ChainRecorder:
         """Return the place of a completion: behind the longest chain that its prompt begins with.
 
         A chain has one temperature, because a trainer divides the logits of a sequence by one.
+        `routes` are those of the request: all of the prompt, and what was computed behind it.
         """
         prompt = _int32(prompt_ids)
         common = self._num_common(prompt)
@@ -181,7 +235,10 @@ class ChainRecorder:
             self._temperatures.append(temperature)
             self._departures.append(0)
         chain.own_ids.extend(prompt[len(chain) :])
-        return _append(chain, completion_ids, logprobs, routes)
+        place = _append(chain, completion_ids, logprobs)
+        if routes is not None:
+            chain.learn_routes(routes)
+        return place
 
     def _num_common(self, prompt: "array[int]") -> list[int]:
         """Return how many tokens each chain has in common with `prompt`, from the beginning."""
@@ -232,10 +289,7 @@ def _branch(chains: Sequence[TokenChain], common: Sequence[int]) -> TokenChain:
 
 
 def _append(
-    chain: TokenChain,
-    completion_ids: Sequence[int],
-    logprobs: Sequence[float],
-    routes: Routes | None = None,
+    chain: TokenChain, completion_ids: Sequence[int], logprobs: Sequence[float]
 ) -> SampledTokens:
     prompt_end, logprobs_start = len(chain), len(chain.logprobs)
     chain.own_ids.extend(_int32(completion_ids))
@@ -246,7 +300,6 @@ def _append(
         completion_end=len(chain),
         logprobs_start=logprobs_start,
         logprobs_end=len(chain.logprobs),
-        routes=routes,
     )
 
 

@@ -12,7 +12,6 @@ import types
 import typing
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -21,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from telescope_core.config_files import read_settings_file
 from telescope_core.errors import ConfigError, nearest, unknown_name
 from telescope_core.records.folders import whole_file
+from telescope_core.setting_problems import Problem, problems_of
 from telescope_core.types import JsonValue
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -35,7 +35,6 @@ class _Names:
     """Leaf name -> (section, leaf), or (leaf,) for a setting outside any section."""
     tables: Mapping[str, Collection[str]]
     """Name of each list of tables, such as `environments` -> setting names of one entry."""
-    planned: Collection[str]
     foreign: Mapping[str, str]
     refused: Mapping[str, str]
     """Name -> why it is no setting there, and what to do."""
@@ -61,18 +60,15 @@ def load_config(
     files: Sequence[Path],
     flags: Sequence[str],
     *,
-    known_names: Collection[str] = (),
     foreign_names: Mapping[str, str] | None = None,
     refused_names: Mapping[str, str] | None = None,
 ) -> Schema:
     """Return the validated settings; raises ConfigError for anything that cannot be used.
 
-    `known_names` lists settings and sections of Telescope that this schema does not have; a
-    pattern such as `gibberish_*` covers every name that it matches. `foreign_names` maps the name
-    of a setting in other systems to its name here, and `refused_names` the name of one that is
-    left out on purpose to the reason.
+    `foreign_names` maps the name of a setting in other systems to its name here, and
+    `refused_names` the name of one that is left out on purpose to the reason.
     """
-    names = _names_of(schema, known_names, foreign_names or {}, refused_names or {})
+    names = _names_of(schema, foreign_names or {}, refused_names or {})
     layers = _Layers()
     for path in files:
         for key_path, value in _read_document(read_settings_file(path), str(path), names).items():
@@ -122,7 +118,6 @@ def leaf_paths(schema: type[BaseModel]) -> dict[str, tuple[str, ...]]:
 
 def _names_of(
     schema: type[BaseModel],
-    planned: Collection[str],
     foreign: Mapping[str, str],
     refused: Mapping[str, str],
 ) -> _Names:
@@ -135,7 +130,6 @@ def _names_of(
         sections=sections,
         tables={name: item.model_fields for name, item in items.items() if item is not None},
         leaves=leaf_paths(schema),
-        planned=planned,
         foreign=foreign,
         refused=refused,
     )
@@ -217,22 +211,13 @@ def _require_known_items(annotation: object, value: JsonValue, where: str, names
 
 def _unknown(key: str, candidates: Collection[str], where: str, names: _Names) -> ConfigError:
     here = names.foreign.get(key)
-    if here is not None and here in names.leaves:
+    if here is not None:
         return ConfigError(
             f"{where}: unknown setting {key!r}; here it is called {here!r} "
             f"({'.'.join(names.leaves[here])})"
         )
-    if here is not None:
-        return ConfigError(
-            f"{where}: unknown setting {key!r}; here it is called {here!r}, which is known, "
-            "but not available in this version; remove it"
-        )
     if key in names.refused:
         return ConfigError(f"{where}: {key!r} is refused here: {names.refused[key]}")
-    if any(fnmatchcase(key, pattern) for pattern in names.planned):
-        return ConfigError(
-            f"{where}: the setting {key!r} is known, but not available in this version; remove it"
-        )
     for table, fields in names.tables.items():
         if key in fields:
             return ConfigError(
@@ -320,25 +305,22 @@ def _validated(schema: type[Schema], names: _Names, layers: _Layers) -> Schema:
     try:
         return schema.model_validate_json(json.dumps(document), strict=True)
     except ValidationError as error:
-        lines = [_describe(problem, names, layers) for problem in error.errors(include_url=False)]
+        lines = [_describe(problem, names, layers) for problem in problems_of(error, document)]
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
 
-def _describe(problem: Any, names: _Names, layers: _Layers) -> str:
-    location: tuple[str | int, ...] = problem["loc"]
+def _describe(problem: Problem, names: _Names, layers: _Layers) -> str:
+    location = problem.place
     if not location:
-        return f"settings: {problem['msg']}"
+        return f"settings: {problem.message}"
     length = 2 if location[0] in names.sections else 1
     path = tuple(str(part) for part in location[:length])
     dotted = path[0] + "".join(
         f"[{part}]" if isinstance(part, int) else f".{part}" for part in location[1:]
     )
     origin = layers.origins.get(path)
-    if problem["type"] == "missing" and origin is None:
-        return f"{dotted} is required; set it in a file, or pass --{path[-1]} VALUE"
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    got = "nothing" if problem["type"] == "missing" else repr(problem["input"])
-    got = got if len(got) <= 80 else f"{got[:77]}..."
-    if message.startswith("Input should be "):
-        message = f"expected {message.removeprefix('Input should be ')}"
-    return f"{origin or 'settings'}: {dotted}: {message}, got {got}"
+    if problem.is_missing:
+        if origin is None:
+            return f"{dotted} is required; set it in a file, or pass --{path[-1]} VALUE"
+        return f"{origin}: {dotted} is required; add {location[-1]} there"
+    return f"{origin or 'settings'}: {dotted}: {problem.message}, got {problem.got}"

@@ -7,18 +7,18 @@ two owners use is an error.
 """
 
 import hashlib
-import platform
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from telescope_core.adapters.schemes import adapted
 from telescope_core.code_names import names_folder
-from telescope_core.errors import ConfigError, EnvironmentLoadError, TelescopeError, unknown_name
+from telescope_core.errors import ConfigError, EnvironmentLoadError, TelescopeError
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.install.adapted import locate_adapted
 from telescope_envs.install.data import find_built, kept_datasets
 from telescope_envs.install.packages import installed_closure, locked_versions, packages_of
+from telescope_envs.install.requirements import python_version
 from telescope_envs.records.installed import (
     Installation,
     InstalledEnvironment,
@@ -27,7 +27,7 @@ from telescope_envs.records.installed import (
 from telescope_envs.records.links import Link, adapted_links, links
 from telescope_envs.records.lockfile import LockedEnvironment, find_lock, read_lock
 from telescope_envs.records.projects import LinkedProject, read_project, source_digest
-from telescope_envs.registry.config import read_user_config, user_file
+from telescope_envs.registry.config import read_user_config
 from telescope_envs.registry.lookup import locate_release, open_registry
 from telescope_envs.registry.resolving import Request, matches, parse_request
 
@@ -45,7 +45,8 @@ class InstalledLocator:
         if names_folder(name):
             return location_of_link(read_project(Path(name)))
         request = parse_request(name)
-        _require_known_registry(request)
+        if request.registry:
+            read_user_config().named(request.registry)  # which must be known
         linked = _linked(request)
         path = find_lock()
         locked = _the_locked(request, path)
@@ -169,12 +170,6 @@ def _installed(request: Request) -> InstalledEnvironment | None:
     return fitting[0] if fitting else None
 
 
-def _require_known_registry(request: Request) -> None:
-    known = read_user_config().registries if request.registry else {}
-    if request.registry and request.registry not in known:
-        raise unknown_name("registry", request.registry, known, f"(they are in {user_file()})")
-
-
 def _quoted(text: str) -> str:
     return f"'{text}'" if set(text) & set("<>!*~ ") else text
 
@@ -197,7 +192,7 @@ def _location_of_locked(
             f"{path} locks {locked.id} to {locked.version}, but {request.wanted} was requested; "
             f"leave the version out, or run: telescope env install {locked.id}@{request.wanted}"
         )
-    python = ".".join(platform.python_version_tuple()[:2])
+    python = python_version()
     if locked.python != python:
         raise EnvironmentLoadError(
             f"{path} locks {locked.id} for Python {locked.python}, but this is Python {python}; "
@@ -230,8 +225,7 @@ def _location_of_venv(record: Installation, locked: LockedEnvironment) -> Enviro
 
 def _digest(code: str, dependencies: Iterable[str]) -> str:
     """Return one digest of code, packages and Python, like the digest of a lock entry."""
-    python = ".".join(platform.python_version_tuple()[:2])
-    return hashlib.sha256("\n".join((code, *dependencies, python)).encode()).hexdigest()
+    return hashlib.sha256("\n".join((code, *dependencies, python_version())).encode()).hexdigest()
 
 
 def _recorded_files(name: str) -> str:

@@ -8,12 +8,12 @@ from typing import Any
 from telescope_core.errors import TelescopeError
 from telescope_core.evals import Comparison, EvalResult, read_result
 from telescope_core.records import RunFolder
-from telescope_core.reports.before_after import compared
+from telescope_core.reports.before_after import from_first_to_last
 from telescope_core.reports.differences import paragraph
 from telescope_core.reports.overview import reward_curve
 from telescope_train.checkpoints.folders import FINAL, checkpoints_folder
-from telescope_train.config.eval_folders import AFTER, BEFORE, eval_folder_name
-from telescope_train.config.schema import TrainConfig
+from telescope_train.config.eval_folders import AFTER, BEFORE, eval_path, eval_steps, step_tag
+from telescope_train.config.schema import EvalEntry, TrainConfig
 
 MOST_COMPARED = 20
 """Most steps at either end of a run whose mean rewards are compared."""
@@ -40,7 +40,7 @@ def make_summary(config: TrainConfig, folder: RunFolder) -> dict[str, Any]:
         "mismatch_max": max(mismatches, default=None),
         "seconds_training": seconds,
         "seconds_per_step": seconds / max(1, len(rows)),
-        "evals": {entry.name: _eval_entry(folder, entry.name) for entry in config.evals.evals},
+        "evals": {entry.name: _eval_entry(config, folder, entry) for entry in config.evals.evals},
         "export": str(checkpoints_folder(config) / FINAL / "hf"),
         "report": str(folder.report_path),
     }
@@ -76,15 +76,24 @@ def first_and_last(values: Sequence[float]) -> dict[str, float | int | None]:
     }
 
 
-def _eval_entry(folder: RunFolder, environment: str) -> dict[str, Any]:
-    results = {tag: _result(folder, environment, tag) for tag in (BEFORE, AFTER)}
-    entry = {tag: _eval_numbers(one) for tag, one in results.items() if one is not None}
-    comparison = compared(results[BEFORE], results[AFTER])
-    return entry if comparison is None else {**entry, "change": _change_numbers(comparison)}
+def _eval_entry(config: TrainConfig, folder: RunFolder, entry: EvalEntry) -> dict[str, Any]:
+    """Return the numbers of the first and the last eval, by their tags, and the change."""
+    tags = [BEFORE, *map(step_tag, eval_steps(config, entry)), AFTER]
+    ends = {**_first_result(folder, entry, tags), **_first_result(folder, entry, tags[::-1])}
+    numbers = {tag: _eval_numbers(result) for tag, result in ends.items()}
+    comparison = from_first_to_last(ends).comparison if ends else None
+    return numbers if comparison is None else {**numbers, "change": _change_numbers(comparison)}
 
 
-def _result(folder: RunFolder, environment: str, tag: str) -> EvalResult | None:
-    return read_result(folder.evals_path / eval_folder_name(environment, tag))
+def _first_result(
+    folder: RunFolder, entry: EvalEntry, tags: Sequence[str]
+) -> dict[str, EvalResult]:
+    """Return the first of these evals that has a result, by its tag; empty if none has."""
+    for tag in tags:
+        result = read_result(eval_path(folder, entry, tag))
+        if result is not None:
+            return {tag: result}
+    return {}
 
 
 def _eval_numbers(result: EvalResult) -> dict[str, Any]:

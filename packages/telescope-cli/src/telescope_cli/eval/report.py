@@ -91,7 +91,7 @@ def _show_run(overview: RunOverview, *, as_json: bool) -> None:
         console.print(_eval_table(overview))
         for change in before_and_after(overview.evals):
             if change.comparison is not None:
-                console.print(Text(f"{change.name}: {paragraph(change.comparison)}"))
+                console.print(Text(f"{change.title}: {paragraph(change.comparison)}"))
     if overview.unfinished_evals:
         console.print(f"evals without a result: {', '.join(overview.unfinished_evals)}")
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from telescope_core.errors import ConfigError, unknown_name
+from telescope_core.setting_problems import Problem, problems_of
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -42,7 +43,7 @@ def read_settings(schema: type[Config], settings: Mapping[str, Any], *, owner: s
         return schema(**settings)
     except ValidationError as error:
         raise ConfigError(
-            "\n".join(_describe(problem, owner) for problem in error.errors(include_url=False))
+            "\n".join(_describe(problem, owner) for problem in problems_of(error, settings))
         ) from None
 
 
@@ -67,15 +68,10 @@ def _model_in(annotation: object) -> type[BaseModel] | None:
     return None
 
 
-def _describe(problem: Any, owner: str) -> str:
-    name = ".".join(str(part) for part in ("env", *problem["loc"]))
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    if message.startswith("Input should be "):
-        message = f"expected {message.removeprefix('Input should be ')}"
-    if problem["type"] == "missing":
+def _describe(problem: Problem, owner: str) -> str:
+    name = ".".join(str(part) for part in ("env", *problem.place))
+    if problem.is_missing:
         return (
             f"{owner}: {name} is required; pass --{name} VALUE, or set it in the file's env table"
         )
-    got = repr(problem["input"])
-    got = got if len(got) <= 80 else f"{got[:77]}..."
-    return f"{owner}: {name}: {message}, got {got}"
+    return f"{owner}: {name}: {problem.message}, got {problem.got}"

@@ -1,72 +1,103 @@
-"""Pair the held-out evals at the start and at the end of a run, with those in between."""
+"""The held-out evals of a run in the order of the weights, and the first against the last one."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from telescope_core.errors import ConfigError
 from telescope_core.evals.comparison import Comparison, compare_results
 from telescope_core.evals.result import EvalResult
 from telescope_core.evals.stats import Estimate
 
-_EVAL_FOLDER = re.compile(r"(?P<name>.+)-(?P<tag>before|after|step-\d+)")
+BEFORE, AFTER = "before", "after"
+"""Tags of the evals with the first and with the last weights of a run."""
+_EVAL_FOLDER = re.compile(r"(?s)(?P<name>.+)-(?P<tag>before|after|step-\d+)")
+
+
+def label_of(tag: str) -> str:
+    """Return the moment of an eval in words."""
+    return tag.replace("step-", "step ")
+
+
+def order_of(tag: str) -> tuple[int, int]:
+    """Return what goes up with the weights that were evaluated."""
+    if tag in (BEFORE, AFTER):
+        return (0 if tag == BEFORE else 2, 0)
+    return (1, int(tag.removeprefix("step-")))
+
+
+class Moment(NamedTuple):
+    """One eval among those of its name."""
+
+    tag: str
+    """`before`, `after`, or `step-N`."""
+    result: EvalResult
+
+    @property
+    def label(self) -> str:
+        """The moment in words."""
+        return label_of(self.tag)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeforeAfter:
-    """One held-out eval at the start and at the end of a run."""
+    """One held-out eval of a run, from its first moment to its last."""
 
     name: str
-    measure: str
-    """Name of the measure, such as `pass@1`."""
-    before: Estimate | None
-    after: Estimate | None
-    between: tuple[tuple[int, Estimate], ...] = ()
-    """(step, estimate) of the evals in between, by step."""
-    comparison: Comparison | None = None
-    """The paired comparison; None when one of the two is missing, or no example is in both."""
+    moments: tuple[Moment, ...]
+    """At least one, in the order of the weights."""
+    comparison: Comparison | None
+    """The paired comparison of the first and the last moment; None when there is only one, or no
+    example is in both."""
+
+    @property
+    def measure(self) -> str:
+        """Name of the measure, such as `pass@1`."""
+        return f"pass@{self._k}"
+
+    @property
+    def estimates(self) -> list[tuple[Moment, Estimate]]:
+        """The measure of every moment that has it."""
+        found = ((one, one.result.pass_at.get(self._k)) for one in self.moments)
+        return [(moment, estimate) for moment, estimate in found if estimate is not None]
+
+    @property
+    def title(self) -> str:
+        """The name, with what is compared unless that is before and after training."""
+        first, last = self.moments[0], self.moments[-1]
+        if (first.tag, last.tag) == (BEFORE, AFTER):
+            return self.name
+        return f"{self.name}, {first.label} to {last.label}"
+
+    @property
+    def _k(self) -> int:
+        known = self.moments[-1].result.pass_at
+        return 1 if 1 in known else min(known)
 
 
 def before_and_after(evals: Mapping[str, EvalResult]) -> list[BeforeAfter]:
-    """Pair the eval folders `<name>-before` and `<name>-after`."""
+    """Return the evals in the folders `<name>-before`, `<name>-step-<N>` and `<name>-after`."""
     tagged: dict[str, dict[str, EvalResult]] = {}
     for folder, result in evals.items():
         match = _EVAL_FOLDER.fullmatch(folder)
         if match:
             tagged.setdefault(match["name"], {})[match["tag"]] = result
-    pairs: list[BeforeAfter] = []
-    for _, by_tag in sorted(tagged.items()):
-        before, after = by_tag.get("before"), by_tag.get("after")
-        any_result = after or before
-        if any_result is None:
-            continue
-        k = 1 if 1 in any_result.pass_at else min(any_result.pass_at)
-        pairs.append(
-            BeforeAfter(
-                name=any_result.environment,
-                measure=f"pass@{k}",
-                before=before.pass_at.get(k) if before else None,
-                after=after.pass_at.get(k) if after else None,
-                between=_between(by_tag, k),
-                comparison=compared(before, after),
-            )
-        )
-    return pairs
+    return [from_first_to_last(by_tag) for _, by_tag in sorted(tagged.items())]
 
 
-def _between(by_tag: Mapping[str, EvalResult], k: int) -> tuple[tuple[int, Estimate], ...]:
-    found = {
-        int(tag.removeprefix("step-")): estimate
-        for tag, result in by_tag.items()
-        if tag.startswith("step-") and (estimate := result.pass_at.get(k)) is not None
-    }
-    return tuple(sorted(found.items()))
+def from_first_to_last(by_tag: Mapping[str, EvalResult]) -> BeforeAfter:
+    """Return the evals of one name, of which there is at least one, by their tags."""
+    moments = tuple(Moment(tag, by_tag[tag]) for tag in sorted(by_tag, key=order_of))
+    first, last = moments[0], moments[-1]
+    return BeforeAfter(
+        name=last.result.environment,
+        moments=moments,
+        comparison=None if first is last else _compared(first.result, last.result),
+    )
 
 
-def compared(before: EvalResult | None, after: EvalResult | None) -> Comparison | None:
-    """Return the paired comparison; None without two evals that scored an example in common."""
-    if before is None or after is None:
-        return None
+def _compared(before: EvalResult, after: EvalResult) -> Comparison | None:
     try:
         return compare_results(before, after)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""`report.html` of a training run: reward curves, held-out evals before and after, run health.
+"""`report.html` of a training run: reward curves, held-out evals, run health.
 
 It is written from the run folder alone, so it can be made during a run, at its end, or after it
 was killed.
@@ -59,7 +59,7 @@ def verdict(overview: RunOverview, changes: Sequence[BeforeAfter]) -> str:
     )
     for change in changes:
         if change.comparison is not None:
-            text += f" Held-out, {change.name}: {paragraph(change.comparison)}"
+            text += f" Held-out, {change.title}: {paragraph(change.comparison)}"
     return text
 
 

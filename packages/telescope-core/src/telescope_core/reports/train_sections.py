@@ -10,7 +10,7 @@ from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_core.records.rows import RolloutRow
 from telescope_core.records.run_folder import RunFolder
 from telescope_core.reports import html
-from telescope_core.reports.before_after import BeforeAfter
+from telescope_core.reports.before_after import BeforeAfter, Moment
 from telescope_core.reports.differences import sentence
 from telescope_core.reports.overview import RunOverview, column, edge_means, mean_of, reward_curve
 from telescope_core.reports.rollouts_html import sample_list
@@ -104,24 +104,25 @@ def eval_section(
 ) -> str:
     """Return the held-out estimates with their intervals, and which of `points` are not sound."""
     if not changes:
-        return ""
+        return f"<h2>Held-out evals</h2>{_unsound(points)}" if _unsound(points) else ""
     figures: list[str] = []
     for index, change in enumerate(changes):
         # An environment keeps the color of its reward curve.
         known = change.name in environments
         color = environments.index(change.name) if known else index
-        between = [(f"step {step}", e, color) for step, e in _thinned(change.between)]
+        shown = _thinned(change.estimates)
         rows = [
-            IntervalRow(label=label, mean=e.mean, low=e.low, high=e.high, color=tint)
-            for label, e, tint in (
-                ("before", change.before, 5),
-                *between,
-                ("after", change.after, color),
+            IntervalRow(
+                label=moment.label,
+                mean=estimate.mean,
+                low=estimate.low,
+                high=estimate.high,
+                color=5 if moment is change.moments[0] and len(change.moments) > 1 else color,
             )
-            if e is not None
+            for moment, estimate in shown
         ]
-        label = f"Held-out {change.measure} of {change.name}, before and after"
-        chart = interval_chart(rows, label=label)
+        names = " and ".join(dict.fromkeys(one.label for one, _ in (*shown[:1], *shown[-1:])))
+        chart = interval_chart(rows, label=f"Held-out {change.measure} of {change.name}, {names}")
         note = "" if change.comparison is None else f"{sentence(change.comparison.main)}."
         figures.append(html.figure(change.name, chart, note=note))
     return (
@@ -133,10 +134,11 @@ def eval_section(
     )
 
 
-def _thinned(points: Sequence[tuple[int, Estimate]]) -> Sequence[tuple[int, Estimate]]:
-    """Return at most `_MOST_POINTS` of `points`, evenly, the newest among them."""
-    every = -(-len(points) // _MOST_POINTS) or 1
-    return points[::-1][::every][::-1]
+def _thinned(points: list[tuple[Moment, Estimate]]) -> list[tuple[Moment, Estimate]]:
+    """Return the first and the last point, and at most `_MOST_POINTS` in between, evenly."""
+    between = points[1:-1]
+    every = -(-len(between) // _MOST_POINTS) or 1
+    return [*points[:1], *between[::-1][::every][::-1], *points[1:][-1:]]
 
 
 def _unsound(points: Sequence[EvalPoint]) -> str:

@@ -55,12 +55,13 @@ class AttestationPolicy:
     """Path to another Sigstore's trusted_root.json; None for the public one, from the library."""
 
 
-def asks_for_attestation(address: str, release: Release) -> bool:
+def asks_for_attestation(address: str, release: Release, *, is_claimed: bool = False) -> bool:
     """Whether the user's configuration asks to check an attestation of `release`.
 
-    `address` is the address of its registry.
+    `address` is the address of its registry, which may be only what a bundle says it is.
     """
-    mode, _ = read_user_config().attestations_of(parse_address(address))
+    place = parse_address(address)
+    mode, _ = read_user_config().attestations_of(place, is_claimed=is_claimed)
     is_shown = mode is AttestationMode.WHEN_PRESENT and bool(release.attestation_sha256)
     return is_shown or mode is AttestationMode.REQUIRED
 
@@ -103,7 +104,7 @@ def require_kept_attestation(
     would name themselves.
     """
     config = read_user_config()
-    mode, root = config.attestations_of(parse_address(address))
+    mode, root = config.attestations_of(parse_address(address), is_claimed=True)
     trusted = config.signers.get(release.owner)
     if trusted is None:
         raise RegistryError(
@@ -150,7 +151,7 @@ def check_attestation(
         if policy.mode is AttestationMode.WHEN_PRESENT:
             return ""
         raise RegistryError(
-            f"{release.id} {release.version} has no attestation, and this registry's setting is "
+            f"{release.id} {release.version} has no attestation, and your settings for it are "
             'attestations = "required"; ask its publisher for a release from CI'
         )
     if bundle is None:

@@ -15,9 +15,8 @@ from telescope_envs.records.files import data_folder, locked, locked_if_free, re
 from telescope_envs.records.installed import Installation, installed_environments
 from telescope_envs.records.lockfile import LockedEnvironment, read_lock
 from telescope_envs.records.model import Record, read, read_known
-from telescope_envs.records.reading import attestation_path, check_bytes
+from telescope_envs.records.reading import attestation_path
 from telescope_envs.records.release import Release, check_parts
-from telescope_envs.rules.wheel import WheelContents, check_release, read_wheel
 
 _RECORD = "release.json"
 PART = ".part-"
@@ -52,14 +51,6 @@ def cached_wheel(release: Release) -> Path | None:
         return None
     is_whole = hashlib.sha256(path.read_bytes()).hexdigest() == release.wheel.sha256
     return path if is_whole else None
-
-
-def inspected(data: bytes, release: Release) -> WheelContents:
-    """Return what the bytes of a wheel hold; raises RegistryError unless they are `release`."""
-    check_bytes(data, release)
-    contents = read_wheel(data, release.wheel.filename)
-    check_release(contents, release)
-    return contents
 
 
 def cached_releases() -> list[CachedRelease]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from telescope_core.errors import unknown_name
 from telescope_envs.install.attestations import asks_for_attestation
-from telescope_envs.install.data import inspected, installing, remove_leftovers, remove_unused_venvs
+from telescope_envs.install.data import installing, remove_leftovers, remove_unused_venvs
 from telescope_envs.install.loading import describe_wheel
 from telescope_envs.install.packages import (
     install_requirements,
@@ -38,6 +38,7 @@ from telescope_envs.records.lockfile import change_lock, read_lock
 from telescope_envs.records.release import Release
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.resolving import matches, parse_request
+from telescope_envs.rules.wheel import read_release
 
 
 def install(
@@ -141,7 +142,7 @@ def _install_shared(
         # Its examples are not counted: that may download a dataset that nobody will use.
         describe_wheel(wheel, release.factory, counts_examples=False)
         progress(f"{label}: {Step.WHEEL}")
-        contents = inspected(wheel.read_bytes(), release)
+        contents = read_release(wheel.read_bytes(), release)
         if is_installed(release.distribution):
             uninstall_distribution(release.distribution)
         write_wheel(contents, Path(sysconfig.get_path("purelib")))

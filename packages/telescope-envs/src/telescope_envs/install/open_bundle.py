@@ -38,7 +38,6 @@ from telescope_envs.install.data import (
     PART,
     brought_wheels_folder,
     dataset_folder,
-    inspected,
     installing,
     packages_folder,
     store_wheel,
@@ -58,6 +57,7 @@ from telescope_envs.records.lockfile import (
 from telescope_envs.records.model import read
 from telescope_envs.records.reading import attestation_path
 from telescope_envs.registry.resolving import parse_request
+from telescope_envs.rules.wheel import read_release
 
 MAX_BUNDLE_BYTES = 10 * 2**30
 """Default of the largest bundle that is opened, and of what it may unpack to."""
@@ -230,13 +230,13 @@ def _inspected(one: BundledEnvironment, root: Path) -> _Inspected:
     path = root / ENVIRONMENTS / release.wheel.filename
     with path.open("rb") as file:
         wheel = file.read(_MAX_WHEEL_BYTES + 1)
-    inspected(wheel, release)
+    read_release(wheel, release)
     attested = path.with_name(attestation_path(path.name))
     attestation = b""
     if attested.is_file():
         with attested.open("rb") as file:
             attestation = file.read(MAX_ATTESTATION_BYTES)
-    if asks_for_attestation(one.registry, release):
+    if asks_for_attestation(one.registry, release, is_claimed=True):
         require_kept_attestation(one.registry, release, wheel, attestation or None)
     return _Inspected(wheel, attestation)
 

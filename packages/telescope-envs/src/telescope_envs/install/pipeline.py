@@ -16,7 +16,6 @@ from telescope_envs.install.attestations import asks_for_attestation, require_at
 from telescope_envs.install.data import (
     cached_wheel,
     find_built,
-    inspected,
     installing,
     python_of,
     remember_project,
@@ -51,6 +50,7 @@ from telescope_envs.records.lockfile import (
 from telescope_envs.records.release import Release, Status
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.resolving import Request, parse_request, resolve_with_warnings
+from telescope_envs.rules.wheel import read_release
 
 
 def check_no_downgrade(
@@ -65,7 +65,7 @@ def check_no_downgrade(
 
     A registry that was rolled back, or a mirror that lags, offers an older version too.
     """
-    if is_exact(request):
+    if request.is_exact:
         return
     in_use = {"installed": installed.version if installed is not None else ""}
     in_use["in telescope.lock"] = entry.version if entry is not None else ""
@@ -89,17 +89,6 @@ def check_same_bytes(release: Release, entry: LockedEnvironment | None) -> None:
             f"registry now has {release.wheel.sha256}; releases are never replaced: tell the "
             "registry's owner, and do not install it"
         )
-
-
-def is_exact(request: Request) -> bool:
-    """Whether one exact version or hash was requested."""
-    if request.wanted.startswith("sha256:"):
-        return True
-    try:
-        Version(request.wanted.removeprefix("=="))
-    except ValueError:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +163,7 @@ def checked_wheel(registry: Registry, release: Release, *, progress: Progress) -
         progress(f"{label}: {Step.DOWNLOAD}")
     data = registry.wheel_bytes(release) if cached is None else cached.read_bytes()
     progress(f"{label}: {Step.INSPECT}")
-    inspected(data, release)
+    read_release(data, release)
     attested = require_attestation(registry, release, data)
     if attested.by:
         progress(f"{label}: attested by {attested.by}")

@@ -10,7 +10,6 @@ from telescope_envs.install.data import (
     cached_wheel,
     find_built,
     find_cached,
-    inspected,
     installing,
     remember_project,
     remove_leftovers,
@@ -32,6 +31,7 @@ from telescope_envs.records.installed import InstalledEnvironment, installed_env
 from telescope_envs.records.lockfile import LockedEnvironment
 from telescope_envs.records.release import Release
 from telescope_envs.registry.registry import Registry
+from telescope_envs.rules.wheel import read_release
 
 OpenRegistry = Callable[[str], Registry]
 
@@ -130,7 +130,7 @@ def locked_wheel(
         else:
             return checked_wheel(registry, release, progress=progress)
     data = wheel.read_bytes()
-    inspected(data, release)
+    read_release(data, release)
     if is_asked:
         kept = cached_attestation(release)
         attested = require_kept_attestation(entry.registry, release, data, kept)

@@ -4,13 +4,12 @@ Files are hard links to uv's package cache and to the telescope-core that builds
 environment costs almost no time and no space.
 """
 
-import csv
-import io
 import os
 import shutil
 import sys
 import sysconfig
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from importlib.metadata import Distribution, distribution
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -19,7 +18,6 @@ from telescope_core.errors import EnvironmentLoadError
 from telescope_envs.install.data import (
     BUILDING,
     VENV_RECORD,
-    inspected,
     key_of,
     python_of,
     venv_folder,
@@ -30,7 +28,7 @@ from telescope_envs.install.steps import InstallOptions, Progress, Step
 from telescope_envs.processes.uv import Uv
 from telescope_envs.records.files import files_below, remove_tree
 from telescope_envs.records.installed import Installation
-from telescope_envs.rules.wheel import WheelContents, record_hash
+from telescope_envs.rules.wheel import WheelContents, read_release, record_of
 
 _INSTALLER = "telescope\n"
 
@@ -43,7 +41,7 @@ def write_wheel(contents: WheelContents, site_packages: Path) -> None:
     info = f"{contents.module}-{contents.version}.dist-info"
     files = {path: data for path, data in contents.files.items() if path != f"{info}/RECORD"}
     files[f"{info}/INSTALLER"] = _INSTALLER.encode()
-    files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD")
+    files[f"{info}/RECORD"] = record_of(dict(sorted(files.items())), f"{info}/RECORD")
     for path in files:
         if (site_packages / path).exists() or (site_packages / path).is_symlink():
             raise EnvironmentLoadError(
@@ -61,15 +59,6 @@ def write_wheel(contents: WheelContents, site_packages: Path) -> None:
         os.chmod(target, 0o644)
 
 
-def _record(files: dict[str, bytes], own: str) -> bytes:
-    table = io.StringIO()
-    rows = csv.writer(table, lineterminator="\n")
-    for path, data in sorted(files.items()):
-        rows.writerow([path, record_hash(data), len(data)])
-    rows.writerow([own, "", ""])
-    return table.getvalue().encode()
-
-
 def build_venv(
     planned: Installation, wheel: Path, uv: Uv, *, options: InstallOptions, progress: Progress
 ) -> None:
@@ -84,28 +73,35 @@ def build_venv(
     folder = venv_folder(locked)
     scratch = folder.with_name(f"{BUILDING}{key_of(locked.id)}")
     try:
-        clear_scratch(scratch)
-        scratch.parent.mkdir(parents=True, exist_ok=True)
-        progress(f"{label}: {Step.BUILD}")
-        uv.make_venv(scratch, moves=True)
-        progress(f"{label}: {Step.DEPENDENCIES}")
-        python, lines = python_of(scratch), locked.requirements
-        install_requirements(python, lines, uv, needed_by=locked.id, options=options)
-        progress(f"{label}: {Step.WHEEL}")
-        # Its bytes are read once, and checked again.
-        write_wheel(inspected(wheel.read_bytes(), planned.release), site_packages(scratch))
-        link_distribution(distribution(CORE), site_packages(scratch))
-        link_byte_code(site_packages(scratch))
-        progress(f"{label}: {Step.PROBE}")
-        probe(python, planned.release)
-        (scratch / VENV_RECORD).write_bytes(planned.as_json())
-        clear_scratch(folder)
-        scratch.rename(folder)
+        with new_folder(folder, scratch):
+            progress(f"{label}: {Step.BUILD}")
+            uv.make_venv(scratch, moves=True)
+            progress(f"{label}: {Step.DEPENDENCIES}")
+            python, lines = python_of(scratch), locked.requirements
+            install_requirements(python, lines, uv, needed_by=locked.id, options=options)
+            progress(f"{label}: {Step.WHEEL}")
+            # Its bytes are read once, and checked again.
+            write_wheel(read_release(wheel.read_bytes(), planned.release), site_packages(scratch))
+            link_distribution(distribution(CORE), site_packages(scratch))
+            link_byte_code(site_packages(scratch))
+            progress(f"{label}: {Step.PROBE}")
+            probe(python, planned.release)
+            (scratch / VENV_RECORD).write_bytes(planned.as_json())
     except OSError as error:
-        remove_tree(scratch)
         raise EnvironmentLoadError(
             f"{label}: {error.filename or folder}: {error.strerror}; nothing was installed"
         ) from error
+
+
+@contextmanager
+def new_folder(folder: Path, scratch: Path) -> Generator[None]:
+    """Give what the block makes in `scratch` the place of `folder`; nothing stays if it fails."""
+    clear_scratch(scratch)
+    scratch.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+        clear_scratch(folder)
+        scratch.rename(folder)
     except BaseException:
         remove_tree(scratch)
         raise

@@ -5,7 +5,6 @@ rewritten with sorted, uncompressed entries, one file mode and one fixed time (S
 set), because compressors, clocks and umasks differ between machines.
 """
 
-import csv
 import hashlib
 import io
 import os
@@ -27,21 +26,12 @@ from telescope_envs.processes.git import reading, run_git
 from telescope_envs.processes.running import run_program
 from telescope_envs.processes.uv import config_options, index_settings
 from telescope_envs.records.model import read_pyproject, table_at, texts_at
-from telescope_envs.rules.wheel import WheelContents, read_wheel, record_hash
+from telescope_envs.records.projects import require_project
+from telescope_envs.rules.wheel import WheelContents, read_wheel, record_of
 
 _CACHES = {".git", ".hg", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
 _NOT_AT_THE_TOP = {".venv", "venv", "dist", "build", "runs", "node_modules"}
 """Folders in the project root that are omitted when the project is not in git."""
-
-
-def require_project(project: Path) -> None:
-    """Raise ConfigError unless `project` is a folder with a pyproject.toml."""
-    if not (project / "pyproject.toml").is_file():
-        lacks = "contains no pyproject.toml" if project.is_dir() else "is not a folder"
-        raise ConfigError(
-            f"{project} {lacks}; give the folder of an environment's project, or create one: "
-            "telescope env init NAME --template single-turn"
-        )
 
 
 def source_files(project: Path) -> list[Path]:
@@ -154,12 +144,7 @@ def normalise(data: bytes, *, epoch: int) -> bytes:
     kept = [line for line in lines if line and not line.startswith("Generator:")]
     files[wheel_path] = "".join(f"{line}\n" for line in kept).encode()
     order = sorted(files, key=lambda path: (path == record_path, ".dist-info/" in path, path))
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    for path in order[:-1]:
-        writer.writerow((path, record_hash(files[path]), len(files[path])))
-    writer.writerow((record_path, "", ""))
-    files[record_path] = table.getvalue().encode()
+    files[record_path] = record_of({path: files[path] for path in order[:-1]}, record_path)
     moment = datetime.fromtimestamp(epoch, UTC)
     rewritten = io.BytesIO()
     with zipfile.ZipFile(rewritten, "w", zipfile.ZIP_STORED) as archive:
@@ -210,8 +195,6 @@ def _uv_cache(environ: Mapping[str, str]) -> str:
 def _build_requirements(project: Path) -> list[str]:
     """Return the requirements in `[build-system]`; raises ConfigError when there is no backend."""
     path = project / "pyproject.toml"
-    if not path.is_file():
-        raise ConfigError(f"{project} contains no pyproject.toml; give the folder of a project")
     system = table_at(read_pyproject(project), "build-system", path=path)
     if "build-backend" not in system:
         raise ConfigError(

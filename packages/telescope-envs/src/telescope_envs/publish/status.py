@@ -9,6 +9,7 @@ from packaging.version import Version
 
 from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.records.release import Deprecation, Status
+from telescope_envs.registry.config import parse_address, read_user_config
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.resolving import parse_request, resolve_id
 from telescope_envs.registry.stores import WritableStore
@@ -64,6 +65,8 @@ def deprecate(
     """Mark the environment as deprecated, and optionally name a replacement."""
     registry = Registry(store)
     environment_id = _id_without_version(registry, text)
+    if replacement:
+        _require_same_registry(registry, replacement)
     instead = _id_without_version(registry, replacement) if replacement else ""
     if instead == environment_id:
         raise ConfigError(f"{environment_id} cannot replace itself; name another environment")
@@ -98,17 +101,27 @@ def _published(registry: Registry, text: str) -> tuple[str, str]:
     environment_id = resolve_id(registry, request)
     versions = sorted(published_versions(registry.store.read, environment_id), key=Version)
     known = ", ".join(versions) or "none"
-    try:
-        wanted = Version(request.wanted.removeprefix("=="))
-    except ValueError:
+    wanted = request.exact_version
+    if wanted is None:
         raise ConfigError(
             f"{text!r}: name one version exactly, such as {environment_id}@"
             f"{versions[-1] if versions else '0.1.0'}; published versions: {known}"
-        ) from None
+        )
     for version in versions:
         if Version(version) == wanted:
             return environment_id, version
     raise RegistryError(f"{environment_id} has no version {wanted}; published versions: {known}")
+
+
+def _require_same_registry(registry: Registry, replacement: str) -> None:
+    """Raise ConfigError if the replacement is named with the name of another registry."""
+    named = parse_request(replacement).registry
+    if named and named not in read_user_config().names_of(parse_address(registry.address)):
+        raise ConfigError(
+            f"--replacement {replacement!r} names the registry {named!r}, but what is deprecated "
+            f"is in {registry.address}, which can only name its own environments; leave out "
+            f"{named}: if the replacement is there as well"
+        )
 
 
 def _id_without_version(registry: Registry, text: str) -> str:

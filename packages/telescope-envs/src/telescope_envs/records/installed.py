@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from packaging.utils import canonicalize_name
 
 from telescope_core.errors import EnvironmentLoadError
 from telescope_envs.records.files import data_folder, write_atomically
 from telescope_envs.records.lockfile import LockedEnvironment
 from telescope_envs.records.model import Record, read
-from telescope_envs.records.names import ENTRY_POINT_GROUP, id_in_distribution, plain
+from telescope_envs.records.names import ENTRY_POINT_GROUP, id_in_distribution
 from telescope_envs.records.release import Release, check_parts
 
 RECORD_FORMAT = 1
@@ -210,10 +211,10 @@ def _unrecorded(entry: DeclaredEntry) -> InstalledEnvironment:
 
 def version_of(name: str) -> str | None:
     """Return the version of the installed package `name`; None when it is not installed."""
-    wanted = plain(name)
+    wanted = canonicalize_name(name)
     for folder in _metadata_folders():
         stem = os.path.basename(folder).rpartition(".")[0]
-        if plain(stem.partition("-")[0]) == wanted:
+        if canonicalize_name(stem.partition("-")[0]) == wanted:
             found = _distribution(folder)
             if found is not None:
                 return found.version
@@ -228,7 +229,7 @@ def entries_of(group: str) -> list[DeclaredEntry]:
         own = _distribution(folder) if f"[{group}]" in text else None
         if own is not None:
             entries = [DeclaredEntry(*pair, own) for pair in _pairs(text, group)]
-            found.setdefault(plain(own.name), entries)
+            found.setdefault(canonicalize_name(own.name), entries)
     return [entry for entries in found.values() for entry in entries]
 
 

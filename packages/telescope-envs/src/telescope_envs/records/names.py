@@ -13,7 +13,6 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from telescope_core.errors import RegistryError
-from telescope_core.terminal import ACTS_ON_TERMINALS
 
 FORMAT_VERSION = 1
 """Version of the record format: the newest that this package reads, and the one it writes."""
@@ -21,8 +20,6 @@ ENTRY_POINT_GROUP = "telescope.environments"
 """Entry point group in which a wheel names its environment."""
 WORDS = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 """Words of lower-case letters and digits, joined by single hyphens."""
-PRINTABLE = rf"^[^{ACTS_ON_TERMINALS}]*$"
-"""No control characters and no bidirectional controls, because terminals act on them."""
 LONGEST_TEXT = 1000
 """Most characters of any text in a record."""
 LARGEST_COUNT = 2**63 - 1
@@ -31,7 +28,6 @@ VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 """Name of an environment variable."""
 OWNER_LENGTHS = (3, 39)
 NAME_LENGTHS = (2, 64)
-_SEPARATORS = re.compile(r"[-_.]+")
 _LOOKALIKES = (("rn", "m"), ("vv", "w"), ("0", "o"), ("1", "l"), ("i", "l"), ("5", "s"), ("-", ""))
 
 
@@ -156,12 +152,7 @@ def parse_reserved(data: bytes | str) -> frozenset[str]:
     """Return the names in a `reserved.txt`: one per line; `#` begins a comment."""
     text = data if isinstance(data, str) else data.decode(errors="replace")
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    return frozenset(plain(line) for line in lines if line)
-
-
-def plain(name: str) -> str:
-    """Return `name` as package indexes compare it: lower case, runs of `-`, `_` and `.` as `-`."""
-    return _SEPARATORS.sub("-", name).lower()
+    return frozenset(canonicalize_name(line) for line in lines if line)
 
 
 def near_names(name: str, known: Iterable[str]) -> list[str]:

@@ -178,18 +178,20 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Owner -> who may sign. Asked where no registry can be: for bundles, and for what they left in
     the cache."""
 
+    def named(self, name: str) -> NamedRegistry:
+        """Return the registry that this file calls `name`; raises UnknownNameError if none is."""
+        if name not in self.registries:
+            hint = f"(add it to [registries] in {user_file()}, or give {FORMS})"
+            raise unknown_name("registry", name, self.registries, hint)
+        return self.registries[name]
+
     def place_of(self, text: str) -> Address:
         """Return the address that `text` means: that of a named registry, else `text` itself."""
         place = self._meaning_of(text)
         is_path = place.scheme == "file" and "://" not in text and text not in self.registries
         if is_path and not os.path.isdir(place.text):
             if _NAME.fullmatch(text):
-                raise unknown_name(
-                    "registry",
-                    text,
-                    self.registries,
-                    f"(add it to [registries] in {user_file()}, or give {FORMS})",
-                )
+                return self.named(text).place
             raise ConfigError(f"registry {text!r} is not a folder; give {FORMS}")
         return place
 
@@ -213,13 +215,18 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
             if line.place.without_revision == place.without_revision
         ]
 
-    def attestations_of(self, place: Address) -> tuple[AttestationMode, Path | None]:
+    def attestations_of(
+        self, place: Address, *, is_claimed: bool = False
+    ) -> tuple[AttestationMode, Path | None]:
         """Return the attestation mode for `place` and its root of trust, None for the public one.
 
-        If several names have this address, the strictest of their modes applies.
+        If several names have this address, the strictest of their modes applies. Nobody may choose
+        a weaker setting by naming another registry, so for an address that a file claims, and that
+        is not asked, it is the strictest mode of all.
         """
         lines = [self.registries[name] for name in self.names_of(place)]
-        modes = [line.attestations for line in lines if line.attestations is not None]
+        asking = [self, *self.registries.values()] if is_claimed else lines
+        modes = [one.attestations for one in asking if one.attestations is not None]
         strictness = list(AttestationMode)
         mode = max(modes, key=strictness.index, default=self.attestations)
         roots = [line.trusted_root for line in lines if line.trusted_root] or [self.trusted_root]

@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from telescope_core.errors import ConfigError, RegistryError, unknown_name
+from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.records.files import data_folder
 from telescope_envs.records.installed import entries_of
 from telescope_envs.records.release import Release
@@ -78,10 +78,8 @@ def registry_of(text: str, registry: str | None, opening: Opening | None = None)
     if not named:
         return registry
     config = read_user_config(opening.environ)
-    if named not in config.registries:
-        hint = f"(named registries are in {user_file(opening.environ)})"
-        raise unknown_name("registry", named, config.registries, hint)
-    if registry and config.place_of(registry) != config.registries[named].place:
+    place = config.named(named).place
+    if registry and config.place_of(registry) != place:
         raise ConfigError(
             f"{text!r} names the registry {named!r}, but --registry is {registry!r}; "
             "omit one of them"

@@ -39,6 +39,16 @@ class Request:
     """PEP 440 specifier, or `sha256:` and the wheel's digest; empty for the newest release."""
 
     @property
+    def is_exact(self) -> bool:
+        """Whether it asks for one version or one wheel."""
+        return self.wanted.startswith(_DIGEST) or self.exact_version is not None
+
+    @property
+    def exact_version(self) -> Version | None:
+        """The only version that it asks for; None if it asks for several, or for a wheel."""
+        return _exact_version(self.wanted)
+
+    @property
     def typed_id(self) -> str:
         """The name without the registry and the version."""
         return f"{self.owner}/{self.name}" if self.owner else self.name
@@ -109,9 +119,7 @@ def resolve_with_warnings(registry: Registry, text: str) -> Resolution:
         raise _with_unreadable(error, registry, environment_id) from None
     status = registry.status(environment_id)
     usable = [
-        release
-        for release in fitting
-        if _is_exact(request.wanted) or release.version not in status.yanked
+        release for release in fitting if request.is_exact or release.version not in status.yanked
     ]
     if not usable:
         newest = fitting[-1].version
@@ -266,10 +274,6 @@ def _said_against(release: Release, status: Status) -> list[str]:
         instead = f"; use {status.deprecated.replacement}" if status.deprecated.replacement else ""
         warnings.append(f"{release.id} is deprecated: {status.deprecated.reason}{instead}")
     return [*warnings, *(f"{release.id}: advisory: {text}" for text in status.advisories)]
-
-
-def _is_exact(wanted: str) -> bool:
-    return wanted.startswith(_DIGEST) or _exact_version(wanted) is not None
 
 
 def _exact_version(wanted: str) -> Version | None:

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.records.catalog import CATALOG_PATH, CatalogRow, catalog_row, write_catalog
-from telescope_envs.records.names import distribution_name, plain
+from telescope_envs.records.names import distribution_name
 from telescope_envs.records.reading import (
     REMOVED_PATH,
-    check_bytes,
     ids_of,
     is_registry_path,
     is_web_address,
@@ -37,7 +37,7 @@ from telescope_envs.records.reading import (
 from telescope_envs.records.release import Release, Status
 from telescope_envs.registry.registry import Registry
 from telescope_envs.rules.admission import Read
-from telescope_envs.rules.wheel import check_release, read_wheel
+from telescope_envs.rules.wheel import read_release
 
 _GENERATED = ("v1", "simple")
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
@@ -175,7 +175,7 @@ def front_pages(ids: Iterable[str]) -> dict[str, bytes]:
 
 def project_of(environment_id: str) -> str:
     """Return the normalized name of an environment's distribution, as in the URLs of pages."""
-    return plain(distribution_name(*environment_id.split("/", 1)))
+    return canonicalize_name(distribution_name(*environment_id.split("/", 1)))
 
 
 def derived_files(read: Read, rows: Sequence[CatalogRow], environment_id: str) -> dict[str, bytes]:
@@ -249,20 +249,11 @@ def rendered_files(
         for release in releases:
             inside = [url for url in release.wheel.urls if is_registry_path(url)]
             if inside:
-                metadata = _checked_metadata(registry, release)
+                metadata = read_release(registry.wheel_bytes(release), release).metadata
                 yield from ((metadata_path(url), metadata) for url in inside)
         status = registry.status(environment_id)
         yield from pages_of(environment_id, releases, status, has_metadata=True).items()
     yield from front_pages(rendered).items()
-
-
-def _checked_metadata(registry: Registry, release: Release) -> bytes:
-    """Return the METADATA of a wheel, after checking the wheel against its index line."""
-    wheel = registry.wheel_bytes(release)
-    check_bytes(wheel, release)
-    contents = read_wheel(wheel, release.wheel.filename)
-    check_release(contents, release)
-    return contents.metadata
 
 
 def _check_target(source: Path, target: Path) -> None:

@@ -6,6 +6,7 @@ servers share this. A store takes its lock, or fixes its parent commit, before t
 
 from collections.abc import Callable, Iterable, Iterator
 
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from telescope_core.errors import RegistryError
@@ -15,7 +16,6 @@ from telescope_envs.records.names import (
     module_name,
     near_names,
     parse_reserved,
-    plain,
     same_distribution_ids,
 )
 from telescope_envs.records.reading import (
@@ -179,7 +179,7 @@ def reserved_parts(read: Read, *names: str) -> list[str]:
     """Return those of `names` that the registry reserves; its own name is not reserved for it."""
     config = parse_record(RegistryConfig, read("config.json") or b"", "config.json")
     reserved = parse_reserved(read("reserved.txt") or b"")
-    return [name for name in names if plain(name) in reserved and name != config.name]
+    return [name for name in names if canonicalize_name(name) in reserved and name != config.name]
 
 
 def require_unreserved(read: Read, environment_id: str) -> None:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from packaging.metadata import InvalidMetadata, Metadata, RawMetadata, parse_email
 
-from telescope_core.errors import RegistryError
 from telescope_envs.records.names import check_requirement, check_specifier
 
 _LOCAL = struct.Struct("<4s5H3I2H")
@@ -129,7 +128,11 @@ def _end_problems(data: bytes, directory: int, position: int, num_files: int) ->
         yield "its end does not describe it"
 
 
-_AGAIN = "build it again with an ordinary build backend"
+class WheelProblem(Exception):
+    """What is wrong with a wheel, and what to do; its reader says with which one."""
+
+
+AGAIN = "build it again with an ordinary build backend"
 _ODD_ENDS = re.compile(rb"\r(?!\n)|\0")
 _WHEEL_FIELDS = {
     "Wheel-Version": ("1.0",),
@@ -139,26 +142,25 @@ _WHEEL_FIELDS = {
 """Field of WHEEL that must be there once -> the values that it may have."""
 
 
-def read_metadata(data: bytes, filename: str) -> RawMetadata:
-    """Return the fields of METADATA; raises RegistryError unless each is valid and there once."""
+def read_metadata(data: bytes) -> RawMetadata:
+    """Return the fields of METADATA; raises WheelProblem unless each is valid and there once."""
     try:
         data.decode()
     except UnicodeDecodeError as error:
-        raise RegistryError(f"wheel {filename}: METADATA is not UTF-8: {error}") from error
+        raise WheelProblem(f"METADATA is not UTF-8: {error}") from error
     if _ODD_ENDS.search(data):
-        raise RegistryError(
-            f"wheel {filename}: its METADATA has a carriage return or a zero byte, at which "
-            f"programs end lines differently; {_AGAIN}"
+        raise WheelProblem(
+            "its METADATA has a carriage return or a zero byte, at which programs end lines "
+            f"differently; {AGAIN}"
         )
     raw, unparsed = parse_email(data)
     odd = sorted(field for field in unparsed if _is_known(field))
     if odd:
-        raise RegistryError(
-            f"wheel {filename}: its METADATA has {', '.join(odd)} more than once, or not as text; "
-            f"{_AGAIN}"
+        raise WheelProblem(
+            f"its METADATA has {', '.join(odd)} more than once, or not as text; {AGAIN}"
         )
     if "metadata_version" not in raw:
-        raise RegistryError(f"wheel {filename}: its METADATA has no Metadata-Version; {_AGAIN}")
+        raise WheelProblem(f"its METADATA has no Metadata-Version; {AGAIN}")
     # Not validated as a whole: build backends wrote newer fields into older versions of the format.
     checked = Metadata.from_raw(raw, validate=False)
     for field in raw:
@@ -170,27 +172,27 @@ def read_metadata(data: bytes, filename: str) -> RawMetadata:
                 check_requirement(requirement)
         except (InvalidMetadata, ValueError, RecursionError) as error:
             cause = f": {error.__cause__}" if error.__cause__ is not None else ""
-            raise RegistryError(
-                f"wheel {filename}: its METADATA cannot be read: {error}{cause}; correct "
-                "pyproject.toml and build it again"
+            raise WheelProblem(
+                f"its METADATA cannot be read: {error}{cause}; correct pyproject.toml and build "
+                "it again"
             ) from error
     return raw
 
 
-def check_wheel_file(text: str, filename: str) -> None:
-    """Raise RegistryError unless WHEEL is that of a pure Python wheel of version 1.0."""
+def check_wheel_file(text: str) -> None:
+    """Raise WheelProblem unless WHEEL is that of a pure Python wheel of version 1.0."""
     found: dict[str, list[str]] = {}
     for line in filter(None, text.split("\n")):
         field, mark, value = line.partition(": ")
         if not mark or not line.isprintable() or line[0].isspace():
-            raise RegistryError(f"wheel {filename}: its WHEEL has the line {line!r}; {_AGAIN}")
+            raise WheelProblem(f"its WHEEL has the line {line!r}; {AGAIN}")
         found.setdefault(field.lower(), []).append(value)
     for field, values in _WHEEL_FIELDS.items():
         given = found.get(field.lower(), [])
         if len(given) != 1 or given[0] not in values:
-            raise RegistryError(
-                f"wheel {filename}: its WHEEL must have the line '{field}: {values[0]}' once, as a "
-                f"pure Python wheel has it, got {', '.join(given) or 'none'}; {_AGAIN}"
+            raise WheelProblem(
+                f"its WHEEL must have the line '{field}: {values[0]}' once, as a pure Python wheel "
+                f"has it, got {', '.join(given) or 'none'}; {AGAIN}"
             )
 
 

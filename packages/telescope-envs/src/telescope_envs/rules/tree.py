@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from telescope_core.errors import RegistryError
-from telescope_envs.records.names import distribution_name, plain
+from telescope_envs.records.names import distribution_name
 from telescope_envs.records.reading import (
     REMOVED_PATH,
     parse_aliases,
@@ -284,7 +285,7 @@ def check_names(tree: Tree) -> None:
 def _check_same_names(tree: Tree) -> None:
     seen: dict[str, str] = {}
     for environment_id in tree.releases:
-        distribution = plain(distribution_name(*environment_id.split("/")))
+        distribution = canonicalize_name(distribution_name(*environment_id.split("/")))
         first = seen.setdefault(distribution, environment_id)
         if first != environment_id:
             what = f"has the distribution name {distribution}, which {first} has as well"
@@ -311,6 +312,6 @@ def _problem(text: str) -> str:
         return "not a valid requirement (PEP 508)"
     if requirement.url:
         return "a URL, not a package from the package index"
-    if plain(requirement.name).startswith("telescope-env-"):
+    if canonicalize_name(requirement.name).startswith("telescope-env-"):
         return "another environment, which is not in the package index"
     return ""

@@ -18,14 +18,20 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from unicodedata import normalize
 
-from packaging.metadata import RawMetadata
 from packaging.requirements import Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from telescope_core.errors import RegistryError
 from telescope_envs.records.names import ENTRY_POINT_GROUP
+from telescope_envs.records.reading import check_bytes
 from telescope_envs.records.release import Release
-from telescope_envs.rules.archive import check_wheel_file, layout_problem, read_metadata
+from telescope_envs.rules.archive import (
+    AGAIN,
+    WheelProblem,
+    check_wheel_file,
+    layout_problem,
+    read_metadata,
+)
 
 _ENTRY_POINTS = re.compile(
     rf"\n*\[{re.escape(ENTRY_POINT_GROUP)}\]\n+"
@@ -79,28 +85,16 @@ class WheelContents:
 def read_wheel(data: bytes, filename: str) -> WheelContents:
     """Return what the wheel declares; raises RegistryError for anything that is not allowed."""
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            _check_container(archive, data, filename)
-            _check_members(archive, filename)
-            _check_layout(archive, data, filename)
-            files = _unpacked(archive, filename)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as error:
-        raise RegistryError(f"wheel {filename}: not a readable zip file: {error}") from error
-    distribution, version = _named_by(filename)
-    info_folder = f"{distribution.replace('-', '_')}-{version}.dist-info"
-    module = distribution.replace("-", "_")
-    for path in files:
-        _check_path(path, filename, module, info_folder)
-    _check_record(files, info_folder, filename)
-    _check_is_pure(files, info_folder, filename)
-    entry_name, factory = _entry_point(files, info_folder, filename)
-    raw = read_metadata(files[f"{info_folder}/METADATA"], filename)
-    contents = _contents(files, info_folder, raw, entry_name, factory)
-    if (contents.distribution, contents.version) != (distribution, version):
-        raise RegistryError(
-            f"wheel {filename}: its METADATA is for {contents.distribution} {contents.version}; "
-            "build it again"
-        )
+        return _contents(_files_in(data), *_named_by(filename))
+    except WheelProblem as problem:
+        raise RegistryError(f"wheel {filename}: {problem}") from problem.__cause__
+
+
+def read_release(data: bytes, release: Release) -> WheelContents:
+    """Return what the bytes of a wheel hold; raises RegistryError unless they are `release`."""
+    check_bytes(data, release)
+    contents = read_wheel(data, release.wheel.filename)
+    check_release(contents, release)
     return contents
 
 
@@ -130,27 +124,34 @@ def _named_by(filename: str) -> tuple[str, str]:
     except InvalidWheelFilename as error:
         raise RegistryError(f"wheel {filename!r}: {error}") from error
     if build or {str(tag) for tag in tags} != {"py3-none-any"}:
-        raise RegistryError(f"wheel {filename}: expected a pure Python wheel, py3-none-any")
+        raise WheelProblem("expected a pure Python wheel, py3-none-any")
     return str(name), str(version)
 
 
-def _check_container(archive: zipfile.ZipFile, data: bytes, filename: str) -> None:
+def _files_in(data: bytes) -> dict[str, bytes]:
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            _check_container(archive, data)
+            _check_members(archive)
+            problem = layout_problem(archive, data)
+            if problem is not None:
+                raise WheelProblem(
+                    "its zip archive may be read differently by different programs: "
+                    f"{problem}; {AGAIN}"
+                )
+            return _unpacked(archive)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as error:
+        raise WheelProblem(f"not a readable zip file: {error}") from error
+
+
+def _check_container(archive: zipfile.ZipFile, data: bytes) -> None:
     """Refuse bytes around the archive, because two programs could then read different archives."""
     is_whole = data.startswith(b"PK\x03\x04") and data[-_END_BYTES:].startswith(b"PK\x05\x06")
     if not is_whole or archive.comment:
-        raise RegistryError(f"wheel {filename}: has bytes before or after its zip archive")
+        raise WheelProblem("has bytes before or after its zip archive")
 
 
-def _check_layout(archive: zipfile.ZipFile, data: bytes, filename: str) -> None:
-    problem = layout_problem(archive, data)
-    if problem is not None:
-        raise RegistryError(
-            f"wheel {filename}: its zip archive may be read differently by different programs: "
-            f"{problem}; build it again with an ordinary build backend"
-        )
-
-
-def _unpacked(archive: zipfile.ZipFile, filename: str) -> dict[str, bytes]:
+def _unpacked(archive: zipfile.ZipFile) -> dict[str, bytes]:
     """Return the unpacked files, counting the actual bytes, because declared sizes may be wrong."""
     files: dict[str, bytes] = {}
     left = _MAX_UNPACKED_BYTES
@@ -159,92 +160,94 @@ def _unpacked(archive: zipfile.ZipFile, filename: str) -> dict[str, bytes]:
             content = member.read(min(left, info.file_size) + 1)
         left -= len(content)
         if len(content) != info.file_size or left < 0:
-            raise RegistryError(
-                f"wheel {filename}: {info.filename} does not unpack to the size it declares"
-            )
+            raise WheelProblem(f"{info.filename} does not unpack to the size it declares")
         files[info.filename] = content
     return files
 
 
-def _check_members(archive: zipfile.ZipFile, filename: str) -> None:
+def _check_members(archive: zipfile.ZipFile) -> None:
     members = archive.infolist()
     if len(members) > _MAX_FILES or sum(m.file_size for m in members) > _MAX_UNPACKED_BYTES:
-        raise RegistryError(
-            f"wheel {filename}: has more than {_MAX_FILES} files or {_MAX_UNPACKED_BYTES} bytes"
-        )
+        raise WheelProblem(f"has more than {_MAX_FILES} files or {_MAX_UNPACKED_BYTES} bytes")
     names = [member.orig_filename for member in members]
     if len({normalize("NFC", name).casefold() for name in names}) < len(names):
-        raise RegistryError(f"wheel {filename}: two of its files have the same name")
+        raise WheelProblem("two of its files have the same name")
     for member in members:
-        _check_member(member, filename)
+        _check_member(member)
         mode = member.external_attr >> 16
         if member.is_dir() or (mode and not stat.S_ISREG(mode) and stat.S_IFMT(mode)):
-            raise RegistryError(f"wheel {filename}: {member.filename} is not a plain file")
+            raise WheelProblem(f"{member.filename} is not a plain file")
 
 
-def _check_member(member: zipfile.ZipInfo, filename: str) -> None:
+def _check_member(member: zipfile.ZipInfo) -> None:
     name = member.orig_filename
     is_text = name.isascii() or member.flag_bits & _IS_UTF8
     if not is_text or not name.isprintable():
-        raise RegistryError(f"wheel {filename}: the file name {name!r} is not plain UTF-8 text")
+        raise WheelProblem(f"the file name {name!r} is not plain UTF-8 text")
     if member.flag_bits & _IS_ENCRYPTED:
-        raise RegistryError(f"wheel {filename}: {name} is encrypted")
+        raise WheelProblem(f"{name} is encrypted")
     if member.file_size > max(_RATIO_COUNTS_FROM_BYTES, _MAX_RATIO * member.compress_size):
-        raise RegistryError(
-            f"wheel {filename}: {name} unpacks to {member.file_size} bytes from "
-            f"{member.compress_size}, which looks like a zip bomb"
+        raise WheelProblem(
+            f"{name} unpacks to {member.file_size} bytes from {member.compress_size}, which looks "
+            "like a zip bomb"
         )
 
 
-def _check_path(path: str, filename: str, module: str, info_folder: str) -> None:
+def _check_path(path: str, module: str, info_folder: str) -> None:
     parts = PurePosixPath(path).parts
     is_plain = path == "/".join(parts) and not path.startswith("/") and "\\" not in path
     if not is_plain or ".." in parts or parts[0] not in (module, info_folder) or len(parts) < 2:
-        raise RegistryError(
-            f"wheel {filename}: contains {path!r}; an environment may only contain {module}/ and "
-            f"{info_folder}/"
+        raise WheelProblem(
+            f"contains {path!r}; an environment may only contain {module}/ and {info_folder}/"
         )
     if len(parts) > _MAX_DEPTH or any(len(part.encode()) > _MAX_COMPONENT for part in parts):
-        raise RegistryError(
-            f"wheel {filename}: contains a path of {len(parts)} parts, {path[:60]!r}...; expected "
-            f"at most {_MAX_DEPTH} parts, each of at most {_MAX_COMPONENT} bytes"
+        raise WheelProblem(
+            f"contains a path of {len(parts)} parts, {path[:60]!r}...; expected at most "
+            f"{_MAX_DEPTH} parts, each of at most {_MAX_COMPONENT} bytes"
         )
     last = PurePosixPath(parts[-1])
     if last.suffix.lower() in _BYTE_CODE_SUFFIXES or "__pycache__" in map(str.lower, parts):
-        raise RegistryError(
-            f"wheel {filename}: contains {path!r}: Python may run byte code in place of the source "
-            "beside it, so a wheel may not contain any; build it again without it"
+        raise WheelProblem(
+            f"contains {path!r}: Python may run byte code in place of the source beside it, so a "
+            "wheel may not contain any; build it again without it"
         )
     if last.suffix.lower() in _REFUSED_SUFFIXES or last.stem.lower() in _REFUSED_MODULES:
-        raise RegistryError(
-            f"wheel {filename}: contains {path!r}, which an environment may not contain"
-        )
+        raise WheelProblem(f"contains {path!r}, which an environment may not contain")
 
 
-def _check_record(files: Mapping[str, bytes], info_folder: str, filename: str) -> None:
-    record_path = f"{info_folder}/RECORD"
+def _check_record(files: Mapping[str, bytes], record_path: str) -> None:
     if record_path not in files:
-        raise RegistryError(f"wheel {filename}: has no RECORD")
-    table = io.StringIO(_text(files, record_path, filename))
+        raise WheelProblem("has no RECORD")
+    table = io.StringIO(_text(files, record_path))
     try:
         rows = [row for row in csv.reader(table, strict=True) if row]
     except csv.Error as error:
-        raise RegistryError(f"wheel {filename}: RECORD: {error}") from error
+        raise WheelProblem(f"RECORD: {error}") from error
     listed = {row[0]: row[1] for row in rows if len(row) == 3}
     if set(listed) != set(files) or len(listed) != len(rows):
         odd = sorted(set(listed) ^ set(files)) or "a malformed or repeated line"
-        raise RegistryError(f"wheel {filename}: its RECORD does not match its files: {odd}")
+        raise WheelProblem(f"its RECORD does not match its files: {odd}")
     for path, data in files.items():
         if path != record_path and listed[path] != record_hash(data):
-            raise RegistryError(f"wheel {filename}: {path} is not the file that RECORD lists")
+            raise WheelProblem(f"{path} is not the file that RECORD lists")
 
 
-def _text(files: Mapping[str, bytes], path: str, filename: str) -> str:
+def _text(files: Mapping[str, bytes], path: str) -> str:
     """Return a text file of the wheel; empty when there is no such file."""
     try:
         return files.get(path, b"").decode()
     except UnicodeDecodeError as error:
-        raise RegistryError(f"wheel {filename}: {path} is not UTF-8: {error}") from error
+        raise WheelProblem(f"{path} is not UTF-8: {error}") from error
+
+
+def record_of(files: Mapping[str, bytes], own: str) -> bytes:
+    """Return a RECORD that lists `files` in their order, and itself at the path `own`."""
+    table = io.StringIO()
+    rows = csv.writer(table, lineterminator="\n")
+    for path, data in files.items():
+        rows.writerow([path, record_hash(data), len(data)])
+    rows.writerow([own, "", ""])
+    return table.getvalue().encode()
 
 
 def record_hash(data: bytes) -> str:
@@ -253,46 +256,54 @@ def record_hash(data: bytes) -> str:
     return f"sha256={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
 
 
-def _check_is_pure(files: Mapping[str, bytes], info_folder: str, filename: str) -> None:
+def _check_is_pure(files: Mapping[str, bytes], info_folder: str) -> None:
     for name in ("WHEEL", "METADATA"):
         if f"{info_folder}/{name}" not in files:
-            raise RegistryError(f"wheel {filename}: has no {name}")
-    check_wheel_file(_text(files, f"{info_folder}/WHEEL", filename), filename)
+            raise WheelProblem(f"has no {name}")
+    check_wheel_file(_text(files, f"{info_folder}/WHEEL"))
 
 
-def _entry_point(files: Mapping[str, bytes], info_folder: str, filename: str) -> tuple[str, str]:
-    text = _text(files, f"{info_folder}/entry_points.txt", filename)
+def _entry_point(files: Mapping[str, bytes], module: str, info_folder: str) -> tuple[str, str]:
+    text = _text(files, f"{info_folder}/entry_points.txt")
     # The whole text, not a parser's reading of it: parsers differ in what ends a line.
     found = _ENTRY_POINTS.fullmatch(text)
-    module = info_folder.partition("-")[0]
     if found is None:
-        raise RegistryError(
-            f"wheel {filename}: expected one entry point, in group {ENTRY_POINT_GROUP}, and no "
-            f"scripts; got {text[:300]!r}"
+        raise WheelProblem(
+            f"expected one entry point, in group {ENTRY_POINT_GROUP}, and no scripts; got "
+            f"{text[:300]!r}"
         )
     name, factory = found["name"], found["factory"]
     if factory.partition(":")[0].partition(".")[0] != module:
-        raise RegistryError(f"wheel {filename}: entry point {factory!r} is not in {module}")
+        raise WheelProblem(f"entry point {factory!r} is not in {module}")
     return name, factory
 
 
-def _contents(
-    files: Mapping[str, bytes], info_folder: str, raw: RawMetadata, entry_name: str, factory: str
-) -> WheelContents:
+def _contents(files: Mapping[str, bytes], distribution: str, version: str) -> WheelContents:
+    """Return what the files of a wheel declare, whose file name states the two texts."""
+    module = distribution.replace("-", "_")
+    info_folder = f"{module}-{version}.dist-info"
+    for path in files:
+        _check_path(path, module, info_folder)
+    _check_record(files, f"{info_folder}/RECORD")
+    _check_is_pure(files, info_folder)
+    entry_name, factory = _entry_point(files, module, info_folder)
     metadata = files[f"{info_folder}/METADATA"]
+    raw = read_metadata(metadata)
     name = str(canonicalize_name(raw.get("name", "")))
-    requires_dist = [_requirement(text, name) for text in raw.get("requires_dist", [])]
+    requires_dist = tuple(_requirement(text, name) for text in raw.get("requires_dist", []))
+    if (name, raw.get("version", "")) != (distribution, version):
+        raise WheelProblem(f"its METADATA is for {name} {raw.get('version', '')}; build it again")
     return WheelContents(
-        distribution=name,
-        version=raw.get("version", ""),
-        module=info_folder.partition("-")[0],
+        distribution=distribution,
+        version=version,
+        module=module,
         entry_name=entry_name,
         factory=factory,
         summary=raw.get("summary", ""),
         license=raw.get("license_expression", ""),
         tags=tuple(sorted(raw.get("keywords", []))),
         requires_python=raw.get("requires_python", ""),
-        requires_dist=tuple(requires_dist),
+        requires_dist=requires_dist,
         metadata=metadata,
         metadata_sha256=hashlib.sha256(metadata).hexdigest(),
         files=files,

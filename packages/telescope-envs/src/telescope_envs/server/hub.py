@@ -12,11 +12,13 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 
+from packaging.utils import canonicalize_name
+
 from telescope_core.errors import ConfigError, RegistryError, unknown_name
 from telescope_core.terminal import acts_on_terminals
 from telescope_envs.records.catalog import CatalogRow, catalog_row, write_catalog
 from telescope_envs.records.model import RecordProblem, converted
-from telescope_envs.records.names import check_name, check_owner, plain
+from telescope_envs.records.names import check_name, check_owner
 from telescope_envs.records.reading import Publication, log_unreadable
 from telescope_envs.records.release import Namespace, RegistryConfig, Status
 from telescope_envs.records.schemas import ALIASES_TITLE, schema_files
@@ -61,22 +63,14 @@ class HubStore:
                 "telescope hub serve"
             )
         self.data = data
+        self.address = str(data)
+        self.revision = ""  # the registry has no commits
         self.database = Database(data)
         self.files = ArtifactFiles(data)
         if not (data / RESERVED).exists():
             (data / RESERVED).write_text(_shipped_reserved(), encoding="utf-8")
         self.releases = Releases(self.database, self.files, self.read)
         self._rows: dict[str, tuple[tuple[int, int], CatalogRow | None]] = {}
-
-    @property
-    def address(self) -> str:
-        """The folder."""
-        return str(self.data)
-
-    @property
-    def revision(self) -> str:
-        """Empty, because the registry has no commits."""
-        return ""
 
     @property
     def changes(self) -> str:
@@ -130,7 +124,7 @@ class HubStore:
 
         Raises Refusal if it is withheld.
         """
-        distribution = plain(path.removeprefix("artifacts/").partition("-")[0])
+        distribution = canonicalize_name(path.removeprefix("artifacts/").partition("-")[0])
         self.require_served(self.releases.environment_of(distribution) or "")
         rows = self.database.rows("SELECT sha256, size FROM artifacts WHERE path = ?", path)
         for sha256, size in rows:

@@ -7,10 +7,10 @@ from typing import Annotated
 import msgspec
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import RedirectResponse
+from packaging.utils import canonicalize_name
 
 from telescope_core.errors import unknown_name
 from telescope_envs.records.catalog import CatalogRow, search
-from telescope_envs.records.names import plain
 from telescope_envs.registry.static_view import (
     HTML_TYPE,
     JSON_TYPE,
@@ -148,8 +148,10 @@ class SiteRoutes:
     async def project(self, request: Request, project: str) -> Response:
         """List the wheels of one distribution."""
         self._callers.reader(request)
-        if plain(project) != project:
-            return RedirectResponse(f"../{plain(project)}/", HTTPStatus.MOVED_PERMANENTLY)
+        if canonicalize_name(project) != project:
+            return RedirectResponse(
+                f"../{canonicalize_name(project)}/", HTTPStatus.MOVED_PERMANENTLY
+            )
         media_type = negotiated(request.headers.get("accept", ""))
 
         def build() -> tuple[bytes, str] | None:

@@ -22,10 +22,10 @@ from starlette.requests import ClientDisconnect
 from telescope_core.errors import RegistryError
 from telescope_core.secret_names import reserved_secrets
 from telescope_envs.records.model import RecordType
-from telescope_envs.records.reading import MAX_LINE_BYTES, Publication, check_bytes, parse_record
+from telescope_envs.records.reading import MAX_LINE_BYTES, Publication, parse_record
 from telescope_envs.records.release import Release, Status
 from telescope_envs.rules.admission import misnamed
-from telescope_envs.rules.wheel import check_release, read_wheel
+from telescope_envs.rules.wheel import read_release
 from telescope_envs.server.refusals import Refusal
 
 MAX_RECORD_BYTES = MAX_LINE_BYTES
@@ -53,9 +53,7 @@ def check_publication(publication: Publication) -> None:
     """Raise RegistryError unless record, wheel and attestation are valid and match each other."""
     release = publication.release
     _check_record(release)
-    check_bytes(publication.wheel, release)
-    contents = read_wheel(publication.wheel, release.wheel.filename)
-    check_release(contents, release)
+    contents = read_release(publication.wheel, release)
     if contents.license != release.license:
         raise _unprocessable(
             f"the wheel's license is {contents.license!r}, but the record has {release.license!r}"

@@ -157,14 +157,9 @@ def _sample(line: _Line, rollout: Rollout, advantage: float) -> TrainingSample:
 
 
 def _routes(place: SampledTokens) -> NDArray[np.int16] | None:
-    """Return [L, layers, chosen] of a whole line, which the request of its last turn computed."""
+    """Return [L, layers, chosen] of a whole line, which its last turn is the end of."""
     routes = place.routes
     if routes is None:
         return None
     shape = (-1, routes.num_layers, routes.num_chosen)
-    said = np.frombuffer(routes.experts, np.dtype("<i2")).reshape(shape)
-    # The last token was sampled and computed by nobody.
-    found = np.full((place.completion_end, *said.shape[1:]), -1, np.int16)
-    number = min(len(said), len(found))
-    found[:number] = said[:number]
-    return found
+    return np.frombuffer(routes.experts, np.dtype("<i2")).reshape(shape)

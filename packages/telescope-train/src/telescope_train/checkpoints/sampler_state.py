@@ -25,6 +25,9 @@ class _Chain(msgspec.Struct, array_like=True):
     """int32 in the byte order of the machine, as all that writes and reads them is."""
     logprobs: bytes
     """float32."""
+    routes: bytes = b""
+    """int16, of a mixture whose servers say which experts computed a token."""
+    routes_shape: tuple[int, int] | None = None
 
 
 class _File(msgspec.Struct):
@@ -59,6 +62,8 @@ def write_sampler_state(folder: Path, state: SamplerState) -> None:
                 num_shared=chain.num_shared,
                 token_ids=chain.own_ids.tobytes(),
                 logprobs=chain.logprobs.tobytes(),
+                routes=bytes(chain.own_routes),
+                routes_shape=chain.routes_shape,
             )
             for chain in chains
         ],
@@ -89,6 +94,8 @@ def _state(file: _File) -> SamplerState:
         [one.parent for one in file.chains],
         [one.num_shared for one in file.chains],
     )
+    for chain, saved in zip(chains, file.chains, strict=True):
+        chain.own_routes, chain.routes_shape = bytearray(saved.routes), saved.routes_shape
 
     def chain_of(kind: type, value: Any) -> TokenChain:
         assert kind is TokenChain, f"{kind} is not saved with the sampler's state"

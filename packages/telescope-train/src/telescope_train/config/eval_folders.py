@@ -32,6 +32,13 @@ def due_evals(config: TrainConfig, step: int) -> list[EvalEntry]:
     return [one for one in config.evals.evals if one.eval_every and step % one.eval_every == 0]
 
 
+def eval_steps(config: TrainConfig, entry: EvalEntry) -> Sequence[int]:
+    """Return the steps after which an eval is due."""
+    if not entry.eval_every:
+        return ()
+    return range(entry.eval_every, config.run.number_of_steps + 1, entry.eval_every)
+
+
 def missing_evals(entries: Sequence[EvalEntry], folder: RunFolder, tag: str) -> list[EvalEntry]:
     """Return those of `entries` that have no result of this `tag` yet."""
     return [one for one in entries if read_result(eval_path(folder, one, tag)) is None]

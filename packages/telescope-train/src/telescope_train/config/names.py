@@ -1,15 +1,7 @@
-"""Names of settings that users may expect: those of later versions and those of other systems.
+"""Names of settings that users may expect and that are not accepted.
 
-None of them is accepted. For a planned name, the error is "not available in this version". For a
-foreign name, the error gives the name used here, and for a refused one the reason. A `*` stands for
-any ending.
+For a foreign name, the error gives the name used here, and for a refused one the reason.
 """
-
-_PLANNED = """
-"""
-
-PLANNED_NAMES = frozenset(_PLANNED.split())
-"""Settings and sections that this version of Telescope does not have."""
 
 FOREIGN_NAMES = {
     "num_generations": "group_size",
@@ -41,5 +33,3 @@ REFUSED_NAMES = {
     "repetition_penalty": _PENALIZED,
 }
 """Setting of evals -> why rollouts that are trained on do not have it."""
-
-PLANNED_BACKENDS: tuple[str, ...] = ()

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from telescope_core.records.logs import SHOWN_AS
 from telescope_core.records.restarts import Restart
+from telescope_core.reports.before_after import label_of, order_of
 from telescope_core.reports.sparkline import sparkline
 from telescope_core.secret_names import secrets_line
 
@@ -314,10 +315,11 @@ def _reward_line(summary: Mapping[str, Any], rewards: Sequence[float]) -> str:
 def _eval_table(evals: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("held-out pass@1")
-    table.add_column("before", justify="right")
-    table.add_column("after", justify="right")
+    moments = sorted({tag for tags in evals.values() for tag in tags} - {"change"}, key=order_of)
+    for tag in moments:
+        table.add_column(label_of(tag), justify="right")
     for name, tags in evals.items():
-        table.add_row(name, *(_estimate(tags.get(tag) or {}) for tag in ("before", "after")))
+        table.add_row(name, *(_estimate(tags.get(tag) or {}) for tag in moments))
     return table
 
 

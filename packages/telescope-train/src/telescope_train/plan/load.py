@@ -5,7 +5,7 @@ from pathlib import Path
 
 from telescope_core.config import load_config
 from telescope_train.algorithms.corrections import algorithm_in_use
-from telescope_train.config.names import FOREIGN_NAMES, PLANNED_NAMES, REFUSED_NAMES
+from telescope_train.config.names import FOREIGN_NAMES, REFUSED_NAMES
 from telescope_train.config.schema import TrainConfig
 from telescope_train.plan.checks.config import check_config
 
@@ -16,7 +16,6 @@ def load_train_config(files: Sequence[Path], flags: Sequence[str] = ()) -> Train
         TrainConfig,
         files,
         flags,
-        known_names=PLANNED_NAMES,
         foreign_names=FOREIGN_NAMES,
         refused_names=REFUSED_NAMES,
     )

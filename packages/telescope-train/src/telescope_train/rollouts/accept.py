@@ -48,9 +48,10 @@ def load_accept_fn(path: str) -> AcceptFn:
         ) from error
     function = getattr(module, name, None)
     if not callable(function):
-        close = ", ".join(nearest(name, vars(module))) or "nothing close to it"
+        near = ", ".join(nearest(name, vars(module)))
+        remedy = f"did you mean {near}?" if near else "give the name of one that it has"
         raise ConfigError(
-            f"should_accept_fn {path!r}: {module_name} has no function {name!r}, but {close}"
+            f"should_accept_fn {path!r}: {module_name} has no function {name!r}; {remedy}"
         )
     return function
 

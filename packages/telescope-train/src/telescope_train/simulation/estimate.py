@@ -189,9 +189,9 @@ def estimate(
 def recorded_workload(run_folder: Path, like: Workload) -> Recorded:
     """Return rollouts as long as those in `run_folder`, with the times of `like`.
 
-    Raises ConfigError if the run has no rollouts with tokens.
+    Raises ConfigError if there is no run, or it has no rollouts with tokens.
     """
-    rows = RunFolder(run_folder).rollouts()
+    rows = RunFolder.open(run_folder).rollouts()
     rollouts = [calls for row in rows if (calls := _calls(row))]
     if not rollouts:
         raise ConfigError(f"{run_folder} has no rollouts with recorded tokens to learn from")

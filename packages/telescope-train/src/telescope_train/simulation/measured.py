@@ -47,9 +47,9 @@ def measured_speeds(run_folder: Path, *, hidden_size: int | None, slots: int) ->
     """Return the speeds of one server and one rank of a run.
 
     `hidden_size` is that of its model; `slots` is the most requests of one server. Raises
-    ConfigError if the run is too short to tell.
+    ConfigError if there is no run, or it is too short to tell.
     """
-    folder = RunFolder(run_folder)
+    folder = RunFolder.open(run_folder)
     metrics = [row for row in folder.metrics() if row["step"] > WARM_UP]
     rollouts = [row for row in folder.rollouts() if row.step > WARM_UP]
     calls = _calls(rollouts, folder.events())

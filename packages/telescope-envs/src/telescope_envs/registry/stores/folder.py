@@ -41,18 +41,10 @@ class LocalStore:
         self, root: Path, *, lock_wait_s: float = _LOCK_WAIT_S, download: Download | None = None
     ) -> None:
         self.root = root
+        self.address = str(root)
+        self.revision = ""  # a folder has no commits
         self._lock_wait_s = lock_wait_s
         self._download = download
-
-    @property
-    def address(self) -> str:
-        """The folder."""
-        return str(self.root)
-
-    @property
-    def revision(self) -> str:
-        """Empty, because a folder has no commits."""
-        return ""
 
     def read(self, path: str) -> bytes | None:
         """Return the file at `path` below the root; None when there is none."""

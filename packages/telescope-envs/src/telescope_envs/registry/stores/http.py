@@ -53,21 +53,12 @@ class HttpStore:
 
     def __init__(self, place: Place, patience: Patience | None = None) -> None:
         self._place = place
-        self._base = place.address.text
-        self._fetcher = Fetcher(self._base, place.token, place.login_hint)
-        self._cache = HttpCache(place.cache / "http", self._base, place.tell)
+        self.address = place.address.text
+        self.revision = ""  # a host has no commits
+        self._fetcher = Fetcher(self.address, place.token, place.login_hint)
+        self._cache = HttpCache(place.cache / "http", self.address, place.tell)
         self._patience = patience or Patience()
         self._oldest_told_s = 0.0
-
-    @property
-    def address(self) -> str:
-        """The base URL of its files."""
-        return self._base
-
-    @property
-    def revision(self) -> str:
-        """Empty, because a host has no commits."""
-        return ""
 
     def read(self, path: str) -> bytes | None:
         """Return the file at `path`; None when there is none."""
@@ -83,11 +74,11 @@ class HttpStore:
             return self._get(self._url(url), max_bytes, patience)
         if not is_web_address(url):
             return None
-        if url.startswith("http:") and not self._base.startswith("http:"):
-            is_https = "is https, but it " if self._base.startswith("https:") else ""
+        if url.startswith("http:") and not self.address.startswith("http:"):
+            is_https = "is https, but it " if self.address.startswith("https:") else ""
             raise RegistryError(
-                f"{self._base} {is_https}gives a wheel the URL {url}, which anyone on the network "
-                "can change; tell the registry's maintainers"
+                f"{self.address} {is_https}gives a wheel the URL {url}, which anyone on the "
+                "network can change; tell the registry's maintainers"
             )
         return self._get(url, max_bytes, patience)
 
@@ -96,7 +87,7 @@ class HttpStore:
         found = self.read(CATALOG_PATH)
         if found is None:
             raise RegistryError(
-                f"{self._base} has no {CATALOG_PATH}, which lists its environments; "
+                f"{self.address} has no {CATALOG_PATH}, which lists its environments; "
                 "run telescope hub render on the registry and serve its output"
             )
         read = read_catalog(found, self._url(CATALOG_PATH))
@@ -108,7 +99,7 @@ class HttpStore:
         self._fetcher.close()
 
     def _url(self, path: str) -> str:
-        return f"{self._base}/{quote(path)}"
+        return f"{self.address}/{quote(path)}"
 
     def _get(self, url: str, max_bytes: int, patience: Patience) -> bytes | None:
         known = self._cache.get(url, max_bytes=max_bytes)
@@ -178,7 +169,7 @@ class ServedStore(HttpStore):
     def change_status(self, environment_id: str, change: Callable[[Status], Status]) -> Status:
         """Replace the status by `change` applied to it; retries when others changed it first."""
         path = f"status/{environment_id}.json"
-        where = f"{self._base}/{path}"
+        where = f"{self.address}/{path}"
         for _ in range(_STATUS_TRIES):
             found = self._send(self._opened().build_request("GET", path))
             if not found.is_success and found.status_code != HTTPStatus.NOT_FOUND:
@@ -207,7 +198,7 @@ class ServedStore(HttpStore):
         if self._client is None:
             token = self._place.token
             self._client = httpx.Client(
-                base_url=f"{self._base}/",
+                base_url=f"{self.address}/",
                 headers={"Authorization": f"Bearer {token}"} if token else {},
                 timeout=_TIMEOUT,
                 follow_redirects=False,
@@ -220,7 +211,7 @@ class ServedStore(HttpStore):
             return self._opened().send(request)
         except httpx.HTTPError as error:
             raise RegistryError(
-                f"registry {self._base} did not answer: "
+                f"registry {self.address} did not answer: "
                 f"{error or type(error).__name__}; check the address and the network, and try "
                 "again: it is safe to publish the same release twice"
             ) from error
@@ -235,7 +226,7 @@ class ServedStore(HttpStore):
             )
         is_login = response.status_code == HTTPStatus.UNAUTHORIZED
         advice = self._place.login_hint if is_login else said.what_to_do
-        return RegistryError(f"registry {self._base}: {said.error}; {advice}")
+        return RegistryError(f"registry {self.address}: {said.error}; {advice}")
 
 
 def open_http(place: Place) -> Store:

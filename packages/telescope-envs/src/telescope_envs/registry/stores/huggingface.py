@@ -68,24 +68,15 @@ class HuggingFaceStore:
     ) -> None:
         self._max_tries = max_tries
         self._place = place
-        repository, _, revision = place.address.text.removeprefix("hf://").partition("@")
-        self._repository, self._branch = repository, revision or "main"
+        self.address = place.address.text
+        repository, _, branch = self.address.removeprefix("hf://").partition("@")
+        self._repository, self._branch = repository, branch or "main"
         self._api = HfApi(endpoint=endpoint, token=place.token)
-        self._commit = self._known_commit() if place.offline else self._newest_commit()
-
-    @property
-    def address(self) -> str:
-        """The address as it was given."""
-        return self._place.address.text
-
-    @property
-    def revision(self) -> str:
-        """The commit that everything is read from."""
-        return self._commit
+        self.revision = self._known_commit() if place.offline else self._newest_commit()
 
     def read(self, path: str) -> bytes | None:
         """Return the file at `path`; None when there is none."""
-        return self._read_at(self._commit, path)
+        return self._read_at(self.revision, path)
 
     def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
         """Return the artifact at `url`, in the repository or elsewhere; None when there is none."""
@@ -93,13 +84,13 @@ class HuggingFaceStore:
             return download(self._place, url, max_bytes)
         if not is_registry_path(url):
             return None
-        if not self._place.offline and not isinstance(self._cached(self._commit, url), Path):
+        if not self._place.offline and not isinstance(self._cached(self.revision, url), Path):
             with self._explained():
                 there = hf_hub_url(
                     self._repository,
                     url,
                     repo_type=_KIND,
-                    revision=self._commit,
+                    revision=self.revision,
                     endpoint=self._api.endpoint,
                 )
                 try:
@@ -113,7 +104,7 @@ class HuggingFaceStore:
 
     def catalog(self) -> list[CatalogRow]:
         """Return one row per environment, sorted by id."""
-        return self._catalog_at(self._commit)
+        return self._catalog_at(self.revision)
 
     def close(self) -> None:
         """Do nothing, because nothing is held open."""
@@ -275,7 +266,7 @@ class HuggingFaceStore:
     def _require_network(self, path: str) -> None:
         if self._place.offline:
             raise RegistryError(
-                f"{self.address}/{path} was never fetched at {self._commit[:12]}, and --offline "
+                f"{self.address}/{path} was never fetched at {self.revision[:12]}, and --offline "
                 "reads only files that were; run the same command once without --offline"
             )
 

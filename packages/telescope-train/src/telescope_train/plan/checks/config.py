@@ -5,14 +5,13 @@ and then ignored.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 
 from telescope_core.errors import ConfigError, unknown_name
 from telescope_train.chat.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 from telescope_train.chat.formats.choose import AUTO
 from telescope_train.config.fields import was_set
-from telescope_train.config.names import PLANNED_BACKENDS
 from telescope_train.config.schema import EnvironmentEntry, TrainConfig
 from telescope_train.plan.checks.algorithm import algorithm_problems
 from telescope_train.plan.checks.cluster import cluster_problems
@@ -191,21 +190,10 @@ def _gateway_problems(config: TrainConfig) -> Iterator[str]:
 
 
 def _name_problems(config: TrainConfig) -> Iterator[str]:
-    yield from _unknown_plugin(
-        "train_backend", config.trainer.train_backend, "telescope.backends", PLANNED_BACKENDS
-    )
+    backends = entry_points(group="telescope.backends").names
+    if config.trainer.train_backend not in backends:
+        yield str(unknown_name("train_backend", config.trainer.train_backend, backends))
     for setting, parsers in _PARSERS.items():
         name = getattr(config.model, setting)
         if name != AUTO and name not in parsers:
             yield str(unknown_name(f"model.{setting}", name, (AUTO, *parsers)))
-
-
-def _unknown_plugin(setting: str, name: str, group: str, planned: Collection[str]) -> Iterator[str]:
-    installed = entry_points(group=group).names
-    if name in installed:
-        return
-    if name in planned:
-        known = ", ".join(sorted(installed))
-        yield f"{setting} {name!r} is known, but not available in this version; use {known}"
-    else:
-        yield str(unknown_name(setting, name, installed))

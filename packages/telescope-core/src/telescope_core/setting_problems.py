@@ -1,0 +1,90 @@
+"""What pydantic finds wrong with settings, as one problem for each of them.
+
+Pydantic reports each branch of a union by itself, under a place that names the branch. A person
+wrote one value there, and is told once what it may be.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from pydantic import ValidationError
+
+_LONGEST = 80
+_EXPECTED = "Input should be "
+_WORDS = {"a valid boolean": "true or false", "a valid array": "a list", "a valid tuple": "a list"}
+"""Pydantic's words -> those of a settings file."""
+
+
+class Problem(NamedTuple):
+    """One setting with a value that it cannot have, or without one that it needs."""
+
+    place: tuple[str | int, ...]
+    is_missing: bool
+    message: str
+    """What was expected."""
+    got: str
+    """The value, as text."""
+
+
+def problems_of(error: ValidationError, document: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong in `document`, by place in the order in which it was found."""
+    by_place: dict[tuple[str | int, ...], list[Any]] = {}
+    for found in error.errors(include_url=False):
+        by_place.setdefault(_place(found["loc"], document), []).append(found)
+    return [
+        problem
+        for place, found in by_place.items()
+        if not _follows_from_others(place, found, by_place)
+        for problem in _told(place, found)
+    ]
+
+
+def _place(location: tuple[str | int, ...], document: Mapping[str, Any]) -> tuple[str | int, ...]:
+    """Return `location` up to the value that a person wrote; branches of a union come after it."""
+    value: Any = document
+    for depth, part in enumerate(location):
+        if isinstance(value, Mapping):
+            value = cast(Mapping[Any, Any], value).get(part, _ABSENT)
+        elif isinstance(value, list | tuple) and isinstance(part, int):
+            items = cast(Sequence[Any], value)
+            value = items[part] if part < len(items) else _ABSENT
+        elif value is not _ABSENT:
+            return location[:depth]
+    return location
+
+
+_ABSENT = object()
+
+
+def _follows_from_others(
+    place: tuple[str | int, ...], found: Sequence[Any], places: Mapping[tuple[str | int, ...], Any]
+) -> bool:
+    """Whether a list is called too short only because of what is wrong in its items."""
+    is_short = all(one["type"] == "too_short" for one in found)
+    return is_short and any(one[: len(place)] == place for one in places if one != place)
+
+
+def _told(place: tuple[str | int, ...], found: Sequence[Any]) -> Iterator[Problem]:
+    texts = list(dict.fromkeys(_message(one) for one in found))
+    if len(texts) > 1 and all(text.startswith("expected ") for text in texts):
+        texts = ["expected " + " or ".join(text.removeprefix("expected ") for text in texts)]
+    is_missing = found[0]["type"] == "missing"
+    for text in texts:
+        yield Problem(place, is_missing, text, "nothing" if is_missing else _shown(found[0]))
+
+
+def _message(found: Any) -> str:
+    message = str(found["msg"]).removeprefix("Value error, ")
+    if not message.startswith(_EXPECTED):
+        return message
+    # What pydantic adds says only that the value is none of these.
+    message = message.removeprefix(_EXPECTED).partition(", unable to ")[0]
+    message = _WORDS.get(message, message)
+    return "expected " + re.sub(r"\b(True|False)\b", lambda found: found[0].lower(), message)
+
+
+def _shown(found: Any) -> str:
+    value = found["input"]
+    got = str(value).lower() if isinstance(value, bool) else repr(value)
+    return got if len(got) <= _LONGEST else f"{got[: _LONGEST - 3]}..."
