@@ -107,7 +107,7 @@ def test_a_link_shows_its_settings_and_needs(telescope, make_project):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda project: (project / "pyproject.toml").unlink(), "holds no pyproject.toml"),
+        (lambda project: (project / "pyproject.toml").unlink(), "contains no pyproject.toml"),
         (lambda project: shutil.rmtree(project), "is not a folder"),
         (
             lambda project: shutil.rmtree(project / "telescope_env_acme_toy"),

@@ -7,7 +7,6 @@ two owners use is an error.
 """
 
 import hashlib
-import platform
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -19,6 +18,7 @@ from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.install.adapted import locate_adapted
 from telescope_envs.install.data import find_built, kept_datasets
 from telescope_envs.install.packages import installed_closure, locked_versions, packages_of
+from telescope_envs.install.requirements import python_version
 from telescope_envs.records.installed import (
     Installation,
     InstalledEnvironment,
@@ -192,7 +192,7 @@ def _location_of_locked(
             f"{path} locks {locked.id} to {locked.version}, but {request.wanted} was requested; "
             f"leave the version out, or run: telescope env install {locked.id}@{request.wanted}"
         )
-    python = ".".join(platform.python_version_tuple()[:2])
+    python = python_version()
     if locked.python != python:
         raise EnvironmentLoadError(
             f"{path} locks {locked.id} for Python {locked.python}, but this is Python {python}; "
@@ -225,8 +225,7 @@ def _location_of_venv(record: Installation, locked: LockedEnvironment) -> Enviro
 
 def _digest(code: str, dependencies: Iterable[str]) -> str:
     """Return one digest of code, packages and Python, like the digest of a lock entry."""
-    python = ".".join(platform.python_version_tuple()[:2])
-    return hashlib.sha256("\n".join((code, *dependencies, python)).encode()).hexdigest()
+    return hashlib.sha256("\n".join((code, *dependencies, python_version())).encode()).hexdigest()
 
 
 def _recorded_files(name: str) -> str:

@@ -23,7 +23,7 @@ from telescope_core.errors import ConfigError, EnvironmentLoadError, unknown_nam
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.install.loading import asked
 from telescope_envs.install.requirements import CORE, direct_needs
-from telescope_envs.install.venv import clear_scratch, link_distribution, site_packages
+from telescope_envs.install.venv import link_distribution, new_folder, site_packages
 from telescope_envs.processes.uv import Uv, wheels_only
 from telescope_envs.records.files import data_folder, locked, remove_tree, write_atomically
 from telescope_envs.records.links import AdaptedLink, adapted_links, adapted_path
@@ -175,8 +175,7 @@ def environment_for(scheme: str, wanted: Sequence[str]) -> FrameworkPython:
 
 def _make(folder: Path, needs: Sequence[str], wanted: Sequence[str], uv: Uv) -> None:
     scratch = folder.with_name(f".building-{folder.name}")
-    clear_scratch(scratch)
-    try:
+    with new_folder(folder, scratch):
         uv.make_venv(scratch, moves=True)
         binary = [] if _has_folder(wanted) else wheels_only(())
         uv.run_cache_first(
@@ -184,11 +183,6 @@ def _make(folder: Path, needs: Sequence[str], wanted: Sequence[str], uv: Uv) -> 
             failure=f"{', '.join(wanted)} cannot be installed",
         )
         link_distribution(distribution(CORE), site_packages(scratch))
-        clear_scratch(folder)
-        scratch.rename(folder)
-    except BaseException:
-        remove_tree(scratch)
-        raise
 
 
 def _has_folder(wanted: Sequence[str]) -> bool:

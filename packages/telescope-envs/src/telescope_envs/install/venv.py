@@ -8,7 +8,8 @@ import os
 import shutil
 import sys
 import sysconfig
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from importlib.metadata import Distribution, distribution
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -72,28 +73,35 @@ def build_venv(
     folder = venv_folder(locked)
     scratch = folder.with_name(f"{BUILDING}{key_of(locked.id)}")
     try:
-        clear_scratch(scratch)
-        scratch.parent.mkdir(parents=True, exist_ok=True)
-        progress(f"{label}: {Step.BUILD}")
-        uv.make_venv(scratch, moves=True)
-        progress(f"{label}: {Step.DEPENDENCIES}")
-        python, lines = python_of(scratch), locked.requirements
-        install_requirements(python, lines, uv, needed_by=locked.id, options=options)
-        progress(f"{label}: {Step.WHEEL}")
-        # Its bytes are read once, and checked again.
-        write_wheel(read_release(wheel.read_bytes(), planned.release), site_packages(scratch))
-        link_distribution(distribution(CORE), site_packages(scratch))
-        link_byte_code(site_packages(scratch))
-        progress(f"{label}: {Step.PROBE}")
-        probe(python, planned.release)
-        (scratch / VENV_RECORD).write_bytes(planned.as_json())
-        clear_scratch(folder)
-        scratch.rename(folder)
+        with new_folder(folder, scratch):
+            progress(f"{label}: {Step.BUILD}")
+            uv.make_venv(scratch, moves=True)
+            progress(f"{label}: {Step.DEPENDENCIES}")
+            python, lines = python_of(scratch), locked.requirements
+            install_requirements(python, lines, uv, needed_by=locked.id, options=options)
+            progress(f"{label}: {Step.WHEEL}")
+            # Its bytes are read once, and checked again.
+            write_wheel(read_release(wheel.read_bytes(), planned.release), site_packages(scratch))
+            link_distribution(distribution(CORE), site_packages(scratch))
+            link_byte_code(site_packages(scratch))
+            progress(f"{label}: {Step.PROBE}")
+            probe(python, planned.release)
+            (scratch / VENV_RECORD).write_bytes(planned.as_json())
     except OSError as error:
-        remove_tree(scratch)
         raise EnvironmentLoadError(
             f"{label}: {error.filename or folder}: {error.strerror}; nothing was installed"
         ) from error
+
+
+@contextmanager
+def new_folder(folder: Path, scratch: Path) -> Generator[None]:
+    """Give what the block makes in `scratch` the place of `folder`; nothing stays if it fails."""
+    clear_scratch(scratch)
+    scratch.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+        clear_scratch(folder)
+        scratch.rename(folder)
     except BaseException:
         remove_tree(scratch)
         raise

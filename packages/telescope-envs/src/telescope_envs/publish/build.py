@@ -26,21 +26,12 @@ from telescope_envs.processes.git import reading, run_git
 from telescope_envs.processes.running import run_program
 from telescope_envs.processes.uv import config_options, index_settings
 from telescope_envs.records.model import read_pyproject, table_at, texts_at
+from telescope_envs.records.projects import require_project
 from telescope_envs.rules.wheel import WheelContents, read_wheel, record_of
 
 _CACHES = {".git", ".hg", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
 _NOT_AT_THE_TOP = {".venv", "venv", "dist", "build", "runs", "node_modules"}
 """Folders in the project root that are omitted when the project is not in git."""
-
-
-def require_project(project: Path) -> None:
-    """Raise ConfigError unless `project` is a folder with a pyproject.toml."""
-    if not (project / "pyproject.toml").is_file():
-        lacks = "contains no pyproject.toml" if project.is_dir() else "is not a folder"
-        raise ConfigError(
-            f"{project} {lacks}; give the folder of an environment's project, or create one: "
-            "telescope env init NAME --template single-turn"
-        )
 
 
 def source_files(project: Path) -> list[Path]:
@@ -204,8 +195,6 @@ def _uv_cache(environ: Mapping[str, str]) -> str:
 def _build_requirements(project: Path) -> list[str]:
     """Return the requirements in `[build-system]`; raises ConfigError when there is no backend."""
     path = project / "pyproject.toml"
-    if not path.is_file():
-        raise ConfigError(f"{project} contains no pyproject.toml; give the folder of a project")
     system = table_at(read_pyproject(project), "build-system", path=path)
     if "build-backend" not in system:
         raise ConfigError(

@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from telescope_core.errors import ConfigError
 from telescope_envs.publish.attesting import AttestMode, attest_wheel
-from telescope_envs.publish.build import build_and_inspect, copy_sources, require_project
+from telescope_envs.publish.build import build_and_inspect, copy_sources
 from telescope_envs.publish.release import (
     declared_datasets,
     published_as,
@@ -33,7 +33,7 @@ from telescope_envs.publish.source import (
     write_version,
 )
 from telescope_envs.records.changes import Change, changes_between, score_warnings
-from telescope_envs.records.projects import Identity, read_identity
+from telescope_envs.records.projects import Identity, read_identity, require_project
 from telescope_envs.records.reading import Publication
 from telescope_envs.records.release import Release, Source
 from telescope_envs.registry.lookup import open_writable

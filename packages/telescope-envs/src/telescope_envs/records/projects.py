@@ -83,16 +83,22 @@ def read_identity(project: Path) -> Identity:
     )
 
 
+def require_project(folder: Path) -> None:
+    """Raise ConfigError unless `folder` is one with a pyproject.toml."""
+    # Not by methods of Path, which fail for what cannot be a path.
+    if not os.path.isfile(folder / "pyproject.toml"):
+        lacks = "contains no pyproject.toml" if os.path.isdir(folder) else "is not a folder"
+        raise ConfigError(
+            f"{folder} {lacks}; give the folder of an environment's project, or create one: "
+            "telescope env init NAME --template single-turn"
+        )
+
+
 def read_project(folder: Path) -> LinkedProject:
     """Return what the pyproject.toml in `folder` declares; raises ConfigError if it is invalid."""
     folder = folder.expanduser().resolve()
     path = folder / "pyproject.toml"
-    if not os.path.isfile(path):
-        why = "holds no pyproject.toml" if os.path.isdir(folder) else "is not a folder"
-        raise ConfigError(
-            f"{folder} {why}; expected the folder of an environment's project, such as "
-            "`telescope env init` creates"
-        )
+    require_project(folder)
     try:
         identity = read_identity(folder)
     except RegistryError as error:

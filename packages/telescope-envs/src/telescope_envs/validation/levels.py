@@ -4,14 +4,14 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
-from telescope_core.probes.job import Job, Kind
+from telescope_core.probes.job import Kind
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.fixture_hub import TOKEN
 from telescope_envs.validation.processes import Errand, Place, Told, make_job, run_together
 
 _HUB_TOKEN = "HF_TOKEN"
 MAX_IMPORT_S = 2.0
-_LOAD_LIMIT_S, _REWARD_LIMIT_S, _LEAKAGE_LIMIT_S = 300.0, 900.0, 600.0
+_LIMITS_S: dict[Kind, float] = {"load": 300.0, "reward": 900.0, "scores": 900.0, "leakage": 600.0}
 """Seconds on the wall, so that a validation ends though something waits for ever."""
 _ENOUGH = 0.5
 """The part of the answers that both processes have to play."""
@@ -42,12 +42,12 @@ def check_load(trial: Trial, findings: Findings) -> Trial:
 
     Returns the trial with the network and secrets that the environment declares.
     """
-    told = _load(trial, (1, 2), has_secrets=False)
+    told = _run(trial, ("load", 1), ("load", 2), has_secrets=False)
     told[0].tell(findings)
     while needs := told[0].data.get("needs"):
         # Its needs are known only once it is imported or built, so it is run again with them.
         trial = replace(trial, network=needs["network"], secrets=tuple(needs["secrets"]))
-        told = _load(trial, (1, 2))
+        told = _run(trial, ("load", 1), ("load", 2))
         told[0].tell(findings)
     _check_import_time(trial, told, findings)
     if told[1].end:
@@ -82,7 +82,7 @@ def _check_import_time(trial: Trial, told: list[Told], findings: Findings) -> No
     if min(time.longest_s for time in times) > MAX_IMPORT_S:
         # The first two imports run at the same time and compile byte code. What counts is an import
         # that finds everything compiled.
-        times += _import_times(_load(trial, (3,)))
+        times += _import_times(_run(trial, ("load", 3)))
     best = min(times, key=lambda time: time.counted_s)
     findings.facts["import_s"] = round(best.spent_s, 3)
     if best.counted_s > MAX_IMPORT_S:
@@ -114,27 +114,21 @@ def _import_times(told: list[Told]) -> list[_ImportTime]:
     ]
 
 
-def _load(trial: Trial, hash_seeds: tuple[int, ...], *, has_secrets: bool = True) -> list[Told]:
-    errands = [
-        Errand(
-            job=replace(_job(trial, "load"), has_secrets=has_secrets),
-            hash_seed=seed,
-            environ=trial.environ,
-            limit_s=_LOAD_LIMIT_S,
+def _run(trial: Trial, *probes: tuple[Kind, int], has_secrets: bool = True) -> list[Told]:
+    """Run probes of these kinds, each with its hash seed, at the same time."""
+    errands: list[Errand] = []
+    for kind, seed in probes:
+        job = make_job(
+            trial.place,
+            kind,
+            trial.factory,
+            trial.num_examples,
+            cuts_network=trial.network == "none",
         )
-        for seed in hash_seeds
-    ]
+        job = replace(job, has_secrets=has_secrets)
+        limit_s = _LIMITS_S[kind]
+        errands.append(Errand(job=job, hash_seed=seed, environ=trial.environ, limit_s=limit_s))
     return run_together(trial.place, errands)
-
-
-def _job(trial: Trial, kind: Kind) -> Job:
-    return make_job(
-        trial.place,
-        kind,
-        trial.factory,
-        trial.num_examples,
-        cuts_network=trial.network == "none",
-    )
 
 
 def _compare_problems(
@@ -162,17 +156,7 @@ def _compare_problems(
 
 def check_reward(trial: Trial, findings: Findings) -> Trial:
     """Play scripted answers in one process, and some of them in a second one."""
-    kinds: tuple[tuple[Kind, int], ...] = (("reward", 1), ("scores", 2))
-    errands = [
-        Errand(
-            job=_job(trial, kind),
-            hash_seed=seed,
-            environ=trial.environ,
-            limit_s=_REWARD_LIMIT_S,
-        )
-        for kind, seed in kinds
-    ]
-    here, there = run_together(trial.place, errands)
+    here, there = _run(trial, ("reward", 1), ("scores", 2))
     here.tell(findings)
     first, second = here.data.get("scores"), there.data.get("scores")
     check = "reward.same_in_processes"
@@ -210,7 +194,6 @@ def _compare_scores(
 
 def check_leakage(trial: Trial, findings: Findings) -> Trial:
     """Check what the policy sees, the tools, and what a rollout leaves behind."""
-    errand = Errand(job=_job(trial, "leakage"), environ=trial.environ, limit_s=_LEAKAGE_LIMIT_S)
-    (told,) = run_together(trial.place, [errand])
+    (told,) = _run(trial, ("leakage", 1))
     told.tell(findings)
     return trial
