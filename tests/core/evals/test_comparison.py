@@ -122,7 +122,7 @@ def test_examples_are_paired_by_id_and_the_others_are_told():
 def test_an_eval_of_which_nothing_was_scored_is_named():
     good, bad = an_eval([("a", [1, 0])]), an_eval([("a", [None, None])], model="other")
     for pair in ((good, bad), (bad, good)):
-        with pytest.raises(ConfigError, match=r"sums with other has no scored rollout \(2 failed\)"):
+        with pytest.raises(ConfigError, match=r"with other has no scored rollout \(2 failed\)"):
             compare_results(*pair)
 
 
