@@ -14,7 +14,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from machine import RESULTS, facts_of_run, table, write_results
-from schedules.rules import KeepLanesFull, KeepLanesFullShort, OneStepOff, with_rule
+from schedules.rules import (
+    KeepLanesFull,
+    KeepLanesFullShort,
+    OneStepOff,
+    counting_what_is_replaced,
+    with_rule,
+)
 
 from telescope_train.config.schema import TrainConfig
 from telescope_train.simulation.environments import WORKLOADS
@@ -51,6 +57,8 @@ class Schedule:
     ahead: int
     streams: bool = False
     rule: type | None = None
+    order: str = "drawn"
+    """Which groups our own rule trains on: those that were drawn, or those that ended first."""
 
     @property
     def keeps_lanes_full(self) -> bool:
@@ -65,6 +73,9 @@ SCHEDULES = (
     Schedule("`max_async_rollout` 1, streamed", 1, True),
     Schedule("`max_async_rollout` 2", 2),
     Schedule("`max_async_rollout` 2, streamed", 2, True),
+    Schedule(
+        '`max_async_rollout` 2, streamed, `batch_order` "finished"', 2, True, order="finished"
+    ),
     Schedule("one-step-off", 0, rule=OneStepOff),
     Schedule("full lanes, more than 2 behind dropped", 2, rule=KeepLanesFullShort),
     Schedule("full lanes, more than 8 behind dropped", 8, rule=KeepLanesFull),
@@ -103,6 +114,8 @@ def scenario(job: Job) -> Scenario:
                 "max_async_rollout": schedule.ahead,
                 "stream_gradients": "auto" if schedule.streams else False,
                 "max_concurrent_prompts_per_server": max(1, lanes_of),
+                "batch_order": schedule.order,
+                "max_off_policy_steps": schedule.ahead if schedule.order == "finished" else -1,
             },
             "trainer": {"seq_len": 40_960},
         }
@@ -120,12 +133,14 @@ def scenario(job: Job) -> Scenario:
 def measured(job: Job) -> dict[str, object]:
     """Return the numbers of one run."""
     schedule = SCHEDULES[job.schedule]
-    dropped = []
+    samplers = []
     one = scenario(job)
 
     def adapt(parts):
-        parts = (with_rule(schedule.rule) if schedule.rule else lambda same: same)(parts)
-        dropped.append(parts.sampler)
+        parts = (
+            with_rule(schedule.rule)(parts) if schedule.rule else counting_what_is_replaced(parts)
+        )
+        samplers.append(parts.sampler)
         return parts
 
     run = simulate(replace(one, adapt=adapt))
@@ -140,7 +155,7 @@ def measured(job: Job) -> dict[str, object]:
         "batches_open": job.batches_open,
         "step_s": float((ends[-1] - ends[skip - 1]) / (job.steps - skip)),
         "length": run.length_bias,
-        "waste": getattr(dropped[0], "num_dropped_tokens", 0) / run.num_tokens,
+        "waste": getattr(samplers[0], "num_dropped_tokens", 0) / run.num_tokens,
         "staleness": max(row["staleness/max"] for row in run.rows),
         "server_busy": run.server_busy,
         "trainer_busy": run.trainer_busy,
