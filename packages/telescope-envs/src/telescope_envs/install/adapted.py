@@ -4,7 +4,6 @@ Frameworks cannot be installed together, so each set of requirements has a virtu
 its own, which its links share. A link is one small record; adapters are in telescope-core.
 """
 
-import hashlib
 import os
 import sys
 from collections.abc import Sequence
@@ -25,7 +24,13 @@ from telescope_envs.install.loading import asked
 from telescope_envs.install.requirements import CORE, direct_needs
 from telescope_envs.install.venv import link_distribution, new_folder, site_packages
 from telescope_envs.processes.uv import Uv, wheels_only
-from telescope_envs.records.files import data_folder, locked, remove_tree, write_atomically
+from telescope_envs.records.files import (
+    data_folder,
+    locked,
+    remove_tree,
+    sha256_of,
+    write_atomically,
+)
 from telescope_envs.records.links import AdaptedLink, adapted_links, adapted_path
 
 _LOAD_LIMIT_S = 300.0
@@ -101,7 +106,7 @@ def locate_adapted(name: str) -> EnvironmentLocation | None:
         return None
     config = msgspec.json.encode({"config": link.config}).decode()
     content = "\n".join((link.factory, version(CORE), config))
-    digest = hashlib.sha256("\n".join((content, *link.dependencies)).encode()).hexdigest()
+    digest = sha256_of("\n".join((content, *link.dependencies)))
     return EnvironmentLocation(
         id=name,
         version=framework_version(link),
@@ -205,4 +210,4 @@ def _framework(found: Adapted, pins: Sequence[str]) -> Framework:
 
 
 def _digest_of(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+    return sha256_of(text)[:_DIGITS]

@@ -18,6 +18,14 @@ from telescope_core.errors import RegistryError
 VARIABLE = "TELESCOPE_HOME"
 
 
+def sha256_of(data: bytes | str) -> str:
+    """Return the digest of bytes, or of a text in UTF-8, as hexadecimal digits."""
+    # Imported only now: lists need no digests, and loading OpenSSL takes longer than a small list.
+    from hashlib import sha256
+
+    return sha256(data.encode() if isinstance(data, str) else data).hexdigest()
+
+
 def data_folder() -> Path:
     """Return `$TELESCOPE_HOME`, or else a folder of this interpreter, so each has its own."""
     chosen = os.environ.get(VARIABLE, "")

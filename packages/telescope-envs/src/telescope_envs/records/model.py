@@ -7,7 +7,6 @@ added without breaking old clients. There is one reader, so lists, installs and 
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -28,6 +27,8 @@ Document = TypeVar("Document")
 
 def read_toml(data: str | bytes) -> dict[str, object]:
     """Return the tables of a TOML document; raises ValueError with the reason."""
+    import tomllib  # only now: records are JSON, and many commands read no TOML
+
     return _read(lambda: tomllib.loads(data if isinstance(data, str) else data.decode()))
 
 

@@ -4,7 +4,6 @@ The contents of a wheel are checked before, in `checks`. The callback `allow` ch
 token inside the transaction, so a token that was revoked in the meantime publishes nothing.
 """
 
-import hashlib
 import io
 import zipfile
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from sqlite3 import Connection
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from telescope_envs.records.files import sha256_of
 from telescope_envs.records.names import near_names
 from telescope_envs.records.reading import (
     Publication,
@@ -190,7 +190,7 @@ def _files(publication: Publication) -> dict[str, bytes]:
 
 
 def _insert(writer: Connection, release: Release, files: dict[str, bytes], token: str) -> None:
-    rows = [(path, hashlib.sha256(data).hexdigest(), len(data)) for path, data in files.items()]
+    rows = [(path, sha256_of(data), len(data)) for path, data in files.items()]
     writer.executemany("INSERT INTO artifacts VALUES (?, ?, ?)", rows)
     writer.execute(
         "INSERT INTO releases (environment, version, distribution, line, received_at, token) "

@@ -4,7 +4,6 @@ After a level that failed, the later ones are reported as not run, with the reas
 in other modules, and policy.py has the severity of each.
 """
 
-import hashlib
 import platform
 import time
 from collections.abc import Callable, Generator
@@ -18,6 +17,7 @@ from telescope_core.errors import ConfigError, nearest, unknown_name
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.install.packages import packages_of
 from telescope_envs.locator import InstalledLocator, module_of, usable_names
+from telescope_envs.records.files import sha256_of
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.fixture_hub import FOLDER, FixtureHub
 from telescope_envs.validation.levels import Trial, check_leakage, check_load, check_reward
@@ -120,7 +120,7 @@ def _validate(subject: Subject, options: ValidationOptions) -> Report:
         policy=POLICY_VERSION,
         environment=subject.label,
         version=version_in(subject.metadata),
-        wheel_sha256=hashlib.sha256(subject.wheel).hexdigest() if subject.wheel else "",
+        wheel_sha256=sha256_of(subject.wheel) if subject.wheel else "",
         core_version=version("telescope-core"),
         python=platform.python_version(),
         level=options.level,
