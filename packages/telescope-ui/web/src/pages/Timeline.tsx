@@ -85,7 +85,7 @@ function Content({ data, address }: { data: TimelinePage; address: string }) {
             For Perfetto
           </a>
         )}
-        <span class="faint number" role="status">
+        <span class="faint" role="status">
           {formatWindow(view.from, view.to)},{" "}
           {formatSeconds(view.to - view.from)}
         </span>
