@@ -2,17 +2,18 @@
 
 The run's own loop, sampler, pool and publisher work in virtual time. Each schedule divides the GPUs
 between servers and ranks as suits it best; rules that keep lanes full have as many as suit them
-best. Beside them stand two rules of other systems, by the
-same simulator: lanes that are always full with too old samples dropped, and one-step-off.
-Run: python benchmarks/bench_schedules.py [--quick]
+best. Beside them stand two rules of other systems, by the same simulator: lanes that are always
+full with too old samples dropped, and one-step-off.
+Run: python benchmarks/bench_schedules.py [--quick] [--workloads reasoning ...]
 """
 
-import sys
+import argparse
+import json
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
-from machine import facts_of_run, table, write_results
+from machine import RESULTS, facts_of_run, table, write_results
 from schedules.rules import KeepLanesFull, KeepLanesFullShort, OneStepOff, with_rule
 
 from telescope_train.config.schema import TrainConfig
@@ -160,44 +161,63 @@ def best(rows: list[dict]) -> dict:
     return min(means, key=lambda one: one["step_s"])
 
 
-def main() -> None:
-    """Simulate everything, and write the results unless it is a quick run."""
-    is_quick = "--quick" in sys.argv
-    steps, splits, seeds = (8, (8, 12), (0,)) if is_quick else (STEPS, SPLITS, SEEDS)
-    jobs = [
+def jobs_of(workloads: list[str], *, is_quick: bool) -> list[Job]:
+    """Return every run of these workloads."""
+    steps, splits = (8, (8, 12)) if is_quick else (STEPS, SPLITS)
+    return [
         Job(workload, index, servers, steps, seed, batches_open)
-        for workload in WORKLOADS
+        for workload in workloads
         for index, schedule in enumerate(SCHEDULES)
         for batches_open in (BATCHES_OPEN if schedule.keeps_lanes_full else (None,))
         for servers in splits
-        for seed in seeds
+        for seed in SEEDS
     ]
-    with ProcessPoolExecutor(max_workers=2) as pool:
-        rows = list(pool.map(measured, jobs))
-    tables = []
-    for workload in WORKLOADS:
-        mine = [row for row in rows if row["workload"] == workload]
-        chosen = {s.name: best([r for r in mine if r["schedule"] == s.name]) for s in SCHEDULES}
-        base = chosen["synchronous"]["step_s"]
-        lines = [
-            [
-                name,
-                f"{base / one['step_s']:.2f}x",
-                f"{base / one['step_s'] * one['length']:.2f}x",
-                f"{one['length']:.3f}",
-                f"{one['waste']:.0%}",
-                f"{one['staleness']:.0f}",
-                f"{one['servers']} + {NUM_GPUS - one['servers']}",
-                str(one["batches_open"] or ""),
-                f"{one['server_busy']:.0%}, {one['trainer_busy']:.0%}",
-            ]
-            for name, one in chosen.items()
+
+
+def known_rows() -> list[dict]:
+    """Return what earlier runs of this command have written."""
+    path = RESULTS / "schedules.json"
+    return json.loads(path.read_text())["rows"] if path.is_file() else []
+
+
+def lines_of(rows: list[dict]) -> list[list[str]]:
+    """Return the lines of the table of one workload."""
+    chosen = {s.name: best([r for r in rows if r["schedule"] == s.name]) for s in SCHEDULES}
+    base = chosen["synchronous"]["step_s"]
+    return [
+        [
+            name,
+            f"{base / one['step_s']:.2f}x",
+            f"{base / one['step_s'] * one['length']:.2f}x",
+            f"{one['length']:.3f}",
+            f"{one['waste']:.0%}",
+            f"{one['staleness']:.0f}",
+            f"{one['servers']} + {NUM_GPUS - one['servers']}",
+            str(one["batches_open"] or ""),
+            f"{one['server_busy']:.0%}, {one['trainer_busy']:.0%}",
         ]
-        head = ("schedule", "steps", "tokens", "length", "waste", "most behind", "servers + ranks")
-        head += ("batches open", "busy")
-        tables.append(f"## {workload}\n\n{table(head, lines)}")
-        print(tables[-1], flush=True)
-    if is_quick:
+        for name, one in chosen.items()
+    ]
+
+
+def main() -> None:
+    """Simulate what is asked for, and write it beside what is known of other workloads."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few steps; writes nothing")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    options = parser.parse_args()
+    with ProcessPoolExecutor(max_workers=2) as pool:
+        rows = list(pool.map(measured, jobs_of(options.workloads, is_quick=options.quick)))
+    if not options.quick:
+        rows += [one for one in known_rows() if one["workload"] not in options.workloads]
+    head = ("schedule", "steps", "tokens", "length", "waste", "most behind", "servers + ranks")
+    head += ("batches open", "busy")
+    tables: list[str] = []
+    for workload in WORKLOADS:
+        if mine := [row for row in rows if row["workload"] == workload]:
+            tables.append(f"## {workload}\n\n{table(head, lines_of(mine))}")
+            print(tables[-1], flush=True)
+    if options.quick:
         return
     page = PAGE.replace("{tables}", "\n\n".join(tables))
     numbers = {"gpus": NUM_GPUS, "groups": GROUPS, "size": GROUP_SIZE, "steps": STEPS}

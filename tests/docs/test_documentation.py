@@ -400,6 +400,16 @@ def test_links_lead_somewhere(page):
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
+def test_every_page_is_in_the_index():
+    """Pages of a folder with an index of its own are in that one."""
+    for index in sorted((ROOT / "docs").rglob("README.md")):
+        below = set(index.parent.rglob("*.md")) - {index}
+        others = {page.parent for page in below if page.name == "README.md"}
+        expected = {page for page in below if page.name == "README.md" or page.parent not in others}
+        linked = {index.parent / target for target in LINK.findall(index.read_text())}
+        assert expected - linked == set()
+
+
 @pytest.mark.parametrize("page", PACKAGE_PAGES, ids=lambda page: page.parent.name)
 def test_the_readme_of_a_package_stands_alone_on_a_package_index(page):
     assert LINK.findall(page.read_text(encoding="utf-8")) == [], "relative links lead nowhere there"

@@ -1,12 +1,13 @@
 """Trainer ranks as processes that take one layout of Megatron after another.
 
 usage: megatron_script.py RANK WORLD_SIZE PORT JOB_FILE (JSON: output; cases: name, model, section;
-optional dtype, load, save)
+optional dtype, load, save, supervised)
 """
 
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from backend_cases import grpo_batches
 from megatron_cases import NUM_STEPS, megatron_settings
 
 from telescope_train.algorithms import loss_function
+from telescope_train.algorithms.supervised import negative_log_likelihood
 from telescope_train.backends.megatron.backend import MegatronBackend
 
 
@@ -35,7 +37,10 @@ def main() -> None:
 
 def run(case, output: Path, rank: int, world_size: int) -> None:
     settings = megatron_settings(case["model"], case["section"], dtype=case.get("dtype", "float64"))
-    backend = MegatronBackend(settings, loss_function(settings.algorithm), torch.device("cpu"))
+    loss = loss_function(settings.algorithm)
+    if case.get("supervised"):
+        settings, loss = replace(settings, algorithm=None), negative_log_likelihood
+    backend = MegatronBackend(settings, loss, torch.device("cpu"))
     layout = MegatronBackend.rank_layout(settings, world_size)
     found = {}
     if "load" in case:

@@ -300,6 +300,7 @@ def test_an_address_gives_the_page_to_a_browser_and_its_data_to_a_program(ui):
         (f"{RUN}/timeline?from=5&to=4", 400, "expected a time after from"),
         (f"{RUN}/logs?cursor=!", 400, "expected older or newer of an answer"),
         (f"{RUN}/nothing", 404, "unknown page 'nothing'; known: "),
+        ("/live?run=first&run=frst", 404, "unknown run 'frst'; did you mean 'first'?"),
     ],
 )
 def test_errors_say_what_was_expected(ui, address, status, message):

@@ -119,6 +119,13 @@ def test_examples_are_paired_by_id_and_the_others_are_told():
         compare_results(before, an_eval([("x", [1])]))
 
 
+def test_an_eval_of_which_nothing_was_scored_is_named():
+    good, bad = an_eval([("a", [1, 0])]), an_eval([("a", [None, None])], model="other")
+    for pair in ((good, bad), (bad, good)):
+        with pytest.raises(ConfigError, match=r"with other has no scored rollout \(2 failed\)"):
+            compare_results(*pair)
+
+
 def test_rollouts_of_a_repeated_id_are_one_task():
     before = an_eval([("a", [1, 0]), ("a", [0, 0]), ("b", [1, 1])], ks=(1, 2))
     assert [(task.example_id, task.rewards) for task in before.tasks] == [

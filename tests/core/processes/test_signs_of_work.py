@@ -56,7 +56,7 @@ class Place:
 
     label, token, gets_secrets = "the worker", "", False
 
-    async def start(self, protocol: asyncio.Protocol) -> "Place":
+    async def start(self, protocol: asyncio.Protocol, *, silence_s: float) -> "Place":
         protocol.connection_made(Wire(protocol))
         return self
 
@@ -130,7 +130,7 @@ def test_a_worker_may_import_for_any_time_and_is_ended_when_it_stops():
         await beats(worker, 5 * LOAD_S, io=5000)
         assert not opening.done()
         await beats(worker, LOAD_S + 1)
-        with pytest.raises(EnvironmentProcessError, match="did not send its greeting within 100 s"):
+        with pytest.raises(EnvironmentProcessError, match="greeting, and showed no work for 100 s"):
             await opening
 
     starting(main)

@@ -17,7 +17,12 @@ from transformers import AutoModelForCausalLM
 HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE))
 from backend_cases import run_ranks  # noqa: E402
-from megatron_cases import make_model, reference, worst_difference  # noqa: E402
+from megatron_cases import (  # noqa: E402
+    make_model,
+    reference,
+    supervised_gradient,
+    worst_difference,
+)
 
 from telescope_train.backends.megatron.architecture import architecture_of  # noqa: E402
 from telescope_train.backends.megatron.reading import read_weights  # noqa: E402
@@ -42,6 +47,14 @@ TWO_RANKS = {
         {"pipeline_parallel_size": 2, "use_distributed_optimizer": False},
     ),
 }
+SUPERVISED = {
+    "supervised-tensor": ("qwen3", {"tensor_parallel_size": 2}),
+    "supervised-pipeline": ("llama", {"pipeline_parallel_size": 2}),
+    "supervised-context": ("qwen3", {"context_parallel_size": 2}),
+    "supervised-data": ("mistral", {}),
+    "supervised-experts": ("mixtral", {"expert_parallel_size": 2}),
+}
+"""Those of `telescope sft`, whose loss is another one."""
 STREAMED = ("data-distributed", "data-overlap", "pipeline")
 """Those that get their gradient in two parts."""
 FOUR_RANKS = {
@@ -109,6 +122,7 @@ def on_two(models, tmp_path_factory):
         case = {"name": name, "model": str(models[family]), "section": section, "steps": 1}
         cases.append({**case, "load": str(folder / load)})
     stayed = {**by_name["tensor"], "name": "stayed", "steps": 1, "load": str(folder / "saved")}
+    cases += cases_of(SUPERVISED, models, supervised=True, steps=1)
     cases.append({key: stayed[key] for key in ("name", "model", "section", "steps", "load")})
     run_ranks(2, {"cases": cases}, folder, script=HERE / "megatron_script.py", wait_s=400)
     return folder
@@ -116,6 +130,17 @@ def on_two(models, tmp_path_factory):
 
 def test_every_layout_of_two_ranks_takes_the_steps_of_one(on_two, expected):
     require_the_same(on_two, TWO_RANKS, expected, 2)
+
+
+def test_supervised_training_has_the_gradient_of_one_process(on_two, models):
+    expected = {}
+    for name, (family, _) in SUPERVISED.items():
+        if family not in expected:
+            expected[family] = supervised_gradient(models[family])
+        limit = MIXTURE if "experts" in name else DENSE
+        for rank in range(2):
+            found = dict(np.load(on_two / f"{name}-{rank}.npz"))
+            assert worst_difference(found, expected[family], "gradient.") < limit, name
 
 
 def test_the_optimizer_keeps_a_share_of_its_state(on_two):

@@ -94,7 +94,9 @@ class LocalLauncher:
         self._there = there
         self.ends: list[RelayEnd] = []
 
-    async def launch(self, order: WorkerOrder, protocol: asyncio.Protocol) -> Lifeline:
+    async def launch(
+        self, order: WorkerOrder, protocol: asyncio.Protocol, *, silence_s: float
+    ) -> Lifeline:
         relay = WorkerRelay(order, ["JUDGE_KEY"], Network(is_local=True))
         listening = await self._there(relay.listen(SECRET))
         transport = await _connected(listening, SECRET, protocol)
@@ -124,7 +126,7 @@ async def play_twice(order: WorkerOrder, there: There) -> None:
         places=places.of(order.environment, order.processes),
     )
     with pytest.raises(EnvironmentProcessError, match="before the cluster was joined"):
-        await places.of("x", order.processes)[0].start(asyncio.Protocol())
+        await places.of("x", order.processes)[0].start(asyncio.Protocol(), silence_s=1.0)
     launcher = places.launcher = LocalLauncher(there)
     try:
         async with asyncio.timeout(DEADLINE_S):

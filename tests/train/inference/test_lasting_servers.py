@@ -354,10 +354,17 @@ class Keeper:
             raise ActorUnavailableError("the connection is reset", b"ab" * 8)
 
 
-def handle_of(keeper: Keeper, place: Path) -> ServerHandle:
+def handle_of(keeper: Keeper, place: Path, *, starts_until_s: float = 0.0) -> ServerHandle:
     settings = ServerSettings(model_path="none", port=1, log_path=place / "inference.log")
     seat = ServerSeat(network=Network(is_local=True))
-    return ServerHandle(settings=settings, seat=seat, place={}, keeper=keeper, progress_s=10.0)
+    return ServerHandle(
+        settings=settings,
+        seat=seat,
+        place={},
+        keeper=keeper,
+        progress_s=10.0,
+        look=lambda: min(asyncio.get_running_loop().time(), starts_until_s),
+    )
 
 
 def test_a_keeper_may_take_any_time_as_long_as_it_moves_on(tmp_path: Path) -> None:
@@ -396,8 +403,23 @@ def test_a_keeper_that_was_cut_off_is_asked_again(tmp_path: Path) -> None:
 def test_a_keeper_that_does_not_start_is_named_with_its_limit(tmp_path: Path) -> None:
     async def main() -> None:
         group = ServerGroup([handle_of(Keeper(), tmp_path)], silence_s=1.0, progress_s=1.0)
-        with pytest.raises(ProcessDiedError, match=r"not start within 300 s .*ray_placement_time"):
+        with pytest.raises(ProcessDiedError, match=r"not start, .* for 300 s .*ray_placement_time"):
             await group.wait_until_healthy(num_needed=1)
+        assert asyncio.get_running_loop().time() < 310
+
+    run_in_virtual_time(main)
+
+
+def test_a_keeper_may_take_any_time_to_start_while_the_cluster_does_something(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        slow = handle_of(Keeper(answers_s=5000.0), tmp_path, starts_until_s=4900.0)
+        await slow.until_started(300.0)
+        assert asyncio.get_running_loop().time() >= 5000
+        with pytest.raises(TimeoutError):
+            await handle_of(Keeper(), tmp_path, starts_until_s=9000.0).until_started(300.0)
+        assert 9300 <= asyncio.get_running_loop().time() < 9310
 
     run_in_virtual_time(main)
 

@@ -1,7 +1,9 @@
 """The timeline of a run: who did what when, on one clock."""
 
 import asyncio
+import re
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,9 @@ from telescope_core.records.timeline import ModelCall, TimelineSpan
 from telescope_train.observability.calls import CallEnd, Caller, CallLog, ServerTiming
 from telescope_train.observability.spans import SilentRecorder, SpanRecorder
 from telescope_train.observability.timeline import MeasuredSpan, RankSpans, TakenSpans, Timeline
+from telescope_train.step.metrics import _SPANS
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_recorder_tells_each_span_once_with_its_step():
@@ -163,3 +168,14 @@ def test_a_call_is_recorded_with_what_the_server_measured():
     )
     assert call.duration_s == pytest.approx(2)
     assert abs(call.time_s - time.time()) < 60
+
+
+def test_every_name_of_a_span_is_in_the_reference():
+    page = (ROOT / "docs" / "reference" / "run-folder.md").read_text()
+    (table,) = re.findall(r"^\| source \| names \|\n(.*?)\n\n", page, re.MULTILINE | re.DOTALL)
+    sources = (ROOT / "packages" / "telescope-train" / "src" / "telescope_train").rglob("*.py")
+    texts = [path.read_text() for path in sources]
+    literal = r"\.(?:span|moment)\(\s*\"([^\"]+)\""
+    names = {name for text in texts for name in re.findall(literal, text)} | set(_SPANS.values())
+    assert {"forward", "stage weights", "worker replaced", "publish weights"} <= names
+    assert names <= set(re.findall(r"`([^`]+)`", table))

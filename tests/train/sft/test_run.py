@@ -109,6 +109,11 @@ def test_environments_that_cannot_be_learnt_from(config_file, tmp_path, name, er
         ),
         ([*MEGATRON, "--megatron_optimizer_cpu_offload", "true"], "^megatron_.* needs a GPU"),
         ([*MEGATRON, "--optimizer", "adamw_bf16"], "^optimizer = 'adamw_bf16' is one of backend"),
+        (
+            [*MEGATRON, "--use_lora", "true"],
+            "^use_lora does not work with train_backend = 'meg",
+        ),
+        ([*MEGATRON, "--fsdp_replicate_size", "1"], "^fsdp_replicate_size has no effect with"),
     ],
 )
 def test_settings_that_cannot_be_used(config_file, flags, message):

@@ -2,8 +2,11 @@
 
 import asyncio
 import math
+import sys
+from collections.abc import Callable, Hashable
 from datetime import timedelta
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,13 +27,17 @@ from ray.exceptions import (
 )
 
 from telescope_core.errors import ConfigError, NoRoomError
+from telescope_core.records.logs import Logs
 from telescope_train.backends.protocol import RankDiedError
+from telescope_train.cluster.network import Network
 from telescope_train.cluster.placement import Bundle
 from telescope_train.cluster.ports import HeldPort
 from telescope_train.cluster.ray_cluster import UNREACHABLE_S, ray_cluster
+from telescope_train.cluster.starting import stages
 from telescope_train.config.schema import RaySection
 from telescope_train.simulation.virtual_time import run_in_virtual_time
 from telescope_train.trainer import worker
+from telescope_train.trainer.rank_actor import RankActor
 from telescope_train.trainer.ray_ranks import _RayRank, _SharedProgress
 from telescope_train.trainer.worker import Meeting
 
@@ -54,10 +61,14 @@ class Actor:
         return int(min(asyncio.get_running_loop().time(), self._counts_until_s))
 
 
-async def silent_after_s(*actors: Any) -> tuple[float, str]:
+def nothing() -> None:
+    """Show nothing that the cluster does."""
+
+
+async def silent_after_s(*actors: Any, look: Callable[[], Hashable] = nothing) -> tuple[float, str]:
     """Wait for an answer that never comes; returns when that ended, and how."""
     loop = asyncio.get_running_loop()
-    progress = _SharedProgress(TIMEOUT_S)
+    progress = _SharedProgress(TIMEOUT_S, look)
     progress.ranks = [_RayRank(one, n, progress, TIMEOUT_S) for n, one in enumerate(actors)]
     try:
         await progress.ranks[0].answer(loop.create_future())
@@ -82,6 +93,25 @@ def test_the_rank_that_hangs_is_named() -> None:
     ended_s, error = run_in_virtual_time(main)
     assert ended_s <= 3 * TIMEOUT_S
     assert "trainer rank 1 does not answer at all" in error
+
+
+def test_ranks_may_take_any_time_to_be_started_while_the_cluster_does_something() -> None:
+    async def main() -> tuple[float, str]:
+        clock = asyncio.get_running_loop()
+        started = Actor(is_mute=True), Actor(is_mute=True)
+        return await silent_after_s(*started, look=lambda: min(clock.time(), 95.0))
+
+    ended_s, error = run_in_virtual_time(main)
+    assert 95 < ended_s < 95 + 4 * TIMEOUT_S
+    assert "trainer rank 0, trainer rank 1 does not answer at all" in error
+
+
+def test_what_a_process_imports_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked in a thread, while another one imports torch."""
+    rank = RankActor(Logs(folder=Path("logs")), Network(is_local=True))
+    before = rank.signs_of_life()
+    monkeypatch.setitem(sys.modules, "a_new_module", ModuleType("a_new_module"))
+    assert rank.signs_of_life() > before
 
 
 class CutOff:
@@ -225,6 +255,9 @@ async def test_a_batch_that_ray_loses_ends_the_life_of_the_ranks() -> None:
         holder = ray.remote(num_cpus=0)(Holder).remote()
         rank = _RayRank(ray.remote(num_cpus=0)(Answering).remote(), 0, _SharedProgress(60.0), 60.0)
         (held,) = await holder.held.remote()
+        # What tells a start that moves on from one that hangs.
+        actors, nodes = await asyncio.to_thread(stages)
+        assert [state for _, state, node, pid in actors if node in nodes and pid].count("ALIVE") > 0
         ray.kill(holder)
         # The object goes with the process that owns it, which this waits for.
         with pytest.raises(RayActorError):

@@ -1,5 +1,6 @@
 """The application: which function answers which address."""
 
+import asyncio
 from typing import Annotated, Any
 from urllib.parse import unquote
 
@@ -68,7 +69,7 @@ def create_app(
     _add_run(app, runs, database)
     _add_rollouts(app, runs, database)
     _add_evals(app, runs, database)
-    _add_files(app, watcher)
+    _add_files(app, runs, watcher)
     return Guard(Shell(app), token=token, host=host)
 
 
@@ -175,7 +176,7 @@ def _add_evals(app: FastAPI, runs: Runs, database: Database) -> None:
         return _answer(eval_rollout_page(runs.get(run), database, folder, (group, number)))
 
 
-def _add_files(app: FastAPI, watcher: Watcher) -> None:
+def _add_files(app: FastAPI, runs: Runs, watcher: Watcher) -> None:
     @app.get("/static/{name:part}")
     def _static(name: str) -> Response:
         path = inside(STATIC, name) if "/" not in name else None
@@ -185,6 +186,9 @@ def _add_files(app: FastAPI, watcher: Watcher) -> None:
 
     @app.get("/live")
     async def _live(asked: Annotated[asked_for.LiveParameters, Query()]) -> Response:
+        # One that is not there would be waited for without a word.
+        for key in asked.run:
+            await asyncio.to_thread(runs.get, key)
         listener = watcher.add(asked.run)
         if listener is None:
             raise HTTPException(503, "too many pages are open; close one of them")

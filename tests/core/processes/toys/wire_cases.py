@@ -28,7 +28,7 @@ class WireInThisProcess:
         )
         self.servings: list[Serving] = []
 
-    async def start(self, protocol):
+    async def start(self, protocol, *, silence_s):
         ours, theirs = socket.socketpair()
         loop = asyncio.get_running_loop()
         serving = Serving(self.served, on_ended=lambda _: None)

@@ -80,6 +80,13 @@ def compare_results(before: EvalResult, after: EvalResult) -> Comparison:
     """Compare two evals task by task; raises ConfigError when they have no example in common."""
     old, new = _scored(before), _scored(after)
     shared = [task_id for task_id in old if task_id in new]
+    for result, scored in ((before, old), (after, new)):
+        if not scored:
+            raise ConfigError(
+                f"the eval of {result.environment} with {result.model} has no scored rollout "
+                f"({result.num_failed} failed), so there is nothing to compare; see why in its "
+                "report, and play it again"
+            )
     if not shared:
         raise ConfigError(
             f"expected two evals with examples in common, got {len(old)} scored examples of "

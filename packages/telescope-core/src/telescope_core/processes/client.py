@@ -154,12 +154,11 @@ class WorkerClient:
         """Start the worker and open its environment; raises a TelescopeError if that fails."""
         start_s = self._deadlines.start_s
         try:
-            async with asyncio.timeout(start_s):
-                self.lifeline = await self._place.start(self._connection)
+            self.lifeline = await self._place.start(self._connection, silence_s=start_s)
             self._connection.send(hello(self._identity, self._place.token))
             welcome = await self._worked_on(self._greeting, "its start", start_s, shows_work=True)
         except TimeoutError:
-            self.kill(f"did not send its greeting within {self._deadlines.start_s:g} s")
+            self.kill(f"did not send its greeting, and showed no work for {start_s:g} s")
             raise EnvironmentProcessError(f"{self.label} {self._why_killed}") from None
         if not PROTOCOL_MIN <= welcome.protocol <= PROTOCOL_MAX:
             raise ProtocolError(

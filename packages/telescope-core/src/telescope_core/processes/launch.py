@@ -74,8 +74,11 @@ class WorkerPlace(Protocol):
         """Whether the values of declared secrets are sent to the worker."""
         ...
 
-    async def start(self, protocol: asyncio.Protocol) -> Lifeline:
-        """Start a worker, or reach a running one, and connect `protocol` to it."""
+    async def start(self, protocol: asyncio.Protocol, *, silence_s: float) -> Lifeline:
+        """Start a worker, or reach a running one, and connect `protocol` to it.
+
+        Raises EnvironmentProcessError after `silence_s` seconds in which nothing moves on.
+        """
         ...
 
 
@@ -105,8 +108,9 @@ class LocalPlace:
     token: str = ""
     gets_secrets: bool = True
 
-    async def start(self, protocol: asyncio.Protocol) -> "LocalWorker":
+    async def start(self, protocol: asyncio.Protocol, *, silence_s: float) -> "LocalWorker":
         """Start the process and connect to it; it then greets over the connection."""
+        del silence_s  # nothing is waited for here
         ours, theirs = socket.socketpair()
         guard_read, guard_write = os.pipe()
         output = self._output()
@@ -257,14 +261,16 @@ class RemotePlace:
     token: str
     gets_secrets: bool = False
 
-    async def start(self, protocol: asyncio.Protocol) -> "RemoteWorker":
+    async def start(self, protocol: asyncio.Protocol, *, silence_s: float) -> "RemoteWorker":
         """Connect to the worker."""
         host, port = split_address(self.address)
         try:
-            await asyncio.get_running_loop().create_connection(lambda: protocol, host, port)
+            async with asyncio.timeout(silence_s):
+                await asyncio.get_running_loop().create_connection(lambda: protocol, host, port)
         except OSError as error:
+            why = str(error) or f"no connection in {silence_s:g} s"
             raise EnvironmentProcessError(
-                f"{self.label} cannot be reached ({error}); check the address, and check that a "
+                f"{self.label} cannot be reached ({why}); check the address, and check that a "
                 "worker was started there with --listen"
             ) from error
         return RemoteWorker(self.address)

@@ -35,7 +35,8 @@ class StageDeadlines:
     """
 
     start_s: float = 120.0
-    """Seconds without a sign of work until the greeting, while modules are imported."""
+    """Seconds without a sign of work until the greeting: while a cluster makes room for the worker
+    and starts it, and while modules are imported."""
     load_s: float = 600.0
     """Seconds without a sign of work while the environment is built, loads data, describes it."""
     score_s: float = 300.0

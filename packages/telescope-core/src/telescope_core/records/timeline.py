@@ -29,7 +29,7 @@ class TimelineSpan:
     microbatch: int | None = None
     """Which of the step's microbatches, 0 first."""
     version: WeightVersion | None = None
-    """Weights that it sent, saved or evaluated."""
+    """Weights that it saved."""
     note: str = ""
     """What a person should know, such as the reason of a restart."""
 
@@ -80,7 +80,7 @@ class GaugeSample:
     time_s: float
     """Seconds since 1970, UTC, on the clock of the run's driver."""
     source: str
-    """What was measured: `node NAME`, `node NAME gpu 3`, `driver`, or the address of a server."""
+    """What was measured: `node NAME`, `node NAME gpu 3`, or the address of a server."""
     name: str
-    """Which meter, with its unit: `gpu/memory_bytes`, `vllm/num_requests_running`."""
+    """Which meter, with its unit: `gpu/memory_used_bytes`, `vllm/queue_s`."""
     value: float

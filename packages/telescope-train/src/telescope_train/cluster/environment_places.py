@@ -32,10 +32,13 @@ class WorkerOrder:
 class Launcher(Protocol):
     """Starts workers on nodes; see `environment_workers.RayLauncher`."""
 
-    async def launch(self, order: WorkerOrder, protocol: asyncio.Protocol) -> Lifeline:
+    async def launch(
+        self, order: WorkerOrder, protocol: asyncio.Protocol, *, silence_s: float
+    ) -> Lifeline:
         """Start a worker and connect `protocol` to it.
 
-        Raises EnvironmentProcessError where another attempt may succeed.
+        Raises EnvironmentProcessError where another attempt may succeed, also after `silence_s`
+        seconds in which nothing moves on.
         """
         ...
 
@@ -81,8 +84,8 @@ class ClusterPlace:
         """Name of the worker in messages."""
         return self.order.label
 
-    async def start(self, protocol: asyncio.Protocol) -> Lifeline:
+    async def start(self, protocol: asyncio.Protocol, *, silence_s: float) -> Lifeline:
         """Start a worker and connect `protocol` to it."""
         if self.places.launcher is None:
             raise EnvironmentProcessError(f"{self.label} was asked before the cluster was joined")
-        return await self.places.launcher.launch(self.order, protocol)
+        return await self.places.launcher.launch(self.order, protocol, silence_s=silence_s)

@@ -11,7 +11,7 @@ import hmac
 import logging
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
@@ -25,6 +25,7 @@ from telescope_core.open import local_place
 from telescope_core.processes.launch import Lifeline
 from telescope_train.cluster.environment_places import WorkerOrder
 from telescope_train.cluster.network import Network
+from telescope_train.cluster.starting import Stages, stages, until_started
 
 _LOGGER = logging.getLogger(__name__)
 _CHUNK_BYTES = 2**18
@@ -99,7 +100,8 @@ class WorkerRelay:
     async def _serve(self, host: asyncio.StreamReader, to_host: asyncio.StreamWriter) -> None:
         worker = asyncio.StreamReader()
         protocol = _WorkerEnd(worker)
-        self._worker = await self._place.start(protocol)
+        silence_s = self._order.processes.deadlines.start_s
+        self._worker = await self._place.start(protocol, silence_s=silence_s)
         assert protocol.transport is not None, "a started worker is connected"
         loop = asyncio.get_running_loop()
         to_worker = asyncio.StreamWriter(protocol.transport, protocol, worker, loop)
@@ -148,16 +150,22 @@ class RayLauncher:
         places: Sequence[Mapping[str, Any]],
         network: Network,
         secret_names: Mapping[str, Sequence[str]],
+        *,
+        look: Stages = stages,
     ) -> None:
         """`places`: Ray's options of each worker.
 
         `secret_names`: the variables that an environment declares as its secrets, by its name.
+        `look`: what shows that the cluster starts processes.
         """
         self._places = places
         self._network = network
         self._secret_names = secret_names
+        self._look = look
 
-    async def launch(self, order: WorkerOrder, protocol: asyncio.Protocol) -> Lifeline:
+    async def launch(
+        self, order: WorkerOrder, protocol: asyncio.Protocol, *, silence_s: float
+    ) -> Lifeline:
         """Start a worker and connect `protocol` to it."""
         names = self._secret_names.get(order.environment, ())
         actor_class: Any = ray.remote(WorkerRelay)
@@ -166,7 +174,8 @@ class RayLauncher:
         )
         secret = secrets.token_hex(32)
         try:
-            listening: Listening = await actor.listen.remote(secret)
+            listens: Coroutine[Any, Any, Listening] = _result(actor.listen.remote(secret))
+            listening = await until_started(listens, silence_s=silence_s, look=self._look)
             transport = await _connected(listening, secret, protocol)
         except BaseException as error:
             _kill(actor)
@@ -220,6 +229,10 @@ class ClusterWorker:
             return f"its node {self._node} is gone"
 
 
+async def _result(reference: Any) -> Any:
+    return await reference
+
+
 async def _connected(
     listening: Listening, secret: str, protocol: asyncio.Protocol
 ) -> asyncio.Transport:
@@ -232,8 +245,10 @@ async def _connected(
             await loop.sock_connect(sock, address)
             await loop.sock_sendall(sock, secret.encode())
         transport, _ = await loop.create_connection(lambda: protocol, sock=sock)
-    except BaseException:
+    except BaseException as error:
         sock.close()
+        if isinstance(error, TimeoutError) and not error.args:
+            raise OSError(f"no connection to {address} in {_CONNECT_S:g} s") from None
         raise
     return transport
 

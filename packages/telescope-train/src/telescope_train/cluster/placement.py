@@ -199,7 +199,7 @@ def _deadline_s(config: TrainConfig) -> float:
 def reserve(asked: Asked, *, deadline_s: float) -> Room:
     """Reserve room for all of `asked` at once.
 
-    Raises ConfigError if the cluster has no room within `deadline_s` seconds.
+    Raises ConfigError if the cluster has no room `deadline_s` seconds after a node joined or left.
     """
     # All or nothing: actors that are placed one by one could fill the cluster before the last of
     # them has room, and the run would wait for it without an error.
@@ -208,7 +208,7 @@ def reserve(asked: Asked, *, deadline_s: float) -> Room:
     )
     room = Room(group, asked.bundles)
     try:
-        has_room = group.wait(timeout_seconds=deadline_s)
+        has_room = _has_room_in_time(group, deadline_s)
     except BaseException:
         room.give_back()
         raise
@@ -221,6 +221,16 @@ def reserve(asked: Asked, *, deadline_s: float) -> Room:
             "ray_placement_timeout_s"
         )
     return room
+
+
+def _has_room_in_time(group: PlacementGroup, deadline_s: float) -> bool:
+    """Wait for room as long as nodes come and go: a cluster may grow one node at a time."""
+    known: set[str] | None = None
+    while (nodes := {node.id for node in living_nodes()}) != known:
+        known = nodes
+        if group.wait(timeout_seconds=deadline_s):
+            return True
+    return False
 
 
 def in_order_of_nodes(node_of_bundle: Sequence[str]) -> list[int]:

@@ -31,8 +31,9 @@ class RaySection(Section):
     in the same words. Then each node needs the environments installed, and the secrets that they
     declare in the variables of its Ray."""
     ray_placement_timeout_s: Positive = 300.0
-    """Seconds to wait until the cluster has room, at the start and after the loss of a node. A
-    cluster of the run's own never gets more room, so nothing is waited for there."""
+    """Seconds in which a cluster that has no room, or does not start a process, may do nothing
+    else for the run, at the start and after the loss of a node. A cluster of the run's own never
+    gets more room, so nothing is waited for there."""
     worker_progress_timeout_s: Positive = 1800.0
     """Seconds without any progress after which a trainer process is taken for dead. A call may take
     any time as long as batches, weights or files move on."""

@@ -155,8 +155,8 @@ class ServerGroup:
             await server.until_started(self._placement_s)
         except TimeoutError:
             raise ProcessDiedError(
-                f"the cluster has had no room for {server.name} for {self._placement_s:g} s "
-                f"(limit: ray_placement_timeout_s), since: {gone}"
+                f"the cluster has had no room for {server.name}, and done nothing else for the run "
+                f"for {self._placement_s:g} s (limit: ray_placement_timeout_s), since: {gone}"
             ) from None
 
     async def _until_begun(self, index: int) -> None:
@@ -166,8 +166,9 @@ class ServerGroup:
             await server.until_started(self._placement_s)
         except TimeoutError:
             raise ProcessDiedError(
-                f"the keeper of {server.name} did not start within {self._placement_s:g} s (limit: "
-                "ray_placement_timeout_s); what it waits for is in Ray's own logs"
+                f"the keeper of {server.name} did not start, and the cluster did nothing else for "
+                f"the run for {self._placement_s:g} s (limit: ray_placement_timeout_s); what it "
+                "waits for is in Ray's own logs"
             ) from None
         await self._until_healthy(index)
 

@@ -1,6 +1,5 @@
 """One inference server: the Ray actor on its node that keeps it, and how the driver asks that."""
 
-import asyncio
 import logging
 import os
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from telescope_core.records.logs import Logs, telling_failure
 from telescope_train.cluster.network import ANY_ADDRESS, Network, is_loopback
 from telescope_train.cluster.ports import first_free_port
 from telescope_train.cluster.ray_cluster import UnreachableError, answer, is_back
+from telescope_train.cluster.starting import Stages, stages, until_started
 from telescope_train.config.fields import was_set
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.server import ServerProcess, ServerSettings
@@ -21,6 +21,8 @@ from telescope_train.inference.server import ServerProcess, ServerSettings
 _LOGGER = logging.getLogger(__name__)
 PROGRESS_S = 120.0
 """Longest that a keeper may stand still, if not set; see `inference_progress_timeout_s`."""
+_WATCHED_S = 30 * 24 * 3600.0
+"""Longest wait for an answer where another watch ends it before."""
 WATCHING = "watching"
 """Name of the thread of a keeper that answers questions about its progress."""
 
@@ -150,6 +152,8 @@ class ServerHandle:
     """Ray's handle of the server's `ServerKeeper`."""
     progress_s: float = PROGRESS_S
     """Longest that the keeper may stand still while it has a question."""
+    look: Stages = stages
+    """What shows that the cluster starts processes."""
 
     @classmethod
     def start(
@@ -170,10 +174,13 @@ class ServerHandle:
         """What it is called before anybody knows where it is."""
         return f"inference server {self.settings.number}"
 
-    async def until_started(self, within_s: float) -> None:
-        """Return when the keeper runs; raises TimeoutError if it does not `within_s` seconds."""
-        async with asyncio.timeout(within_s):
-            await self._answer("__ray_ready__", timeout_s=2 * within_s)
+    async def until_started(self, silence_s: float) -> None:
+        """Return when the keeper runs.
+
+        Raises TimeoutError after `silence_s` seconds in which the cluster did nothing for the run.
+        """
+        ready = self._answer("__ray_ready__", timeout_s=_WATCHED_S)
+        await until_started(ready, silence_s=silence_s, look=self.look)
 
     async def ask(self, question: str) -> Any:
         """Return the answer of the keeper's method `question`; it must have started.

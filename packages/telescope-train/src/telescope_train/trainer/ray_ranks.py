@@ -2,16 +2,16 @@
 
 import asyncio
 import logging
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
 
 from telescope_core.errors import NoRoomError, ProcessDiedError
-from telescope_core.records.logs import Logs, telling_failure
+from telescope_core.records.logs import Logs
 from telescope_train.backends.protocol import BackendSettings, RankDiedError
 from telescope_train.batches.batch import Shards
 from telescope_train.cluster.network import Network
@@ -20,107 +20,59 @@ from telescope_train.cluster.placement import in_order_of_nodes
 from telescope_train.cluster.ports import HeldPort
 from telescope_train.cluster.rank_layout import ONE_RANK, RankLayout
 from telescope_train.cluster.ray_cluster import UnreachableError, answer, is_back
+from telescope_train.cluster.starting import Stages, stages
 from telescope_train.observability.timeline import TakenSpans, TimedRank
+from telescope_train.trainer.progress import Progress
+from telescope_train.trainer.rank_actor import WATCHING, RankActor, RankPlace
 from telescope_train.trainer.ranks import AllRanks, Rank, RankFacts
 from telescope_train.trainer.rows import put_minibatches, put_rows
-from telescope_train.trainer.worker import WATCHED_WAIT_S, Meeting, Progress, TrainerWorker
+from telescope_train.trainer.worker import WATCHED_WAIT_S, Meeting, TrainerWorker
 
 _LOGGER = logging.getLogger(__name__)
 WATCH_EVERY_S = 1.0
-WATCHING = "watching"
-"""Name of the thread of a rank that answers questions about its progress."""
 
 
-class RankPlace(NamedTuple):
-    """Where a rank runs."""
-
-    node: str
-    """Ray's id of it."""
-    gpus: tuple[int, ...]
-    """Their numbers on that node; empty on CPU."""
-
-
-class RankActor:
-    """One trainer rank in a process of its own."""
-
-    def __init__(self, logs: Logs, network: Network) -> None:
-        self._logs = logs
-        self._network = network
-        self._worker: TrainerWorker | None = None
-        self._progress = Progress()
-        self._held_port = HeldPort()
-
-    # In a thread of its own, so that it answers while a call computes.
-    @ray.method(concurrency_group=WATCHING)
-    def signs_of_life(self) -> int:
-        """Return a number that grows with every batch, tensor and file that is done."""
-        return self._progress.count
-
-    @ray.method(concurrency_group=WATCHING)
-    def taken_spans(self) -> TakenSpans:
-        """Return what the rank did since it was asked last."""
-        if self._worker is None:
-            return TakenSpans(time.monotonic(), [])
-        return self._worker.spans.take()
-
-    def place(self) -> RankPlace:
-        """Return where this rank runs."""
-        context = ray.get_runtime_context()
-        gpus = context.get_accelerator_ids().get("GPU", [])
-        # A GPU of a divided card has a name and no number; then Ray's order has to do.
-        return RankPlace(context.get_node_id(), tuple(int(one) for one in gpus if one.isdecimal()))
-
-    def address(self) -> tuple[str, int]:
-        """Return (host, port) of this node, where nothing else can listen from now on."""
-        host = self._network.address()
-        return host, self._held_port.hold(host)
-
-    def open(self, settings: BackendSettings, *, meeting: Meeting, num_threads: int) -> RankFacts:
-        """Load the model."""
-        self._begin_log(meeting.rank)
-        self._network.apply()
-        with telling_failure(_LOGGER, "loading the model"):
-            self._worker = TrainerWorker(
-                settings,
-                meeting=meeting,
-                num_threads=num_threads,
-                progress=self._progress,
-                held_port=self._held_port,
-            )
-        facts = RankFacts.of(self._worker)
-        for test in facts.self_tests:
-            _LOGGER.info("self-test passed: %s", test.text)
-        return facts
-
-    def _begin_log(self, number: int) -> None:
-        with suppress(OSError):
-            # Another machine than the driver's may not have it yet.
-            self._logs.folder.mkdir(parents=True, exist_ok=True)
-        self._logs.begin("trainer", f"rank {number}")
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        """Call the method `name` of the rank."""
-        assert self._worker is not None, "open comes first"
-        with telling_failure(_LOGGER, name):
-            return getattr(self._worker, name)(*arguments)
+def _open(
+    settings: BackendSettings,
+    meeting: Meeting,
+    num_threads: int,
+    progress: Progress,
+    held_port: HeldPort,
+) -> TrainerWorker:
+    return TrainerWorker(
+        settings,
+        meeting=meeting,
+        num_threads=num_threads,
+        progress=progress,
+        held_port=held_port,
+    )
 
 
 class _SharedProgress:
     """Whether any rank moves on: the others wait for it in a collective."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, look: Stages = stages) -> None:
         self.ranks: list[_RayRank] = []
         self.mute: list[str] = []
         """Ranks that did not even answer the last question."""
         self._timeout_s = timeout_s
+        self._look = look
+        self._seen: Hashable = None
+        self._num_changes = -1
+        """The first look, which has nothing to compare with, makes it 0."""
 
     async def signs_of_life(self) -> int:
-        """Return a number that grows with what any rank does."""
+        """Return a number that changes with what any rank does, or the cluster to start one."""
         counts = await asyncio.gather(*(self._of(one) for one in self.ranks))
         self.mute = [
             one.process for one, count in zip(self.ranks, counts, strict=True) if count is None
         ]
-        return sum(count or 0 for count in counts)
+        if self.mute:
+            # One that the cluster has not started yet answers nothing.
+            seen = await asyncio.to_thread(self._look)
+            self._num_changes += self._num_changes < 0 or seen != self._seen
+            self._seen = seen
+        return sum(count or 0 for count in counts) + max(0, self._num_changes)
 
     async def _of(self, rank: "_RayRank") -> int | None:
         try:
@@ -298,23 +250,21 @@ class RayRanks(AllRanks):
         """Load the model on every rank, each with `num_threads` threads on a CPU."""
         await self._put_in_order()
         host, port = await self.meeting_point()
-        self.facts = await asyncio.gather(
-            *(
-                one.answer(
-                    one.actor.open.remote(
-                        settings,
-                        meeting=Meeting(
-                            rank=rank,
-                            world_size=len(self._processes),
-                            address=host,
-                            port=port,
-                            wait_s=WATCHED_WAIT_S,
-                        ),
-                        num_threads=num_threads,
-                    )
-                )
-                for rank, one in enumerate(self._processes)
+
+        async def opened(one: _RayRank, rank: int) -> RankFacts:
+            meeting = Meeting(
+                rank=rank,
+                world_size=len(self._processes),
+                address=host,
+                port=port,
+                wait_s=WATCHED_WAIT_S,
             )
+            opens = partial(_open, settings, meeting, num_threads)
+            await one.answer(one.actor.open.remote(rank, opens))
+            return await one.answer(one.actor.ask.remote(RankFacts.of))
+
+        self.facts = await asyncio.gather(
+            *(opened(one, rank) for rank, one in enumerate(self._processes))
         )
 
     async def _put_in_order(self) -> None:

@@ -6,11 +6,10 @@ Every method is collective: all ranks call it in the same order.
 import ctypes
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -36,9 +35,8 @@ from telescope_train.diagnostics.rank_checks import Tolerance, check_rank
 from telescope_train.models.attention.sharing import PrefixSharing, no_sharing
 from telescope_train.observability.spans import SpanRecorder
 from telescope_train.trainer.old_logprobs import with_old_logprobs
+from telescope_train.trainer.progress import Progress
 from telescope_train.weights.sending import WeightSending
-
-Item = TypeVar("Item")
 
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
@@ -72,45 +70,6 @@ class Meeting:
 
 
 ALONE = Meeting()
-
-
-@dataclass(slots=True)
-class Progress:
-    """Counts what a rank has done, so that others can tell slow from stuck."""
-
-    count: int = 0
-    """Batches, tensors and spans so far."""
-
-    def one(self) -> None:
-        """Count one thing that was done."""
-        self.count += 1
-
-    def each(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Yield `items`, and count each one when the next is asked for."""
-        for item in items:
-            yield item
-            self.count += 1
-
-    def over(self, batches: Sequence[PackedBatch]) -> "CountedBatches":
-        """Return `batches` such that a loop over them counts each one."""
-        return CountedBatches(batches, self)
-
-
-class CountedBatches(Sequence[PackedBatch]):
-    """Batches whose use counts as progress."""
-
-    def __init__(self, batches: Sequence[PackedBatch], progress: Progress) -> None:
-        self._batches = batches
-        self._progress = progress
-
-    def __iter__(self) -> Iterator[PackedBatch]:
-        return self._progress.each(self._batches)
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._batches[index]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,7 +133,8 @@ def _conflicts(section: AlgorithmSection, algorithm: Algorithm) -> Iterator[str]
             "algorithm: use_decoupled_loss needs a ratio to old log-probs, which "
             f"{algorithm.name} has only with use_ppo_clip; set use_ppo_clip = true"
         )
-    if settings.clip_low == 1 and (settings.use_ppo_clip or algorithm.name == "gspo"):
+    has_ppo_clip = algorithm.use_ppo_clip is not None and settings.use_ppo_clip
+    if settings.clip_low == 1 and (has_ppo_clip or algorithm.name == "gspo"):
         yield (
             "algorithm.clip_low must be below 1, got 1: a ratio never falls below 0, so the lower "
             "bound would never apply; use the algorithm's own, or a value such as 0.2"

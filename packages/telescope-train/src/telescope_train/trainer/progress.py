@@ -1,0 +1,48 @@
+"""Counts what a rank does, so that whoever waits for it can tell slow from stuck. No torch."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from telescope_train.batches.batch import PackedBatch
+
+Item = TypeVar("Item")
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counts what a rank has done, so that others can tell slow from stuck."""
+
+    count: int = 0
+    """Batches, tensors and spans so far."""
+
+    def one(self) -> None:
+        """Count one thing that was done."""
+        self.count += 1
+
+    def each(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Yield `items`, and count each one when the next is asked for."""
+        for item in items:
+            yield item
+            self.count += 1
+
+    def over(self, batches: Sequence[PackedBatch]) -> "CountedBatches":
+        """Return `batches` such that a loop over them counts each one."""
+        return CountedBatches(batches, self)
+
+
+class CountedBatches(Sequence[PackedBatch]):
+    """Batches whose use counts as progress."""
+
+    def __init__(self, batches: Sequence[PackedBatch], progress: Progress) -> None:
+        self._batches = batches
+        self._progress = progress
+
+    def __iter__(self) -> Iterator[PackedBatch]:
+        return self._progress.each(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._batches[index]

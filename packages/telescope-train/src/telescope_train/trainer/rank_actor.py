@@ -1,0 +1,102 @@
+"""One trainer rank as a Ray actor, which answers while its process still imports torch.
+
+So this module imports nothing that does. What opens the rank arrives as an argument of a call: Ray
+imports it then, while a thread says how far that is.
+"""
+
+import logging
+import resource
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import ray
+
+from telescope_core.records.logs import Logs, telling_failure
+from telescope_train.cluster.network import Network
+from telescope_train.cluster.ports import HeldPort
+from telescope_train.observability.timeline import TakenSpans
+from telescope_train.trainer.progress import Progress
+
+if TYPE_CHECKING:
+    from telescope_train.trainer.worker import TrainerWorker
+
+_LOGGER = logging.getLogger(__name__)
+WATCHING = "watching"
+"""Name of the thread of a rank that answers questions about its progress."""
+OpensRank = Callable[[Progress, HeldPort], "TrainerWorker"]
+"""Loads the model and returns the rank, which counts what it does and frees the port in time."""
+
+
+class RankPlace(NamedTuple):
+    """Where a rank runs."""
+
+    node: str
+    """Ray's id of it."""
+    gpus: tuple[int, ...]
+    """Their numbers on that node; empty on CPU."""
+
+
+class RankActor:
+    """One trainer rank in a process of its own."""
+
+    def __init__(self, logs: Logs, network: Network) -> None:
+        self._logs = logs
+        self._network = network
+        self._worker: TrainerWorker | None = None
+        self._progress = Progress()
+        self._held_port = HeldPort()
+
+    # In a thread of its own, so that it answers while a call computes.
+    @ray.method(concurrency_group=WATCHING)
+    def signs_of_life(self) -> int:
+        """Return a number that changes with every batch, tensor, file and module that is done."""
+        done = self._progress.count + len(sys.modules)
+        if self._worker is not None:
+            return done
+        # Libraries of gigabytes are read page by page.
+        return done + resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+    @ray.method(concurrency_group=WATCHING)
+    def taken_spans(self) -> TakenSpans:
+        """Return what the rank did since it was asked last."""
+        if self._worker is None:
+            return TakenSpans(time.monotonic(), [])
+        return self._worker.spans.take()
+
+    def place(self) -> RankPlace:
+        """Return where this rank runs."""
+        context = ray.get_runtime_context()
+        gpus = context.get_accelerator_ids().get("GPU", [])
+        # A GPU of a divided card has a name and no number; then Ray's order has to do.
+        return RankPlace(context.get_node_id(), tuple(int(one) for one in gpus if one.isdecimal()))
+
+    def address(self) -> tuple[str, int]:
+        """Return (host, port) of this node, where nothing else can listen from now on."""
+        host = self._network.address()
+        return host, self._held_port.hold(host)
+
+    def open(self, number: int, opens: OpensRank) -> None:
+        """Load the model as rank `number`."""
+        with suppress(OSError):
+            # Another machine than the driver's may not have it yet.
+            self._logs.folder.mkdir(parents=True, exist_ok=True)
+        self._logs.begin("trainer", f"rank {number}")
+        self._network.apply()
+        with telling_failure(_LOGGER, "loading the model"):
+            self._worker = opens(self._progress, self._held_port)
+        for test in self._worker.self_tests:
+            _LOGGER.info("self-test passed: %s", test.text)
+
+    def ask(self, question: Callable[["TrainerWorker"], Any]) -> Any:
+        """Return what `question` finds out about the rank."""
+        assert self._worker is not None, "open comes first"
+        return question(self._worker)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call the method `name` of the rank."""
+        assert self._worker is not None, "open comes first"
+        with telling_failure(_LOGGER, name):
+            return getattr(self._worker, name)(*arguments)
