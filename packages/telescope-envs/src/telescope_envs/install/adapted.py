@@ -167,7 +167,7 @@ def environment_for(scheme: str, wanted: Sequence[str]) -> FrameworkPython:
     """Return a virtual environment with `wanted` and telescope-core, which links share."""
     needs = direct_needs(wanted) if not _has_folder(wanted) else [*direct_needs(()), *wanted]
     made_of = "\n".join((sys.version, version(CORE), *needs))
-    folder = data_folder() / "adapters" / f"{scheme}-{_digest_of(made_of)}"
+    folder = data_folder() / "adapters" / f"{scheme}-{sha256_of(made_of)[:_DIGITS]}"
     uv = Uv()
     with locked(folder.with_suffix(".lock"), what=f"making a virtual environment for {scheme}"):
         if _has_folder(wanted) or not (folder / "bin" / "python").exists():
@@ -207,7 +207,3 @@ def _framework(found: Adapted, pins: Sequence[str]) -> Framework:
             f"tested with {taken}; add --with {found.frameworks[0].requirement}"
         )
     return fitting
-
-
-def _digest_of(text: str) -> str:
-    return sha256_of(text)[:_DIGITS]
