@@ -25,7 +25,7 @@ def test_supervised_training_reaches_the_settings_of_megatron(config_file):
     settings = backend_settings(load_sft_config([config_file], flags))
     assert layout_of(settings).tensor == 2
     assert settings.trainer.train_backend == "megatron"
-    assert settings.trainer.share_prefixes == "auto", "it has no effect, so it is not set"
+    assert settings.trainer.share_prefixes is False, "each example has a prompt of its own"
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ certificate was valid, and that the signature is in a public log. It proves noth
 code in the wheel does.
 """
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.records.files import sha256_of
 from telescope_envs.records.model import read_json
 from telescope_envs.records.reading import attestation_path
 from telescope_envs.records.release import Publisher, Release
@@ -158,7 +158,7 @@ def check_attestation(
         raise RegistryError(
             f"{what} is gone from the registry; tell the registry's owner. {_NOTHING}"
         )
-    if hashlib.sha256(bundle).hexdigest() != release.attestation_sha256:
+    if sha256_of(bundle) != release.attestation_sha256:
         raise RegistryError(f"{what} is not the one that was published. {_NOTHING}")
     return _verified(release, wheel, bundle, policy, what)
 
@@ -248,7 +248,7 @@ def _verified(
         kind, payload = verifier.verify_dsse(Bundle.from_json(bundle), signed_by)
     except (Error, ValueError) as error:
         raise RegistryError(f"{what} is not valid: {error}. {_NOTHING}") from error
-    _check_statement(kind, payload, release, hashlib.sha256(wheel).hexdigest())
+    _check_statement(kind, payload, release, sha256_of(wheel))
     return signed_by.identity
 
 

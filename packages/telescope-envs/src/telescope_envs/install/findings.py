@@ -216,16 +216,13 @@ def changed_byte_code(folder: Path) -> Iterator[Finding]:
         data = path.read_bytes()
         if data[:4] != MAGIC_NUMBER:
             continue  # from another version of Python, which this one does not run
-        if _compiled(source) != _loaded(data):
+        code = compile(source.read_bytes(), str(source), "exec", dont_inherit=True, optimize=0)
+        if code != _loaded(data):
             yield Finding(
                 kind=FindingKind.CHANGED,
                 what=str(path),
                 text=f"is not the byte code of {source.name}; remove it",
             )
-
-
-def _compiled(source: Path) -> object:
-    return compile(source.read_bytes(), str(source), "exec", dont_inherit=True, optimize=0)
 
 
 def _loaded(data: bytes) -> object:
