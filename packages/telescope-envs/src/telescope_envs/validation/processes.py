@@ -221,6 +221,8 @@ class Subject:
     wheel: bytes = b""
     metadata: bytes = b""
     """The METADATA file."""
+    files: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
+    """Path in the wheel -> content, of a wheel that holds nothing forbidden."""
     factory: str = ""
     """`module:Class`."""
     interpreter: str = sys.executable
