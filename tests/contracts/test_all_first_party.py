@@ -5,12 +5,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from telescope_core.locate import load_environment_class
 from telescope_envs.registry import Registry
 from telescope_envs.validation import POLICY_VERSION
 
@@ -98,3 +100,12 @@ def test_releases_have_passed_validation(name):
 def test_there_are_at_least_fifteen():
     assert len(RELEASES) >= 15
     assert set(ROWS) == {path.parent.name for path in PROJECTS.glob("*/fixture-rows")}
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_the_reference_has_every_setting(name):
+    page = (ROOT / "docs/reference/first-party-environments.md").read_text()
+    (section,) = re.findall(rf"^## {name}\n(.*?)(?=^## )", page, re.MULTILINE | re.DOTALL)
+    settings = load_environment_class(RELEASES[name].factory).Config.model_fields
+    assert settings
+    assert set(settings) <= set(re.findall(r"`(\w+)`", section))

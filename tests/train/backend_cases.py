@@ -125,8 +125,8 @@ def slow_steps(folder, num_steps, *, grad_clip=1.0) -> dict[str, np.ndarray]:
     return {name: value.detach().numpy() for name, value in model.named_parameters()}
 
 
-def slow_backward(model) -> None:
-    """Add the gradient of all samples to `model`, one sample at a time; use_tis by hand."""
+def slow_backward(model, *, is_supervised=False) -> None:
+    """Add the gradient of all samples to `model`, one at a time; use_tis or log-likelihood."""
     chosen = samples()
     num_tokens = sum(int(sample.mask.sum()) for sample in chosen)
     for sample in chosen:
@@ -136,7 +136,8 @@ def slow_backward(model) -> None:
         mask = torch.tensor(sample.mask[1:])
         behavior = torch.tensor(sample.behavior_logprobs[1:])[mask].double()
         ratio = (logprobs[mask].detach() - behavior).exp().clamp(max=2.0)
-        loss = -(ratio * np.float32(sample.advantage) * logprobs[mask]).sum() / num_tokens
+        factor = 1.0 if is_supervised else ratio * np.float32(sample.advantage)
+        loss = -(factor * logprobs[mask]).sum() / num_tokens
         loss.backward()
 
 

@@ -99,6 +99,13 @@ def wide_model(folder: Path):
     return model
 
 
+def supervised_gradient(folder: Path) -> dict[str, np.ndarray]:
+    """Return the gradient of the mean negative log-likelihood."""
+    model = wide_model(folder)
+    slow_backward(model, is_supervised=True)
+    return {f"gradient.{n}": v.numpy() for n, v in hub_named(model, "grad")}
+
+
 def _wide_norm(module):
     def forward(x):
         scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)

@@ -1,21 +1,24 @@
 """Trainer ranks as processes that take one layout of Megatron after another.
 
 usage: megatron_script.py RANK WORLD_SIZE PORT JOB_FILE (JSON: output; cases: name, model, section;
-optional dtype, load, save)
+optional dtype, load, save, supervised, shares)
 """
 
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from backend_cases import grpo_batches
+from backend_cases import VOCAB, grpo_batches
 from megatron_cases import NUM_STEPS, megatron_settings
+from prefix_trees import all_shared, plain_batches, random_tree
 
 from telescope_train.algorithms import loss_function
+from telescope_train.algorithms.supervised import negative_log_likelihood
 from telescope_train.backends.megatron.backend import MegatronBackend
 
 
@@ -35,8 +38,15 @@ def main() -> None:
 
 def run(case, output: Path, rank: int, world_size: int) -> None:
     settings = megatron_settings(case["model"], case["section"], dtype=case.get("dtype", "float64"))
-    backend = MegatronBackend(settings, loss_function(settings.algorithm), torch.device("cpu"))
+    loss = loss_function(settings.algorithm)
+    if case.get("supervised"):
+        settings, loss = replace(settings, algorithm=None), negative_log_likelihood
+    backend = MegatronBackend(settings, loss, torch.device("cpu"))
     layout = MegatronBackend.rank_layout(settings, world_size)
+    if case.get("shares"):
+        found = with_and_without(backend, layout.data, layout.shard_of(rank))
+        np.savez(output / f"{case['name']}-{rank}.npz", **found)
+        return
     found = {}
     if "load" in case:
         backend.load_checkpoint(case["load"])
@@ -61,6 +71,23 @@ def run(case, output: Path, rank: int, world_size: int) -> None:
         backend.save_pretrained(case["export"])
     np.savez(output / f"{case['name']}-{rank}.npz", **found)
     dist.barrier()
+
+
+def with_and_without(backend, num_shards, shard) -> dict[str, np.ndarray]:
+    """Return gradients and log-probs of samples that begin alike, sharing that or not."""
+    if backend.sharing.reason:
+        return {"reason": np.array(backend.sharing.reason)}
+    samples = random_tree(np.random.default_rng(5), num=16, vocab=VOCAB)
+    apart = plain_batches(samples, num_batches=2, num_ranks=num_shards)
+    together = all_shared(apart)
+    found = {"saved": np.array(sum(one.num_shared_tokens for part in together for one in part))}
+    for name, shards in (("apart", apart), ("together", together)):
+        backend._stepper.clear()
+        logprobs = backend.logprobs(shards[shard])
+        backend.accumulate_gradient(shards[shard], version=0)
+        found |= {f"{name}.{n}": v.numpy().copy() for n, v in backend.export_gradient()}
+        found |= {f"logprobs of {name} {n}": v for n, v in enumerate(logprobs)}
+    return found
 
 
 def parts(batches, streamed):

@@ -65,13 +65,13 @@ class Served:
 
 
 @contextmanager
-def served(folders: Sequence[Path], cache: Path) -> Generator[Served]:
-    """Show the runs in `folders` until the block ends."""
+def served(folders: Sequence[Path], cache: Path, *, host: str = "127.0.0.1") -> Generator[Served]:
+    """Show the runs in `folders` until the block ends, as if `host` was what is listened on."""
     database = Database(cache)
     runs = Runs(folders, database)
     watcher = Watcher(runs)
     listening = socket.create_server(("127.0.0.1", 0))
-    app = create_app(runs, database, watcher, token=TOKEN, host="127.0.0.1")
+    app = create_app(runs, database, watcher, token=TOKEN, host=host)
     config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = Thread(target=server.run, kwargs={"sockets": [listening]})

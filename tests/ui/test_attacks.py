@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from urllib.parse import quote
 
 import pytest
@@ -11,6 +12,7 @@ from tests.ui.served import TOKEN, served
 from telescope_core.records import RunFolder
 from telescope_core.records.blocks import BlockLog
 from telescope_core.records.timeline import ModelCall
+from telescope_ui.serve import exposure
 
 BEARER = {"authorization": f"Bearer {TOKEN}", "accept": "application/json"}
 
@@ -35,6 +37,27 @@ def test_a_name_that_is_not_ours_gets_nothing(ui, host):
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:9999", "[::1]:80", "LOCALHOST:1"])
 def test_our_own_names_are_answered_at_any_port_of_a_tunnel(ui, host):
     assert ui.ask("/", host=host, **BEARER).status == 200
+
+
+def test_where_others_reach_it_names_that_somebody_can_point_here_still_get_nothing(
+    recorded_folder, tmp_path
+):
+    with served([recorded_folder], tmp_path / "cache", host="0.0.0.0") as ui:
+        for host in ("192.168.0.7:80", "[fe80::1]", socket.gethostname(), "localhost"):
+            assert ui.ask("/", host=host, **BEARER).status == 200
+        for host in ("evil.example", "192.168.0.7.evil.example", "a@192.168.0.7"):
+            assert ui.ask("/", host=host, **BEARER).status == 403
+        for origin, status in (("http://192.168.0.7", 200), ("http://192.168.0.8", 403)):
+            assert ui.ask("/", host="192.168.0.7", origin=origin, **BEARER).status == status
+        assert ui.ask("/", host="192.168.0.7").status == 401
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "cluster"])
+def test_who_lets_others_reach_it_is_told_what_that_means(host):
+    said = exposure(host)
+    assert f"other machines reach {host}" in said
+    assert "without encryption" in said
+    assert [exposure(one) for one in ("127.0.0.1", "localhost", "::1", "127.0.0.9")] == [""] * 4
 
 
 @pytest.mark.parametrize(

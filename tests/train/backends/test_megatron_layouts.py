@@ -16,8 +16,13 @@ from transformers import AutoModelForCausalLM
 
 HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE))
-from backend_cases import run_ranks  # noqa: E402
-from megatron_cases import make_model, reference, worst_difference  # noqa: E402
+from backend_cases import relative_difference, run_ranks  # noqa: E402
+from megatron_cases import (  # noqa: E402
+    make_model,
+    reference,
+    supervised_gradient,
+    worst_difference,
+)
 
 from telescope_train.backends.megatron.architecture import architecture_of  # noqa: E402
 from telescope_train.backends.megatron.reading import read_weights  # noqa: E402
@@ -41,6 +46,23 @@ TWO_RANKS = {
         "mixtral",
         {"pipeline_parallel_size": 2, "use_distributed_optimizer": False},
     ),
+}
+SUPERVISED = {
+    "supervised-tensor": ("qwen3", {"tensor_parallel_size": 2}),
+    "supervised-pipeline": ("llama", {"pipeline_parallel_size": 2}),
+    "supervised-context": ("qwen3", {"context_parallel_size": 2}),
+    "supervised-data": ("mistral", {}),
+    "supervised-experts": ("mixtral", {"expert_parallel_size": 2}),
+}
+"""Those of `telescope sft`, whose loss is another one."""
+SHARING = {
+    "sharing-sequence": ("qwen3", {"tensor_parallel_size": 2}),
+    "sharing-pipeline": ("llama", {"pipeline_parallel_size": 2, "gradient_checkpointing": False}),
+    "sharing-data": ("qwen2", {}),
+}
+NOT_SHARING = {
+    "sharing-context": ("qwen3", {"context_parallel_size": 2}),
+    "sharing-experts": ("mixtral", {}),
 }
 STREAMED = ("data-distributed", "data-overlap", "pipeline")
 """Those that get their gradient in two parts."""
@@ -109,6 +131,10 @@ def on_two(models, tmp_path_factory):
         case = {"name": name, "model": str(models[family]), "section": section, "steps": 1}
         cases.append({**case, "load": str(folder / load)})
     stayed = {**by_name["tensor"], "name": "stayed", "steps": 1, "load": str(folder / "saved")}
+    cases += cases_of(SUPERVISED, models, supervised=True, steps=1)
+    cases += cases_of(SHARING | NOT_SHARING, models, shares=True)
+    narrow = cases_of({"sharing-float32": SHARING["sharing-sequence"]}, models, shares=True)
+    cases += [{**one, "dtype": "float32"} for one in narrow]
     cases.append({key: stayed[key] for key in ("name", "model", "section", "steps", "load")})
     run_ranks(2, {"cases": cases}, folder, script=HERE / "megatron_script.py", wait_s=400)
     return folder
@@ -116,6 +142,43 @@ def on_two(models, tmp_path_factory):
 
 def test_every_layout_of_two_ranks_takes_the_steps_of_one(on_two, expected):
     require_the_same(on_two, TWO_RANKS, expected, 2)
+
+
+def test_supervised_training_has_the_gradient_of_one_process(on_two, models):
+    expected = {}
+    for name, (family, _) in SUPERVISED.items():
+        if family not in expected:
+            expected[family] = supervised_gradient(models[family])
+        limit = MIXTURE if "experts" in name else DENSE
+        for rank in range(2):
+            found = dict(np.load(on_two / f"{name}-{rank}.npz"))
+            assert worst_difference(found, expected[family], "gradient.") < limit, name
+
+
+@pytest.mark.parametrize("name", [*SHARING, "sharing-float32"])
+def test_what_samples_share_is_computed_once_with_the_same_gradient(on_two, name):
+    # float32 alone is as far from float64 here, with and without anything shared.
+    limit = 4e-6 if "float32" in name else 1e-12
+    for rank in range(2):
+        found = dict(np.load(on_two / f"{name}-{rank}.npz"))
+        assert found["saved"] > 50
+        apart, together = (
+            {n.removeprefix(f"{one}."): v for n, v in found.items() if n.startswith(f"{one}.")}
+            for one in ("apart", "together")
+        )
+        assert relative_difference(together, apart) < limit
+        both = [
+            [v for n, v in found.items() if n.startswith(f"logprobs of {one}")]
+            for one in ("apart", "together")
+        ]
+        for one, other in zip(*both, strict=True):
+            np.testing.assert_allclose(one, other, atol=2e-6)
+
+
+def test_what_cannot_share_prefixes_says_why(on_two):
+    reasons = {name: str(np.load(on_two / f"{name}-0.npz")["reason"]) for name in NOT_SHARING}
+    assert reasons["sharing-context"].startswith("context-parallel ranks of Megatron each hold")
+    assert "mixture of experts" in reasons["sharing-experts"]
 
 
 def test_the_optimizer_keeps_a_share_of_its_state(on_two):

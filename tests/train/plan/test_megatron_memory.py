@@ -86,7 +86,12 @@ def test_the_advice_for_a_rank_that_is_too_large_names_settings_of_this_backend(
     assert "megatron_gradient_checkpointing = true" in said
 
 
-def test_prompts_are_said_to_be_computed_for_each_rollout():
-    assert _prompts(config(1)) == (
-        "computed for each rollout: train_backend megatron computes every sample by itself"
+def test_the_plan_says_for_which_rollouts_prompts_are_computed():
+    once = "computed once for rollouts that begin alike, if a test of the model passes"
+    assert _prompts(config(2, tensor_parallel_size=2), FACTS) == once
+    assert _prompts(config(2, context_parallel_size=2), FACTS) == (
+        "computed for each rollout: context-parallel ranks of Megatron each hold pieces of every "
+        "sample"
     )
+    assert "Transformer Engine" in _prompts(config(1, use_transformer_engine="true"), FACTS)
+    assert "mixture of experts" in _prompts(config(1), MIXTURE)

@@ -25,7 +25,7 @@ def test_supervised_training_reaches_the_settings_of_megatron(config_file):
     settings = backend_settings(load_sft_config([config_file], flags))
     assert layout_of(settings).tensor == 2
     assert settings.trainer.train_backend == "megatron"
-    assert settings.trainer.share_prefixes == "auto", "it has no effect, so it is not set"
+    assert settings.trainer.share_prefixes is False, "each example has a prompt of its own"
 
 
 @pytest.fixture
@@ -109,6 +109,11 @@ def test_environments_that_cannot_be_learnt_from(config_file, tmp_path, name, er
         ),
         ([*MEGATRON, "--megatron_optimizer_cpu_offload", "true"], "^megatron_.* needs a GPU"),
         ([*MEGATRON, "--optimizer", "adamw_bf16"], "^optimizer = 'adamw_bf16' is one of backend"),
+        (
+            [*MEGATRON, "--use_lora", "true"],
+            "^use_lora does not work with train_backend = 'meg",
+        ),
+        ([*MEGATRON, "--fsdp_replicate_size", "1"], "^fsdp_replicate_size has no effect with"),
     ],
 )
 def test_settings_that_cannot_be_used(config_file, flags, message):

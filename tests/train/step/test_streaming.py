@@ -18,8 +18,10 @@ from telescope_train.algorithms.record import Algorithm
 from telescope_train.batches.packing import Packing
 from telescope_train.batches.weighting import denominator, numerators, token_weights
 from telescope_train.loop import train
+from telescope_train.observability.timeline import UNRECORDED, Timeline
 from telescope_train.plan.checks.step import step_problems
 from telescope_train.rollouts.sampler import RolloutSampler
+from telescope_train.step.metrics import _SPANS
 from telescope_train.step.stream_rules import (
     how_gradients_are_taken,
     needs_whole_batch,
@@ -70,7 +72,9 @@ class Shuffled(RolloutSampler):
             yield [groups[index]]
 
 
-async def trained(config, folder, start, *, streams: bool, shares=False, prompt_tokens=5):
+async def trained(
+    config, folder, start, *, streams: bool, shares=False, prompt_tokens=5, timeline=UNRECORDED
+):
     """Return the gradient of each step, by name, and the rows of metrics."""
     policies = ToyPolicies(prompt_tokens=prompt_tokens)
     parts = await toy_parts(config, folder, start, policies=policies)
@@ -85,7 +89,7 @@ async def trained(config, folder, start, *, streams: bool, shares=False, prompt_
     backend.apply_gradient = noted
     parts.sampler.__class__ = Shuffled if streams else RolloutSampler
     packing = replace(parts.packing, seq_len=32, share_prefixes=shares)
-    parts = replace(parts, streams_gradients=streams, packing=packing)
+    parts = replace(parts, streams_gradients=streams, packing=packing, timeline=timeline)
 
     async def after_step(step, row):
         return None
@@ -141,6 +145,22 @@ async def test_gradient_and_metrics_are_those_of_the_whole_batch(tiny, start, tm
         require_same_facts(
             *(RunFolder.open(tmp_path / name) for name in ("streamed", "whole")), step
         )
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_credit_and_packing_are_told_apart_from_the_work_of_the_ranks(
+    tiny, start, tmp_path, streams
+):
+    spans = []
+    config = config_of(tiny, kl_penalty_tau=0.1, kl_in_reward=True)
+    timeline = Timeline(spans.append)
+    _, rows = await trained(config, tmp_path, start, streams=streams, timeline=timeline)
+    for row in rows:
+        assert row["time/wait_s"] > 0
+        assert row["time/train_s"] > 0
+        for lap, name in _SPANS.items():
+            told = [one.duration_s for one in spans if (one.step, one.name) == (row["step"], name)]
+            assert sum(told) == pytest.approx(row[f"time/{lap}_s"])
 
 
 async def test_groups_that_share_their_prompt_can_be_streamed(tiny, start, tmp_path):

@@ -7,7 +7,7 @@ two owners use is an error.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from telescope_envs.install.adapted import locate_adapted
 from telescope_envs.install.data import find_built, kept_datasets
 from telescope_envs.install.packages import installed_closure, locked_versions, packages_of
 from telescope_envs.install.requirements import python_version
+from telescope_envs.records.files import sha256_of
 from telescope_envs.records.installed import (
     Installation,
     InstalledEnvironment,
@@ -26,7 +27,7 @@ from telescope_envs.records.installed import (
 )
 from telescope_envs.records.links import Link, adapted_links, links
 from telescope_envs.records.lockfile import LockedEnvironment, find_lock, read_lock
-from telescope_envs.records.projects import LinkedProject, read_project, source_digest
+from telescope_envs.records.projects import LinkedProject, read_project
 from telescope_envs.registry.config import read_user_config
 from telescope_envs.registry.lookup import locate_release, open_registry
 from telescope_envs.registry.resolving import Request, matches, parse_request
@@ -87,7 +88,7 @@ def location_of_link(project: LinkedProject) -> EnvironmentLocation:
         place=EnvironmentPlace.LINKED,
         search_path=(str(project.source),),
         registry=str(project.folder),
-        lock_digest=_digest(source_digest(project), dependencies),
+        lock_digest=_digest(_source_digest(project), dependencies),
         dependencies=dependencies,
     )
 
@@ -98,8 +99,10 @@ def location_of_installed(found: InstalledEnvironment) -> EnvironmentLocation:
     if record is not None and record.locked is not None:
         return _location_of_venv(record, record.locked)
     release = record.release if record is not None else None
-    code = release.wheel.sha256 if release is not None else _recorded_files(found.distribution)
-    requires = release.requires_dist if release is not None else _requires(found.distribution)
+    if release is not None:
+        code, requires = release.wheel.sha256, release.requires_dist
+    else:
+        code, requires = _found_in_python(found.distribution)
     dependencies = installed_closure(requires)
     return EnvironmentLocation(
         id=found.id,
@@ -223,27 +226,35 @@ def _location_of_venv(record: Installation, locked: LockedEnvironment) -> Enviro
     )
 
 
+def _source_digest(project: LinkedProject) -> str:
+    """Return the sha256 of the names and bytes of the package's files, except byte code."""
+    digest = hashlib.sha256()
+    for path in sorted((project.source / project.module).rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            content = path.read_bytes()
+            name = path.relative_to(project.source).as_posix()
+            digest.update(f"{name}\0{len(content)}\0".encode())
+            digest.update(content)
+    return digest.hexdigest()
+
+
 def _digest(code: str, dependencies: Iterable[str]) -> str:
     """Return one digest of code, packages and Python, like the digest of a lock entry."""
-    return hashlib.sha256("\n".join((code, *dependencies, python_version())).encode()).hexdigest()
+    return sha256_of("\n".join((code, *dependencies, python_version())))
 
 
-def _recorded_files(name: str) -> str:
-    """Return the sha256 of the RECORD file; empty for an editable install, which may change."""
+def _found_in_python(name: str) -> tuple[str, Sequence[str]]:
+    """Return the digest of a package's RECORD, and its requirements.
+
+    The digest is empty for an editable install, which may change.
+    """
     try:
         found = distribution(name)
     except PackageNotFoundError:
-        return ""
-    if '"editable": true' in (found.read_text("direct_url.json") or ""):
-        return ""
-    return hashlib.sha256((found.read_text("RECORD") or "").encode()).hexdigest()
-
-
-def _requires(name: str) -> tuple[str, ...]:
-    try:
-        return tuple(distribution(name).requires or ())
-    except PackageNotFoundError:
-        return ()
+        return "", ()
+    is_editable = '"editable": true' in (found.read_text("direct_url.json") or "")
+    digest = "" if is_editable else sha256_of(found.read_text("RECORD") or "")
+    return digest, found.requires or ()
 
 
 def _registry_names() -> list[str]:

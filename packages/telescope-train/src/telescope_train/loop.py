@@ -149,11 +149,10 @@ async def _whole_batch(parts: LoopParts, version: WeightVersion, clock: StepCloc
 async def _as_groups_end(parts: LoopParts, version: WeightVersion, clock: StepClock) -> _Trained:
     """Train on groups of the batch as they end; the last lap is not taken yet."""
     rules = parts.rules
-    stream = GradientStream(rules, parts.packing, parts.trainer, version)
+    stream = GradientStream(rules, parts.packing, parts.trainer, version, clock)
     async for groups in parts.sampler.finished(version):
         clock.lap("generate")
         await stream.add(groups)
-        clock.lap("train")
     batch = await parts.sampler.take(version)
     clock.lap("generate")
     credit, _ = await asyncio.gather(

@@ -44,7 +44,7 @@ class Guard:
         self._token = token.encode()
         # Cookies do not know ports: two servers must not take each other's.
         self._cookie = f"telescope-ui-{hashlib.sha256(self._token).hexdigest()[:12]}"
-        self._is_loopback = _is_loopback(host)
+        self._is_loopback = is_loopback(host)
         names = () if self._is_loopback else (host, socket.gethostname(), socket.getfqdn())
         self._names = {name.lower() for name in (*_LOOPBACK, *names)}
 
@@ -131,7 +131,8 @@ def _is_from_here(headers: Headers, host: str) -> bool:
     return origin is None or origin == f"http://{host}"
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on `host`."""
     return host in _LOOPBACK or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 

@@ -15,6 +15,7 @@ import uvicorn
 from telescope_core.errors import ConfigError
 from telescope_core.records.arrow import arrow_modules
 from telescope_ui.app import create_app
+from telescope_ui.guard import is_loopback
 from telescope_ui.index.database import Database, cache_folder
 from telescope_ui.live import Watcher
 from telescope_ui.runs import Runs
@@ -56,6 +57,7 @@ def serve(
             lifespan="off",
         )
         address = _address(host, listening.getsockname()[1])
+        sys.stderr.write(exposure(host))
         _say(address, token, as_json=as_json)
         # Loading it takes half a second, which the first page that needs it should not wait for.
         Thread(target=arrow_modules, name="load pyarrow", daemon=True).start()
@@ -67,6 +69,17 @@ def serve(
         runs.close()
         listening.close()
         database.close()
+
+
+def exposure(host: str) -> str:
+    """Return a line on what listening on `host` means where others reach it, else nothing."""
+    if is_loopback(host):
+        return ""
+    return (
+        f"telescope ui: other machines reach {host}, and pages are sent without encryption: who "
+        "reads along has the token, and with it all runs; to see them from one machine, listen on "
+        "loopback and forward the port: ssh -L PORT:127.0.0.1:PORT THIS_MACHINE\n"
+    )
 
 
 def _has_screen() -> bool:

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { dataAddress, ofRun, parseAddress, sideOf, withQuery } from "../src/lib/address.ts";
 import { rowsOf } from "../src/lib/columns.ts";
-import { formatBytes, formatByName, formatNumber, formatSeconds } from "../src/lib/format.ts";
+import { formatBytes, formatByName, formatNumber, formatSeconds, formatTick, formatWindow } from "../src/lib/format.ts";
 import { alone, byteTicks, extent, linear, nearest, ticks, timeTicks } from "../src/lib/scales.ts";
 import { momentOf } from "../src/lib/moment.ts";
 import { levelsOf, namesOf, valuesOf } from "../src/lib/shades.ts";
@@ -51,6 +51,16 @@ test("numbers are short and none is hidden", () => {
   assert.equal(formatByName("network/sent_bytes_per_s", 2048), "2 KiB/s");
   assert.equal(formatByName("tokens/rollout_per_s", 2048), "2,048");
   assert.equal(formatByName("time/step_s", 0.5), "500 ms");
+});
+
+test("days are told where a window has several", () => {
+  const at = (day: number, hour: number) => new Date(2026, 2, day, hour, 5 * (hour % 2), 7).getTime() / 1000;
+  const midnight = new Date(2026, 2, 4).getTime() / 1000;
+  assert.equal(formatTick(midnight, 43200), "03-04");
+  assert.equal(formatTick(midnight + 43200, 43200), "12:00");
+  assert.equal(formatTick(midnight, 600), "00:00");
+  assert.equal(formatWindow(at(3, 13), at(3, 15)), "2026-03-03 13:05:07 to 15:05:07");
+  assert.equal(formatWindow(at(3, 13), at(4, 15)), "2026-03-03 13:05:07 to 2026-03-04 15:05:07");
 });
 
 test("a value without one beside it is shown as a point", () => {

@@ -48,20 +48,18 @@ class Catalog(NamedTuple):
 
     address: str
     rows: list[CatalogRow]
-    aliases: list[str]
-    """Bare names."""
 
 
 def read_catalog(registry: str | None = None) -> Catalog:
     """Return the catalog of a registry."""
     opened = open_registry(registry)
-    return Catalog(opened.address, opened.catalog(), [*opened.aliases()])
+    return Catalog(opened.address, opened.catalog())
 
 
 def complete_name(incomplete: str) -> list[str]:
     """Return the names in the registry that begin with `incomplete`."""
-    catalog = read_catalog()
-    names = [*catalog.aliases, *(row.id for row in catalog.rows)]
+    opened = open_registry()
+    names = [*opened.aliases(), *opened.ids()]
     return sorted(name for name in names if name.startswith(incomplete))
 
 

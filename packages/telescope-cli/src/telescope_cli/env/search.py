@@ -28,7 +28,7 @@ def search(
 
     Example: telescope env search arithmetic --tag math
     """
-    address, catalog, _ = read_catalog(registry)
+    address, catalog = read_catalog(registry)
     words, tags = " ".join(query or ()), tag or ()
     _require_tags(tags, catalog)
     found = search_catalog(catalog, words, tags)

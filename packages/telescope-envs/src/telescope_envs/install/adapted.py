@@ -4,7 +4,6 @@ Frameworks cannot be installed together, so each set of requirements has a virtu
 its own, which its links share. A link is one small record; adapters are in telescope-core.
 """
 
-import hashlib
 import os
 import sys
 from collections.abc import Sequence
@@ -25,7 +24,13 @@ from telescope_envs.install.loading import asked
 from telescope_envs.install.requirements import CORE, direct_needs
 from telescope_envs.install.venv import link_distribution, new_folder, site_packages
 from telescope_envs.processes.uv import Uv, wheels_only
-from telescope_envs.records.files import data_folder, locked, remove_tree, write_atomically
+from telescope_envs.records.files import (
+    data_folder,
+    locked,
+    remove_tree,
+    sha256_of,
+    write_atomically,
+)
 from telescope_envs.records.links import AdaptedLink, adapted_links, adapted_path
 
 _LOAD_LIMIT_S = 300.0
@@ -101,7 +106,7 @@ def locate_adapted(name: str) -> EnvironmentLocation | None:
         return None
     config = msgspec.json.encode({"config": link.config}).decode()
     content = "\n".join((link.factory, version(CORE), config))
-    digest = hashlib.sha256("\n".join((content, *link.dependencies)).encode()).hexdigest()
+    digest = sha256_of("\n".join((content, *link.dependencies)))
     return EnvironmentLocation(
         id=name,
         version=framework_version(link),
@@ -162,7 +167,7 @@ def environment_for(scheme: str, wanted: Sequence[str]) -> FrameworkPython:
     """Return a virtual environment with `wanted` and telescope-core, which links share."""
     needs = direct_needs(wanted) if not _has_folder(wanted) else [*direct_needs(()), *wanted]
     made_of = "\n".join((sys.version, version(CORE), *needs))
-    folder = data_folder() / "adapters" / f"{scheme}-{_digest_of(made_of)}"
+    folder = data_folder() / "adapters" / f"{scheme}-{sha256_of(made_of)[:_DIGITS]}"
     uv = Uv()
     with locked(folder.with_suffix(".lock"), what=f"making a virtual environment for {scheme}"):
         if _has_folder(wanted) or not (folder / "bin" / "python").exists():
@@ -202,7 +207,3 @@ def _framework(found: Adapted, pins: Sequence[str]) -> Framework:
             f"tested with {taken}; add --with {found.frameworks[0].requirement}"
         )
     return fitting
-
-
-def _digest_of(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]

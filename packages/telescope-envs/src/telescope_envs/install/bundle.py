@@ -5,7 +5,6 @@ wheel they run with on one platform, datasets, a telescope.lock, and a manifest 
 each file. `bundling` makes them, `open_bundle` reads them.
 """
 
-import hashlib
 import platform
 import sys
 from collections import Counter, defaultdict
@@ -14,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
+from telescope_envs.records.files import sha256_of
 from telescope_envs.records.lockfile import LOCK_NAME, REQUIREMENT_LINE, Lock
 from telescope_envs.records.model import Count, Record
 from telescope_envs.records.reading import attestation_path, is_registry_path
@@ -75,7 +75,7 @@ def this_platform() -> str:
 def dataset_digest(files: Iterable[tuple[str, str]]) -> str:
     """Return the digest of a dataset from the path in it and the sha256 of each of its files."""
     lines = sorted(f"{path}\0{sha256}\n" for path, sha256 in files)
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    return sha256_of("".join(lines))
 
 
 def may_hold(path: str) -> bool:

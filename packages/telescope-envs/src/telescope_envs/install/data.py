@@ -3,7 +3,6 @@
 Also removes what killed runs left behind, and virtual environments out of use.
 """
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Generator, Iterable
@@ -11,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.records.files import data_folder, locked, locked_if_free, remove_tree
+from telescope_envs.records.files import data_folder, locked, locked_if_free, remove_tree, sha256_of
 from telescope_envs.records.installed import Installation, installed_environments
 from telescope_envs.records.lockfile import LockedEnvironment, read_lock
 from telescope_envs.records.model import Record, read, read_known
@@ -49,7 +48,7 @@ def cached_wheel(release: Release) -> Path | None:
     path = wheels_folder() / release.wheel.sha256 / release.wheel.filename
     if not path.is_file():
         return None
-    is_whole = hashlib.sha256(path.read_bytes()).hexdigest() == release.wheel.sha256
+    is_whole = sha256_of(path.read_bytes()) == release.wheel.sha256
     return path if is_whole else None
 
 
@@ -69,7 +68,7 @@ def cached_attestation(release: Release) -> bytes | None:
     if not path.is_file():
         return None
     data = path.read_bytes()
-    return data if hashlib.sha256(data).hexdigest() == release.attestation_sha256 else None
+    return data if sha256_of(data) == release.attestation_sha256 else None
 
 
 def store_wheel(data: bytes, release: Release, *, registry: str, attestation: bytes = b"") -> Path:
@@ -136,7 +135,7 @@ def remember_project(lock: Path) -> None:
     """Record that the virtual environments of this telescope.lock are in use."""
     folder = data_folder() / "projects"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / hashlib.sha256(str(lock).encode()).hexdigest()[:16]).write_text(f"{lock}\n")
+    (folder / sha256_of(str(lock))[:16]).write_text(f"{lock}\n")
 
 
 def remove_unused_venvs(environment_id: str) -> list[Path]:

@@ -5,9 +5,7 @@ empty virtual environment has, or byte code of a listed file. Anything else was 
 """
 
 import base64
-import csv
 import hashlib
-import io
 import marshal
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,6 +24,7 @@ from telescope_envs.records.files import files_below
 from telescope_envs.records.installed import Installation
 from telescope_envs.records.lockfile import LockedEnvironment
 from telescope_envs.registry.registry import Registry
+from telescope_envs.rules.wheel import hashes_in
 
 
 class FindingKind(StrEnum):
@@ -153,11 +152,10 @@ def compared(name: str, package: Distribution) -> Compared:
 
 def _recorded_files(name: str, package: Distribution) -> Iterator[Recorded]:
     """Yield every file that the RECORD of `package` lists."""
-    text = package.read_text("RECORD") or ""
-    for row in csv.reader(io.StringIO(text)):
-        if len(row) == 3 and row[0]:
-            path = Path(os.path.normpath(str(package.locate_file(row[0]))))
-            yield Recorded(package=name, path=path, hash=row[1])
+    for listed, digest in hashes_in(package.read_text("RECORD") or "").items():
+        if listed:
+            path = Path(os.path.normpath(str(package.locate_file(listed))))
+            yield Recorded(package=name, path=path, hash=digest)
 
 
 def _changed_files(recorded: Iterable[Recorded]) -> Iterator[Finding]:
@@ -216,16 +214,13 @@ def changed_byte_code(folder: Path) -> Iterator[Finding]:
         data = path.read_bytes()
         if data[:4] != MAGIC_NUMBER:
             continue  # from another version of Python, which this one does not run
-        if _compiled(source) != _loaded(data):
+        code = compile(source.read_bytes(), str(source), "exec", dont_inherit=True, optimize=0)
+        if code != _loaded(data):
             yield Finding(
                 kind=FindingKind.CHANGED,
                 what=str(path),
                 text=f"is not the byte code of {source.name}; remove it",
             )
-
-
-def _compiled(source: Path) -> object:
-    return compile(source.read_bytes(), str(source), "exec", dont_inherit=True, optimize=0)
 
 
 def _loaded(data: bytes) -> object:

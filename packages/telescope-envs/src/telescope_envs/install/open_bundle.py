@@ -236,8 +236,8 @@ def _inspected(one: BundledEnvironment, root: Path) -> _Inspected:
     if attested.is_file():
         with attested.open("rb") as file:
             attestation = file.read(MAX_ATTESTATION_BYTES)
-    if asks_for_attestation(one.registry, release, is_claimed=True):
-        require_kept_attestation(one.registry, release, wheel, attestation or None)
+    if asks_for_attestation(None, release):
+        require_kept_attestation(release, wheel, attestation or None)
     return _Inspected(wheel, attestation)
 
 
@@ -247,7 +247,8 @@ def _keep(files: Sequence[BundledFile], root: Path) -> None:
     try:
         kept.mkdir(parents=True, exist_ok=True)
         with locked(data_folder() / "locks" / "packages.lock", what="a bundle is being installed"):
-            for digest in {file.path.split("/")[1] for file in files if _is_of_dataset(file)}:
+            paths = [file.path.split("/") for file in files]
+            for digest in {inner[0] for folder, *inner in paths if folder == DATASETS}:
                 _keep_dataset(root / DATASETS / digest)
             for stale in kept.glob(f"{PART}*"):
                 stale.unlink()
@@ -262,10 +263,6 @@ def _keep(files: Sequence[BundledFile], root: Path) -> None:
         raise RegistryError(
             f"{kept} cannot be written: {error.strerror}; check its disk space and permissions"
         ) from error
-
-
-def _is_of_dataset(file: BundledFile) -> bool:
-    return file.path.startswith(f"{DATASETS}/")
 
 
 def _keep_dataset(source: Path) -> None:

@@ -48,9 +48,12 @@ def closure(
 
 
 def missing_requirements(requires_dist: Iterable[str]) -> list[str]:
-    """Return the direct and indirect requirements that installed packages do not satisfy."""
+    """Return the direct and indirect requirements that installed packages do not satisfy.
+
+    They have no markers any more: those that do not apply here are left out.
+    """
     missing = [
-        _without_marker(requirement)
+        str(requirement).partition(";")[0].strip()
         for requirement, found in closure(requires_dist, _fits)
         if found is None or not _fits(requirement, found)
     ]
@@ -94,10 +97,6 @@ def is_installed(name: str) -> bool:
 def uninstall_distribution(name: str) -> None:
     """Remove one distribution."""
     _here(["uninstall", name], failure=f"{name} cannot be removed")
-
-
-def _without_marker(requirement: Requirement) -> str:
-    return str(requirement).partition(";")[0].strip()
 
 
 def _here(arguments: Sequence[str], *, failure: str) -> None:

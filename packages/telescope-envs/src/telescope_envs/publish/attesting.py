@@ -4,7 +4,6 @@ In GitHub Actions and similar CI systems, a job proves its identity with a short
 key is stored. The bundle is stored beside the wheel, and its digest is part of the release.
 """
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.install.attestations import INSTALL_HINT, statement_of
+from telescope_envs.records.files import sha256_of
 from telescope_envs.records.release import Release
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Attestation:
 
     def recorded_in(self, release: Release) -> Release:
         """Return `release` with the digest of the bundle."""
-        digest = hashlib.sha256(self.data).hexdigest() if self.data else ""
+        digest = sha256_of(self.data) if self.data else ""
         return release.changed(attestation_sha256=digest)
 
 

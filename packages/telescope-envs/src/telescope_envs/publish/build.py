@@ -5,7 +5,6 @@ rewritten with sorted, uncompressed entries, one file mode and one fixed time (S
 set), because compressors, clocks and umasks differ between machines.
 """
 
-import hashlib
 import io
 import os
 import shutil
@@ -25,6 +24,7 @@ from telescope_envs.install.packages import missing_requirements
 from telescope_envs.processes.git import reading, run_git
 from telescope_envs.processes.running import run_program
 from telescope_envs.processes.uv import config_options, index_settings
+from telescope_envs.records.files import sha256_of
 from telescope_envs.records.model import read_pyproject, table_at, texts_at
 from telescope_envs.records.projects import require_project
 from telescope_envs.rules.wheel import WheelContents, read_wheel, record_of
@@ -111,7 +111,7 @@ def build_and_inspect(project: Path, folder: Path) -> BuiltWheel:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / made.name
         path.write_bytes(data)
-    digest = hashlib.sha256(data).hexdigest()
+    digest = sha256_of(data)
     return BuiltWheel(path=path, contents=contents, sha256=digest, size=len(data))
 
 

@@ -51,55 +51,41 @@ def release_of(
             f"{contents.entry_name!r}; rename it in pyproject.toml"
         )
     about = describe_wheel(built.path, contents.factory, counts_examples=counts_examples)
+    fields = {
+        "owner": owner,
+        "name": contents.entry_name,
+        "version": contents.version,
+        "summary": contents.summary,
+        "distribution": contents.distribution,
+        "module": contents.module,
+        "factory": contents.factory,
+        "wheel": {
+            "filename": built.path.name,
+            "urls": [url.replace(FILENAME, built.path.name) for url in artifacts],
+            "sha256": built.sha256,
+            "size": built.size,
+            "metadata_sha256": contents.metadata_sha256,
+        },
+        "requires_python": contents.requires_python,
+        "requires_dist": contents.requires_dist,
+        "config_schema_sha256": about["config_schema_sha256"],
+        **recorded_settings(about["config_schema"]),
+        "datasets": [dataset.as_table() for dataset in datasets],
+        "splits": about["splits"],
+        "reward": about["reward"],
+        "network": about["network"],
+        "secrets": about["secrets"],
+        "publisher": owner,
+        "published_at": datetime.now(UTC).replace(microsecond=0),
+        "license": contents.license,
+        "tags": contents.tags,
+    }
     try:
-        return _release(built, about, owner=owner, artifacts=artifacts, datasets=datasets)
+        return converted(Release, fields)
     except RecordProblem as problem:
         raise RegistryError(
             f"{built.path.name}: {problem}; correct it in the environment or in its pyproject.toml"
         ) from None
-
-
-def _release(
-    built: BuiltWheel,
-    about: Mapping[str, Any],
-    *,
-    owner: str,
-    artifacts: Sequence[str],
-    datasets: Sequence[Dataset],
-) -> Release:
-    contents = built.contents
-    return converted(
-        Release,
-        {
-            "owner": owner,
-            "name": contents.entry_name,
-            "version": contents.version,
-            "summary": contents.summary,
-            "distribution": contents.distribution,
-            "module": contents.module,
-            "factory": contents.factory,
-            "wheel": {
-                "filename": built.path.name,
-                "urls": [url.replace(FILENAME, built.path.name) for url in artifacts],
-                "sha256": built.sha256,
-                "size": built.size,
-                "metadata_sha256": contents.metadata_sha256,
-            },
-            "requires_python": contents.requires_python,
-            "requires_dist": contents.requires_dist,
-            "config_schema_sha256": about["config_schema_sha256"],
-            **recorded_settings(about["config_schema"]),
-            "datasets": [dataset.as_table() for dataset in datasets],
-            "splits": about["splits"],
-            "reward": about["reward"],
-            "network": about["network"],
-            "secrets": about["secrets"],
-            "publisher": owner,
-            "published_at": datetime.now(UTC).replace(microsecond=0),
-            "license": contents.license,
-            "tags": contents.tags,
-        },
-    )
 
 
 def recorded_settings(schema: Mapping[str, Any]) -> dict[str, Any]:

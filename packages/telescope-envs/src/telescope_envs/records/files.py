@@ -10,12 +10,20 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 
 from telescope_core.errors import RegistryError
 
 VARIABLE = "TELESCOPE_HOME"
+
+
+def sha256_of(data: bytes | str) -> str:
+    """Return the digest of bytes, or of a text in UTF-8, as hexadecimal digits."""
+    # Imported only now: lists need no digests, and loading OpenSSL takes longer than a small list.
+    hashes = import_module("hashlib")
+    return hashes.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
 
 
 def data_folder() -> Path:

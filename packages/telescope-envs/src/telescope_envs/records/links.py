@@ -5,7 +5,6 @@ are read from its pyproject.toml each time, and its folder goes to the front of 
 the process that plays it. No package is installed, so no change needs a new installation.
 """
 
-import hashlib
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import msgspec
 
 from telescope_core.errors import ConfigError, EnvironmentLoadError
-from telescope_envs.records.files import data_folder, write_atomically
+from telescope_envs.records.files import data_folder, sha256_of, write_atomically
 from telescope_envs.records.model import Record, RecordProblem, read_known
 from telescope_envs.records.projects import LinkedProject, read_project
 
@@ -112,7 +111,7 @@ def adapted_links() -> list[AdaptedLink]:
 
 def adapted_path(name: str) -> Path:
     """Return the place of the record of the linked `SCHEME:ID`."""
-    digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGITS]
+    digest = sha256_of(name)[:_DIGITS]
     return data_folder() / "adapted" / f"{digest}.json"
 
 

@@ -4,7 +4,6 @@ The file is meant to be committed. Its bytes depend only on its contents and hol
 package index, so a mirror works as well. It can be read on its own; installing writes it.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -14,7 +13,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from telescope_core.errors import ConfigError, nearest
-from telescope_envs.records.files import locked, write_atomically
+from telescope_envs.records.files import locked, sha256_of, write_atomically
 from telescope_envs.records.model import Record, RecordProblem, converted, read_toml
 from telescope_envs.records.names import check_name, check_owner, check_version, module_name
 from telescope_envs.records.release import check_digest, check_each, require
@@ -75,7 +74,7 @@ class LockedEnvironment(Record, frozen=True, kw_only=True, forbid_unknown_fields
     def digest(self) -> str:
         """sha256 of its wheel, requirements and Python: equal digests run the same bytes."""
         parts = (self.sha256, self.requirements_sha256, self.python)
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        return sha256_of("\n".join(parts))
 
     def check(self) -> None:
         """Raise RecordProblem for what installing does not write.
@@ -146,7 +145,7 @@ def is_requirement_line(line: str) -> bool:
 
 def digest_of(requirements: Iterable[str]) -> str:
     """Return the sha256 of requirement lines."""
-    return hashlib.sha256("".join(f"{line}\n" for line in requirements).encode()).hexdigest()
+    return sha256_of("".join(f"{line}\n" for line in requirements))
 
 
 def find_lock(folder: Path | None = None) -> Path | None:

@@ -7,9 +7,9 @@ added without breaking old clients. There is one reader, so lists, installs and 
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar, cast
 
@@ -28,7 +28,8 @@ Document = TypeVar("Document")
 
 def read_toml(data: str | bytes) -> dict[str, object]:
     """Return the tables of a TOML document; raises ValueError with the reason."""
-    return _read(lambda: tomllib.loads(data if isinstance(data, str) else data.decode()))
+    toml = import_module("tomllib")  # only now: many commands read nothing but JSON
+    return _read(lambda: toml.loads(data if isinstance(data, str) else data.decode()))
 
 
 def read_json(data: str | bytes) -> object:

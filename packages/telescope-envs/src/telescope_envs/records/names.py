@@ -24,8 +24,6 @@ LONGEST_TEXT = 1000
 """Most characters of any text in a record."""
 LARGEST_COUNT = 2**63 - 1
 FILE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.+-]*$"
-VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
-"""Name of an environment variable."""
 OWNER_LENGTHS = (3, 39)
 NAME_LENGTHS = (2, 64)
 _LOOKALIKES = (("rn", "m"), ("vv", "w"), ("0", "o"), ("1", "l"), ("i", "l"), ("5", "s"), ("-", ""))
@@ -88,6 +86,13 @@ def check_requirement(text: str) -> str:
         _ = marker is None or marker.evaluate({"extra": ""})
     except (ValueError, RecursionError):
         raise ValueError(f"{text[:80]!r} is not a requirement (PEP 508)") from None
+    return text
+
+
+def check_variable(text: str) -> str:
+    """Return `text`; raises ValueError when it cannot be the name of an environment variable."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
+        raise ValueError(f"is not the name of an environment variable: {text[:80]!r}")
     return text
 
 

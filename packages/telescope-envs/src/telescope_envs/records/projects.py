@@ -3,9 +3,7 @@
 The table of datasets beside it is read here too. What each command needs is that command's matter.
 """
 
-import hashlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,23 +138,6 @@ def read_datasets(project: Path) -> list[Dataset] | None:
         raise ConfigError(explained(error)) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"not JSON: {error}") from None
-
-
-def source_digest(project: LinkedProject) -> str:
-    """Return the sha256 of the names and bytes of the package's files, except byte code."""
-    digest = hashlib.sha256()
-    for path in _package_files(project):
-        content = path.read_bytes()
-        name = path.relative_to(project.source).as_posix()
-        digest.update(f"{name}\0{len(content)}\0".encode())
-        digest.update(content)
-    return digest.hexdigest()
-
-
-def _package_files(project: LinkedProject) -> Iterator[Path]:
-    for path in sorted((project.source / project.module).rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            yield path
 
 
 def _source(folder: Path, module: str) -> Path:

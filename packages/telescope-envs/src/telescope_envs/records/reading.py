@@ -3,7 +3,6 @@
 A release with its bytes, ready to be published, is a `Publication`.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -17,6 +16,7 @@ import msgspec
 
 from telescope_core.errors import RegistryError
 from telescope_core.terminal import escaped
+from telescope_envs.records.files import sha256_of
 from telescope_envs.records.model import (
     RecordProblem,
     RecordType,
@@ -40,7 +40,7 @@ class Publication:
 
 def check_bytes(data: bytes, release: Release) -> None:
     """Raise RegistryError unless `data` has the size and sha256 recorded in `release`."""
-    digest = hashlib.sha256(data).hexdigest()
+    digest = sha256_of(data)
     if len(data) != release.wheel.size or digest != release.wheel.sha256:
         raise RegistryError(
             f"wheel {release.wheel.filename} is not the one that was published: expected "

@@ -20,11 +20,11 @@ from telescope_envs.records.names import (
     FILE_NAME,
     FORMAT_VERSION,
     LARGEST_COUNT,
-    VARIABLE,
     check_name,
     check_owner,
     check_requirement,
     check_specifier,
+    check_variable,
     check_version,
 )
 
@@ -33,7 +33,6 @@ FILENAME = "{filename}"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PROTOCOL = re.compile(r"(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})")
 _FILE_NAME = re.compile(FILE_NAME)
-_VARIABLE = re.compile(VARIABLE)
 _Schema = Annotated[int, Meta(ge=1, le=FORMAT_VERSION)]
 _AtLeastOne = Annotated[int, Meta(ge=1, le=LARGEST_COUNT)]
 _Moment = Annotated[datetime, Meta(tz=True)]
@@ -193,14 +192,8 @@ class Release(PublicRecord, frozen=True, kw_only=True):
         require("name", check_name, self.name)
         require("version", check_version, self.version)
         require("requires_python", check_specifier, self.requires_python)
-        for text in self.requires_dist:
-            if _problem(check_requirement, text):
-                place = f"requires_dist.{self.requires_dist.index(text)}"
-                raise RecordProblem(f"{place}: {_problem(check_requirement, text)}")
-        for text in self.secrets:
-            if not _VARIABLE.fullmatch(text):
-                problem = f"is not the name of an environment variable: {text[:80]!r}"
-                raise RecordProblem(f"secrets.{self.secrets.index(text)}: {problem}")
+        require_all("requires_dist", check_requirement, self.requires_dist)
+        require_all("secrets", check_variable, self.secrets)
         check_digest("config_schema_sha256", self.config_schema_sha256)
         try:
             self.wheel.check()
@@ -372,6 +365,19 @@ def require(field: str, check: Callable[[str], str], text: str) -> None:
     problem = _problem(check, text)
     if problem:
         raise RecordProblem(f"{field}: {problem}")
+
+
+def require_all(field: str, check: Callable[[str], str], texts: tuple[str, ...]) -> None:
+    """Raise RecordProblem, which begins with `field` and a number, if `check` refuses a text."""
+    problem = _first_problem(check, texts)
+    if problem:
+        raise RecordProblem(f"{field}.{problem}")
+
+
+@cache
+def _first_problem(check: Callable[[str], str], texts: tuple[str, ...]) -> str:
+    problems = ((number, _problem(check, text)) for number, text in enumerate(texts))
+    return next((f"{number}: {problem}" for number, problem in problems if problem), "")
 
 
 @cache

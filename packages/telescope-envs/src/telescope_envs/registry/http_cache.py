@@ -5,7 +5,6 @@ killed at any moment and several may write at once. An entry that does not match
 ignored and fetched again. The file's modification time is when the server last confirmed it.
 """
 
-import hashlib
 import os
 import tempfile
 import time
@@ -14,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+
+from telescope_envs.records.files import sha256_of
 
 _LONGEST_HEAD_BYTES = 16 * 1024
 _LEFT_BEHIND_S = 3600.0
@@ -45,7 +46,7 @@ class HttpCache:
     """Cached files of the registry at `address`, stored below `folder`."""
 
     def __init__(self, folder: Path, address: str, tell: Callable[[str], None]) -> None:
-        self._folder = folder / _digest(address.encode())
+        self._folder = folder / sha256_of(address)
         self._tell = tell
         self._has_told = False
 
@@ -60,7 +61,7 @@ class HttpCache:
             head = msgspec.json.decode(line, type=_Head)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
-        is_whole = len(body) == head.size <= max_bytes and _digest(body) == head.sha256
+        is_whole = len(body) == head.size <= max_bytes and sha256_of(body) == head.sha256
         if head.url != url or not is_whole:
             return None
         return CachedFile(
@@ -78,7 +79,7 @@ class HttpCache:
             status=found.status,
             etag=found.etag,
             last_modified=found.last_modified,
-            sha256=_digest(found.body),
+            sha256=sha256_of(found.body),
             size=len(found.body),
         )
         try:
@@ -119,8 +120,4 @@ class HttpCache:
         self._has_told = True
 
     def _path(self, url: str) -> Path:
-        return self._folder / _digest(url.encode())
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+        return self._folder / sha256_of(url)

@@ -3,12 +3,12 @@
 Artifacts on other hosts are not fetched, and no wheel is run.
 """
 
-import hashlib
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 from telescope_core.errors import RegistryError
+from telescope_envs.records.files import sha256_of
 from telescope_envs.records.reading import (
     REMOVED_PATH,
     attestation_path,
@@ -71,7 +71,7 @@ def _check_content(tree: Tree, line: IndexLine, path: str) -> None:
     try:
         check_bytes(data, release)
     except RegistryError:
-        digest = hashlib.sha256(data).hexdigest()
+        digest = sha256_of(data)
         what = (
             f"{path} has {len(data)} bytes, sha256 {digest}; its release records "
             f"{release.wheel.size} bytes, sha256 {release.wheel.sha256}"
@@ -84,7 +84,7 @@ def _check_content(tree: Tree, line: IndexLine, path: str) -> None:
         tree.add("wheel", line.where, str(error), "publish a new version, and yank this one")
     bundle = attestation_path(path)
     if release.attestation_sha256 and bundle in tree.paths:
-        digest = hashlib.sha256(tree.bytes_of(bundle)).hexdigest()
+        digest = sha256_of(tree.bytes_of(bundle))
         if digest != release.attestation_sha256:
             what = (
                 f"{bundle} has sha256 {digest}, but its release records "

@@ -5,7 +5,6 @@ query.
 """
 
 import asyncio
-import hashlib
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from telescope_envs.records.files import sha256_of
 from telescope_envs.server.auth import refuse_token_in_address
 from telescope_envs.server.refusals import Limit, Refusal
 
@@ -66,7 +66,7 @@ class Answers:
 
 def etag_of(content: bytes) -> str:
     """Return the strong ETag of `content`."""
-    return f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    return f'"{sha256_of(content)[:32]}"'
 
 
 def is_known(request: Request, etag: str) -> bool:

@@ -6,7 +6,6 @@ the Authorization header, because URLs end up in logs and histories.
 
 import base64
 import binascii
-import hashlib
 import hmac
 import re
 import secrets
@@ -19,6 +18,7 @@ from urllib.parse import unquote
 from fastapi import Request
 
 from telescope_core.errors import ConfigError, unknown_name
+from telescope_envs.records.files import sha256_of
 from telescope_envs.server.database import Database
 from telescope_envs.server.refusals import Limit, Refusal
 
@@ -170,7 +170,7 @@ def _token(row: tuple[str, ...]) -> Token:
 
 
 def _digest(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()
+    return sha256_of(secret)
 
 
 _TOKEN_PARAMETERS = {"token", "access_token", "api_key", "apikey", "auth"}

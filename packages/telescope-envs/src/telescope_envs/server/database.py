@@ -4,7 +4,6 @@ One connection reads; another writes, one transaction at a time. Other processes
 token`) may have the same file open, because SQLite locks it for each transaction.
 """
 
-import hashlib
 import shutil
 import sqlite3
 import threading
@@ -13,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from telescope_core.errors import RegistryError
-from telescope_envs.records.files import replace_file
+from telescope_envs.records.files import replace_file, sha256_of
 
 FILE = "hub.sqlite3"
 _MIGRATIONS = ("schema.sql", "suspensions.sql")
@@ -133,7 +132,7 @@ class ArtifactFiles:
 
     def put(self, data: bytes) -> Path | None:
         """Store `data` durably; returns the new file, or None if it was stored before."""
-        target = self.path(hashlib.sha256(data).hexdigest())
+        target = self.path(sha256_of(data))
         if target.exists():
             return None
         replace_file(target, data, scratch=self.incoming)

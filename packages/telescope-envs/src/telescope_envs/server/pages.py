@@ -119,7 +119,7 @@ class Pages:
 
 
 def _facts(release: Release) -> list[Fact]:
-    reward, validation = release.reward, release.validation
+    reward, validation, source = release.reward, release.validation, release.source.repository
     wheel = _inside(release)
     facts = [
         Fact(
@@ -147,7 +147,7 @@ def _facts(release: Release) -> list[Fact]:
         Fact("License", [release.license or "not stated"]),
         Fact("Publisher", [release.publisher]),
         Fact("Published", [f"{release.published_at:%Y-%m-%d %H:%M} UTC"]),
-        Fact("Source", [release.source.repository], _web_address(release.source.repository)),
+        Fact("Source", [source], source if is_web_address(source) else ""),  # or it may run scripts
         Fact("Commit", [release.source.commit], is_code=True),
         Fact("Wheel", [release.wheel.filename], wheel, is_code=True),
         Fact("Wheel SHA-256", [release.wheel.sha256], is_code=True),
@@ -195,8 +195,3 @@ def _protocol(release: Release) -> str:
 
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / 1024:,.0f} KiB" if num_bytes >= 1024 else f"{num_bytes} bytes"
-
-
-def _web_address(text: str) -> str:
-    """Return `text` if it is an http(s) URL, else empty; other schemes could run a script."""
-    return text if is_web_address(text) else ""

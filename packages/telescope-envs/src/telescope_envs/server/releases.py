@@ -4,7 +4,6 @@ The contents of a wheel are checked before, in `checks`. The callback `allow` ch
 token inside the transaction, so a token that was revoked in the meantime publishes nothing.
 """
 
-import hashlib
 import io
 import zipfile
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from sqlite3 import Connection
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from telescope_envs.records.files import sha256_of
 from telescope_envs.records.names import near_names
 from telescope_envs.records.reading import (
     Publication,
@@ -30,7 +30,6 @@ from telescope_envs.rules.admission import (
     changed_status,
     index_line,
     is_new,
-    published_sha256,
     status_file,
 )
 from telescope_envs.server.database import ArtifactFiles, Database
@@ -115,18 +114,10 @@ class Releases:
         # Files are withdrawn last, because committing the transaction can fail as well.
         with ExitStack() as stored, self._database.transaction() as writer:
             token = allow()
-            published = published_sha256(self._read, release.id, release.version)
-            if published not in (None, release.wheel.sha256):
-                raise Refusal(
-                    HTTPStatus.CONFLICT,
-                    f"{release.id} {release.version} is already published with different bytes, "
-                    "and releases are never replaced",
-                    "raise the version in its pyproject.toml",
-                )
             if not is_new(self._read, publication):
                 return False
-            if not may_be_near and not _has_releases(writer, release.id):
-                self._check_new_name(writer, release)
+            if not may_be_near and self.lines(release.id) is None:
+                self._check_new_name(release)
             files = _files(publication)
             stored.enter_context(self._files.stored(files.values()))
             _insert(writer, release, files, token)
@@ -156,10 +147,9 @@ class Releases:
             )
         return status
 
-    def _check_new_name(self, writer: Connection, release: Release) -> None:
+    def _check_new_name(self, release: Release) -> None:
         """Refuse the first release of a name that people may confuse with another owner's."""
-        rows = writer.execute("SELECT DISTINCT environment FROM releases").fetchall()
-        others = [row[0] for row in rows if not row[0].startswith(f"{release.owner}/")]
+        others = [one for one in self.states() if not one.startswith(f"{release.owner}/")]
         near = near_names(release.name, [other.partition("/")[2] for other in others])
         if near:
             known = ", ".join(sorted(o for o in others if o.partition("/")[2] in near))
@@ -169,11 +159,6 @@ class Releases:
                 "choose another name, or ask whoever runs this registry to publish its first "
                 "release",
             )
-
-
-def _has_releases(writer: Connection, environment_id: str) -> bool:
-    query = "SELECT 1 FROM releases WHERE environment = ? LIMIT 1"
-    return writer.execute(query, (environment_id,)).fetchone() is not None
 
 
 def _files(publication: Publication) -> dict[str, bytes]:
@@ -190,7 +175,7 @@ def _files(publication: Publication) -> dict[str, bytes]:
 
 
 def _insert(writer: Connection, release: Release, files: dict[str, bytes], token: str) -> None:
-    rows = [(path, hashlib.sha256(data).hexdigest(), len(data)) for path, data in files.items()]
+    rows = [(path, sha256_of(data), len(data)) for path, data in files.items()]
     writer.executemany("INSERT INTO artifacts VALUES (?, ?, ?)", rows)
     writer.execute(
         "INSERT INTO releases (environment, version, distribution, line, received_at, token) "

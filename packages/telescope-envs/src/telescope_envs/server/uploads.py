@@ -6,7 +6,6 @@ may publish, and whether the version is taken, is decided later inside the trans
 """
 
 import asyncio
-import hashlib
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -21,6 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from telescope_core.errors import RegistryError
 from telescope_core.secret_names import reserved_secrets
+from telescope_envs.records.files import sha256_of
 from telescope_envs.records.model import RecordType
 from telescope_envs.records.reading import MAX_LINE_BYTES, Publication, parse_record
 from telescope_envs.records.release import Release, Status
@@ -112,7 +112,7 @@ def _check_attestation(publication: Publication) -> None:
     found = publication.attestation
     if len(found) > MAX_ATTESTATION_BYTES:
         raise _unprocessable(f"the attestation is longer than {MAX_ATTESTATION_BYTES} bytes")
-    digest = hashlib.sha256(found).hexdigest() if found else ""
+    digest = sha256_of(found) if found else ""
     if digest != publication.release.attestation_sha256:
         raise _unprocessable(
             f"the record's attestation_sha256 is {publication.release.attestation_sha256!r}, but "

@@ -84,12 +84,8 @@ class Told:
                 case "passed":
                     findings.passed(line["check"])
                 case "found":
-                    findings.found(
-                        line["check"],
-                        line["text"],
-                        example_id=line["example_id"],
-                        completion=line["completion"],
-                    )
+                    said = {field: line[field] for field in ("example_id", "completion")}
+                    findings.found(line["check"], line["text"], **said)
                 case "not applicable":
                     findings.not_applicable(line["check"], line["reason"])
                 case "inconclusive":
@@ -173,7 +169,8 @@ def _started(place: Place, errand: Errand) -> Generator[Kept]:
     """Start a probe; on exit, nothing is left of it."""
     caches = _caches(place)
     home, work = place.scratch / "home", place.scratch / "work"
-    for folder in (home, work, *(path for path in caches.values() if _is_in(place, path))):
+    own_caches = [path for path in caches.values() if place.scratch in path.parents]
+    for folder in (home, work, *own_caches):
         folder.mkdir(parents=True, exist_ok=True)
     environ = {
         **passed_on(),
@@ -187,10 +184,6 @@ def _started(place: Place, errand: Errand) -> Generator[Kept]:
     command = [place.interpreter, "-P", "-c", _PROGRAM, errand.job.text(), *place.search_path]
     with kept(command, environ=environ, folder=work, limit_s=errand.limit_s) as probe:
         yield probe
-
-
-def _is_in(place: Place, path: Path) -> bool:
-    return place.scratch in path.parents
 
 
 def read_answers(path: Path, end: str = "", *, is_own_end: bool = True) -> Told:
@@ -224,6 +217,8 @@ class Subject:
     wheel: bytes = b""
     metadata: bytes = b""
     """The METADATA file."""
+    files: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
+    """Path in the wheel -> content, of a wheel that holds nothing forbidden."""
     factory: str = ""
     """`module:Class`."""
     interpreter: str = sys.executable

@@ -4,13 +4,14 @@ Publishing and the registry read the report back, so these are pydantic records.
 of its canonical JSON: sorted keys, no spaces, UTF-8.
 """
 
-import hashlib
 import json
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+
+from telescope_envs.records.files import sha256_of
 
 FORMAT_VERSION = 1
 EXAMPLES_FROM = "examples_from"
@@ -145,7 +146,7 @@ class Report(_Record):
     @property
     def sha256(self) -> str:
         """Digest of `canonical_json`."""
-        return hashlib.sha256(self.canonical_json).hexdigest()
+        return sha256_of(self.canonical_json)
 
     def found(self, outcome: Outcome) -> list[CheckResult]:
         """Return the checks with one outcome."""

@@ -4,10 +4,9 @@ After a level that failed, the later ones are reported as not run, with the reas
 in other modules, and policy.py has the severity of each.
 """
 
-import hashlib
 import platform
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,7 +16,9 @@ from pathlib import Path
 from telescope_core.errors import ConfigError, nearest, unknown_name
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.install.packages import packages_of
+from telescope_envs.install.steps import Progress, silent
 from telescope_envs.locator import InstalledLocator, module_of, usable_names
+from telescope_envs.records.files import sha256_of
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.fixture_hub import FOLDER, FixtureHub
 from telescope_envs.validation.levels import Trial, check_leakage, check_load, check_reward
@@ -36,10 +37,6 @@ _TRIED = {
 }
 
 
-def _silent(step: str) -> None:
-    """Ignore the progress."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationOptions:
     """How much to check."""
@@ -53,7 +50,7 @@ class ValidationOptions:
     fixture_rows: bool = False
     """Whether datasets of the Hub are replaced by the rows in the project's folder fixture-rows, of
     which the report tells."""
-    progress: Callable[[str], None] = _silent
+    progress: Progress = silent
     """Called with each step."""
 
 
@@ -120,7 +117,7 @@ def _validate(subject: Subject, options: ValidationOptions) -> Report:
         policy=POLICY_VERSION,
         environment=subject.label,
         version=version_in(subject.metadata),
-        wheel_sha256=hashlib.sha256(subject.wheel).hexdigest() if subject.wheel else "",
+        wheel_sha256=sha256_of(subject.wheel) if subject.wheel else "",
         core_version=version("telescope-core"),
         python=platform.python_version(),
         level=options.level,

@@ -4,11 +4,9 @@ Building the wheel runs the build backend that the project names, without tokens
 but no code of the environment.
 """
 
-import io
 import platform
 import re
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version as installed_version
@@ -151,15 +149,14 @@ def _with_contents(subject: Subject, findings: Findings) -> Subject:
         findings.found("static.wheel", str(error))
         return subject
     findings.passed("static.wheel")
-    about = next(
-        data for name, data in _members(subject.wheel) if name.endswith(".dist-info/METADATA")
-    )
-    check_metadata(about, contents.entry_name, findings)
+    check_metadata(contents.metadata, contents.entry_name, findings)
+    name = contents.distribution
     return replace(
         subject,
-        label=_environment_id(about, contents.entry_name),
-        metadata=about,
+        label=id_in_distribution(name, contents.entry_name) or name,
+        metadata=contents.metadata,
         factory=contents.factory,
+        files=contents.files,
     )
 
 
@@ -204,16 +201,9 @@ def _texts(subject: Subject) -> Iterator[tuple[str, bytes]]:
         for path in _sources(subject.project):
             with path.open("rb") as file:
                 yield str(path.relative_to(subject.project)), file.read(_MAX_SCANNED_BYTES)
-    if subject.wheel and subject.metadata:
-        yield from _members(subject.wheel)
-
-
-def _members(wheel: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a wheel that has been inspected."""
-    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
-        for info in archive.infolist():
-            if info.file_size <= _MAX_SCANNED_BYTES:
-                yield info.filename, archive.read(info)
+    for name, data in subject.files.items():
+        if len(data) <= _MAX_SCANNED_BYTES:
+            yield name, data
 
 
 def _sources(project: Path) -> list[Path]:
@@ -244,12 +234,6 @@ def check_metadata(metadata: bytes, entry_name: str, findings: Findings) -> None
     _check_tags(raw, findings)
     for check in _OF_METADATA:
         findings.passed(check)
-
-
-def _environment_id(metadata: bytes, entry_name: str) -> str:
-    """Return owner/name if the distribution's name contains the owner, else that name."""
-    name = str(canonicalize_name(parse_email(metadata)[0].get("name", "")))
-    return id_in_distribution(name, entry_name) or name
 
 
 def version_in(metadata: bytes) -> str:

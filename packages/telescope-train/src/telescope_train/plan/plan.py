@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.secret_names import which_are_set
 from telescope_train.algorithms.corrections import age_of_rollouts
-from telescope_train.backends.megatron.layout import NO_SHARING
+from telescope_train.backends.megatron.layout import why_not_shared
 from telescope_train.chat.template import how_replies_are_read
 from telescope_train.checkpoints.folders import checkpoints_folder
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.config.run_folder import run_folder
 from telescope_train.config.schema import EvalEntry, TrainConfig
+from telescope_train.models.facts import ModelFacts
 from telescope_train.models.served_adapter import served_adapter
 from telescope_train.plan.activations import how_activations_are_kept
 from telescope_train.plan.memory import MemoryPlan, memory_of
@@ -126,7 +127,7 @@ def make_plan(prepared: Prepared) -> Plan:
         algorithm=config.algorithm.algorithm,
         age_of_rollouts=age_of_rollouts(config),
         gradients=how_gradients_are_taken(config),
-        prompts=_prompts(config),
+        prompts=_prompts(config, prepared.facts),
         activations=how_activations_are_kept(prepared),
         replies=how_replies_are_read(config.model),
         lora=_lora(config, prepared.dtype),
@@ -170,12 +171,14 @@ def _environment_shares(
     return shares
 
 
-def _prompts(config: TrainConfig) -> str:
+def _prompts(config: TrainConfig, facts: ModelFacts) -> str:
     trainer = config.trainer
     if trainer.share_prefixes is False:
         return "computed for each rollout: share_prefixes is false"
-    if trainer.train_backend == "megatron":
-        return f"computed for each rollout: {NO_SHARING}"
+    if trainer.train_backend == "megatron" and (reason := why_not_shared(config.megatron)):
+        return f"computed for each rollout: {reason}"
+    if facts.num_experts:
+        return "computed for each rollout: the model is a mixture of experts"
     if trainer.use_lora and trainer.lora_dropout:
         return "computed for each rollout: lora_dropout is drawn for each"
     return "computed once for rollouts that begin alike, if a test of the model passes"

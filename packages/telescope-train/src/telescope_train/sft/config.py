@@ -228,7 +228,7 @@ def _rank_problems(config: SftConfig) -> Iterator[str]:
 def trainer_section(config: SftConfig) -> TrainerSection:
     """Return the settings of the ranks in the form of `telescope train`; unset ones stay unset."""
     given = {name: getattr(config, name) for name in SHARED if was_set(config, name)}
-    if config.train_backend == FSDP:
+    if config.train_backend in (FSDP, MEGATRON):
         given["share_prefixes"] = False  # each example has a prompt of its own
     return TrainerSection(
         learning_rate=config.learning_rate,

@@ -26,6 +26,7 @@ from telescope_train.batches.bundles import bundle_sizes
 from telescope_train.batches.packing import Packing, pack_with
 from telescope_train.batches.weighting import denominator, numerators
 from telescope_train.step.credit import Credit, CreditRules, assign_credit
+from telescope_train.step.metrics import StepClock
 from telescope_train.step.reference_kl import kl_penalties
 from telescope_train.step.shaping import RolloutKey
 
@@ -37,11 +38,20 @@ class GradientStream:
     """The gradient of one step, as far as its groups have ended."""
 
     def __init__(
-        self, rules: CreditRules, packing: Packing, trainer: Ranks, version: WeightVersion
+        self,
+        rules: CreditRules,
+        packing: Packing,
+        trainer: Ranks,
+        version: WeightVersion,
+        clock: StepClock,
     ) -> None:
-        """`version` is that of the weights that are trained."""
+        """`version` is that of the weights that are trained.
+
+        `clock` hears what credit and packing took, and what the trainer before and after them.
+        """
         self._rules, self._packing = rules, packing
         self._trainer, self._version = trainer, version
+        self._clock = clock
         self._weighting = weighting_of(rules.config.algorithm, rules.algorithm)
         self._waiting: list[tuple[TrainingSample, float]] = []
         self._built: dict[RolloutKey, list[TrainingSample]] = {}
@@ -69,6 +79,8 @@ class GradientStream:
         self._num_early = self._num_trained
         kl = await kl_penalties(groups, rules, self._packing, self._trainer.reference_logprobs)
         self._kl |= kl
+        if kl:
+            self._clock.lap("train")
         # In a thread, because rollouts go on in this event loop.
         credit = await asyncio.to_thread(assign_credit, groups, rules, kl_penalties=kl)
         weights = numerators(credit.samples, self._weighting).tolist()
@@ -103,8 +115,16 @@ class GradientStream:
         )
 
     async def _accumulate(self, chosen: Sequence[int]) -> None:
+        shards = self._packed(chosen)
+        self._clock.lap("wait")
+        if shards:
+            await self._trainer.accumulate_gradient(shards, self._version)
+            self._clock.lap("train")
+
+    def _packed(self, chosen: Sequence[int]) -> list[list[PackedBatch]]:
+        """Return what waits at the indices `chosen` as batches of each rank, if there is any."""
         if not chosen:
-            return
+            return []
         taken = set(chosen)
         parts = [self._waiting[index] for index in sorted(taken)]
         self._waiting = [one for index, one in enumerate(self._waiting) if index not in taken]
@@ -113,7 +133,7 @@ class GradientStream:
         for mine, new in zip(self._shards, shards, strict=True):
             mine += new
             self._num_trained += sum(batch.num_trained_tokens for batch in new)
-        await self._trainer.accumulate_gradient(shards, self._version)
+        return shards
 
     def _require_same(self, credit: Credit) -> None:
         """Raise ConfigError unless the ranks have seen exactly the samples of `credit`."""

@@ -2,7 +2,7 @@
 
 import { useId, useRef, useState } from "preact/hooks";
 import { seriesColor } from "../lib/colors.ts";
-import { formatClock, formatNumber } from "../lib/format.ts";
+import { formatDate, formatNumber, formatTick } from "../lib/format.ts";
 import { saveSvg } from "../lib/save.ts";
 import { alone, byteTicks, extent, linear, nearest, ticks, timeTicks, type Scale } from "../lib/scales.ts";
 import { BottomAxis, LeftAxis } from "./Axis.tsx";
@@ -97,7 +97,7 @@ export function Chart(props: Props) {
   };
   const at = isTime ? timeTicks(domain[0], domain[1], width / 90) : null;
   const summary = series.map((one) => spoken(one, format)).join("; ");
-  const tipHead = (value: number) => (isTime ? formatClock(value) : `${xName} ${formatNumber(value)}`);
+  const tipHead = (value: number) => (isTime ? formatDate(value) : `${xName} ${formatNumber(value)}`);
   return (
     <figure class="chart">
       {head}
@@ -125,7 +125,7 @@ export function Chart(props: Props) {
             width={width - RIGHT}
             bottom={height - BOTTOM}
             left={left}
-            format={at ? (value) => formatClock(value, at.step_s) : formatNumber}
+            format={at ? (value) => formatTick(value, at.step_s) : formatNumber}
           />
           {marks.filter((mark) => mark.x >= domain[0] && mark.x <= domain[1]).map((mark, number) => (
             <line key={number} class={`mark mark-${mark.kind}`} x1={x(mark.x)} x2={x(mark.x)} y1={TOP} y2={height - BOTTOM}>

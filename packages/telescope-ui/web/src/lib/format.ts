@@ -72,11 +72,28 @@ export function formatClock(time_s: number, step_s = 1): string {
   return `${seconds}.${pad(part, digits)}`;
 }
 
+function formatDay(time_s: number): string {
+  const date = new Date(time_s * 1000);
+  return `${date.getFullYear()}-${pad(date.getMonth() + 1)}-${pad(date.getDate())}`;
+}
+
 export function formatDate(time_s: Known): string {
   if (time_s === null || time_s === undefined) return "-";
-  const date = new Date(time_s * 1000);
-  const day = `${date.getFullYear()}-${pad(date.getMonth() + 1)}-${pad(date.getDate())}`;
-  return `${day} ${formatClock(time_s)}`;
+  return `${formatDay(time_s)} ${formatClock(time_s)}`;
+}
+
+/** A moment below an axis whose marks are `step_s` apart: midnight is the day that begins. */
+export function formatTick(time_s: number, step_s: number): string {
+  const clock = formatClock(time_s, step_s);
+  return step_s >= 3600 && clock === "00:00" ? formatDay(time_s).slice(5) : clock;
+}
+
+/** The day and the clock of both ends, and the day once if it is the same. */
+export function formatWindow(from_s: number, to_s: number): string {
+  const step_s = to_s - from_s < 10 ? 0.001 : 1;
+  const [first, last] = [formatDay(from_s), formatDay(to_s)];
+  const end = formatClock(to_s, step_s);
+  return `${first} ${formatClock(from_s, step_s)} to ${first === last ? end : `${last} ${end}`}`;
 }
 
 /** A moment that is given as ISO 8601. */

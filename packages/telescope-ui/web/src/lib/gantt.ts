@@ -2,7 +2,7 @@
 
 import { linear, timeTicks, type Scale } from "./scales.ts";
 import type { TimelinePage, TimelineRow } from "./types.ts";
-import { formatClock } from "./format.ts";
+import { formatTick } from "./format.ts";
 
 export const RULER = 24;
 const LABEL = 15;
@@ -115,7 +115,7 @@ function drawRuler(painter: Painter, view: View, width: number, x: Scale): void 
   const { step_s, at } = timeTicks(view.from, view.to, width / 110);
   for (const time_s of at) {
     painter.rect(x(time_s), RULER - 5, 1, 5, "--faint");
-    painter.text(x(time_s) + 3, 15, formatClock(time_s, step_s), "--faint");
+    painter.text(x(time_s) + 3, 15, formatTick(time_s, step_s), "--faint");
   }
 }
 

@@ -5,7 +5,7 @@ import { Table } from "../components/Table.tsx";
 import { Queues, Workers } from "../components/Workers.tsx";
 import { ofRun, withQuery } from "../lib/address.ts";
 import { useData } from "../lib/data.ts";
-import { formatByName, formatClock, formatNumber } from "../lib/format.ts";
+import { formatByName, formatDate, formatNumber } from "../lib/format.ts";
 import type { PageProps } from "../lib/page.ts";
 import { exported, go } from "../lib/router.ts";
 import type { InfraPage } from "../lib/types.ts";
@@ -86,7 +86,7 @@ function Servers({ data, run }: { data: InfraPage; run: string }) {
           { name: "Server", cell: (row) => <Link to={withQuery(ofRun(run, "infra"), { source: row.server })}>{row.server}</Link> },
           { name: "For", cell: (row) => row.role },
           { name: "State", cell: (row) => <State state={row.state} /> },
-          { name: "Since", cell: (row) => <span class="number">{formatClock(row.since_s)}</span> },
+          { name: "Since", cell: (row) => <span class="number">{formatDate(row.since_s)}</span> },
           { name: "Version", isNumber: true, cell: (row) => formatNumber(row.version) },
           { name: "Starts", isNumber: true, cell: (row) => formatNumber(row.num_lives) },
           { name: "Reason", cell: (row) => <span class="faint">{row.reason}</span> },

@@ -8,7 +8,7 @@ import { Table } from "../components/Table.tsx";
 import { ofRun, withQuery } from "../lib/address.ts";
 import { nameColor } from "../lib/colors.ts";
 import { useData } from "../lib/data.ts";
-import { formatClock, formatNumber, formatSeconds, plural } from "../lib/format.ts";
+import { formatClock, formatNumber, formatSeconds, formatWindow, plural } from "../lib/format.ts";
 import { draw, layout, zoomed, type Bar, type View } from "../lib/gantt.ts";
 import type { PageProps } from "../lib/page.ts";
 import { exported, go } from "../lib/router.ts";
@@ -85,8 +85,8 @@ function Content({ data, address }: { data: TimelinePage; address: string }) {
             For Perfetto
           </a>
         )}
-        <span class="faint number" role="status">
-          {formatClock(view.from, view.to - view.from < 10 ? 0.001 : 1)} to {formatClock(view.to, view.to - view.from < 10 ? 0.001 : 1)},{" "}
+        <span class="faint" role="status">
+          {formatWindow(view.from, view.to)},{" "}
           {formatSeconds(view.to - view.from)}
         </span>
       </div>

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from telescope_train.backends.distributed_checkpoint import Saving
 from telescope_train.backends.fsdp.sharding import gather_values
 from telescope_train.backends.megatron import checkpoint
-from telescope_train.backends.megatron.layout import NO_SHARING, megatron_layout
+from telescope_train.backends.megatron.layout import megatron_layout
 from telescope_train.backends.megatron.library import using
 from telescope_train.backends.megatron.loading import Loaded, build, row_multiple, save_model
 from telescope_train.backends.megatron.mapping import hugging_face_shapes
@@ -34,7 +34,6 @@ from telescope_train.backends.trainer_backend import GradientResult, Loss, Updat
 from telescope_train.backends.transfer import TensorHeader
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.cluster.rank_layout import RankLayout
-from telescope_train.models.attention.sharing import no_sharing
 from telescope_train.models.packed import TrainedLogprobs
 from telescope_train.models.row import packed_row
 from telescope_train.observability.spans import SilentRecorder, SpanRecorder
@@ -62,7 +61,7 @@ class MegatronBackend:
         with using(device):
             self._loaded: Loaded = build(settings, device, moved=self._spans.moved)
             self.attention = self._loaded.attention
-            self.sharing = no_sharing(NO_SHARING)
+            self.sharing = self._loaded.sharing
             self._weights: RankWeights = self._loaded.weights
             self._wrapped = wrap(settings, self._loaded.config, self._weights.model)
             self._stepper = Stepper(settings, self._wrapped)

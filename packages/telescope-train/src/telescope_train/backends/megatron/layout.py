@@ -13,8 +13,6 @@ from telescope_train.config.megatron_section import MegatronSection
 
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 """Values of `model_type` that the conversion of weights covers."""
-NO_SHARING = "train_backend megatron computes every sample by itself"
-"""Why samples of a row never share their first tokens."""
 
 
 def megatron_layout(section: MegatronSection, num_ranks: int) -> RankLayout:
@@ -45,6 +43,15 @@ class ModelSizes:
     """Columns between the two products of a dense feed-forward layer; experts are not divided."""
     num_experts: int | None
     """None = a dense model."""
+
+
+def why_not_shared(section: MegatronSection) -> str | None:
+    """Return why samples of a row cannot share their first tokens; None = the settings let them."""
+    if section.megatron_context_parallel_size > 1:
+        return "context-parallel ranks of Megatron each hold pieces of every sample"
+    if section.megatron_use_transformer_engine:
+        return "Transformer Engine's attention knows samples one by one"
+    return None
 
 
 def layout_problems(section: MegatronSection, num_ranks: int) -> Iterator[str]:

@@ -29,6 +29,7 @@ from telescope_train.backends.megatron.architecture import (
 from telescope_train.backends.megatron.layout import (
     megatron_layout,
     model_problems,
+    why_not_shared,
 )
 from telescope_train.backends.megatron.mapping import hugging_face_shapes
 from telescope_train.backends.megatron.model import (
@@ -43,6 +44,7 @@ from telescope_train.backends.protocol import BackendSettings
 from telescope_train.chat.tokenizer import load_tokenizer
 from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.models.attention.choice import AttentionChoice, choose_attention
+from telescope_train.models.attention.sharing import PrefixSharing, choose_sharing, no_sharing
 from telescope_train.models.load import torch_dtype
 from telescope_train.models.location import locate_model
 from telescope_train.models.weight_files import WeightFiles
@@ -63,6 +65,8 @@ class Loaded:
     layout: RankLayout
     context_rank: int
     attention: AttentionChoice
+    sharing: PrefixSharing
+    """Whether samples of a row share prefixes."""
     empty: PreTrainedModel
     """The Hugging Face model without memory for its weights."""
     dtype: torch.dtype
@@ -92,13 +96,14 @@ def build(
         is_row_shared=True,
     )
     empty = empty_model(hf_config, trust_remote_code=trust, dtype=dtype)
+    sharing = _choose_sharing(settings, empty, device, dtype)
     _join(layout, settings.seed)
     building = Building(
         settings=settings,
         architecture=architecture,
         layout=layout,
         frequencies=rotary_frequencies(empty),
-        attention=attention.kind,
+        attention=(sharing.attention or attention).kind,
         device=device,
     )
     config, files = transformer_config(building), WeightFiles.required(settings.model.model)
@@ -120,9 +125,20 @@ def build(
         layout=layout,
         context_rank=parallel_state.get_context_parallel_rank(),
         attention=attention,
+        sharing=sharing,
         empty=empty,
         dtype=dtype,
     )
+
+
+def _choose_sharing(
+    settings: BackendSettings, empty: PreTrainedModel, device: torch.device, dtype: torch.dtype
+) -> PrefixSharing:
+    if (reason := why_not_shared(settings.megatron)) is not None:
+        return no_sharing(reason)
+    is_on = settings.trainer.share_prefixes == "auto"
+    # No layer of this backend drops anything.
+    return choose_sharing(empty, device, dtype, is_on=is_on, has_dropout=False)
 
 
 def _few_experts(config: PretrainedConfig) -> PretrainedConfig:

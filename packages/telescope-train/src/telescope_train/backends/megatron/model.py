@@ -148,6 +148,7 @@ def build_model(building: Building, config: Any) -> Any:
     # Those of the model itself, whatever scaling they have. In float64 a test is exact to 1e-15.
     wide = torch.promote_types(config.params_dtype, torch.float32)
     model.rotary_pos_emb.inv_freq = building.frequencies.to(building.device, wide)
+    SharedRotations(model)
     model._postprocess = partial(_score, model, building, is_sequence_parallel(building))
     if model.pre_process and arch.padding_id is not None:
         hook = partial(_without_padding, arch.padding_id, is_sequence_parallel(building))
@@ -209,13 +210,17 @@ def run_model(model: Callable[..., Any], row: RankRow) -> Any:
     """Call `model`, wrapped or not, with a row."""
     from megatron.core.packed_seq_params import PackedSeqParams
 
-    sequences = row.sequences
+    sequences, shared = row.sequences, row.sequences.shared
+    starts, longest = sequences.starts, sequences.longest
+    if shared is not None:
+        # One sequence, each token of which has a rotation of its own; see `SharedRotations`.
+        starts, longest = starts[[0, -1]], int(shared.lengths_S.max())
     params: Any = PackedSeqParams(
         qkv_format="thd",
-        cu_seqlens_q=sequences.starts,
-        cu_seqlens_kv=sequences.starts,
-        max_seqlen_q=sequences.longest,
-        max_seqlen_kv=sequences.longest,
+        cu_seqlens_q=starts,
+        cu_seqlens_kv=starts,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
     )
     # For Telescope's own attention, which knows the row better.
     params.sequences, params.order = sequences, row.order
@@ -227,6 +232,27 @@ def run_model(model: Callable[..., Any], row: RankRow) -> Any:
         labels=row,
         packed_seq_params=params,
     )
+
+
+class SharedRotations:
+    """Rotates each token of a row by its place in its sample, where samples share tokens.
+
+    The library rotates by the place in a sequence, and a shared token is in several samples.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """Take part in every pass of `model`, the library's own."""
+        self._positions_T: Tensor | None = None
+        model.register_forward_pre_hook(self._note, with_kwargs=True)
+        model.rotary_pos_emb.register_forward_hook(self._choose)
+
+    def _note(self, _: Any, __: Any, kwargs: dict[str, Any]) -> None:
+        sequences = kwargs["packed_seq_params"].sequences
+        self._positions_T = None if sequences.shared is None else sequences.positions_T
+
+    def _choose(self, _: Any, __: Any, table: Tensor) -> Tensor:
+        """Return [T, ...] of the table of all places, which the library takes for such a row."""
+        return table if self._positions_T is None else table.index_select(0, self._positions_T)
 
 
 def _score(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.models.attention.blocks import Sequences, find_sequences
-from telescope_train.models.row import packed_row
+from telescope_train.models.row import PackedRow, packed_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,11 @@ def rank_row(
     """Prepare `batch` for context-parallel rank `rank` of `ranks`.
 
     The row is padded to a multiple of `multiple_of` tokens, which `2 * ranks` must divide if there
-    is more than one rank.
+    is more than one rank. Tokens that samples share stand in it once.
     """
+    if batch.shared_S is not None:
+        assert ranks == 1, "context-parallel ranks share no prefixes"
+        return _shared_row(packed_row(batch, device, multiple_of=multiple_of))
     cpu = torch.device("cpu")
     plain = packed_row(batch, cpu, share=False)
     starts = plain.sequences.starts.numpy()
@@ -96,6 +99,20 @@ def rank_row(
         places_P=torch.from_numpy(chosen).to(device),
         targets_P=torch.from_numpy(ids_T[in_row_M[chosen]]).to(device),
         temperatures_P=plain.temperatures_M[torch.from_numpy(chosen)].to(device),
+    )
+
+
+def _shared_row(row: PackedRow) -> RankRow:
+    trained_M = row.trained_M.cpu().numpy()
+    return RankRow(
+        token_ids_C=row.token_ids_T,
+        sequences=row.sequences,
+        order=None,
+        trained_M=trained_M,
+        predictors_P=row.predictors_M,
+        places_P=torch.arange(len(trained_M), device=row.token_ids_T.device),
+        targets_P=row.targets_M,
+        temperatures_P=row.temperatures_M,
     )
 
 

@@ -25,7 +25,6 @@ _NO_EFFECT = {
     "activation_memory_gib": "remove it",
     "optimizer_cpu_offload": "use megatron_optimizer_cpu_offload",
     "compile": "remove it",
-    "share_prefixes": "remove it: every sample is computed by itself",
     "fsdp_replicate_size": "remove it",
     "fsdp_gradient_sync": "remove it",
     "fsdp_prefetch_layers": "remove it",
