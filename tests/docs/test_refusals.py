@@ -18,8 +18,13 @@ ELSEWHERE = {
     *("install/adapted.py", "install/agents.py", "install/verify.py"),
     *("records/links.py", "records/files.py", "registry/credentials.py"),
 }
-ERRORS = {"RegistryError", "ConfigError", "EnvironmentLoadError", "UnknownNameError"}
 VARIABLE = "\0"
+ERRORS = {
+    **dict.fromkeys(("RegistryError", "ConfigError", "EnvironmentLoadError"), ""),
+    **dict.fromkeys(("UnknownNameError", "OtherBytesError"), ""),
+    "WheelProblem": f"wheel {VARIABLE}: ",
+}
+"""Name of an error -> what its message begins with when a user sees it."""
 ASSEMBLED = {
     "... needs Python ..., but this is Python": "registry/resolving.py",
     "... speaks environment protocol ..., but": "registry/resolving.py",
@@ -56,7 +61,8 @@ def messages() -> Iterator[tuple[str, str]]:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and node.args and isinstance(node.func, ast.Name):
-                text = " ".join(text_of(node.args[0]).split())
+                start = ERRORS.get(node.func.id, "")
+                text = " ".join((start + text_of(node.args[0])).split())
                 if node.func.id in ERRORS and len(re.findall(r"[A-Za-z]{2,}", text)) >= MIN_WORDS:
                     yield f"{name}:{node.lineno}", text
 

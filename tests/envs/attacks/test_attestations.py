@@ -303,6 +303,14 @@ def test_a_bundle_is_held_to_who_may_sign_by_the_users_file(asking, sign, tmp_pa
     with pytest.raises(RegistryError, match="did not come with its wheel"):
         opened(tmp_path / "bare.zip")
     opened()
+    asked, root = lines.splitlines()
+    named = f'[registries.lab]\naddress = "{asking.address}"\n{root}\n'
+    config.write_text(f"{asked}\n{named}{trusted}")
+    with pytest.raises(RegistryError, match="is not valid"):
+        opened()  # not by the root of the registry that it names
+    config.write_text(f'{asked}\n[signers.acme]\nrepository = "acme/envs"\n{root}\n')
+    opened()
+    config.write_text(lines + trusted)
 
     def gone(named: str) -> Registry:
         raise RegistryError("no network")

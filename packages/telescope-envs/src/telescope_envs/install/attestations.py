@@ -55,13 +55,15 @@ class AttestationPolicy:
     """Path to another Sigstore's trusted_root.json; None for the public one, from the library."""
 
 
-def asks_for_attestation(address: str, release: Release, *, is_claimed: bool = False) -> bool:
+def asks_for_attestation(address: str | None, release: Release) -> bool:
     """Whether the user's configuration asks to check an attestation of `release`.
 
-    `address` is the address of its registry, which may be only what a bundle says it is.
+    `address` is that of its registry; None where that is only what a bundle claims.
     """
-    place = parse_address(address)
-    mode, _ = read_user_config().attestations_of(place, is_claimed=is_claimed)
+    config = read_user_config()
+    mode = config.strictest
+    if address is not None:
+        mode, _ = config.attestations_of(parse_address(address))
     is_shown = mode is AttestationMode.WHEN_PRESENT and bool(release.attestation_sha256)
     return is_shown or mode is AttestationMode.REQUIRED
 
@@ -95,16 +97,13 @@ def require_attestation(registry: Registry, release: Release, wheel: bytes) -> A
     return Attested(by=check_attestation(release, wheel, bundle, policy), data=bundle or b"")
 
 
-def require_kept_attestation(
-    address: str, release: Release, wheel: bytes, kept: bytes | None
-) -> Attested:
-    """Check the attestation `kept` with a wheel, without the registry at `address`.
+def require_kept_attestation(release: Release, wheel: bytes, kept: bytes | None) -> Attested:
+    """Check the attestation `kept` with a wheel, without its registry.
 
-    The user's configuration says who may sign. What came with the wheel cannot: whoever made it
-    would name themselves.
+    The user's configuration says who may sign, and how strict to be. What came with the wheel
+    cannot: whoever made it would name themselves.
     """
     config = read_user_config()
-    mode, root = config.attestations_of(parse_address(address), is_claimed=True)
     trusted = config.signers.get(release.owner)
     if trusted is None:
         raise RegistryError(
@@ -123,7 +122,8 @@ def require_kept_attestation(
         workflow=trusted.workflow,
         issuer=trusted.issuer,
     )
-    policy = AttestationPolicy(mode=mode, publishers=(publisher,), trusted_root=root)
+    root = config.root(trusted.trusted_root)
+    policy = AttestationPolicy(mode=config.strictest, publishers=(publisher,), trusted_root=root)
     return Attested(by=check_attestation(release, wheel, kept, policy), data=kept or b"")
 
 

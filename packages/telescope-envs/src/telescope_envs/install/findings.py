@@ -5,9 +5,7 @@ empty virtual environment has, or byte code of a listed file. Anything else was 
 """
 
 import base64
-import csv
 import hashlib
-import io
 import marshal
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,6 +24,7 @@ from telescope_envs.records.files import files_below
 from telescope_envs.records.installed import Installation
 from telescope_envs.records.lockfile import LockedEnvironment
 from telescope_envs.registry.registry import Registry
+from telescope_envs.rules.wheel import hashes_in
 
 
 class FindingKind(StrEnum):
@@ -153,11 +152,10 @@ def compared(name: str, package: Distribution) -> Compared:
 
 def _recorded_files(name: str, package: Distribution) -> Iterator[Recorded]:
     """Yield every file that the RECORD of `package` lists."""
-    text = package.read_text("RECORD") or ""
-    for row in csv.reader(io.StringIO(text)):
-        if len(row) == 3 and row[0]:
-            path = Path(os.path.normpath(str(package.locate_file(row[0]))))
-            yield Recorded(package=name, path=path, hash=row[1])
+    for listed, digest in hashes_in(package.read_text("RECORD") or "").items():
+        if listed:
+            path = Path(os.path.normpath(str(package.locate_file(listed))))
+            yield Recorded(package=name, path=path, hash=digest)
 
 
 def _changed_files(recorded: Iterable[Recorded]) -> Iterator[Finding]:

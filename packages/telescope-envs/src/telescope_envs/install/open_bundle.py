@@ -236,8 +236,8 @@ def _inspected(one: BundledEnvironment, root: Path) -> _Inspected:
     if attested.is_file():
         with attested.open("rb") as file:
             attestation = file.read(MAX_ATTESTATION_BYTES)
-    if asks_for_attestation(one.registry, release, is_claimed=True):
-        require_kept_attestation(one.registry, release, wheel, attestation or None)
+    if asks_for_attestation(None, release):
+        require_kept_attestation(release, wheel, attestation or None)
     return _Inspected(wheel, attestation)
 
 

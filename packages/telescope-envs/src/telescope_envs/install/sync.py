@@ -133,7 +133,7 @@ def locked_wheel(
     read_release(data, release)
     if is_asked:
         kept = cached_attestation(release)
-        attested = require_kept_attestation(entry.registry, release, data, kept)
+        attested = require_kept_attestation(release, data, kept)
         progress(f"{release.id} {release.version}: attested by {attested.by}")
     return wheel
 

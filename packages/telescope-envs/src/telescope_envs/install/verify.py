@@ -1,6 +1,5 @@
 """`verify`: check one environment again, from its files to its registry."""
 
-import csv
 import io
 import tempfile
 import zipfile
@@ -33,6 +32,7 @@ from telescope_envs.records.lockfile import find_lock, read_lock
 from telescope_envs.records.reading import check_bytes
 from telescope_envs.registry.lookup import open_registry
 from telescope_envs.registry.registry import Registry
+from telescope_envs.rules.wheel import hashes_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +168,8 @@ def _wheel_findings(
         return
     with zipfile.ZipFile(io.BytesIO(data)) as wheel:
         (path,) = (name for name in wheel.namelist() if name.endswith(".dist-info/RECORD"))
-        published = _hashes(wheel.read(path).decode())
-    here = _hashes(own.read_text("RECORD") or "")
+        published = hashes_in(wheel.read(path).decode())
+    here = hashes_in(own.read_text("RECORD") or "")
     for name, digest in published.items():
         if digest and here.get(name) != digest:
             yield Finding(
@@ -194,7 +194,3 @@ def _wheel_bytes(record: Installation, registry: Registry | None) -> bytes:
     data = (registry or open_registry(record.registry)).wheel_bytes(record.release)
     check_bytes(data, record.release)
     return data
-
-
-def _hashes(text: str) -> dict[str, str]:
-    return {row[0]: row[1] for row in csv.reader(io.StringIO(text)) if len(row) == 3}

@@ -8,7 +8,7 @@ default in the file, the `registry/` folder of the enclosing checkout, the snaps
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from ipaddress import ip_address
@@ -162,6 +162,8 @@ class TrustedSigner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """File name such as publish.yml; empty if any workflow of the repository may sign."""
     issuer: str = ""
     """OIDC issuer; empty for that of github.com or gitlab.com."""
+    trusted_root: str = ""
+    """Path to the trusted_root.json of its Sigstore; empty for the file's setting for all."""
 
 
 class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,22 +217,27 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
             if line.place.without_revision == place.without_revision
         ]
 
-    def attestations_of(
-        self, place: Address, *, is_claimed: bool = False
-    ) -> tuple[AttestationMode, Path | None]:
+    def attestations_of(self, place: Address) -> tuple[AttestationMode, Path | None]:
         """Return the attestation mode for `place` and its root of trust, None for the public one.
 
-        If several names have this address, the strictest of their modes applies. Nobody may choose
-        a weaker setting by naming another registry, so for an address that a file claims, and that
-        is not asked, it is the strictest mode of all.
+        If several names have this address, the strictest of their modes applies.
         """
         lines = [self.registries[name] for name in self.names_of(place)]
-        asking = [self, *self.registries.values()] if is_claimed else lines
-        modes = [one.attestations for one in asking if one.attestations is not None]
-        strictness = list(AttestationMode)
-        mode = max(modes, key=strictness.index, default=self.attestations)
-        roots = [line.trusted_root for line in lines if line.trusted_root] or [self.trusted_root]
-        return mode, Path(roots[0]).expanduser() if roots[0] else None
+        roots = [line.trusted_root for line in lines if line.trusted_root]
+        return _strictest(lines) or self.attestations, self.root(*roots)
+
+    @property
+    def strictest(self) -> AttestationMode:
+        """The strictest attestation mode in the file: what counts where no registry is asked.
+
+        What a bundle says of its registry must not choose a weaker setting.
+        """
+        return _strictest([self, *self.registries.values()]) or self.attestations
+
+    def root(self, *chosen: str) -> Path | None:
+        """Return the first root of trust in `chosen`, else the file's; None for the public one."""
+        text = next(filter(None, chosen), self.trusted_root)
+        return Path(text).expanduser() if text else None
 
     def allows_plain_http(self, place: Address) -> bool:
         """Whether the user allowed plain http for `place`."""
@@ -239,6 +246,11 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
     def _meaning_of(self, text: str) -> Address:
         """Return the same as `place_of`, without checking that a folder is there."""
         return self.registries[text].place if text in self.registries else parse_address(text)
+
+
+def _strictest(lines: Sequence[NamedRegistry | UserConfig]) -> AttestationMode | None:
+    modes = [line.attestations for line in lines if line.attestations is not None]
+    return max(modes, key=list(AttestationMode).index, default=None)
 
 
 def user_file(environ: Mapping[str, str] = os.environ) -> Path:

@@ -250,6 +250,11 @@ def record_of(files: Mapping[str, bytes], own: str) -> bytes:
     return table.getvalue().encode()
 
 
+def hashes_in(record: str) -> dict[str, str]:
+    """Return path -> hash of the lines of an installed package's RECORD, some without a hash."""
+    return {row[0]: row[1] for row in csv.reader(io.StringIO(record)) if len(row) == 3}
+
+
 def record_hash(data: bytes) -> str:
     """Return the hash as a RECORD line writes it."""
     digest = hashlib.sha256(data).digest()

@@ -84,12 +84,8 @@ class Told:
                 case "passed":
                     findings.passed(line["check"])
                 case "found":
-                    findings.found(
-                        line["check"],
-                        line["text"],
-                        example_id=line["example_id"],
-                        completion=line["completion"],
-                    )
+                    said = {field: line[field] for field in ("example_id", "completion")}
+                    findings.found(line["check"], line["text"], **said)
                 case "not applicable":
                     findings.not_applicable(line["check"], line["reason"])
                 case "inconclusive":
