@@ -136,14 +136,20 @@ class SandboxPool:
                 await self._after_use(held, is_whole=is_whole)
 
     async def close(self) -> None:
-        """Close every sandbox, those in use too. Idempotent."""
+        """Close every sandbox, those in use too. Idempotent.
+
+        Raises the first error once all were tried.
+        """
         self._is_closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         held = [*self._ready, *self._used]
         self._ready.clear()
-        await asyncio.gather(*(self._close(one) for one in held))
+        done = await asyncio.gather(*(self._close(one) for one in held), return_exceptions=True)
+        for error in done:
+            if error is not None:
+                raise error
 
     async def __aenter__(self) -> "SandboxPool":
         await self.warm_up()
