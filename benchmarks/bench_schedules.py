@@ -14,7 +14,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from machine import RESULTS, facts_of_run, table, write_results
-from schedules.rules import KeepLanesFull, KeepLanesFullShort, OneStepOff, with_rule
+from schedules.rules import (
+    KeepLanesFull,
+    KeepLanesFullShort,
+    OneStepOff,
+    counting_what_is_replaced,
+    with_rule,
+)
 
 from telescope_train.config.schema import TrainConfig
 from telescope_train.simulation.environments import WORKLOADS
@@ -51,6 +57,8 @@ class Schedule:
     ahead: int
     streams: bool = False
     rule: type | None = None
+    order: str = "drawn"
+    """Which groups our own rule trains on: those that were drawn, or those that ended first."""
 
     @property
     def keeps_lanes_full(self) -> bool:
@@ -65,6 +73,9 @@ SCHEDULES = (
     Schedule("`max_async_rollout` 1, streamed", 1, True),
     Schedule("`max_async_rollout` 2", 2),
     Schedule("`max_async_rollout` 2, streamed", 2, True),
+    Schedule(
+        '`max_async_rollout` 2, streamed, `batch_order` "finished"', 2, True, order="finished"
+    ),
     Schedule("one-step-off", 0, rule=OneStepOff),
     Schedule("full lanes, more than 2 behind dropped", 2, rule=KeepLanesFullShort),
     Schedule("full lanes, more than 8 behind dropped", 8, rule=KeepLanesFull),
@@ -103,6 +114,8 @@ def scenario(job: Job) -> Scenario:
                 "max_async_rollout": schedule.ahead,
                 "stream_gradients": "auto" if schedule.streams else False,
                 "max_concurrent_prompts_per_server": max(1, lanes_of),
+                "batch_order": schedule.order,
+                "max_off_policy_steps": schedule.ahead if schedule.order == "finished" else -1,
             },
             "trainer": {"seq_len": 40_960},
         }
@@ -120,12 +133,14 @@ def scenario(job: Job) -> Scenario:
 def measured(job: Job) -> dict[str, object]:
     """Return the numbers of one run."""
     schedule = SCHEDULES[job.schedule]
-    dropped = []
+    samplers = []
     one = scenario(job)
 
     def adapt(parts):
-        parts = (with_rule(schedule.rule) if schedule.rule else lambda same: same)(parts)
-        dropped.append(parts.sampler)
+        parts = (
+            with_rule(schedule.rule)(parts) if schedule.rule else counting_what_is_replaced(parts)
+        )
+        samplers.append(parts.sampler)
         return parts
 
     run = simulate(replace(one, adapt=adapt))
@@ -140,7 +155,7 @@ def measured(job: Job) -> dict[str, object]:
         "batches_open": job.batches_open,
         "step_s": float((ends[-1] - ends[skip - 1]) / (job.steps - skip)),
         "length": run.length_bias,
-        "waste": getattr(dropped[0], "num_dropped_tokens", 0) / run.num_tokens,
+        "waste": getattr(samplers[0], "num_dropped_tokens", 0) / run.num_tokens,
         "staleness": max(row["staleness/max"] for row in run.rows),
         "server_busy": run.server_busy,
         "trainer_busy": run.trainer_busy,
@@ -174,10 +189,13 @@ def jobs_of(workloads: list[str], *, is_quick: bool) -> list[Job]:
     ]
 
 
-def known_rows() -> list[dict]:
-    """Return what earlier runs of this command have written."""
+def known_rows(workload: str) -> list[dict]:
+    """Return what an earlier run has written of a workload, if it is of the same schedules."""
     path = RESULTS / "schedules.json"
-    return json.loads(path.read_text())["rows"] if path.is_file() else []
+    rows = json.loads(path.read_text())["rows"] if path.is_file() else []
+    mine = [one for one in rows if one["workload"] == workload]
+    is_same = {one["schedule"] for one in mine} == {one.name for one in SCHEDULES}
+    return mine if is_same and all("batches_open" in one for one in mine) else []
 
 
 def lines_of(rows: list[dict]) -> list[list[str]]:
@@ -209,7 +227,8 @@ def main() -> None:
     with ProcessPoolExecutor(max_workers=2) as pool:
         rows = list(pool.map(measured, jobs_of(options.workloads, is_quick=options.quick)))
     if not options.quick:
-        rows += [one for one in known_rows() if one["workload"] not in options.workloads]
+        others = [one for one in WORKLOADS if one not in options.workloads]
+        rows += [row for workload in others for row in known_rows(workload)]
     head = ("schedule", "steps", "tokens", "length", "waste", "most behind", "servers + ranks")
     head += ("batches open", "busy")
     tables: list[str] = []

@@ -127,6 +127,20 @@ class WaitForBatch:
         await self._inner.publish(version)
 
 
+def counting_what_is_replaced(parts: LoopParts) -> LoopParts:
+    """Let our own sampler count the tokens that became too old, as those of other rules do."""
+    sampler, take = parts.sampler, parts.sampler.take
+    sampler.num_dropped_tokens = 0
+
+    async def counted(batch: int) -> SampledBatch:
+        sampled = await take(batch)
+        sampler.num_dropped_tokens += sum(one.num_completion_tokens for one in sampled.replaced)
+        return sampled
+
+    sampler.take = counted
+    return parts
+
+
 def with_rule(rule: type[RolloutSampler]):
     """Return what gives a simulated run another rule."""
 

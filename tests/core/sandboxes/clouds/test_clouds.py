@@ -55,6 +55,13 @@ def test_no_sandbox_is_left(came: Any):
     assert came["left by a cancelled start"] == []
 
 
+def test_one_that_could_not_be_ended_is_ended_with_the_provider(came: Any):
+    """A service that is away for a moment would bill it until its time is over."""
+    assert came["500 close"].startswith(f"SandboxError: {came['cloud']} failed: "), came
+    assert came["open after 500 close"] == 1
+    assert came["left at the end"] == []
+
+
 def test_the_network_is_off_unless_asked_for(came: Any):
     asked = came["created"]
     if came["cloud"] == "daytona":

@@ -88,9 +88,16 @@ async def main(cloud: str) -> dict[str, Any]:
         with contextlib.suppress(asyncio.CancelledError):
             await creating
         results["left by a cancelled start"] = list(fake.boxes)
+        box = await provider.create(SandboxSpec())
+        fake.fails_with = 500
+        results["500 close"] = await raised(box.close())
+        results["open after 500 close"] = len(fake.boxes)
+        fake.fails_with = 0
         fake.refuses_key = True
         results["refused key"] = await raised(provider.create(SandboxSpec()))
+        fake.refuses_key = False
         await provider.close()
+        results["left at the end"] = list(fake.boxes)
         return results
 
 

@@ -87,10 +87,12 @@ class DockerProvider:
 
     async def close(self) -> None:
         """Remove the containers that are still open, and leave the service."""
-        await self._sandboxes.close()
-        if self._client is not None:
-            await self._call(self._client.close)
-            self._client = None
+        try:
+            await self._sandboxes.close()
+        finally:
+            if self._client is not None:
+                await self._call(self._client.close)
+                self._client = None
 
     async def _started(self, image: str, spec: SandboxSpec) -> "_Container":
         container = _Container(await self._call(lambda: self._start(image, spec)), self._call)

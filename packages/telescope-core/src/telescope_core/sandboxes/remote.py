@@ -106,7 +106,7 @@ class RemoteSandbox:
         measures: Mapping[str, str],
         on_closed: Callable[["RemoteSandbox"], None],
     ) -> None:
-        """`on_closed` is called when the service has ended it, or could not."""
+        """`on_closed` is called when the service has ended it."""
         self._service = service
         self._spec = spec
         self._measures = measures
@@ -213,16 +213,15 @@ class RemoteSandbox:
         raise SandboxError(f"sandbox {self.id} cannot have {host}:{port} opened to it")
 
     async def close(self) -> None:
-        """End the sandbox at its service."""
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._delete())
-        await asyncio.shield(self._closing)
+        """End the sandbox at its service; after an error, a further call tries it again."""
+        closing = self._closing
+        if closing is None or (closing.done() and not _has_succeeded(closing)):
+            self._closing = closing = asyncio.create_task(self._delete())
+        await asyncio.shield(closing)
 
     async def _delete(self) -> None:
-        try:
-            await self._service.delete()
-        finally:
-            self._on_closed(self)
+        await self._service.delete()
+        self._on_closed(self)
 
     def _script(
         self,
@@ -287,8 +286,15 @@ class RemoteSandbox:
             raise SandboxError(f"sandbox {self.id} is closed; make another one")
 
 
+def _has_succeeded(task: asyncio.Task[None]) -> bool:
+    return not task.cancelled() and task.exception() is None
+
+
 class OpenSandboxes:
-    """The sandboxes of a provider that are open; a start that is cancelled is undone."""
+    """The sandboxes of a provider that are open; a start that is cancelled is undone.
+
+    One that its service could not end counts as open, so that it is tried again at the end.
+    """
 
     def __init__(self, limits: Mapping[Limit, str]) -> None:
         """`limits` are those of the provider, and the means by which it holds them."""

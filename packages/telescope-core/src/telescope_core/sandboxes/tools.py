@@ -115,9 +115,11 @@ class EpisodeSandboxes:
         self._is_closed = True
         opened = self._opened
         if opened is not None:
-            await opened.pool.close()
-            if isinstance(self._given, str):
-                await opened.provider.close()
+            try:
+                await opened.pool.close()
+            finally:
+                if isinstance(self._given, str):
+                    await opened.provider.close()
 
     def _open_once(self) -> _Opened:
         """Open the provider, which looks at what the machine can do: not before it is needed."""
