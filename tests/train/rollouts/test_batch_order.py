@@ -26,6 +26,7 @@ class Held:
         self.version = 0
         self.seats: Seats | None = None
         self.asked: list[str] = []
+        self.num_tokens: Callable[[str], int] = lambda rollout_id: 1
         self._open: dict[str, asyncio.Event] = {}
         self._is_free: Callable[[str], bool] = lambda rollout_id: True
 
@@ -68,7 +69,7 @@ class HeldPolicy:
             message=Message(role="assistant", content=messages[-1].content),
             finish_reason="stop",
             num_prompt_tokens=1,
-            num_completion_tokens=1,
+            num_completion_tokens=held.num_tokens(self._rollout_id),
             oldest_version=version,
             newest_version=held.version,
         )
@@ -288,4 +289,33 @@ async def test_steps_are_complete_when_nothing_of_them_is_played_any_more() -> N
         now = {number for number, count in taken.items() if count == GROUPS}
         assert batch.ended_steps == tuple(sorted(number + 1 for number in now - before))
     assert len(now) == 6
+    await sampler.close()
+
+
+async def test_what_was_trained_on_is_compared_with_what_was_drawn() -> None:
+    """Against a slow version: the lengths of all that is trained on, and of batches as a whole."""
+    held = Held()
+    held.num_tokens = lambda rollout_id: 90 if ".1/" in rollout_id else 10
+    held.hold("0.1")
+    sampler = finished(held, batches=6)
+    sampler.advance(0)
+    trained: list[str] = []
+    found: list[float] = []
+    for step in range(6):
+        if step == 3:
+            held.release()
+            await ended(sampler)
+        batch = await take(sampler, held, step)
+        trained += ids(batch)
+        whole = [n for n in range(6) if sum(i.startswith(f"{n}.") for i in trained) == GROUPS]
+        drawn = [held.num_tokens(f"{n}.{p}/") for n in whole for p in range(GROUPS)]
+        if not drawn:
+            assert batch.length_bias is None
+            continue
+        lengths = [held.num_tokens(f"{one}/") for one in trained]
+        expected = (sum(lengths) / len(lengths)) / (sum(drawn) / len(drawn))
+        assert batch.length_bias == pytest.approx(expected)
+        found.append(expected)
+    assert found[-1] == 1.0, "in the end everything was trained on"
+    assert min(found) < 0.9, "without the straggler, short answers came first"
     await sampler.close()
