@@ -104,6 +104,7 @@ def questions_of_lists(half: int) -> list[Question]:
             "GROUP BY environment, step",
         ),
         Question("compare with another run", "/compare?run=large&run=small", 200),
+        Question("examples of both runs", "/compare/examples?run=large&run=small", 200),
         Question(
             "newest rollouts",
             f"{run}/rollouts",

@@ -99,7 +99,16 @@ import verifiers as vf
 from verifiers.clients import Client
 from verifiers.types import Response, ResponseMessage
 from served_echo import Echo
+from telescope_core.adapters.verifiers import VerifiersEnvironment
 from telescope_core.adapters.verifiers_served import verifiers_environment
+from telescope_core.errors import EnvironmentLoadError
+
+def refused():
+    sys.modules["new_api"] = type(sys)("new_api")
+    try:
+        VerifiersEnvironment.from_settings({"id": "new-api"})
+    except EnvironmentLoadError as error:
+        return str(error)
 
 class Script(Client):
     async def get_response(self, prompt, model, sampling_args, tools=None, **_):
@@ -118,7 +127,8 @@ async def main():
     broken = await env.rollout(rows[0], Script(["break"]), "m", {})
     return {"rewards": [state["reward"] for state in states],
             "said": [m.content for m in states[0]["completion"]],
-            "sizes": [len(rows), len(held_out)], "error": repr(broken["error"])}
+            "sizes": [len(rows), len(held_out)], "error": repr(broken["error"]),
+            "refused": refused()}
 
 print(json.dumps(asyncio.run(main())))
 """
@@ -130,6 +140,9 @@ def test_ours_is_played_by_the_loop_of_verifiers(python):
     assert got["said"] == ["3", "Now doubled.", "6"]
     assert got["sizes"] == [8, 8]
     assert "it broke" in got["error"]
+    # What a module of the new API is, which the same process can be asked for.
+    assert "new-api has none" in got["refused"]
+    assert "link it with --with verifiers==0.4.0 too" in got["refused"]
 
 
 def test_what_cannot_be_played_is_refused_by_name(python):

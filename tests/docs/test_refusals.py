@@ -20,8 +20,10 @@ ELSEWHERE = {
 }
 VARIABLE = "\0"
 ERRORS = {
-    **dict.fromkeys(("RegistryError", "ConfigError", "EnvironmentLoadError"), ""),
-    **dict.fromkeys(("UnknownNameError", "OtherBytesError"), ""),
+    "RegistryError": "",
+    "ConfigError": "",
+    "EnvironmentLoadError": "",
+    "UnknownNameError": "",
     "WheelProblem": f"wheel {VARIABLE}: ",
 }
 """Name of an error -> what its message begins with when a user sees it."""

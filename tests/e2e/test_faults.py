@@ -198,6 +198,10 @@ def test_an_environment_process_and_the_only_engine_come_back_and_a_dead_rank_is
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         metrics = (tmp_path / "runs" / "victim" / "metrics.jsonl").read_text()
         assert '"workers/math-reasoning/restarts":1.0' in metrics.replace(": ", ":")
+        spans = RunFolder.open(tmp_path / "runs" / "victim").timeline()
+        (replaced,) = [span for span in spans if span.name == "worker replaced"]
+        assert (replaced.source, replaced.duration_s) == ("environment math-reasoning", 0.0)
+        assert replaced.note
         (server,) = server_processes(process.pid)
         engine_process(server).kill()
         back_again(tmp_path, process, 2)

@@ -116,4 +116,8 @@ def require_one_run(folder: RunFolder, step: int) -> None:
     assert [line.partition(":")[0] for line in resume.changed] == ["inference.inference_base_port"]
     names = [one.path.name for one in complete_checkpoints(folder.checkpoints_path)]
     assert names[-1] == "final"
+    spans = {(span.source, span.name) for span in folder.timeline()}
+    assert {("driver", "copy for checkpoint"), ("rank 0", "copy for checkpoint")} <= spans
+    assert {("checkpoints", f"write step-{step:06d}"), ("rank 0", "load checkpoint")} <= spans
+    assert {("driver", "credit and packing"), ("rank 0", "gradient norm")} <= spans
     assert (folder.checkpoints_path / "final" / "hf" / "config.json").is_file()

@@ -70,5 +70,7 @@ def test_two_ranks_share_each_row_and_train_adapters(
     assert [row["version"] for row in rows] == [1, 2, 3]
     assert max(row["mismatch/max"] for row in rows) <= 1e-3
     assert "attention packed_blocks" in (folder.path / "self_tests.json").read_text()
+    found = {(span.source, span.step) for span in folder.timeline() if "reference" in span.name}
+    assert found == {(f"rank {rank}", step) for rank in (0, 1) for step in (1, 2, 3)}
     final = folder.checkpoints_path / "final" / "hf"
     assert (final / "adapter" / "adapter_config.json").is_file()

@@ -1,6 +1,7 @@
 """The pool: what is ready, how many there are, what is used again, and the end of all of it."""
 
 import asyncio
+import logging
 import time
 
 import pytest
@@ -38,7 +39,8 @@ class Failing:
         await self._inner.close()
 
 
-async def test_a_sandbox_is_used_once_unless_asked(provider):
+async def test_a_sandbox_is_used_once_unless_asked(provider, caplog):
+    caplog.set_level(logging.INFO)
     async with SandboxPool(provider, max_open=1) as pool:
         async with pool.take() as one:
             await one.write("left", b"x")
@@ -49,6 +51,11 @@ async def test_a_sandbox_is_used_once_unless_asked(provider):
     assert (usage.num_created, usage.num_taken, usage.num_reused) == (2, 2, 0)
     assert usage.open_s > 0
     assert usage.metrics()["sandboxes/num_created"] == 2.0
+    await pool.close()
+    [said] = [one.getMessage() for one in caplog.records if one.name.endswith("sandboxes.pool")]
+    assert said.startswith("sandboxes of local are closed: sandboxes/num_created=2 ")
+    assert " sandboxes/num_taken=2 " in said
+    assert " sandboxes/num_open=0 " in said
 
 
 async def test_one_that_is_used_again_is_empty(provider):

@@ -1,7 +1,11 @@
 """Specs, lookup by name, and refusals by name."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+from telescope_core import sandboxes
 from telescope_core.errors import ConfigError, UnknownNameError
 from telescope_core.sandboxes import (
     Limit,
@@ -32,3 +36,9 @@ def test_every_limit_that_is_missing_is_named():
     said = str(refused.value)
     assert "'some' cannot give cpus=2.0, network=full; they give: memory_mb, time_to_live_s" in said
     require_limits("some", SandboxSpec(), {Limit.TIME_TO_LIVE, Limit.NETWORK_NONE})
+
+
+def test_the_reference_names_all_that_is_public():
+    page = Path(__file__).parents[3] / "docs" / "reference" / "sandboxes.md"
+    missing = set(sandboxes.__all__) - set(re.findall(r"\w+", page.read_text()))
+    assert missing == set()

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from importlib.metadata import packages_distributions
 from typing import Any, cast
 
-from telescope_core.adapters.schemes import VERIFIERS, imported
+from telescope_core.adapters.schemes import VERIFIERS, VERIFIERS_TASKS, imported
 from telescope_core.adapters.settings import (
     AdaptedConfig,
     AdaptedEnvironment,
@@ -118,6 +118,15 @@ class VerifiersEnvironment(AdaptedEnvironment):
                     "(its package is installed by `telescope env link --with PACKAGE`)",
                 ) from error
             raise
+        except RuntimeError as error:
+            if "does not expose load_environment" not in str(error):
+                raise
+            tasksets = VERIFIERS_TASKS.requirement
+            raise EnvironmentLoadError(
+                f"expected a package with load_environment, as verifiers {VERIFIERS.pin} loads "
+                f"them, and {self.config.id} has none; if it is a taskset of the new API, link it "
+                f"with --with {tasksets} too"
+            ) from error
 
     def _split_rows(self) -> dict[Split, list[dict[str, Any]]]:
         if self._rows is None:

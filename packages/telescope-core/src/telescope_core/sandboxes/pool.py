@@ -6,6 +6,7 @@ was cancelled, died, or could not be emptied is closed and never given out again
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator
@@ -16,6 +17,7 @@ from telescope_core.errors import ConfigError
 from telescope_core.sandboxes.errors import SandboxError
 from telescope_core.sandboxes.protocol import WORK_FOLDER, Sandbox, SandboxProvider, SandboxSpec
 
+_LOGGER = logging.getLogger(__name__)
 _EMPTY = (
     "chmod -R u+rwX /tmp /dev/shm 2>/dev/null; find /tmp /dev/shm -mindepth 1 -delete; "
     f'[ -z "$(find /tmp /dev/shm -mindepth 1)" ] && mkdir {WORK_FOLDER}'
@@ -46,7 +48,7 @@ class PoolUsage:
     """Seconds that closed sandboxes were open, summed: what providers charge for."""
 
     def metrics(self) -> dict[str, float]:
-        """Return the numbers under the names that records use."""
+        """Return the numbers under the names that logs have."""
         return {f"sandboxes/{name}": float(getattr(self, name)) for name in self.__slots__}
 
 
@@ -136,17 +138,20 @@ class SandboxPool:
                 await self._after_use(held, is_whole=is_whole)
 
     async def close(self) -> None:
-        """Close every sandbox, those in use too. Idempotent.
+        """Close every sandbox, those in use too, and log what was used. Idempotent.
 
         Raises the first error once all were tried.
         """
-        self._is_closed = True
+        is_first, self._is_closed = not self._is_closed, True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         held = [*self._ready, *self._used]
         self._ready.clear()
         done = await asyncio.gather(*(self._close(one) for one in held), return_exceptions=True)
+        if is_first and self._usage.num_created + self._usage.num_failed:
+            used = " ".join(f"{name}={value:g}" for name, value in self.usage().metrics().items())
+            _LOGGER.info("sandboxes of %s are closed: %s", self._provider.name, used)
         for error in done:
             if error is not None:
                 raise error

@@ -55,23 +55,23 @@ def is_new(read: Read, publication: Publication) -> bool:
     return not is_published(read, release.id, release.version, release.wheel.sha256)
 
 
-class OtherBytesError(RegistryError):
-    """The version is published with another wheel."""
-
-
 def is_published(read: Read, environment_id: str, version: str, sha256: str) -> bool:
-    """Whether that version is published; raises OtherBytesError if it is with another wheel."""
-    for known, digest in published_versions(read, environment_id).items():
-        if Version(known) != Version(version):
-            continue
-        if digest != sha256:
-            raise OtherBytesError(
-                f"{environment_id} {version} is already published with different bytes (sha256 "
-                f"{digest[:12]}..., this is {sha256[:12]}...); releases are never replaced: raise "
-                "the version with telescope env push --bump patch"
-            )
-        return True
-    return False
+    """Whether that version is published; raises RegistryError if it is with another wheel."""
+    digest = published_sha256(read, environment_id, version)
+    if digest is not None and digest != sha256:
+        raise RegistryError(
+            f"{environment_id} {version} is already published with different bytes (sha256 "
+            f"{digest[:12]}..., this is {sha256[:12]}...); releases are never replaced: raise "
+            "the version with telescope env push --bump patch"
+        )
+    return digest is not None
+
+
+def published_sha256(read: Read, environment_id: str, version: str) -> str | None:
+    """Return the digest of the wheel that is published as `version`; None if none is."""
+    published = published_versions(read, environment_id)
+    same = (digest for known, digest in published.items() if Version(known) == Version(version))
+    return next(same, None)
 
 
 def published_versions(read: Read, environment_id: str) -> dict[str, str]:

@@ -7,7 +7,6 @@ from collections import OrderedDict
 from http import HTTPStatus
 
 from telescope_core.errors import RegistryError
-from telescope_envs.rules.admission import OtherBytesError
 
 
 class Refusal(RegistryError):
@@ -43,19 +42,13 @@ def failure_of(error: OSError | sqlite3.Error) -> Refusal:
 
 
 def refusal_of(error: RegistryError) -> Refusal:
-    """Return `error` as a Refusal, splitting off the advice after the last `; `.
-
-    Its status is 409 if other bytes are published, else 422.
-    """
+    """Return `error` as a Refusal with status 422, splitting off the advice after the last `; `."""
     if isinstance(error, Refusal):
         return error
     what, _, advice = str(error).rpartition("; ")
     if not what:
         what, advice = str(error), "correct it and publish again"
-    is_taken = isinstance(error, OtherBytesError)
-    return Refusal(
-        HTTPStatus.CONFLICT if is_taken else HTTPStatus.UNPROCESSABLE_ENTITY, what, advice
-    )
+    return Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, what, advice)
 
 
 _MAX_CALLERS = 10_000

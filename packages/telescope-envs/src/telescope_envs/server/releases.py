@@ -30,6 +30,7 @@ from telescope_envs.rules.admission import (
     changed_status,
     index_line,
     is_new,
+    published_sha256,
     status_file,
 )
 from telescope_envs.server.database import ArtifactFiles, Database
@@ -114,6 +115,14 @@ class Releases:
         # Files are withdrawn last, because committing the transaction can fail as well.
         with ExitStack() as stored, self._database.transaction() as writer:
             token = allow()
+            published = published_sha256(self._read, release.id, release.version)
+            if published not in (None, release.wheel.sha256):
+                raise Refusal(
+                    HTTPStatus.CONFLICT,
+                    f"{release.id} {release.version} is already published with different bytes, "
+                    "and releases are never replaced",
+                    "raise the version in its pyproject.toml",
+                )
             if not is_new(self._read, publication):
                 return False
             if not may_be_near and self.lines(release.id) is None:
