@@ -53,6 +53,8 @@ def test_it_says_where_it_is_and_ends_when_it_is_interrupted(place):
     [
         (["nowhere"], "nowhere: expected a run or a folder of runs, but there is no such folder"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1 port 0"),
+        (["--rollouts", "3"], "--rollouts has no effect without --export DIR"),
+        (["--export", "page", "--port", "80"], "--port has no effect with --export, which starts"),
         (["--export", "runs"], "runs exists and is not an empty folder; choose another --export"),
     ],
 )

@@ -5,8 +5,14 @@ from typing import Annotated
 
 import typer
 
+from telescope_core.errors import ConfigError
+
+_OF_SERVERS = {"port": "--port", "host": "--host", "no_open": "--no-open", "as_json": "--json"}
+"""Options that mean nothing where no server is started."""
+
 
 def ui_command(
+    context: typer.Context,
     folders: Annotated[
         list[Path] | None,
         typer.Argument(metavar="[FOLDER...]", help="Runs, or folders of runs; by default runs/."),
@@ -48,9 +54,20 @@ def ui_command(
     from telescope_ui.export import export_runs
     from telescope_ui.serve import serve
 
+    _require_used(context, is_export=export is not None)
     chosen = folders or [Path("runs")]
     if export is not None:
         written = export_runs(chosen, export, num_rollouts=rollouts)
         typer.echo(f"wrote {written.num_pages} pages: open {written.page}")
         return
     serve(chosen, host=host, port=port, opens_browser=not (no_open or as_json), as_json=as_json)
+
+
+def _require_used(context: typer.Context, *, is_export: bool) -> None:
+    """Raise ConfigError for an option that was given and would be ignored."""
+    ignored = _OF_SERVERS if is_export else {"rollouts": "--rollouts"}
+    for name, option in ignored.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            why = "with --export, which starts no server" if is_export else "without --export DIR"
+            raise ConfigError(f"{option} has no effect {why}")
