@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from telescope_core.errors import ConfigError, EnvironmentLoadError
 from telescope_train.backends import layout_of
 from telescope_train.checkpoints.export import export_checkpoint
 from telescope_train.checkpoints.folders import read_checkpoint
+from telescope_train.models import threads
 from telescope_train.sft.config import load_sft_config
 from telescope_train.sft.run import backend_settings, run_sft
 
@@ -71,6 +73,22 @@ def test_it_stops_at_the_accuracy_that_is_enough(config_file):
     flags = ["--stop_at_accuracy", "1e-12", "--loss_log_every", "2"]
     run_sft(load_sft_config([config_file], flags), on_row=rows.append)
     assert [row.step for row in rows] == [0, 2]
+
+
+def test_a_model_that_is_worth_it_is_trained_on_all_cores(config_file, monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setattr(threads, "usable_cores", lambda: 3)
+    found = []
+    flags = ["--stop_at_accuracy", "1e-12", "--loss_log_every", "1"]
+    try:
+        for least in (threads.WORTH_ALL_CORES, 1):
+            monkeypatch.setattr(threads, "WORTH_ALL_CORES", least)
+            config = load_sft_config([config_file], flags)
+            run_sft(config, on_row=lambda _: found.append(torch.get_num_threads()))
+            shutil.rmtree(config.output)
+    finally:
+        torch.set_num_threads(before)
+    assert found == [1, 1, 3, 3]
 
 
 @pytest.mark.parametrize(

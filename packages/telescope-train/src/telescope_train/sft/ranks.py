@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from telescope_core.errors import ConfigError
 from telescope_core.records.logs import Logs
 from telescope_train.backends import layout_of
 from telescope_train.backends.protocol import BackendSettings, Ranks
@@ -10,6 +11,8 @@ from telescope_train.cluster.network import Network
 from telescope_train.cluster.placement import OWN_CLUSTER_S, Asked, Bundle, RankRoom, reserve
 from telescope_train.cluster.ray_cluster import ray_cluster
 from telescope_train.config.ray_section import RaySection
+from telescope_train.models.facts import UNKNOWN_FACTS, read_model_facts
+from telescope_train.models.threads import threads_of
 from telescope_train.sft.checkpoints import log_folder
 from telescope_train.sft.config import SftConfig
 from telescope_train.trainer.ranks import LocalRanks
@@ -21,8 +24,9 @@ from telescope_train.trainer.worker import TrainerWorker
 async def open_ranks(config: SftConfig, settings: BackendSettings) -> AsyncIterator[Ranks]:
     """Load the model on every rank; the ranks end with the context."""
     layout = layout_of(settings)
+    num_threads = _threads(config, settings, layout.num_ranks)
     if layout.num_ranks == 1:
-        ranks = LocalRanks(TrainerWorker(settings))
+        ranks = LocalRanks(TrainerWorker(settings, num_threads=num_threads))
         try:
             yield ranks
         finally:
@@ -43,8 +47,17 @@ async def open_ranks(config: SftConfig, settings: BackendSettings) -> AsyncItera
             layout=layout,
         )
         try:
-            await several.open(settings, num_threads=1)
+            await several.open(settings, num_threads=num_threads)
             yield several
         finally:
             await several.close()
             room.give_back()
+
+
+def _threads(config: SftConfig, settings: BackendSettings, num_ranks: int) -> int:
+    """Return the threads of each rank without a GPU."""
+    try:
+        facts = read_model_facts(settings.model.model)
+    except ConfigError:
+        facts = UNKNOWN_FACTS  # what is wrong with it is said when it is loaded
+    return threads_of(facts, num_ranks=num_ranks, is_alone=config.ray_address is None)
