@@ -13,7 +13,8 @@ import pstats
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from telescope_train.batches.batch import TrainingSample
 from telescope_train.batches.packing import pack
 from telescope_train.batches.weighting import token_weights
 from telescope_train.config.schema import AlgorithmSection, ModelSection, TrainerSection
+from telescope_train.config.trainer_section import CheckpointingChoice
 from telescope_train.trainer.worker import TrainerWorker
 
 COMMAND = "OMP_NUM_THREADS=2 python benchmarks/bench_prefixes.py"
@@ -41,11 +43,13 @@ NOTE = f"""\
 # Prompts computed once
 
 One optimizer step of GRPO over groups of {GROUP_SIZE}: prompts of {PROMPT} tokens, completions of
-{COMPLETION}. One rank in one process, float32, `gradient_checkpointing` as by default, rows of at
-most {SEQ_LEN:,} tokens. "apart" is `share_prefixes = false`, which is how every step was computed
-before. Times are medians; the ways take turns, the first turn is not counted. Memory is the most
-that the process had held after the first step of a way, beyond what it held before all of them. The
-ways come in the order of the table, so a way needs at most what its line says.
+{COMPLETION}. One rank in one process, float32, all layers recomputed, rows of at
+most {SEQ_LEN:,} tokens. "apart" is `share_prefixes = false` and recomputes all layers, which is how
+every step was computed before. "as needed" is `gradient_checkpointing = "auto"`: a rank of its own,
+opened after the other was closed. Times are medians; the ways of a rank take turns, the first turn
+is not counted. Memory is the most that the process had held after the first step of a way, beyond
+what it held before the rank's ways. The ways come in the order of the table, so a way needs at most
+what its line says.
 
 {{result}}
 
@@ -91,7 +95,9 @@ def make_sample(
     )
 
 
-def ours(worker: TrainerWorker, samples: list[TrainingSample], shape: Shape, share: bool) -> Case:
+def ours(
+    worker: TrainerWorker, samples: list[TrainingSample], shape: Shape, *, share: bool, suffix: str
+) -> Case:
     """Return our step, packing included."""
 
     def step() -> None:
@@ -106,7 +112,7 @@ def ours(worker: TrainerWorker, samples: list[TrainingSample], shape: Shape, sha
         )
         worker.train_step(batches, version=0)
 
-    return Case("prompts once" if share else "apart", step)
+    return Case(("prompts once" if share else "apart") + suffix, step)
 
 
 def trl(model: Path, samples: list[TrainingSample], folder: Path) -> Case:
@@ -167,23 +173,45 @@ def measure(shape: Shape, *, steps: int, with_trl: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="bench-prefixes-") as name:
         model = Path(name) / "model"
         write_random_model(shape, model, torch.device("cpu"))
-        worker = TrainerWorker(
-            BackendSettings(
-                model=ModelSection(model=str(model)),
-                trainer=TrainerSection(seq_len=SEQ_LEN),
-                algorithm=AlgorithmSection(),
-                seed=0,
-                number_of_steps=100,
-            ),
-            num_threads=torch.get_num_threads(),
-        )
-        try:
-            cases = [ours(worker, samples, shape, share) for share in (True, False)]
+        # A process can have one rank at a time.
+        with opened_rank(model, "full") as worker:
+            cases = [
+                ours(worker, samples, shape, share=share, suffix="") for share in (True, False)
+            ]
             if with_trl:
                 cases.append(trl(model, samples, Path(name) / "trl"))
-            return timed(cases, steps) | {"shape": shape.name, "profile": profile_of(cases[0])}
-        finally:
-            worker.close()
+            found = timed(cases, steps)
+            profile = profile_of(cases[0])
+            del cases
+        with opened_rank(model, "auto") as worker:
+            as_needed = timed(
+                [
+                    ours(worker, samples, shape, share=share, suffix=", as needed")
+                    for share in (True, False)
+                ],
+                steps,
+            )
+        merged = {part: found[part] | as_needed[part] for part in found}
+        return merged | {"shape": shape.name, "profile": profile}
+
+
+@contextmanager
+def opened_rank(model: Path, checkpointing: CheckpointingChoice) -> Iterator[TrainerWorker]:
+    """Return a rank that has loaded `model` and passed its self-tests."""
+    worker = TrainerWorker(
+        BackendSettings(
+            model=ModelSection(model=str(model)),
+            trainer=TrainerSection(seq_len=SEQ_LEN, gradient_checkpointing=checkpointing),
+            algorithm=AlgorithmSection(),
+            seed=0,
+            number_of_steps=100,
+        ),
+        num_threads=torch.get_num_threads(),
+    )
+    try:
+        yield worker
+    finally:
+        worker.close()
 
 
 def timed(cases: list[Case], steps: int) -> dict[str, Any]:
@@ -228,9 +256,10 @@ def page_of(rows: list[dict[str, Any]]) -> str:
             lines.append([*cells, f"{apart_s / took_s:.2f}", f"{row['peak_gib'][name]:.2f}"])
     head = ("shape", "step", "s", "tokens/s", "times as fast as apart", "peak, GiB")
     said = [
-        f"{row['shape']}: {row['seconds']['apart'] / row['seconds']['prompts once']:.2f} times, "
-        f"target {TARGET}."
+        f"{row['shape']}: {apart_s / row['seconds'][way]:.2f} times with {way}, target {TARGET}."
         for row in rows
+        for apart_s in [row["seconds"]["apart"]]
+        for way in ("prompts once", "prompts once, as needed")
     ]
     return "\n".join([table(head, lines), "", *said])
 
