@@ -48,8 +48,8 @@ most {SEQ_LEN:,} tokens. "apart" is `share_prefixes = false` and recomputes all 
 every step was computed before. "as needed" is `gradient_checkpointing = "auto"`: a rank of its own,
 opened after the other was closed. Times are medians; the ways of a rank take turns, the first turn
 is not counted. Memory is the most that the process had held after the first step of a way, beyond
-what it held before the rank's ways. The ways come in the order of the table, so a way needs at most
-what its line says.
+what it held before all of them. The ways come in the order of the table, so a way needs at most
+what its line says; the second rank takes what the first gave back, so its memory does not show.
 
 {{result}}
 
@@ -191,6 +191,8 @@ def measure(shape: Shape, *, steps: int, with_trl: bool) -> dict[str, Any]:
                 ],
                 steps,
             )
+        # The second rank takes what the first one gave back, so its memory does not show.
+        as_needed["peak_gib"] = {}
         merged = {part: found[part] | as_needed[part] for part in found}
         return merged | {"shape": shape.name, "profile": profile}
 
@@ -253,7 +255,9 @@ def page_of(rows: list[dict[str, Any]]) -> str:
         for name, took_s in row["seconds"].items():
             tokens = GROUPS[row["shape"]] * GROUP_SIZE * (PROMPT + COMPLETION)
             cells = [row["shape"], name, f"{took_s:.2f}", f"{tokens / took_s:,.0f}"]
-            lines.append([*cells, f"{apart_s / took_s:.2f}", f"{row['peak_gib'][name]:.2f}"])
+            peak = row["peak_gib"].get(name)
+            memory = "" if peak is None else f"{peak:.2f}"
+            lines.append([*cells, f"{apart_s / took_s:.2f}", memory])
     head = ("shape", "step", "s", "tokens/s", "times as fast as apart", "peak, GiB")
     said = [
         f"{row['shape']}: {apart_s / row['seconds'][way]:.2f} times with {way}, target {TARGET}."

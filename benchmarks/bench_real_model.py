@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 COMMAND = "python benchmarks/bench_real_model.py MODEL"
 SIDES = ("ours", "ours-sync", "ours-apart", "trl")
 THREADS = {"trl": "2"}
-"""Threads of OpenMP; a process of ours has one, as in `make tutorial`, and there are two."""
+"""Threads of OpenMP of a side; our rank and our server have two each by their settings."""
 WARM_UP = 3
 """Steps of each side that are not timed."""
 BLOCK_DEADLINE_S = 850.0
@@ -31,7 +31,8 @@ SmolLM2-135M-Instruct (4-bit weights made wide again) learns sums and difference
 groups of 8, prompts of about 55 tokens, answers of at most 24. `tokens/s` is all completion tokens
 trained on after {WARM_UP} steps over the wall clock of those steps. `ours` samples one step ahead,
 which is the default, `ours-sync` does not, and `ours-apart` is `ours` with
-`share_prefixes = false`. TRL generates with transformers in the training process, on both cores.
+`share_prefixes = false`. TRL generates with transformers in the training process, on both cores;
+our rank and our server have two threads each.
 Equal: model, problems and their order, sampling at temperature 1, no KL term, AdamW and its rate,
 one update per batch, float32, no gradient checkpointing, groups of equal rewards included.
 

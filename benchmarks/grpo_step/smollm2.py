@@ -52,6 +52,8 @@ def ours(side: str, model: str, folder: Path, steps: int) -> None:
                 "share_prefixes": False if side == "ours-apart" else "auto",
             },
             "inference": {"inference_base_port": PORT, "max_model_len": 256},
+            # TRL has both cores of the machine, so both of our processes may use both.
+            "ray": {"ray_trainer_cpus_per_worker": 2, "ray_inference_cpus_per_worker": 2},
         }
     )
     check_config(config)
