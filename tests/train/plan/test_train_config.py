@@ -109,6 +109,7 @@ def test_every_setting_is_read_by_the_trainer():
         (["--adam_betas", "[0.9, 1.0]"], "adam_betas[1] must be at least 0 and below 1, got 1"),
         (["--min_lr_ratio", "0.1"], "min_lr_ratio has no effect"),
         (["--lr_scheduler", "none", "--warmup_steps", "2"], "warmup_steps has no effect"),
+        (["--output", "a"], "'output' is refused here: it is a setting of `telescope sft`"),
         (["--lora_rank", "8"], "trainer.lora_rank has no effect without use_lora"),
         (["--lora_transfer", "adapter"], "weights.lora_transfer has no effect without use_lora"),
         (

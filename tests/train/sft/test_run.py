@@ -110,6 +110,7 @@ def test_environments_that_cannot_be_learnt_from(config_file, tmp_path, name, er
     ("flags", "message"),
     [
         (["--learning_rat", "1"], "learning_rate"),
+        (["--run", "1"], "'run' is refused here: it is a section of `telescope train`"),
         (["--batch_size", "0"], "batch_size"),
         (["--lr_scheduler", "none", "--warmup_steps", "3"], "no warm-up"),
         (["--warmup_steps", "41"], "must not exceed number_of_steps"),

@@ -33,3 +33,10 @@ REFUSED_NAMES = {
     "repetition_penalty": _PENALIZED,
 }
 """Setting of evals -> why rollouts that are trained on do not have it."""
+
+_SUPERVISED = "it is a setting of `telescope sft`, and this is `telescope train`"
+SUPERVISED_NAMES = dict.fromkeys(
+    ("make_tiny_model", "output", "dataset", "num_examples", "num_held_out", "stop_at_accuracy"),
+    _SUPERVISED,
+)
+"""Setting of `telescope sft` that a file for it often has -> that it is one."""

@@ -22,7 +22,7 @@ from telescope_train.config.fields import (
     was_set,
 )
 from telescope_train.config.megatron_section import MegatronSection
-from telescope_train.config.schema import CheckpointSection
+from telescope_train.config.schema import CheckpointSection, TrainConfig
 from telescope_train.config.trainer_section import (
     LORA_TARGETS,
     CheckpointingChoice,
@@ -174,9 +174,16 @@ class SftConfig(Section):
     """Seed of the model, the order of examples and every random generator."""
 
 
+_OF_TRAIN = dict.fromkeys(
+    set(TrainConfig.model_fields) - set(SftConfig.model_fields),
+    "it is a section of `telescope train`, and this is `telescope sft`",
+)
+"""Section that a file for `telescope train` has -> that it is one."""
+
+
 def load_sft_config(files: Sequence[Path], flags: Sequence[str] = ()) -> SftConfig:
     """Return settings that fit together; raises ConfigError naming those that do not."""
-    config = load_config(SftConfig, files, flags)
+    config = load_config(SftConfig, files, flags, refused_names=_OF_TRAIN)
     _check_source(config)
     names = [environment.name for environment in config.environments]
     if len(set(names)) != len(names):
