@@ -106,7 +106,10 @@ def test_what_an_accept_function_may_return():
     [
         ("has_signl", "must be has_signal or module:function"),
         ("no_such_module_here:f", "no module 'no_such_module_here'"),
-        ("telescope_train.rollouts.accept:has_signl", "no function 'has_signl', but has_signal"),
+        (
+            "telescope_train.rollouts.accept:has_signl",
+            "no function 'has_signl'; did you mean has_signal",
+        ),
     ],
 )
 def test_a_path_that_leads_nowhere_is_refused(path, expected):
