@@ -5,8 +5,15 @@ import socket
 import pytest
 
 from telescope_core.errors import ConfigError
+from telescope_train.cluster import placement
 from telescope_train.cluster.network import Network, interface_of, is_loopback
-from telescope_train.cluster.placement import bundles_of, in_order_of_nodes
+from telescope_train.cluster.placement import (
+    Asked,
+    Bundle,
+    bundles_of,
+    in_order_of_nodes,
+    reserve,
+)
 from telescope_train.cluster.ports import first_free_port
 from telescope_train.config.schema import TrainConfig
 from telescope_train.trainer.ray_ranks import RankPlace, in_order_of_places
@@ -42,6 +49,18 @@ def test_a_server_of_several_gpus_is_one_bundle_of_one_node():
     on_gpus = [bundle.resources() for bundle in bundles_of(config, "cuda")]
     assert on_gpus == [{"CPU": 1.0, "GPU": 8}] * 2 + [{"CPU": 1.0, "GPU": 1}] * 3
     assert [bundle.resources() for bundle in bundles_of(config, "cpu")] == [{"CPU": 1.0}] * 5
+
+
+def test_a_cluster_without_a_living_node_is_not_asked_to_grow(monkeypatch):
+    monkeypatch.setattr(placement, "placement_group", lambda *_, **__: object())
+    monkeypatch.setattr(placement, "_has_room_in_time", lambda *_: False)
+    monkeypatch.setattr(placement.Room, "give_back", lambda _: None)
+    asked = Asked("trainer ranks", "trainer_num_workers", [Bundle(cpus=1.0)], "PACK")
+    for nodes, message in (([], "no node of the Ray cluster is alive"), ([object()], "Add nodes")):
+        monkeypatch.setattr(placement, "living_nodes", lambda nodes=nodes: nodes)
+        monkeypatch.setattr(placement, "nodes_text", lambda: "one node")
+        with pytest.raises(ConfigError, match=message):
+            reserve(asked, deadline_s=1.0)
 
 
 def test_the_interface_is_the_one_with_the_address():

@@ -214,6 +214,12 @@ def reserve(asked: Asked, *, deadline_s: float) -> Room:
         raise
     if not has_room:
         room.give_back()
+        if not living_nodes():
+            raise ConfigError(
+                "no node of the Ray cluster is alive: Ray's own processes (raylet, gcs_server) "
+                "have died; look into the kernel log (out of memory?), and start the run again "
+                "with --resume"
+            )
         raise ConfigError(
             f"the Ray cluster had no room for {asked.shortage()} within {deadline_s:g} s. It has "
             f"{nodes_text()}. Add nodes, lower the number of processes or what each of them "
