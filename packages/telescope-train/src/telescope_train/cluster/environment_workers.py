@@ -25,6 +25,7 @@ from telescope_core.open import local_place
 from telescope_core.processes.launch import Lifeline
 from telescope_train.cluster.environment_places import WorkerOrder
 from telescope_train.cluster.network import Network
+from telescope_train.cluster.ray_cluster import result_of
 from telescope_train.cluster.starting import Stages, stages, until_started
 
 _LOGGER = logging.getLogger(__name__)
@@ -174,7 +175,7 @@ class RayLauncher:
         )
         secret = secrets.token_hex(32)
         try:
-            listens: Coroutine[Any, Any, Listening] = _result(actor.listen.remote(secret))
+            listens: Coroutine[Any, Any, Listening] = result_of(actor.listen.remote(secret))
             listening = await until_started(listens, silence_s=silence_s, look=self._look)
             transport = await _connected(listening, secret, protocol)
         except BaseException as error:
@@ -227,10 +228,6 @@ class ClusterWorker:
                 return f"on node {self._node}: {await self._actor.epitaph.remote()}"
         except (RayError, TimeoutError):
             return f"its node {self._node} is gone"
-
-
-async def _result(reference: Any) -> Any:
-    return await reference
 
 
 async def _connected(

@@ -203,7 +203,7 @@ async def answer(
     An error of Telescope that the actor raised is raised as it is.
     """
     # Ray reports an actor's death by itself. The deadline is for an actor that lives but hangs.
-    waiting = asyncio.ensure_future(_result(reference))
+    waiting = asyncio.ensure_future(result_of(reference))
     signs: int | None = None
     try:
         while True:
@@ -240,7 +240,8 @@ async def is_back(ask: Callable[[], Any], *, bound_s: float = UNREACHABLE_S) -> 
         return False
 
 
-async def _result(reference: Any) -> Any:
+async def result_of(reference: Any) -> Any:
+    """Return what `reference` of Ray stands for, as a coroutine, which a task can be made of."""
     return await reference
 
 
