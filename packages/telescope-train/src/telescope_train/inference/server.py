@@ -34,6 +34,7 @@ from telescope_train.inference.wire import (
 )
 from telescope_train.models.device import machine_device
 from telescope_train.models.served_adapter import ServedAdapter
+from telescope_train.models.threads import usable_cores
 from telescope_train.observability.genai_names import SERVER as SERVER_ATTRIBUTE
 
 SERVED_MODEL_NAME = "policy"
@@ -423,7 +424,7 @@ def serve_model(
         port=port if port is not None else free_port(),
         log_path=log_path,
         device=device,
-        num_threads=max(1, (os.cpu_count() or 1) - 1),
+        num_threads=max(1, usable_cores() - 1),
         dtype="float32" if device == "cpu" else "auto",
         max_model_len=max_model_len,
         chat_template=chat_template,

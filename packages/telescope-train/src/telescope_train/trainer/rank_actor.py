@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import ray
 
@@ -26,8 +26,14 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 WATCHING = "watching"
 """Name of the thread of a rank that answers questions about its progress."""
-OpensRank = Callable[[Progress, HeldPort], "TrainerWorker"]
-"""Loads the model and returns the rank, which counts what it does and frees the port in time."""
+
+
+class OpensRank(Protocol):
+    """What loads the model and returns the rank."""
+
+    def __call__(self, *, progress: Progress, held_port: HeldPort) -> "TrainerWorker":
+        """Return the rank, which counts what it does and frees the port in time."""
+        ...
 
 
 class RankPlace(NamedTuple):
@@ -86,7 +92,7 @@ class RankActor:
         self._logs.begin("trainer", f"rank {number}")
         self._network.apply()
         with telling_failure(_LOGGER, "loading the model"):
-            self._worker = opens(self._progress, self._held_port)
+            self._worker = opens(progress=self._progress, held_port=self._held_port)
         for test in self._worker.self_tests:
             _LOGGER.info("self-test passed: %s", test.text)
 

@@ -17,12 +17,10 @@ from telescope_train.batches.batch import Shards
 from telescope_train.cluster.network import Network
 from telescope_train.cluster.nodes import all_nodes
 from telescope_train.cluster.placement import in_order_of_nodes
-from telescope_train.cluster.ports import HeldPort
 from telescope_train.cluster.rank_layout import ONE_RANK, RankLayout
 from telescope_train.cluster.ray_cluster import UnreachableError, answer, is_back
 from telescope_train.cluster.starting import Stages, stages
 from telescope_train.observability.timeline import TakenSpans, TimedRank
-from telescope_train.trainer.progress import Progress
 from telescope_train.trainer.rank_actor import WATCHING, RankActor, RankPlace
 from telescope_train.trainer.ranks import AllRanks, Rank, RankFacts
 from telescope_train.trainer.rows import put_minibatches, put_rows
@@ -30,22 +28,6 @@ from telescope_train.trainer.worker import WATCHED_WAIT_S, Meeting, TrainerWorke
 
 _LOGGER = logging.getLogger(__name__)
 WATCH_EVERY_S = 1.0
-
-
-def _open(
-    settings: BackendSettings,
-    meeting: Meeting,
-    num_threads: int,
-    progress: Progress,
-    held_port: HeldPort,
-) -> TrainerWorker:
-    return TrainerWorker(
-        settings,
-        meeting=meeting,
-        num_threads=num_threads,
-        progress=progress,
-        held_port=held_port,
-    )
 
 
 class _SharedProgress:
@@ -259,7 +241,7 @@ class RayRanks(AllRanks):
                 port=port,
                 wait_s=WATCHED_WAIT_S,
             )
-            opens = partial(_open, settings, meeting, num_threads)
+            opens = partial(TrainerWorker, settings, meeting=meeting, num_threads=num_threads)
             await one.answer(one.actor.open.remote(rank, opens))
             return await one.answer(one.actor.ask.remote(RankFacts.of))
 
