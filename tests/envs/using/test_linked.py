@@ -159,6 +159,7 @@ def test_what_cannot_be_linked_is_refused_with_what_is_wrong_with_it(telescope, 
     for words, said in (
         (["gymm:FrozenLake-v1"], "unknown scheme 'gymm'; did you mean 'gym'"),
         (["gym:"], "expected gym:ID, such as gym:FrozenLake-v1, got 'gym:'"),
+        (["inspect"], "expected inspect:ID, such as gym:FrozenLake-v1, got 'inspect'"),
         (["verifiers:sums", "--with", f"{tmp_path}/sums"], "there is no such file or folder"),
         (["openenv:127.0.0.1:9", "--with", "numpy"], "so no package is installed for them"),
     ):

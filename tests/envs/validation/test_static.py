@@ -115,6 +115,13 @@ def test_a_project_with_a_secret_and_a_moving_dataset(make_project):
     assert found["static.secrets"].fix
 
 
+def test_a_hidden_file_of_a_project_without_git_is_scanned(make_project):
+    project = make_project(needs=("telescope-core>=0.1,<0.2",))
+    (project / ".env").write_text(f"TOKEN={'hf' + '_' + 'abcdEFGH' * 5}\n")
+    found = {check.id: check for check in validate_project(project, STATIC).checks}
+    assert ".env:1 holds a Hugging Face token" in found["static.secrets"].evidence[0].text
+
+
 def test_a_project_that_does_not_build_has_checks_that_were_not_run(tmp_path):
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     report = validate_project(tmp_path, STATIC)

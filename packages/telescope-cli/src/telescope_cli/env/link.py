@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from telescope_cli.env.options import JsonOption
-from telescope_core.adapters.schemes import adapted, require_adapted
+from telescope_core.adapters.schemes import SCHEMES, adapted, require_adapted
 from telescope_core.errors import ConfigError
 from telescope_envs.install.adapted import framework_version, link_adapted
 from telescope_envs.install.loading import link as link_folder
@@ -35,7 +35,7 @@ def link(
 
     Example: telescope env link gym:FrozenLake-v1
     """
-    if adapted(target) is None and (":" not in target or Path(target).exists()):
+    if adapted(target) is None and (Path(target).exists() or not _looks_adapted(target)):
         if packages or settings != "{}":
             raise ConfigError("--with and --settings are for SCHEME:ID; leave them out")
         project = link_folder(Path(target))
@@ -50,6 +50,10 @@ def link(
         return
     where = about.get("folder") or about["python"] or "this Python"
     typer.echo(f"{about['id']} {about['version']}: linked to {where}")
+
+
+def _looks_adapted(target: str) -> bool:
+    return ":" in target or target in SCHEMES
 
 
 def _tell_if_silent(target: str) -> None:

@@ -19,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from telescope_core.errors import ConfigError, RegistryError, TelescopeError
-from telescope_envs.publish.build import build_wheel, git_text
+from telescope_envs.publish.build import build_wheel, source_files
 from telescope_envs.records.model import read_pyproject
 from telescope_envs.records.names import (
     check_name,
@@ -93,7 +93,6 @@ _MAX_TAGS = 10
 _MAX_WHEEL_BYTES = 50 * 1024 * 1024
 _MAX_SCANNED_BYTES = 4 * 1024 * 1024
 """Bytes to scan of one file; what follows is taken to be data."""
-_NOT_SOURCES = {"__pycache__", "build", "dist", "node_modules", "venv"}
 _FROM_WHEEL = ("static.wheel", "static.size", *_OF_METADATA)
 
 
@@ -198,29 +197,14 @@ def _check_secrets(subject: Subject, findings: Findings) -> None:
 
 def _texts(subject: Subject) -> Iterator[tuple[str, bytes]]:
     if subject.project is not None:
-        for path in _sources(subject.project):
-            with path.open("rb") as file:
-                yield str(path.relative_to(subject.project)), file.read(_MAX_SCANNED_BYTES)
+        for name in source_files(subject.project):
+            path = subject.project / name
+            if not path.is_symlink():
+                with path.open("rb") as file:
+                    yield str(name), file.read(_MAX_SCANNED_BYTES)
     for name, data in subject.files.items():
         if len(data) <= _MAX_SCANNED_BYTES:
             yield name, data
-
-
-def _sources(project: Path) -> list[Path]:
-    """Return the files that git would include; without git, all but hidden and built ones."""
-    listed = git_text(project, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    if listed is not None:
-        found = [project / name for name in listed.split("\0") if name]
-    else:
-        found = [
-            path
-            for path in project.rglob("*")
-            if not any(
-                part.startswith(".") or part in _NOT_SOURCES
-                for part in path.relative_to(project).parts
-            )
-        ]
-    return sorted(path for path in found if path.is_file() and not path.is_symlink())
 
 
 def check_metadata(metadata: bytes, entry_name: str, findings: Findings) -> None:
