@@ -43,7 +43,7 @@ check: stack ## format, lint, types, import contracts, budgets, registry
 check-ui: stack browser ## where node is there: the built pages are what their sources say, and accessible
 	@scripts/check_ui.sh
 
-FAST := -m "not engine and not gpu" --numprocesses $(WORKERS)
+FAST := -m "not engine and not gpu" --numprocesses $(WORKERS) --durations 40
 ENGINE := -m "engine and not gpu" --numprocesses $(WORKERS) --dist loadfile \
 	--no-loadscope-reorder --durations 40 --session-timeout 3600
 
