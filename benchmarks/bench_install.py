@@ -54,7 +54,7 @@ def own_megabytes(folder: Path) -> float:
 
 def run(*command: str | Path, home: Path) -> None:
     """Run a command in `home`, whose data folder it uses; its output only when it fails."""
-    environ = index_settings({**os.environ, "TELESCOPE_HOME": str(home / "data")})
+    environ = {**os.environ, **index_settings(os.environ), "TELESCOPE_HOME": str(home / "data")}
     done = subprocess.run(
         [str(part) for part in command],
         cwd=home,

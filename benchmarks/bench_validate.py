@@ -44,6 +44,7 @@ import asyncio, sys
 sys.path[:0] = [sys.argv[1]]
 from telescope_core.locate import load_environment_class
 from telescope_core.probes.completions import tries_of
+from telescope_core.probes.meter import Limits, Meter
 from telescope_core.probes.playing import asked_of, play_in_turn
 
 async def main():
@@ -52,7 +53,7 @@ async def main():
     kinds = set(sys.argv[4].split(",")) if sys.argv[4] else None
     tries = [one for one in tries_of(asked) if kinds is None or one.kind in kinds]
     for _ in range(int(sys.argv[5])):
-        await play_in_turn(environment, tries, limit_s=600)
+        await play_in_turn(environment, tries, Meter(), Limits(own_s=600, wall_s=600))
     await environment.close()
 
 asyncio.run(main())

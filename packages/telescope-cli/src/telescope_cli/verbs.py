@@ -106,8 +106,11 @@ def _load(name: str, verb: Verb) -> Any:
             f"telescope {name} needs {verb.needs.replace('_', '-')}, which is not installed; "
             f"run: pip install 'telescope-cli[{verb.extra}]'"
         )
+    from telescope_core.collecting import no_collections
+
     module_name, _, attribute = verb.target.partition(":")
-    target = getattr(import_module(module_name), attribute)
+    with no_collections():
+        target = getattr(import_module(module_name), attribute)
     if not isinstance(target, typer.Typer):
         target = _single_command(target, takes_settings=verb.takes_settings)
     return command_of(target)

@@ -17,7 +17,7 @@ from telescope_envs.records.files import sha256_of
 from telescope_envs.records.lockfile import LOCK_NAME, REQUIREMENT_LINE, Lock
 from telescope_envs.records.model import Count, Record
 from telescope_envs.records.reading import attestation_path, is_registry_path
-from telescope_envs.records.release import Release, check_digest, check_parts
+from telescope_envs.records.release import Release, check_digest, check_part
 
 FORMAT_VERSION = 1
 MANIFEST = "bundle.json"
@@ -64,7 +64,7 @@ class Manifest(Record, frozen=True, kw_only=True):
         for number, file in enumerate(self.files):
             check_digest(f"files.{number}.sha256", file.sha256)
         for one in self.environments:
-            check_parts(one, "release")
+            check_part("release", one.release)
 
 
 def this_platform() -> str:

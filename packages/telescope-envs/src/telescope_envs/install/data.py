@@ -15,7 +15,7 @@ from telescope_envs.records.installed import Installation, installed_environment
 from telescope_envs.records.lockfile import LockedEnvironment, read_lock
 from telescope_envs.records.model import Record, read, read_known
 from telescope_envs.records.reading import attestation_path
-from telescope_envs.records.release import Release, check_parts
+from telescope_envs.records.release import Release, check_part
 
 _RECORD = "release.json"
 PART = ".part-"
@@ -30,7 +30,7 @@ class CachedRelease(Record, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise RecordProblem if its release has one."""
-        check_parts(self, "release")
+        check_part("release", self.release)
 
 
 def wheels_folder() -> Path:

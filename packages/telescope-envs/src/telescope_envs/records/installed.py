@@ -8,7 +8,7 @@ package takes longer than listing a registry of ten thousand releases.
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from telescope_envs.records.files import data_folder, write_atomically
 from telescope_envs.records.lockfile import LockedEnvironment
 from telescope_envs.records.model import Record, read
 from telescope_envs.records.names import ENTRY_POINT_GROUP, id_in_distribution
-from telescope_envs.records.release import Release, check_parts
+from telescope_envs.records.release import Release, check_part
 
 RECORD_FORMAT = 1
 """Format of the records of installations. Those of another format are ignored."""
@@ -61,7 +61,9 @@ class Installation(Record, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise RecordProblem if its release or its lock entry has one."""
-        check_parts(self, "release", *(("locked",) if self.locked is not None else ()))
+        check_part("release", self.release)
+        if self.locked is not None:
+            check_part("locked", self.locked)
 
 
 class _Wheel(msgspec.Struct):
@@ -145,7 +147,8 @@ def installed_environments() -> list[InstalledEnvironment]:
     A record whose package is gone is ignored, and so is what cannot be a record of this format.
     """
     paths = sorted((data_folder() / "environments").glob("*/*.json"))
-    found = [one for one in map(_recorded, paths) if one is not None]
+    folders = _folders_by_name()  # once for all, as there may be hundreds
+    found = [one for path in paths if (one := _recorded(path, folders)) is not None]
     recorded = {one.distribution for one in found}
     for entry in entries_of(ENTRY_POINT_GROUP):
         if entry.distribution.name not in recorded:
@@ -168,7 +171,7 @@ def record_path(environment_id: str) -> Path:
     return data_folder() / "environments" / f"{environment_id}.json"
 
 
-def _recorded(path: Path) -> InstalledEnvironment | None:
+def _recorded(path: Path, folders: Mapping[str, list[str]]) -> InstalledEnvironment | None:
     try:
         head = _HEAD.decode(path.read_bytes())
     except (ValueError, RecursionError):
@@ -180,7 +183,7 @@ def _recorded(path: Path) -> InstalledEnvironment | None:
     if head.interpreter:
         is_there = os.path.exists(head.interpreter)  # False as well for what cannot be a path
     else:
-        is_there = version_of(release.distribution) == release.version
+        is_there = _version_in(folders, release.distribution) == release.version
     if not is_there:
         return None
     return InstalledEnvironment(
@@ -211,14 +214,22 @@ def _unrecorded(entry: DeclaredEntry) -> InstalledEnvironment:
 
 def version_of(name: str) -> str | None:
     """Return the version of the installed package `name`; None when it is not installed."""
-    wanted = canonicalize_name(name)
+    return _version_in(_folders_by_name(), name)
+
+
+def _version_in(folders: Mapping[str, list[str]], name: str) -> str | None:
+    """Return the version that the first package of that name has which is whole."""
+    found = map(_distribution, folders.get(canonicalize_name(name), []))
+    return next((one.version for one in found if one is not None), None)
+
+
+def _folders_by_name() -> dict[str, list[str]]:
+    """Return the metadata folders of each package, in the order of the import path."""
+    found: dict[str, list[str]] = {}
     for folder in _metadata_folders():
         stem = os.path.basename(folder).rpartition(".")[0]
-        if canonicalize_name(stem.partition("-")[0]) == wanted:
-            found = _distribution(folder)
-            if found is not None:
-                return found.version
-    return None
+        found.setdefault(canonicalize_name(stem.partition("-")[0]), []).append(folder)
+    return found
 
 
 def entries_of(group: str) -> list[DeclaredEntry]:

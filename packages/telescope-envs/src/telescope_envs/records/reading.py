@@ -142,17 +142,24 @@ def parse_record(
     record: type[RecordType], text: bytes, where: str, *, is_plain: bool = False
 ) -> RecordType:
     """Return the record in the JSON `text`; `where` is its location, for errors."""
+    try:
+        return _whole(record, text, is_plain=is_plain)
+    except ValueError as error:
+        raise RegistryError(f"{where}: {error}") from None
+
+
+def _whole(record: type[RecordType], text: bytes, *, is_plain: bool) -> RecordType:
+    """Return the record in `text`; raises ValueError that says what is wrong and what to do."""
     if len(text) > MAX_LINE_BYTES and record in (Release, Status):
-        raise RegistryError(
-            f"{where}: longer than {MAX_LINE_BYTES} bytes, the limit for a record; "
-            "update the registry"
+        raise ValueError(
+            f"longer than {MAX_LINE_BYTES} bytes, the limit for a record; update the registry"
         )
     try:
         return read(record, text, is_plain=is_plain)
     except RecordProblem as problem:
-        raise RegistryError(f"{where}: {problem}; update the registry") from None
+        raise ValueError(f"{problem}; update the registry") from None
     except ValueError as error:
-        raise RegistryError(f"{where}: not JSON: {error}; update the registry") from None
+        raise ValueError(f"not JSON: {error}; update the registry") from None
 
 
 def index_lines(data: bytes) -> list[bytes]:
@@ -180,23 +187,23 @@ def read_releases(data: bytes, environment_id: str, where: str) -> ReadReleases:
     except ValueError:  # which is said of the line
         is_plain = False
     for number, line in enumerate(index_lines(data), 1):
-        place = f"{where}:{number}"
         try:
-            releases.append(_release_of(line, environment_id, place, is_plain=is_plain))
-        except RegistryError as error:
-            unreadable.append(_unreadable(line, place, str(error)))
+            releases.append(_release_of(line, environment_id, is_plain=is_plain))
+        except ValueError as error:
+            place = f"{where}:{number}"
+            unreadable.append(_unreadable(line, place, f"{place}: {error}"))
     return ReadReleases(releases, unreadable)
 
 
-def _release_of(line: bytes, environment_id: str, where: str, *, is_plain: bool) -> Release:
+def _release_of(line: bytes, environment_id: str, *, is_plain: bool) -> Release:
+    """Return the release in `line`; raises ValueError that says what is wrong and what to do."""
     if not line.endswith(b"\n"):
-        raise RegistryError(
-            f"{where}: the last line has no newline, so its writer was interrupted; "
-            "restore the file"
+        raise ValueError(
+            "the last line has no newline, so its writer was interrupted; restore the file"
         )
-    release = parse_record(Release, line, where, is_plain=is_plain)
+    release = _whole(Release, line, is_plain=is_plain)
     if release.id != environment_id:
-        raise RegistryError(f"{where}: contains a release of {release.id}; update the registry")
+        raise ValueError(f"contains a release of {release.id}; update the registry")
     return release
 
 

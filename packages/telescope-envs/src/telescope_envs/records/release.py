@@ -52,8 +52,9 @@ class WheelFile(PublicRecord, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise RecordProblem for a name that is no file's, and for hashes that are none."""
-        check_digest("sha256", self.sha256)
-        check_digest("metadata_sha256", self.metadata_sha256)
+        if not (_DIGEST.fullmatch(self.sha256) and _DIGEST.fullmatch(self.metadata_sha256)):
+            check_digest("sha256", self.sha256)
+            check_digest("metadata_sha256", self.metadata_sha256)
         if not _FILE_NAME.fullmatch(self.filename):
             raise RecordProblem(f"filename: {self.filename!r} is not the name of a file")
 
@@ -186,21 +187,21 @@ class Release(PublicRecord, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise RecordProblem for names, versions, hashes and ranges that are none."""
-        # Releases of one environment, and of one hub, have most of their texts in common, so each
-        # text is looked at once.
-        require("owner", check_owner, self.owner)
-        require("name", check_name, self.name)
+        # Releases of one environment differ in their versions and wheels, and seldom in the rest.
+        _check_what_is_shared(
+            self.owner,
+            self.name,
+            self.requires_python,
+            (self.requires_dist, self.secrets),
+            self.config_schema_sha256,
+            self.protocol,
+            self.reward,
+        )
         require("version", check_version, self.version)
-        require("requires_python", check_specifier, self.requires_python)
-        require_all("requires_dist", check_requirement, self.requires_dist)
-        require_all("secrets", check_variable, self.secrets)
-        check_digest("config_schema_sha256", self.config_schema_sha256)
         try:
             self.wheel.check()
-            self.protocol.check()
-            self.reward.check()
         except RecordProblem:
-            check_parts(self, "wheel", "protocol", "reward")  # says which of them
+            check_part("wheel", self.wheel)  # says where it is
 
 
 class Deprecation(PublicRecord, frozen=True, kw_only=True):
@@ -340,15 +341,14 @@ def check_digest(field: str, text: str) -> None:
         raise RecordProblem(f"{field}: expected 64 hexadecimal digits, got {text[:80]!r}")
 
 
-def check_parts(record: Record, *fields: str) -> None:
-    """Check the records in `fields`; a problem's text begins with the field."""
-    for field in fields:
-        try:
-            getattr(record, field).check()
-        except RecordProblem as problem:
-            text = str(problem)
-            joint = "." if text.split(" ", 1)[0].endswith(":") else ": "
-            raise RecordProblem(f"{field}{joint}{text}") from None
+def check_part(field: str, record: Record) -> None:
+    """Check the record in `field`; a problem's text begins with the field."""
+    try:
+        record.check()
+    except RecordProblem as problem:
+        text = str(problem)
+        joint = "." if text.split(" ", 1)[0].endswith(":") else ": "
+        raise RecordProblem(f"{field}{joint}{text}") from None
 
 
 def check_each(field: str, records: Iterable[Record]) -> None:
@@ -367,17 +367,30 @@ def require(field: str, check: Callable[[str], str], text: str) -> None:
         raise RecordProblem(f"{field}: {problem}")
 
 
-def require_all(field: str, check: Callable[[str], str], texts: tuple[str, ...]) -> None:
-    """Raise RecordProblem, which begins with `field` and a number, if `check` refuses a text."""
-    problem = _first_problem(check, texts)
-    if problem:
-        raise RecordProblem(f"{field}.{problem}")
-
-
 @cache
-def _first_problem(check: Callable[[str], str], texts: tuple[str, ...]) -> str:
-    problems = ((number, _problem(check, text)) for number, text in enumerate(texts))
-    return next((f"{number}: {problem}" for number, problem in problems if problem), "")
+def _check_what_is_shared(
+    owner: str,
+    name: str,
+    requires_python: str,
+    needs: tuple[tuple[str, ...], tuple[str, ...]],
+    config_schema_sha256: str,
+    protocol: ProtocolRange,
+    reward: RewardRange,
+) -> None:
+    require("owner", check_owner, owner)
+    require("name", check_name, name)
+    require("requires_python", check_specifier, requires_python)
+    _require_all("requires_dist", check_requirement, needs[0])
+    _require_all("secrets", check_variable, needs[1])
+    check_digest("config_schema_sha256", config_schema_sha256)
+    check_part("protocol", protocol)
+    check_part("reward", reward)
+
+
+def _require_all(field: str, check: Callable[[str], str], texts: tuple[str, ...]) -> None:
+    """Raise RecordProblem, which begins with `field` and a number, if `check` refuses a text."""
+    for number, text in enumerate(texts):
+        require(f"{field}.{number}", check, text)
 
 
 @cache
