@@ -24,6 +24,7 @@ ERRORS = {
     "ConfigError": "",
     "EnvironmentLoadError": "",
     "UnknownNameError": "",
+    "LineProblem": f"{VARIABLE}: ",
     "WheelProblem": f"wheel {VARIABLE}: ",
 }
 """Name of an error -> what its message begins with when a user sees it."""

@@ -131,6 +131,10 @@ class Unreadable(NamedTuple):
     """The digest of the wheel that it states; empty if it states none."""
 
 
+class LineProblem(ValueError):
+    """What is wrong with a record and what to do; where the record is goes before it."""
+
+
 class ReadReleases(NamedTuple):
     """The releases of an index file, and the lines that are not one."""
 
@@ -144,22 +148,22 @@ def parse_record(
     """Return the record in the JSON `text`; `where` is its location, for errors."""
     try:
         return _whole(record, text, is_plain=is_plain)
-    except ValueError as error:
+    except LineProblem as error:
         raise RegistryError(f"{where}: {error}") from None
 
 
 def _whole(record: type[RecordType], text: bytes, *, is_plain: bool) -> RecordType:
-    """Return the record in `text`; raises ValueError that says what is wrong and what to do."""
+    """Return the record in `text`; raises LineProblem."""
     if len(text) > MAX_LINE_BYTES and record in (Release, Status):
-        raise ValueError(
+        raise LineProblem(
             f"longer than {MAX_LINE_BYTES} bytes, the limit for a record; update the registry"
         )
     try:
         return read(record, text, is_plain=is_plain)
     except RecordProblem as problem:
-        raise ValueError(f"{problem}; update the registry") from None
+        raise LineProblem(f"{problem}; update the registry") from None
     except ValueError as error:
-        raise ValueError(f"not JSON: {error}; update the registry") from None
+        raise LineProblem(f"not JSON: {error}; update the registry") from None
 
 
 def index_lines(data: bytes) -> list[bytes]:
@@ -189,21 +193,21 @@ def read_releases(data: bytes, environment_id: str, where: str) -> ReadReleases:
     for number, line in enumerate(index_lines(data), 1):
         try:
             releases.append(_release_of(line, environment_id, is_plain=is_plain))
-        except ValueError as error:
+        except LineProblem as error:
             place = f"{where}:{number}"
             unreadable.append(_unreadable(line, place, f"{place}: {error}"))
     return ReadReleases(releases, unreadable)
 
 
 def _release_of(line: bytes, environment_id: str, *, is_plain: bool) -> Release:
-    """Return the release in `line`; raises ValueError that says what is wrong and what to do."""
+    """Return the release in `line`; raises LineProblem."""
     if not line.endswith(b"\n"):
-        raise ValueError(
+        raise LineProblem(
             "the last line has no newline, so its writer was interrupted; restore the file"
         )
     release = _whole(Release, line, is_plain=is_plain)
     if release.id != environment_id:
-        raise ValueError(f"contains a release of {release.id}; update the registry")
+        raise LineProblem(f"contains a release of {release.id}; update the registry")
     return release
 
 
