@@ -76,6 +76,7 @@ SCHEDULES = (
     Schedule(
         '`max_async_rollout` 2, streamed, `batch_order` "finished"', 2, True, order="finished"
     ),
+    Schedule("`max_async_rollout` 8, streamed", 8, True),
     Schedule("one-step-off", 0, rule=OneStepOff),
     Schedule("full lanes, more than 2 behind dropped", 2, rule=KeepLanesFullShort),
     Schedule("full lanes, more than 8 behind dropped", 8, rule=KeepLanesFull),
