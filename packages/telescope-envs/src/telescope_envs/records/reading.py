@@ -142,12 +142,10 @@ class ReadReleases(NamedTuple):
     unreadable: list[Unreadable]
 
 
-def parse_record(
-    record: type[RecordType], text: bytes, where: str, *, is_plain: bool = False
-) -> RecordType:
+def parse_record(record: type[RecordType], text: bytes, where: str) -> RecordType:
     """Return the record in the JSON `text`; `where` is its location, for errors."""
     try:
-        return _whole(record, text, is_plain=is_plain)
+        return _whole(record, text, is_plain=False)
     except LineProblem as error:
         raise RegistryError(f"{where}: {error}") from None
 
