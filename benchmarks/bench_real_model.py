@@ -17,11 +17,8 @@ from machine import RESULTS, facts_of_run, table, write_results
 
 HERE = Path(__file__).parent
 COMMAND = "python benchmarks/bench_real_model.py MODEL"
-SIDES = (
-    *("ours", "ours-sync", "ours-apart", "trl"),
-    *("ours-bf16", "ours-sync-bf16", "ours-apart-bf16", "trl-bf16"),
-)
-THREADS = {"trl": "2", "trl-bf16": "2"}
+SIDES = ("ours", "ours-sync", "ours-apart", "trl")
+THREADS = {"trl": "2"}
 """Threads of OpenMP of a side; our rank and our server have two each by their settings."""
 WARM_UP = 3
 """Steps of each side that are not timed."""

@@ -26,8 +26,7 @@ ENVIRONMENT: dict[str, Any] = {"level": "digit", "max_digits": 1}
 GROUPS, GROUP_SIZE, MAX_TOKENS = 8, 8, 24
 RATE, WARM_UP_STEPS = 2e-5, 3
 PORT = 8640
-BF16 = "-bf16"
-"""End of the name of a side that computes in bfloat16, with weights of float32."""
+AHEAD = {"ours": 1, "ours-sync": 0, "ours-apart": 1}
 
 
 def ours(side: str, model: str, folder: Path, steps: int) -> None:
@@ -35,10 +34,7 @@ def ours(side: str, model: str, folder: Path, steps: int) -> None:
     config = TrainConfig.model_validate(
         {
             "run": {"name": "run", "output_dir": str(folder), "number_of_steps": steps, "seed": 0},
-            "model": {
-                "model": model,
-                "mixed_precision_dtype": "bfloat16" if side.endswith(BF16) else "float32",
-            },
+            "model": {"model": model},
             "environments": [{"name": "math-reasoning", "env": ENVIRONMENT}],
             "rollout": {
                 "group_size": GROUP_SIZE,
@@ -47,13 +43,13 @@ def ours(side: str, model: str, folder: Path, steps: int) -> None:
                 # TRL trains on groups of equal rewards too; leaving them out would be faster.
                 "discard_group_zero_advantage": False,
             },
-            "scheduling": {"max_async_rollout": 0 if "-sync" in side else 1},
+            "scheduling": {"max_async_rollout": AHEAD[side]},
             "trainer": {
                 "learning_rate": RATE,
                 "warmup_steps": WARM_UP_STEPS,
                 "seq_len": 2048,
                 "gradient_checkpointing": False,
-                "share_prefixes": False if "-apart" in side else "auto",
+                "share_prefixes": False if side == "ours-apart" else "auto",
             },
             "inference": {"inference_base_port": PORT, "max_model_len": 256},
             # TRL has both cores of the machine, so both of our processes may use both.
@@ -72,7 +68,7 @@ class _Scored(Recorder):
         return float(numbers_match(extract_answer(text), answer))
 
 
-def trl(side: str, model: str, folder: Path, steps: int) -> None:
+def trl(model: str, folder: Path, steps: int) -> None:
     """Train with TRL's `GRPOTrainer`: generation by transformers, on two threads."""
     from trl import GRPOConfig, GRPOTrainer
 
@@ -91,7 +87,7 @@ def trl(side: str, model: str, folder: Path, steps: int) -> None:
             learning_rate=RATE,
             lr_scheduler_type="constant_with_warmup",
             warmup_steps=WARM_UP_STEPS,
-            **PLAIN | {"bf16": side.endswith(BF16)},
+            **PLAIN,
         ),
         train_dataset=_prompts(steps),
         processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
@@ -120,8 +116,8 @@ def _prompts(steps: int) -> Dataset:
 def main() -> None:
     """Train one side and record its steps."""
     side, model, folder, steps = sys.argv[1:]
-    if side.startswith("trl"):
-        trl(side, model, Path(folder), int(steps))
+    if side == "trl":
+        trl(model, Path(folder), int(steps))
     else:
         ours(side, model, Path(folder), int(steps))
 

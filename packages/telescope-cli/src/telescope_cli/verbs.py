@@ -106,10 +106,10 @@ def _load(name: str, verb: Verb) -> Any:
             f"telescope {name} needs {verb.needs.replace('_', '-')}, which is not installed; "
             f"run: pip install 'telescope-cli[{verb.extra}]'"
         )
-    from telescope_core.collecting import no_collections
+    from telescope_core.collector import rare_collections
 
     module_name, _, attribute = verb.target.partition(":")
-    with no_collections():
+    with rare_collections():
         target = getattr(import_module(module_name), attribute)
     if not isinstance(target, typer.Typer):
         target = _single_command(target, takes_settings=verb.takes_settings)

@@ -104,8 +104,6 @@ def newest_version(versions: Sequence[str], yanked: dict[str, str]) -> int:
     A final version is preferred over a pre-release, and either over a yanked version.
     """
     plain = [_plain_key(version) for version in versions]
-    if all(plain) and not yanked:
-        return plain.index(max(plain))
     if all(plain):
         return max(range(len(plain)), key=lambda i: (versions[i] not in yanked, plain[i]))
     parsed = [Version(version) for version in versions]
