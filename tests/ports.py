@@ -1,23 +1,45 @@
 """Ports for the servers that tests start."""
 
+import os
 import random
 import socket
+from collections.abc import Iterator
+from itertools import cycle
+
+_FIRST, _LAST = 20_000, 32_000
+"""Below the ports that Linux hands out by itself (from 32,768), so that no connection of another
+test takes a port before the server that it was chosen for listens on it."""
 
 _CONSECUTIVE = 4
 """A run of several servers takes the ports after its first one as well."""
+
+_MOST_WORKERS = 8
+"""Each worker of pytest has its own share of the ports, so that two never choose the same one."""
+
+
+def _of_this_worker() -> Iterator[int]:
+    """Return the first ports of all blocks of this worker, again and again, from a random one."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _MOST_WORKERS
+    share = (_LAST - _FIRST) // _MOST_WORKERS
+    start = _FIRST + worker * share
+    blocks = list(range(start, start + share - _CONSECUTIVE + 1, _CONSECUTIVE))
+    first = random.SystemRandom().randrange(len(blocks))
+    return cycle([*blocks[first:], *blocks[:first]])
+
+
+_blocks = _of_this_worker()
 
 
 def free_port() -> int:
     """Return a port on which nothing listens, nor on the three after it.
 
-    It is below those that the system hands out by itself (from 32768 on Linux), so that no
-    connection of another test takes it before its server does.
+    No other test of this session is told one of these ports while nothing listens there yet.
     """
     for _ in range(100):
-        first = random.SystemRandom().randrange(20_000, 32_000)
+        first = next(_blocks)
         if all(_is_free(first + index) for index in range(_CONSECUTIVE)):
             return first
-    raise AssertionError("no free ports between 20,000 and 32,000")
+    raise AssertionError(f"no four free ports in a row between {_FIRST:,} and {_LAST:,}")
 
 
 def _is_free(port: int) -> bool:

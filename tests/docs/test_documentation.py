@@ -6,7 +6,6 @@ A command stands in `HERE` and is run by this file, or in `ELSEWHERE` with the t
 import importlib.util
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import tomllib
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+from tests.ports import free_port
 
 from telescope_core import Message, Rollout, StopReason
 from telescope_core.records import RunFolder, row_of
@@ -377,9 +377,7 @@ def test_cheap_commands_work_as_written(command, place):
         model = place / "runs" / "quickstart-start"
         model.mkdir()
         (model / "config.json").write_text("{}")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            more = ["--inference_base_port", str(probe.getsockname()[1]), "--name", "other"]
+        more = ["--inference_base_port", str(free_port()), "--name", "other"]
     folder = ROOT if words[1] == "env" else place
     code = "from telescope_cli.main import main; main()"
     done = subprocess.run(

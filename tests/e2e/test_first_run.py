@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tests.collector import collector, spans_of
+from tests.ports import free_port
 from tests.ui.browsing import require_shown
 
 from telescope_core.records import RunFolder
@@ -26,12 +26,6 @@ PUZZLES = {
     "max_tokens": 12,
     "env": {"max_numbers": 3, "max_number": 9, "instruction": ""},
 }
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def telescope(place: Path, *arguments: str) -> str:
@@ -193,7 +187,7 @@ def test_the_commands_of_the_tutorial(tmp_path):
     # So small a batch may have no two rewards that differ: it is trained on all the same.
     keep = ["--discard_group_zero_advantage", "false"]
     train = ["train", "examples/quickstart.toml", *SMALL, *keep, "--evals", json.dumps([PUZZLES])]
-    telescope(tmp_path, *train, "--inference_base_port", free_port())
+    telescope(tmp_path, *train, "--inference_base_port", str(free_port()))
     run = tmp_path / "runs" / "quickstart"
     summary = json.loads((run / "summary.json").read_text())
     assert summary["steps"] == 2
@@ -211,7 +205,7 @@ def test_the_commands_of_the_tutorial(tmp_path):
     quiet = ["--eval_before_training", "false", "--eval_after_training", "false"]
     with collector() as (endpoint, got):
         traced = ["--enable_vllm_tracing", "true", "--otlp_export_endpoint", endpoint]
-        port = ["--inference_base_port", free_port()]
+        port = ["--inference_base_port", str(free_port())]
         telescope(tmp_path, *train, *port, *synchronous, *quiet, *traced)
     require_traced(RunFolder.open(tmp_path / "runs" / "synchronous"), spans_of(got))
     rows = [

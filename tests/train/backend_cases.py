@@ -2,12 +2,6 @@
 
 import json
 import math
-import os
-import signal
-import socket
-import subprocess
-import sys
-from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +25,6 @@ from telescope_train.models.file_names import KNOWN_MIXTURES
 from telescope_train.models.tiny import character_tokenizer
 
 VOCAB = 103
-RANK_SCRIPT = Path(__file__).parent / "rank_script.py"
 
 
 def backend_settings(
@@ -172,60 +165,6 @@ def require_facts(rows, expected) -> None:
         # Both are rounded to float16.
         np.testing.assert_allclose(row.entropy, entropy, rtol=1e-3)
         np.testing.assert_allclose(row.effective_advantages, effective, rtol=1e-3, atol=1e-6)
-
-
-def run_ranks(world_size, job, folder, *, script, wait_s=180) -> None:
-    """Run `script` once per rank; every process is gone when this returns."""
-    job_file = folder / "job.json"
-    job_file.write_text(json.dumps({**job, "output": str(folder)}))
-    (port,) = _free_ports(1)
-    commands = [[script, rank, world_size, port, job_file] for rank in range(world_size)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, *map(str, command)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for command in commands
-    ]
-    try:
-        for rank in ranks:
-            output, _ = rank.communicate(timeout=wait_s)
-            assert rank.returncode == 0, output[-3000:]
-    finally:
-        for rank in ranks:
-            rank.kill()
-
-
-def run_jobs(jobs, folder) -> None:
-    """Run jobs of the rank script one after the other; every process is gone after it."""
-    for job, port in zip(jobs, _free_ports(len(jobs)), strict=True):
-        Path(job["output"]).mkdir(exist_ok=True)
-        job["port"] = int(port)
-    job_file = folder / "jobs.json"
-    job_file.write_text(json.dumps(jobs))
-    with subprocess.Popen(
-        [sys.executable, str(RANK_SCRIPT), str(job_file)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as ranks:
-        try:
-            output, _ = ranks.communicate(timeout=900)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(ranks.pid, signal.SIGKILL)
-        assert ranks.returncode == 0, output[-3000:]
-
-
-def _free_ports(number) -> list[str]:
-    with ExitStack() as opened:
-        free = [opened.enter_context(socket.socket()) for _ in range(number)]
-        for one in free:
-            one.bind(("127.0.0.1", 0))
-        return [str(one.getsockname()[1]) for one in free]
 
 
 def make_mixture(folder, kind) -> Path:

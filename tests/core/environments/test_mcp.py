@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.asking import ask
+from tests.ports import free_port
 
 from telescope_core import (
     Example,
@@ -97,9 +98,7 @@ def no_process_is_left():
 
 @pytest.fixture(scope="module")
 def address():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen([*PROGRAM, str(port)])
     try:
         give_up_s = time.monotonic() + 20

@@ -11,8 +11,8 @@ from telescope_train.trainer.worker import TrainerWorker
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
-from backend_cases import run_ranks  # noqa: E402
 from rank_objectives import OBJECTIVES, settings, take_gradients  # noqa: E402
+from rank_processes import run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.engine
 

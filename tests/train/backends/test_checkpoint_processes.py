@@ -1,9 +1,6 @@
 """Checkpoints over processes: another number of ranks, and a process that dies while it writes."""
 
-import json
 import signal
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,36 +15,17 @@ from telescope_train.trainer.worker import TrainerWorker
 HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE))
 from backend_cases import backend_settings, grpo_batches  # noqa: E402
+from rank_processes import end_ranks  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
 
-def run_ranks(world_size: int, output: Path, model: Path, *, load="", dies=False) -> list[int]:
-    """Run `reshard_script.py` once per rank; returns their exit codes. All are gone then."""
+def reshard(world_size: int, output: Path, model: Path, *, load="", dies=False) -> None:
+    """Run `reshard_script.py` once per rank; with `dies`, each must end of its SIGKILL."""
     output.mkdir()
-    job = {"model": str(model), "output": str(output), "load": str(load), "dies": dies}
-    (output / "job.json").write_text(json.dumps(job))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    script = [sys.executable, str(HERE / "reshard_script.py")]
-    ranks = [
-        subprocess.Popen(
-            [*script, str(rank), str(world_size), port, str(output / "job.json")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        said = [rank.communicate(timeout=150)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    codes = [rank.returncode for rank in ranks]
-    assert dies or codes == [0] * world_size, said[0][-3000:]
-    return codes
+    job = {"model": str(model), "load": str(load), "dies": dies}
+    codes, said = end_ranks(world_size, job, output, script=HERE / "reshard_script.py")
+    assert codes == [-signal.SIGKILL if dies else 0] * world_size, said[0][-3000:]
 
 
 def one_step(model: Path, output: Path, *, load: Path | None = None) -> dict[str, np.ndarray]:
@@ -72,7 +50,7 @@ def test_one_rank_continues_as_two_and_two_as_one(tiny, tmp_path):
     first = one_step(tiny, tmp_path / "1")
     second = one_step(tiny, tmp_path / "11", load=tmp_path / "1" / "state")
     third = one_step(tiny, tmp_path / "111", load=tmp_path / "11" / "state")
-    run_ranks(2, tmp_path / "12", tiny, load=tmp_path / "1" / "state")
+    reshard(2, tmp_path / "12", tiny, load=tmp_path / "1" / "state")
     again = one_step(tiny, tmp_path / "121", load=tmp_path / "12" / "state")
     both = dict(np.load(tmp_path / "12" / "weights.npz"))
     assert largest_difference(both, second) < 1e-8
@@ -83,8 +61,7 @@ def test_one_rank_continues_as_two_and_two_as_one(tiny, tmp_path):
 
 
 def test_a_kill_while_writing_leaves_the_checkpoint_before(tiny, tmp_path):
-    codes = run_ranks(1, tmp_path / "killed", tiny, dies=True)
-    assert codes == [-signal.SIGKILL]
+    reshard(1, tmp_path / "killed", tiny, dies=True)
     assert not (tmp_path / "killed" / "second").exists()
     with pytest.raises(ConfigError, match="holds no checkpoint"):
         saved_keys(tmp_path / "killed" / ".second.partial")

@@ -16,13 +16,14 @@ from transformers import AutoModelForCausalLM
 
 HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE))
-from backend_cases import relative_difference, run_ranks  # noqa: E402
+from backend_cases import relative_difference  # noqa: E402
 from megatron_cases import (  # noqa: E402
     make_model,
     reference,
     supervised_gradient,
     worst_difference,
 )
+from rank_processes import run_ranks  # noqa: E402
 
 from telescope_train.backends.megatron.architecture import architecture_of  # noqa: E402
 from telescope_train.backends.megatron.reading import read_weights  # noqa: E402

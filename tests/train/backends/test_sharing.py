@@ -22,9 +22,9 @@ from backend_cases import (  # noqa: E402
     VOCAB,
     backend_settings,
     relative_difference,
-    run_ranks,
 )
 from prefix_trees import all_shared, plain_batches, random_tree, tree_sample  # noqa: E402
+from rank_processes import run_ranks  # noqa: E402
 
 RESTS = {"use_decoupled_loss": True, "kl_penalty_tau": 0.1, "kl_estimator": "k3"}
 FORMS = {

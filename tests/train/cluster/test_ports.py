@@ -6,7 +6,9 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from telescope_train.cluster.ports import HeldPort
+from telescope_core.errors import ConfigError
+from telescope_train.cluster import ports
+from telescope_train.cluster.ports import HeldPort, free_port
 
 
 def bind(port: int) -> None:
@@ -51,3 +53,23 @@ def test_one_port_is_held_at_a_time() -> None:
     assert descriptor is not None
     assert held.hand_over(second) is None
     socket.socket(fileno=descriptor).close()
+
+
+def test_a_free_port_is_none_that_a_connection_could_take_meanwhile() -> None:
+    for _ in range(50):
+        port = free_port()
+        assert 20_000 <= port < 32_000
+        bind(port)
+
+
+def test_where_all_of_those_are_in_use_the_system_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        monkeypatch.setattr(ports, "_BELOW_CONNECTIONS", (taken, taken + 1))
+        port = free_port()
+    assert port not in (0, taken)
+
+
+def test_an_address_of_another_machine_has_no_free_port() -> None:
+    with pytest.raises(ConfigError, match=r"no port of 192.0.2.1 is free on .*no such address"):
+        free_port("192.0.2.1")

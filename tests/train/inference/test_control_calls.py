@@ -1,9 +1,9 @@
 """Control calls between steps, against servers and networks that drop some of them."""
 
 import asyncio
-import socket
 
 import pytest
+from tests.ports import free_port
 
 from telescope_core.errors import EndpointError
 from telescope_train.inference.client import TokenClient
@@ -88,9 +88,7 @@ async def test_a_server_that_is_always_silent_is_given_up():
 
 
 async def test_what_never_reached_the_server_is_sent_again():
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
+    port = free_port()
     client = TokenClient(f"http://127.0.0.1:{port}")
     try:
         async with asyncio.timeout(DEADLINE_S):

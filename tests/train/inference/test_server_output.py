@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.ports import free_port
 
 from telescope_core.errors import ProcessDiedError
 from telescope_core.records.logs import log_name
 from telescope_core.records.output_logs import INFERENCE
-from telescope_train.cluster.ports import free_port
 from telescope_train.inference.server import ServerProcess, ServerSettings
 
 pytestmark = pytest.mark.engine

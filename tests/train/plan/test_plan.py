@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.ports import free_port
 
 from telescope_core.errors import ConfigError
 from telescope_train.models.device import compute_dtype, machine_device
@@ -44,12 +45,6 @@ class Echo(SingleTurnEnvironment):
     def right(self, rollout, example):
         return 1.0
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import sys
 from collections import Counter
 
 import pytest
+from tests.ports import free_port
 
 from telescope_core.config import load_config
 from telescope_core.errors import ConfigError
@@ -11,7 +12,7 @@ from telescope_core.locate import load_located, locate_environment
 from telescope_core.open import check_workers, open_environment
 from telescope_train import run
 from telescope_train.checkpoints.resume import resume_point
-from telescope_train.cluster.ports import free_port, port_problems
+from telescope_train.cluster.ports import port_problems
 from telescope_train.models.device import compute_dtype, machine_device
 from telescope_train.models.facts import read_model_facts
 from telescope_train.plan.load import load_train_config

@@ -33,12 +33,12 @@ from backend_cases import (  # noqa: E402
     make_mixture,
     relative_difference,
     require_facts,
-    run_jobs,
     samples,
     slow_facts,
     slow_gradient,
     slow_steps,
 )
+from rank_processes import run_jobs  # noqa: E402
 from rank_script import FACTS  # noqa: E402
 from routed_cases import slow_routed_gradient  # noqa: E402
 

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from tests.ports import free_port
 
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
-from telescope_train.cluster.ports import free_port
 from telescope_train.weights.digests import Digests
 from telescope_train.weights.disk import DiskTransport
 from telescope_train.weights.gloo import GlooTransport

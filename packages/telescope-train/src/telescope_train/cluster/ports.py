@@ -1,13 +1,18 @@
 """TCP ports of this machine: free ones, and those of a run that are already taken."""
 
 import errno
+import random
 import socket
+from contextlib import suppress
 
 from telescope_core.errors import ConfigError
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.config.schema import TrainConfig
 
 MOST_PORT = 65535
+_BELOW_CONNECTIONS = (20_000, 32_000)
+"""Linux gives connections ports from 32,768 on, unless its administrator chose others."""
+_TRIES = 20
 
 
 def port_problems(config: TrainConfig) -> list[str]:
@@ -32,11 +37,22 @@ def port_problems(config: TrainConfig) -> list[str]:
     return problems
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port on which nothing listens now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+def free_port(host: str = LOOPBACK) -> int:
+    """Return a port of `host` on which nothing listens now, for a server that starts soon.
+
+    It is below the ports that Linux gives to connections by itself, so that none of them takes it
+    before the server does. When every port that was tried there is in use, it is one that the
+    system chooses.
+    """
+    chance = random.SystemRandom()
+    for port in (*(chance.randrange(*_BELOW_CONNECTIONS) for _ in range(_TRIES)), 0):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
+            probe.bind((host, port))
+            return int(probe.getsockname()[1])
+    raise ConfigError(
+        f"no port of {host} is free on {socket.gethostname()}, or it has no such address; stop a "
+        "program that listens there"
+    )
 
 
 class HeldPort:
