@@ -116,9 +116,21 @@ def test_every_argument_of_a_server_is_refused_from_others(device):
         log_folder=Path("logs"),
         traces_endpoint="http://127.0.0.1:1",
     )
-    free = {"--enforce-eager", "--no-async-scheduling"}
+    free = {"--enforce-eager", "--no-async-scheduling", "--block-size"}
     options = {one for one in server.arguments() if one.startswith("-") and one != "-m"}
     assert options - free <= RESERVED_ARGUMENTS
+
+
+def test_a_group_shares_short_prompts_on_cpu_unless_blocks_of_another_size_are_asked_for():
+    given = config(inference={"vllm_arguments": ["--block-size", "128"]})
+    for device, sizes in {"cpu": ["32", "128"], "cuda": ["128"]}.items():
+        (server,) = server_settings(
+            given, device=device, dtype="float32", max_model_len=256, log_folder=Path("logs")
+        )
+        words = server.arguments()
+        # vLLM takes the last one.
+        found = [words[at + 1] for at, word in enumerate(words) if word == "--block-size"]
+        assert found == sizes
 
 
 def test_a_first_word_that_is_no_option_is_refused():

@@ -50,6 +50,9 @@ _LAST_WORDS_S = 1.0
 """Longest wait for what a server that has ended had printed, in seconds."""
 _TAIL_LINES = 15
 _POLL_S = 0.1
+_CPU_BLOCK_TOKENS = 32
+"""Tokens of a block of vLLM's cache on CPU, the fewest that its kernels take. Whole blocks are what
+requests share of their prompts; of its 128, a group shares nothing of a shorter prompt."""
 """Seconds between two health checks while the server starts."""
 _TOKEN_PLANE = "telescope_train.inference.vllm_plugin.token_plane.TokenPlane"
 _IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
@@ -177,6 +180,7 @@ class ServerSettings:
             return [*arguments, "--gpu-memory-utilization", str(self.gpu_memory_utilization)]
         executor = _IN_ENGINE if self.tensor_parallel_size == 1 else "mp"
         arguments += ["--enforce-eager", "--distributed-executor-backend", executor]
+        arguments += ["--block-size", str(_CPU_BLOCK_TOKENS)]
         # Scheduling ahead keeps a GPU busy. Here the CPU both schedules and computes.
         return [*arguments, "--no-async-scheduling"]
 

@@ -1,12 +1,13 @@
 """Several simulations at the same time, each in a process of its own, with their progress."""
 
 import multiprocessing
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from functools import partial
 from multiprocessing.queues import SimpleQueue
 from typing import TypeAlias, TypeVar
+
+from telescope_train.models.threads import usable_cores
 
 OnStep: TypeAlias = Callable[[int], None]
 """Is told the number of each step that is done."""
@@ -46,7 +47,7 @@ def _in_processes(
     context = multiprocessing.get_context("spawn")
     steps: SimpleQueue[int] = context.SimpleQueue()
     num_done = 0
-    num_workers = min(len(works), os.cpu_count() or 1)
+    num_workers = min(len(works), usable_cores())
     with ProcessPoolExecutor(
         num_workers, mp_context=context, initializer=_begin, initargs=(steps,)
     ) as processes:
