@@ -259,3 +259,20 @@ def test_a_program_killed_by_a_signal_says_so() -> None:
     command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
     found = run_program(command, environ={}, limit_s=DEADLINE_S, late="too late")
     assert found.returncode == -signal.SIGKILL
+
+
+FINDING = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+import telescope_envs.processes.uv
+import uv
+
+sys.setswitchinterval(1e-6)
+with ThreadPoolExecutor(16) as pool:
+    print(len(set(pool.map(lambda _: uv.find_uv_bin(), range(64)))))
+"""
+
+
+def test_uv_is_found_by_threads_that_are_the_first_to_look_for_it() -> None:
+    for _ in range(3):
+        assert run(FINDING) == "1\n"

@@ -8,6 +8,7 @@ import configparser
 import os
 import re
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,10 @@ import uv
 
 from telescope_core.errors import EnvironmentLoadError
 from telescope_envs.processes.running import run_program
+
+# Before CPython 3.12, threads that ask `sysconfig` first at the same time find it half filled
+# (python/cpython#92452), and uv's package asks it where uv is. An import has one thread.
+sysconfig.get_config_vars()
 
 _PIP_TO_UV = {
     "find-links": "UV_FIND_LINKS",
