@@ -1,6 +1,7 @@
 """Both sides of `bench_real_model.py`: `python -m grpo_step.smollm2 SIDE MODEL FOLDER STEPS`.
 
-SmolLM2-135M learns sums and differences of one digit, 8 groups of 8, as in examples/smollm2.toml.
+SmolLM2-135M learns sums and differences of one digit, 8 groups of 8, else as in
+examples/smollm2.toml, which has sums alone.
 """
 
 import sys

@@ -24,7 +24,8 @@ def reshard(world_size: int, output: Path, model: Path, *, load="", dies=False) 
     """Run `reshard_script.py` once per rank; with `dies`, each must end of its SIGKILL."""
     output.mkdir()
     job = {"model": str(model), "load": str(load), "dies": dies}
-    codes, said = end_ranks(world_size, job, output, script=HERE / "reshard_script.py")
+    script = HERE / "reshard_script.py"
+    codes, said = end_ranks(world_size, job, output, script=script, wait_s=150)
     assert codes == [-signal.SIGKILL if dies else 0] * world_size, said[0][-3000:]
 
 

@@ -51,8 +51,8 @@ _LAST_WORDS_S = 1.0
 _TAIL_LINES = 15
 _POLL_S = 0.1
 _CPU_BLOCK_TOKENS = 32
-"""Tokens of a block of vLLM's cache on CPU, the fewest that its kernels take. Whole blocks are what
-requests share of their prompts; of its 128, a group shares nothing of a shorter prompt."""
+"""Tokens of a block of vLLM's cache on CPU, the fewest that its kernels take. Requests share whole
+blocks of their prompts, so with vLLM's own 128 a group shares nothing of a shorter prompt."""
 """Seconds between two health checks while the server starts."""
 _TOKEN_PLANE = "telescope_train.inference.vllm_plugin.token_plane.TokenPlane"
 _IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
