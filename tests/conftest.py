@@ -1,77 +1,78 @@
-"""What holds for every test."""
+"""What holds for every test: one Hypothesis profile, cheap collection, failures and times as they come."""
 
 import gc
+import json
+import os
 import re
-from collections import Counter
 from pathlib import Path
 
+import hypothesis
 import pytest
 
-LONGEST_FIRST = (
-    "tests/e2e/test_faults.py",
-    "tests/envs/test_circle.py",
-    "tests/e2e/test_resumed_run.py",
-    "tests/e2e/test_three_nodes.py",
-    "tests/e2e/test_first_run.py",
-    "tests/e2e/test_random_kills.py",
-    "tests/e2e/test_parallel_servers.py",
-    "tests/e2e/test_two_ranks.py",
-    "tests/train/models/test_compile.py",
-)
-"""Files that take a minute and more, the longest first.
-
-A file of engine tests stays with one worker of xdist. Were one of these the last, the other
-workers would wait for it with nothing to do.
-"""
-_ALL_ENGINE = re.compile(rb"^pytestmark = (\[.*)?pytest\.mark\.engine\b", re.MULTILINE)
+_WHOLE_FILE = re.compile(rb"^pytestmark = .*$", re.MULTILINE)
+_KINDS = ("slow", "engine", "nightly", "gpu")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Show failures when they happen, in the process that prints (so in no worker of xdist)."""
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_FailuresAtOnce(config), "failures-at-once")
+    """Load the Hypothesis profile, and show failures when they happen.
+
+    How long an example takes says what else the machine does, so no profile has a deadline. CI
+    derives its examples from the tests, so that a change which touches nothing fails nothing; all
+    other runs look for new ones and print the line that repeats a failure.
+    """
+    clockless = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
+    hypothesis.settings.register_profile(
+        "telescope", deadline=None, suppress_health_check=clockless, print_blob=True
+    )
+    hypothesis.settings.register_profile(
+        "ci", hypothesis.settings.get_profile("telescope"), derandomize=True
+    )
+    hypothesis.settings.load_profile("ci" if "CI" in os.environ else "telescope")
+    config.pluginmanager.register(_AsItHappens(config), "as-it-happens")
 
 
-class _FailuresAtOnce:
-    """Prints each failure as it happens: a run that is ended from outside has told them by then."""
+class _AsItHappens:
+    """Prints each failure as it happens, and writes how long each test took.
+
+    A run that is ended from outside has told its failures by then. `scripts/run_tests.py` reads the
+    times, a JSON line a test, from the file that TELESCOPE_TEST_TIMES names.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
+        self._times = os.environ.get("TELESCOPE_TEST_TIMES")
+        self._seconds: dict[str, float] = {}
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Print what failed, under the line of its letter."""
+        """Print what failed, under the line of its letter; add up set-up, call and tear-down."""
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         if report.failed and reporter is not None:
             reporter.write_line(f"\nFAILED {report.nodeid} ({report.when})", red=True)
             reporter.write_line(report.longreprtext)
+        if self._times is None:
+            return
+        seconds = self._seconds.pop(report.nodeid, 0.0) + report.duration
+        if report.when != "teardown":
+            self._seconds[report.nodeid] = seconds
+            return
+        with open(self._times, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"test": report.nodeid, "seconds": round(seconds, 3)}) + "\n")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Pass over files that have no test of the kind asked for: each process imports all others."""
+    """Pass over files without a test of the kind that `-m` asks for: importing them takes long."""
     if not (collection_path.name.startswith("test_") and collection_path.suffix == ".py"):
         return None
-    kind = config.option.markexpr
-    if kind.startswith("engine") and b"engine" not in collection_path.read_bytes():
+    asked = config.option.markexpr
+    text = collection_path.read_bytes()
+    kind = asked.partition(" ")[0]
+    if kind in _KINDS and kind.encode() not in text:
         return True
-    if kind.startswith("not engine") and _ALL_ENGINE.search(collection_path.read_bytes()):
+    whole = b" ".join(_WHOLE_FILE.findall(text)).decode()
+    if any(f"not {kind}" in asked and f"mark.{kind}" in whole for kind in _KINDS):
         return True
     return None
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin engine tests with the files that take longest, then those with the most tests."""
-    if not config.option.markexpr.startswith("engine"):
-        return
-    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
-    num_tests = Counter(item.nodeid.partition("::")[0] for item in items)
-
-    def place(item: pytest.Item) -> tuple[int, int]:
-        file = item.nodeid.partition("::")[0]
-        return places.get(file, len(places)), -num_tests[file]
-
-    items.sort(key=place)
 
 
 @pytest.hookimpl(trylast=True)

@@ -92,7 +92,7 @@ def conversations(draw):
     return turns
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(conversations(), st.data())
 def test_every_turn_is_what_was_sampled(turns, data):
     recorder = ChainRecorder()
@@ -117,7 +117,7 @@ def said_by(number, num_tokens) -> Routes:
     return Routes(experts=array("h", numbers).tobytes(), num_layers=2, num_chosen=1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(conversations(), st.data())
 def test_a_token_keeps_the_routes_of_the_first_request_that_computed_it(turns, data):
     recorder, places, expected = ChainRecorder(), [], {}
@@ -158,7 +158,7 @@ def test_routes_of_another_shape_are_refused():
         recorder.record([1, 2], [3], [-1.0], routes=other)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 3), max_size=30), st.data())
 def test_any_part_of_a_chain_can_be_read(ids, data):
     recorder = ChainRecorder()

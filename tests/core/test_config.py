@@ -304,7 +304,7 @@ toys = st.builds(
 
 
 @given(toys)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_settings_survive_yaml_and_flags(tmp_path_factory, toy):
     path = tmp_path_factory.mktemp("toy") / "a.yaml"
     path.write_text(toy.model_dump_json(), encoding="utf-8")
@@ -319,7 +319,7 @@ def test_any_settings_survive_yaml_and_flags(tmp_path_factory, toy):
 
 
 @given(st.lists(st.text(max_size=12), max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_flags_are_accepted_or_refused_with_a_config_error(flags):
     with contextlib.suppress(ConfigError):
         load([], "--body", "b", *flags)

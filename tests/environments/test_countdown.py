@@ -46,7 +46,7 @@ def test_everything_else_is_refused(text):
 
 
 @given(st.text(alphabet="0123456789+-*/() ", max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_parser_agrees_with_python_on_what_it_accepts(text):
     try:
         expression = parse_expression(text)

@@ -4,7 +4,7 @@ import math
 from urllib.parse import urlencode
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ui.recorded import ENVIRONMENTS, write_run
 from tests.ui.served import served
@@ -13,11 +13,7 @@ from telescope_core.records import RunFolder
 from telescope_core.records.parquet import read_row, read_rows
 
 RUN = "/runs/first/rollouts"
-SETTINGS = settings(
-    max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+SETTINGS = settings(max_examples=40)
 NUMBERS = ("reward", "advantage", "num_completion_tokens", "generate_s", "metrics/length", "step")
 OPERATORS = {
     "<": lambda a, b: a < b,

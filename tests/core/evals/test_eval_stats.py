@@ -83,13 +83,12 @@ def test_t_quantile_equals_the_tables(probability, df, expected):
 
 
 @given(st.floats(0.001, 0.999), st.integers(1, 3000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_t_cdf_undoes_t_quantile(probability, df):
     assert t_cdf(t_quantile(probability, df), df) == pytest.approx(probability, abs=1e-9)
 
 
 @given(st.floats(0.1, 60.0), st.floats(0.1, 60.0), st.integers(0, 2**20))
-@settings(deadline=None)
 def test_incomplete_beta_is_symmetric_and_a_probability(a, b, numerator):
     x = numerator / 2**20  # 1 - x is exact: near 0 a rounded one would move x**a visibly
     value = incomplete_beta(a, b, x)
@@ -103,7 +102,6 @@ def test_incomplete_beta_equals_its_closed_form():
 
 
 @given(st.floats(0.05, 200.0), st.floats(0.05, 200.0), st.floats(0.001, 0.999))
-@settings(deadline=None)
 def test_beta_quantile_undoes_the_incomplete_beta(a, b, probability):
     x = beta_quantile(probability, a, b, tolerance=1e-12)
     assert incomplete_beta(a, b, max(0.0, x - 1e-11)) <= probability + 1e-12
@@ -143,7 +141,7 @@ def test_all_tasks_alike_give_the_exact_binomial_bound_and_not_a_point():
 
 
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=30), st.sampled_from([1, 2, 4]))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_pass_at_k_is_the_mirror_image_of_pass_all_k(solved, k):
     at = success_rate([(4, c) for c in solved], k, every=False)
     all_k = success_rate([(4, 4 - c) for c in solved], k, every=True)
@@ -155,7 +153,7 @@ def test_pass_at_k_is_the_mirror_image_of_pass_all_k(solved, k):
 
 
 @given(st.lists(st.lists(st.integers(0, 64), max_size=3), min_size=2, max_size=20))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_rewards_are_measured_on_their_own_range(parts):
     rewards = [[part / 64 for part in task] for task in parts]
     estimate = mean_of_rewards(rewards)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from telescope_core.sandboxes import CallTest, SandboxError, SandboxSpec, StdinTest, grade_program
@@ -146,7 +146,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(JSON, JSON)
 def test_values_are_the_same_when_their_json_is_but_for_whole_floats(value, other):
     assert same_json(value, json.loads(json.dumps(value)))

@@ -20,7 +20,7 @@ def assert_close(found: torch.Tensor, expected: list[float], relative: float) ->
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(rollouts=steps())
 def test_loss_and_gradient_equal_the_slow_version(algorithm, rollouts):
     for form, given_settings in forms_of(algorithm).items():
@@ -32,7 +32,7 @@ def test_loss_and_gradient_equal_the_slow_version(algorithm, rollouts):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(rollouts=steps())
 def test_float32_is_as_close_as_promised(algorithm, rollouts):
     expected = slow.total(algorithm, {}, rollouts, LIMIT)

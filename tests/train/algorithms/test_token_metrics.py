@@ -9,7 +9,7 @@ from telescope_train.algorithms.terms import Terms, metric_sums, shared_metrics
 from telescope_train.algorithms.token_metrics import metric_row, reduce_metrics
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.floats(-5, 5), st.booleans()), min_size=1, max_size=12),
     st.integers(1, 5),

@@ -31,7 +31,7 @@ def first_fit_decreasing(lengths, capacity) -> int:
     return len(rooms)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(LENGTHS, st.integers(40, 90))
 def test_the_first_plan_is_first_fit_decreasing(lengths, capacity):
     distinct, counts = np.unique(lengths, return_counts=True)
@@ -40,7 +40,7 @@ def test_the_first_plan_is_first_fit_decreasing(lengths, capacity):
     assert num_bins == first_fit_decreasing(lengths, capacity)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(LENGTHS, st.integers(40, 90))
 def test_bins_hold_every_sample_once_and_never_more_than_their_room(lengths, capacity):
     lengths_N = np.array(lengths)
@@ -50,7 +50,7 @@ def test_bins_hold_every_sample_once_and_never_more_than_their_room(lengths, cap
     assert len(bins) <= first_fit_decreasing(lengths, capacity)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(LENGTHS, st.integers(40, 400))
 def test_tight_bins_hold_every_sample_once_and_never_more_than_their_room(lengths, capacity):
     distinct, counts = np.unique(lengths, return_counts=True)
@@ -64,7 +64,7 @@ def test_tight_bins_hold_every_sample_once_and_never_more_than_their_room(length
     np.testing.assert_array_equal(held, np.bincount(lengths, minlength=41))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(LENGTHS, st.integers(40, 90), st.integers(1, 5))
 def test_spreading_over_ranks_needs_no_more_rounds(lengths, seq_len, num_ranks):
     lengths_N = np.array(lengths)
@@ -129,7 +129,7 @@ def test_a_large_step_is_full_and_even_over_ranks(mix, hidden_size):
     assert costs.max(axis=0).sum() * 16 <= 1.01 * costs.sum()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=20),
     st.integers(1, 4),

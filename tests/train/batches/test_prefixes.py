@@ -36,7 +36,7 @@ def common(one, other) -> int:
     return number
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(samples=trees)
 def test_neighbors_in_the_order_share_the_most(samples):
     found = prefix_order(samples, min_tokens=1)
@@ -48,7 +48,7 @@ def test_neighbors_in_the_order_share_the_most(samples):
         assert found.shared_N[place] == common(sample, ordered[place - 1]) == best
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(shared=st.lists(st.integers(0, 40), min_size=1, max_size=30), min_tokens=st.integers(1, 20))
 def test_short_branches_are_cut_down_to_longer_ones(shared, min_tokens):
     shared_N = np.array([0, *shared])
@@ -67,7 +67,7 @@ def _first_smaller(values, depth):
     return [int(value) for value in values if value < depth][:1]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(samples=trees, seq_len=st.integers(72, 200), num_ranks=st.integers(1, 3), seed=SEEDS)
 def test_every_sample_is_packed_once_with_its_own_columns(samples, seq_len, num_ranks, seed):
     weights_N = np.random.default_rng(seed).random(len(samples)) + 0.5
@@ -140,7 +140,7 @@ def test_ranks_do_not_wait_for_a_group_that_could_be_divided():
     assert max(computed) <= 512 + 5 * 128  # where each had 4 * 640
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     num_groups=st.integers(1, 6),
     size=st.integers(1, 9),
@@ -189,7 +189,7 @@ def test_samples_that_share_nothing_are_packed_as_ever(make_sample):
     assert all(batch.shared_S is None for shard in other for batch in shard)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(samples=trees)
 def test_bundles_hold_every_sample_once(samples):
     bundles = list(bundle_sizes(samples, seq_len=100))
@@ -204,7 +204,7 @@ def test_no_samples_fill_no_round():
     assert full_rounds([], packing) == []
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(samples=trees, seed=SEEDS)
 def test_a_row_is_a_tree_whose_parts_are_all_pairs_of_query_and_key(samples, seed):
     ((plain,),) = plain_batches(samples)

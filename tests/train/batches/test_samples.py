@@ -83,7 +83,7 @@ def test_what_was_not_recorded_is_never_made_up(bad, said):
     assert "turn 1 of rollout 3 of group 'g7'" in str(caught.value)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(
@@ -151,7 +151,7 @@ def stitched_slowly(turns, temperature):
     return chains
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(branching_turns())
 def test_any_tree_of_turns_trains_each_token_once_under_its_own_prompt(turns):
     samples = samples_from_rollout(rollout(*turns), 0.25, 1.0)
@@ -180,7 +180,7 @@ def test_any_tree_of_turns_trains_each_token_once_under_its_own_prompt(turns):
     assert by_turn == {number: list(one.completion.logprobs) for number, one in enumerate(turns)}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(branching_turns())
 def test_chains_are_those_of_the_obvious_version(turns):
     samples = samples_from_rollout(rollout(*turns), 1.0, 1.0)

@@ -9,7 +9,7 @@ from telescope_train.batches.weighting import token_weights
 CHAINS = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 6)), min_size=1, max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(CHAINS)
 def test_weights_follow_their_sum_rules(make_sample, chains):
     samples = [make_sample(2, trained, rollout=rollout) for rollout, trained in chains]

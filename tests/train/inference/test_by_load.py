@@ -35,7 +35,7 @@ def slow_least(leases: list[Lease]) -> Lease | None:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.sampled_from("sendlosebackroom"), st.integers(0, 6)), max_size=300),
     st.booleans(),

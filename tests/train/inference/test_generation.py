@@ -3,7 +3,7 @@
 from array import array
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from telescope_core.types import Sampling
@@ -30,7 +30,6 @@ def generation(parts: list[tuple[int, int]], first: int = 0) -> Generation:
     )
 
 
-@settings(deadline=None)
 @given(spans, spans)
 def test_joined_has_every_token_once_with_its_own_version(first, second) -> None:
     begun = generation(first)
@@ -87,7 +86,6 @@ def text_of(token_ids) -> str:
     return "".join(map(chr, token_ids))
 
 
-@settings(deadline=None)
 @given(
     st.text("ab", min_size=2, max_size=20),
     st.integers(1, 19),

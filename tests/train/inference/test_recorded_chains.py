@@ -112,7 +112,7 @@ async def test_turns_are_what_was_sampled(kind, renderer, thought, num_chains):
     assert len(chains_of(turn.completion.tokens for turn in policy.turns)) == num_chains
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["on", "on", "back", "anew", "again"]), st.integers(0, 30)),

@@ -66,7 +66,7 @@ class Crowd:
 turns = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12)), min_size=1, max_size=3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.lists(turns, min_size=1, max_size=4), min_size=1, max_size=8),
     st.integers(1, 4),

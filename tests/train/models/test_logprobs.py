@@ -70,7 +70,7 @@ def test_gradients_of_both_are_right_in_float64(entropy_grad):
     assert torch.autograd.gradcheck(both, (hidden_TH, weight_VH))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(1, 12),
     st.integers(2, 30),

@@ -50,7 +50,7 @@ words = st.text("ab<|>= \n1", max_size=6)
 
 
 @given(texts=st.lists(words, min_size=1, max_size=5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_template_only_appends(tokenizer, texts):
     messages = [
         {"role": ["user", "assistant"][index % 2], "content": text}
@@ -137,7 +137,7 @@ def test_a_folder_with_a_broken_model(tmp_path):
 
 
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12), data=st.integers(0, 99))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_packed_attention_equals_attention_of_each_sequence(lengths, data):
     generator = torch.Generator().manual_seed(data)
     positions_T = np.concatenate([np.arange(length) for length in lengths])

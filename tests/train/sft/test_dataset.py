@@ -87,7 +87,7 @@ def test_every_turn_of_the_assistant_is_learnt_and_nothing_else(tmp_path):
     turns=st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), TEXT), max_size=8),
     last=TEXT,
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_mask_is_exactly_what_the_assistant_wrote(turns, last):
     messages = [Message(role="user", content="go")]
     messages += [Message(role=role, content=text) for role, text in turns]

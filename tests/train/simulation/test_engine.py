@@ -65,7 +65,7 @@ def slow_ends(speed, jobs):
     return [ends[number] for number in range(len(jobs))]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.just(0.0), st.integers(1, 9), st.integers(1, 30)), max_size=9))
 def test_requests_end_when_they_would_step_by_step(jobs):
     found, _, _ = ends_of(FLAT, jobs)

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.measured_run import OPTIMIZER_S, REQUEST_S, STEP_S, TOKEN_S, UPDATE_S, write_measured_run
 
@@ -79,7 +79,6 @@ def test_pauses_that_are_not_known_make_an_engine_look_slow() -> None:
 TIMES = st.tuples(st.floats(0, 100), st.floats(0.01, 50))
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(TIMES, st.sampled_from("ab")), min_size=1, max_size=20))
 def test_the_requests_beside_a_call_are_those_of_its_server(drawn: list) -> None:
     calls = [Call(server, began, began + length, 1) for (began, length), server in drawn]

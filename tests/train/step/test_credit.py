@@ -106,7 +106,7 @@ def _advantages(rewards_by_group, norm):
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(rewards=REWARDS)
 def test_advantages_equal_the_slow_version(rewards, norm):
     np.testing.assert_allclose(
@@ -115,7 +115,7 @@ def test_advantages_equal_the_slow_version(rewards, norm):
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(rewards=REWARDS, shift=st.integers(-3, 3), seed=st.integers(0, 99))
 def test_advantages_ignore_shifts_and_follow_permutations(rewards, norm, shift, seed):
     sizes = [len(group_rewards) for group_rewards in rewards]

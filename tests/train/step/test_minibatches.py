@@ -40,7 +40,7 @@ def samples_of(make_sample, sizes):
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 5), max_size=9), st.integers(1, 5), st.integers(0, 50))
 def test_groups_are_whole_dealt_once_and_evenly(make_sample, sizes, number, seed):
     samples = samples_of(make_sample, sizes)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from telescope_core.types import Span
@@ -32,7 +32,6 @@ def sample(spans: list[tuple[int, int]], *, known: bool = True) -> TrainingSampl
 spans = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=4)
 
 
-@settings(deadline=None)
 @given(st.lists(spans, min_size=1, max_size=5))
 def test_it_is_that_of_every_token_by_itself(samples) -> None:
     row = sample_metrics([sample(one) for one in samples], 5)

@@ -236,7 +236,7 @@ async def test_an_algorithm_that_looks_at_the_whole_batch_after_all_is_refused(
     await parts.sampler.close()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.integers(2, 40), max_size=40),
     st.integers(1, 4),
@@ -251,7 +251,7 @@ def test_only_full_batches_for_all_ranks_are_taken_early(make_sample, lengths, r
     assert total == 0 or total >= FULL * seq_len * ranks
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=1, max_size=9),
     st.sampled_from(["token", "sequence", "constant"]),

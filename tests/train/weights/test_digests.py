@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from telescope_train.backends.transfer import TensorHeader
@@ -53,7 +53,6 @@ def test_what_is_left_out_or_swapped_counts() -> None:
     )
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(SIZES), min_size=1, max_size=6), st.sampled_from([64, 9000]))
 def test_how_tensors_share_buckets_does_not_count(sizes: list[int], limit_bytes: int) -> None:
     tensors = {f"t{place}": content(size, place) for place, size in enumerate(sizes)}
@@ -62,7 +61,6 @@ def test_how_tensors_share_buckets_does_not_count(sizes: list[int], limit_bytes:
     assert digest(tensors).whole() == digest(turned, limit_bytes=limit_bytes).whole()
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=0, max_size=40), st.sampled_from([0, 8192, 16384]))
 def test_it_is_the_sum_that_it_says_it_is(end: bytes, before: int) -> None:
     tensor = torch.cat(
