@@ -1,7 +1,8 @@
 """Programs that try to get out of a local sandbox, and a host on which it would show.
 
-Run as a script, by whichever user, it tries each and prints as JSON what came of it. It imports
-nothing but Telescope's sandboxes, so that any Python of the machine can run it.
+Run as a script, by whichever user, it reads as JSON which attack is tried in which kind of sandbox,
+tries each and prints as JSON what came of it. It imports nothing but Telescope's sandboxes, so that
+any Python of the machine can run it.
 """
 
 import asyncio
@@ -13,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,15 +114,23 @@ ONE_OPENED = {
 """The same, from a sandbox to which one address of the host is opened."""
 MEMORY_OF_MANY = """
 import os, time
+filled, fills = os.pipe()
+ended, ends = os.pipe()
 for i in range(8):
     if os.fork() == 0:
+        os.close(ends)
         held = bytearray(100 << 20)
         for at in range(0, len(held), 4096): held[at] = 1
         os.write(1, b'held ')
-        time.sleep(3)
+        os.close(fills)
+        os.read(ended, 1)
         os._exit(0)
-time.sleep(3)
+os.close(fills)
+os.read(filled, 1)
+pid, status = os.waitpid(-1, os.WNOHANG)
+if not os.WIFSIGNALED(status): time.sleep(60)
 """
+"""Every process keeps its memory until all have theirs or were killed."""
 DAEMON = """
 import os, time
 if os.fork() == 0:
@@ -141,6 +149,16 @@ while True: time.sleep(1)
 """
 KILLS_ALL = "import os\nos.kill(1, 9)\nos.kill(-1, 9)\nprint('ESCAPED')"
 FLOOD = "import sys\nwhile True: sys.stdout.write('y' * 100000)"
+ALONE = {
+    "memory in many processes": MEMORY_OF_MANY,
+    "daemon by double fork": DAEMON,
+    "ignored SIGTERM": IGNORES,
+    "kill of everything": KILLS_ALL,
+    "output flood": FLOOD,
+}
+"""Attacks that need nothing of the host; each is stopped in a way of its own."""
+BOUNDS_S = (0.5, 8.0, 120.0)
+"""How long a program without an end may run, until it came as far as it had to."""
 
 
 async def tried_beside_an_opening(provider: LocalProvider, code: str) -> CommandResult:
@@ -155,7 +173,7 @@ async def tried_beside_an_opening(provider: LocalProvider, code: str) -> Command
         server.close()
 
 
-async def tried(provider: LocalProvider, code: str, *, timeout_s: float = 20.0) -> CommandResult:
+async def tried(provider: LocalProvider, code: str, *, timeout_s: float = 60.0) -> CommandResult:
     """Return how a program ended in a sandbox of its own, which is usable afterwards."""
     box = await provider.create(SPEC)
     try:
@@ -165,6 +183,15 @@ async def tried(provider: LocalProvider, code: str, *, timeout_s: float = 20.0) 
         return done
     finally:
         await box.close()
+
+
+async def tried_until(provider: LocalProvider, code: str, num_bytes: int) -> CommandResult:
+    """Return how a program without an end ended, with the first limit that let it say so much."""
+    for timeout_s in BOUNDS_S:
+        done = await tried(provider, code, timeout_s=timeout_s)
+        if len(done.stdout) + done.num_dropped_bytes >= num_bytes:
+            break
+    return done
 
 
 @contextlib.contextmanager
@@ -204,29 +231,32 @@ def processes_of(words: str) -> list[str]:
     return found
 
 
-async def try_all(use_control_groups: bool, use_template: bool) -> dict[str, object]:
-    """Try every attack; returns what came of each, and what is left when all is closed."""
-    provider = LocalProvider(use_control_groups=use_control_groups, use_template=use_template)
+async def attempt(provider: LocalProvider, name: str, facts: dict[str, object]) -> CommandResult:
+    """Return what came of one attack."""
+    if name in ONE_OPENED:
+        body = f"try: {TRY[ONE_OPENED[name]].format(**facts)}{REPORT}"
+        return await tried_beside_an_opening(provider, body)
+    if name in TRY:
+        return await tried(provider, f"try: {TRY[name].format(**facts)}{REPORT}")
+    if name in ("ignored SIGTERM", "output flood"):
+        return await tried_until(provider, ALONE[name], 3 if name == "ignored SIGTERM" else 2 << 20)
+    return await tried(provider, ALONE[name])
+
+
+async def try_each(means: str, beginning: str, names: list[str]) -> dict[str, object]:
+    """Try the attacks on one provider; returns what came of each, and what is left at the end."""
+    provider = LocalProvider(
+        use_control_groups=means == "groups", use_template=beginning == "forked"
+    )
     ingredients = await provider._prepared()
-    assert provider._uses_template == use_template, "no template could be had"
+    assert provider._uses_template == (beginning == "forked"), "no template could be had"
     results: dict[str, object] = {
         "measures": {limit.value: means for limit, means in provider.limits.items()}
     }
     with host() as facts:
         facts["packages"] = list(ingredients.interpreter.package_folders)
-        for name, code in TRY.items():
-            body = f"try: {code.format(**facts)}{REPORT}"
-            results[name] = said(await tried(provider, body))
-        for name, attack in ONE_OPENED.items():
-            body = f"try: {TRY[attack].format(**facts)}{REPORT}"
-            results[name] = said(await tried_beside_an_opening(provider, body))
-    results["memory in many processes"] = said(await tried(provider, MEMORY_OF_MANY))
-    results["daemon by double fork"] = said(await tried(provider, DAEMON))
-    results["ignored SIGTERM"] = said(await tried(provider, IGNORES, timeout_s=1.0))
-    results["kill of everything"] = said(await tried(provider, KILLS_ALL))
-    began_s = time.monotonic()
-    results["output flood"] = said(await tried(provider, FLOOD, timeout_s=1.0))
-    results["flood_s"] = time.monotonic() - began_s
+        for name in names:
+            results[name] = said(await attempt(provider, name, facts))
     await provider.close()
     results["left"] = processes_of(MARK) + processes_of(f"of-{os.getpid()} ")
     return results
@@ -238,7 +268,12 @@ def said(done: CommandResult) -> dict[str, object]:
     return {**row, "stdout": done.text[:300], "stderr": done.error_text[-300:]}
 
 
+async def main() -> None:
+    """Try what standard input asks for: a list of means, beginning and names of attacks."""
+    for means, beginning, names in json.loads(sys.stdin.read()):
+        came = await try_each(means, beginning, names)
+        print(json.dumps({"uid": os.getuid(), **came}))
+
+
 if __name__ == "__main__":
-    uses_groups, uses_template = sys.argv[1] == "groups", sys.argv[2] == "forked"
-    tried_all = asyncio.run(try_all(uses_groups, uses_template))
-    print(json.dumps({"uid": os.getuid(), **tried_all}))
+    asyncio.run(main())

@@ -1,5 +1,9 @@
-"""Every attack of `attacks.py` is stopped, whoever runs the sandboxes, with and without cgroups."""
+"""Every attack of `attacks.py` is stopped, whoever runs the sandboxes, with and without cgroups.
 
+An attack is tried in as few kinds of sandboxes as have each user, means and beginning among them.
+"""
+
+import itertools
 import json
 import os
 import shutil
@@ -11,22 +15,54 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.core.sandboxes.attacks import ONE_OPENED, TRY
+from tests.core.sandboxes.attacks import ALONE, ONE_OPENED, TRY
 
 import telescope_core
 from telescope_core.sandboxes.local.interpreter import find_interpreter
 
 ORDINARY = 61001
 """A user that no system has; root becomes it for half of the tests."""
-IDENTITIES = (
+ATTACKS = [*TRY, *ONE_OPENED, *ALONE]
+KINDS = (
     [
-        *("root-groups-forked", "root-watch-forked", "root-groups-started"),
-        *("ordinary-watch-forked", "ordinary-watch-started"),
+        *(("root", "groups", "forked"), ("root", "groups", "started"), ("root", "watch", "forked")),
+        *(("ordinary", "watch", "forked"), ("ordinary", "watch", "started")),
     ]
     if os.getuid() == 0
-    else ["ordinary-watch-forked", "ordinary-watch-started"]
+    else [("ordinary", "watch", "forked"), ("ordinary", "watch", "started")]
 )
 """Who runs sandboxes, what holds their memory, and whether a template is forked for each."""
+HELD_BY_MEANS = ("memory in one process", "memory in many processes", "daemon by double fork")
+"""What the means are for; these are tried in every kind of sandbox."""
+Kind = tuple[str, str, str]
+
+
+def kinds_for(attack: str, num_of: dict[Kind, int]) -> list[Kind]:
+    """Return the fewest kinds that have each user, means and beginning, the least used of them."""
+    if attack in HELD_BY_MEANS:
+        return KINDS
+    values = set().union(*KINDS)
+    for size in range(1, len(KINDS) + 1):
+        found = [
+            some for some in itertools.combinations(KINDS, size) if values <= set().union(*some)
+        ]
+        if found:
+            return list(min(found, key=lambda some: sum(map(num_of.__getitem__, some))))
+    raise AssertionError("all kinds together have all values")
+
+
+def covering() -> list[tuple[str, Kind]]:
+    """Return trials that hold each pair of an attack, a user, a means and a beginning there is."""
+    trials: list[tuple[str, Kind]] = []
+    num_of = dict.fromkeys(KINDS, 0)
+    for attack in ATTACKS:
+        for kind in kinds_for(attack, num_of):
+            num_of[kind] += 1
+            trials.append((attack, kind))
+    return trials
+
+
+TRIALS = covering()
 
 
 @pytest.fixture(scope="module")
@@ -46,62 +82,91 @@ def readable() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-@pytest.fixture(scope="module", params=IDENTITIES)
-def came(request: pytest.FixtureRequest, readable: Path) -> dict[str, Any]:
-    """What came of each attack, as one of those who may run sandboxes."""
-    who, means, beginning = request.param.split("-")
+def tried_as(who: str, readable: Path) -> dict[Kind, dict[str, Any]]:
+    """Return what came of each attack that `who` tries, by kind; one process tries all of them."""
     python, drop = sys.executable, []
     if who == "ordinary" and os.getuid() == 0:
         python = find_interpreter().path
         drop = ["setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-groups"]
+    kinds = [kind for kind in KINDS if kind[0] == who]
+    asked = [(*kind[1:], [attack for attack, one in TRIALS if one == kind]) for kind in kinds]
     done = subprocess.run(
-        [*drop, python, "-B", "attacks.py", means.replace("watch", "none"), beginning],
+        [*drop, python, "-B", "attacks.py"],
+        input=json.dumps(asked),
         cwd=readable,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(readable)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    results = json.loads(done.stdout)
-    assert (results["uid"] == 0) == (who == "root")
-    expected = "control group" if means == "groups" else "address space"
-    assert results["measures"]["memory_mb"].startswith(expected), results["measures"]
-    return results
+    came = dict(zip(kinds, map(json.loads, done.stdout.splitlines()), strict=True))
+    for (_, means, _), results in came.items():
+        assert (results["uid"] == 0) == (who == "root")
+        expected = "control group" if means == "groups" else "address space"
+        assert results["measures"]["memory_mb"].startswith(expected), results["measures"]
+    return came
 
 
-@pytest.mark.parametrize("attack", [*TRY, *ONE_OPENED])
-def test_an_attack_is_stopped(came: dict[str, Any], attack: str):
-    done = came[attack]
+@pytest.fixture(scope="module")
+def came(readable: Path) -> dict[Kind, dict[str, Any]]:
+    """What came of each attack in each kind of sandbox in which it is tried."""
+    found = [tried_as(who, readable) for who in dict.fromkeys(who for who, _, _ in KINDS)]
+    return {kind: results for one in found for kind, results in one.items()}
+
+
+def test_every_pair_that_exists_is_tried():
+    def pairs(trials):
+        return {pair for a, kind in trials for pair in itertools.combinations((a, *kind), 2)}
+
+    assert pairs(TRIALS) == pairs(itertools.product(ATTACKS, KINDS))
+
+
+@pytest.mark.parametrize(
+    ("attack", "kind"),
+    [pytest.param(a, kind, id=f"{'-'.join(kind)}-{a}") for a, kind in TRIALS if a not in ALONE],
+)
+def test_an_attack_is_stopped(came, attack, kind):
+    done = came[kind][attack]
     assert "ESCAPED" not in done["stdout"], done
     assert done["stdout"].startswith("stopped") or done["exit_code"] == 137, done
 
 
-def test_memory_that_many_processes_hold_together_is_limited(came: dict[str, Any]):
-    done = came["memory in many processes"]
+def kinds_of(attack: str) -> pytest.MarkDecorator:
+    kinds = [pytest.param(kind, id="-".join(kind)) for a, kind in TRIALS if a == attack]
+    return pytest.mark.parametrize("kind", kinds)
+
+
+@kinds_of("memory in many processes")
+def test_memory_that_many_processes_hold_together_is_limited(came, kind):
+    done = came[kind]["memory in many processes"]
     assert done["stop"] == "memory", done
     assert done["stdout"].count("held") < 8, done
 
 
-def test_a_program_that_ignores_every_signal_ends_at_its_time_limit(came: dict[str, Any]):
-    done = came["ignored SIGTERM"]
+@kinds_of("ignored SIGTERM")
+def test_a_program_that_ignores_every_signal_ends_at_its_time_limit(came, kind):
+    done = came[kind]["ignored SIGTERM"]
     assert (done["stop"], done["stdout"]) == ("timeout", "on\n"), done
 
 
-def test_a_program_cannot_end_its_supervisor(came: dict[str, Any]):
-    done = came["kill of everything"]
+@kinds_of("kill of everything")
+def test_a_program_cannot_end_its_supervisor(came, kind):
+    done = came[kind]["kill of everything"]
     assert "ESCAPED" not in done["stdout"], done
     assert done["stop"] == "exited", done
 
 
-def test_a_flood_of_output_is_counted_and_not_kept(came: dict[str, Any]):
-    done = came["output flood"]
+@kinds_of("output flood")
+def test_a_flood_of_output_is_counted_and_not_kept(came, kind):
+    done = came[kind]["output flood"]
     assert done["stop"] == "timeout", done
     assert done["num_dropped_bytes"] > 1_000_000, done
 
 
-def test_nothing_is_left_running(came: dict[str, Any]):
+@kinds_of("daemon by double fork")
+def test_nothing_is_left_running(came, kind):
     """A daemon by a double fork among them."""
-    assert came["daemon by double fork"]["stdout"] == "left\n"
-    assert came["left"] == []
+    assert came[kind]["daemon by double fork"]["stdout"] == "left\n"
+    assert came[kind]["left"] == []
