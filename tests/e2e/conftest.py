@@ -31,21 +31,43 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def vllm_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The base URL of one vLLM server for the session; tests may change its weights."""
-    settings = tiny_server(tiny_model, tmp_path_factory.mktemp("logs") / "inference-0.log")
-    with running(settings, deadline_s=180):
-        yield settings.base_url
+def server_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the session's server writes what it says."""
+    return tmp_path_factory.mktemp("logs") / "inference-0.log"
+
+
+@pytest.fixture(scope="session")
+def vllm_server(tiny_model: Path, server_log: Path) -> Iterator[str]:
+    """The base URL of one vLLM server for every test that asks for its weights."""
+    with pytest.MonkeyPatch.context() as patched:
+        # Servers log their config, which whoever starts the tests may have turned off.
+        patched.setenv("VLLM_LOGGING_LEVEL", "INFO")
+        settings = tiny_server(tiny_model, server_log)
+        with running(settings, deadline_s=180):
+            yield settings.base_url
 
 
 @pytest.fixture
-async def fresh_pool(tiny_model: Path, tmp_path: Path) -> AsyncIterator[ServerPool]:
-    """A pool of one server of its own: it still holds the initial weights."""
-    settings = tiny_server(tiny_model, tmp_path / "inference.log")
-    with running(settings, deadline_s=180):
-        pool = ServerPool([TokenClient(settings.base_url)])
-        yield pool
+async def first_weights(tiny_model: Path, vllm_server: str) -> AsyncIterator[str]:
+    """The URL of the session's server, for a test that changes its weights: it gets them back."""
+    yield vllm_server
+    pool = ServerPool([TokenClient(vllm_server)])
+    ranks = local_ranks(backend_settings(tiny_model))
+    try:
+        publisher = await connected(pool, ranks)
+        await publisher.restore(0)
+        await pool.clients[0].control("/update_weight_version", {"new_version": "default"})
+    finally:
+        await ranks.close()
         await pool.close()
+
+
+@pytest.fixture
+async def fresh_pool(first_weights: str) -> AsyncIterator[ServerPool]:
+    """A pool of the session's server, which holds the initial weights before and after the test."""
+    pool = ServerPool([TokenClient(first_weights)])
+    yield pool
+    await pool.close()
 
 
 def tiny_server(model: Path, log_path: Path) -> ServerSettings:

@@ -79,8 +79,8 @@ class RecordingPool(ServerPool):
 
 
 @pytest.fixture
-async def recording_pool(vllm_server: str):
-    pool = RecordingPool([vllm_server])
+async def recording_pool(first_weights: str):
+    pool = RecordingPool([first_weights])
     yield pool
     await pool.close()
 

@@ -107,7 +107,13 @@ async def rewards_while_training(model, algorithm: str) -> list[float]:
     return rewards
 
 
-@pytest.mark.parametrize("algorithm", known_algorithms())
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        pytest.param(name, marks=[] if name == "grpo" else pytest.mark.nightly)
+        for name in known_algorithms()
+    ],
+)
 async def test_the_reward_rises(tiny, algorithm):
     rewards = await rewards_while_training(tiny, algorithm)
     assert rewards[0] < 0.2

@@ -1,7 +1,6 @@
 """Environment processes over a real vLLM server: a cancelled rollout frees its place at once."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -16,6 +15,9 @@ from telescope_train.inference.server import SERVED_MODEL_NAME
 
 pytestmark = pytest.mark.engine
 NUM_ROLLOUTS = 48
+MOST_STEPS = 20
+"""Requests of one token each after which nothing that was cancelled is left."""
+ONE_TOKEN = Sampling(max_tokens=1)
 DIGITS = {"level": "digit", "operations": "+", "instruction": ""}
 
 
@@ -37,8 +39,8 @@ async def num_running(session: aiohttp.ClientSession, url: str) -> int:
     return int(sum(float(line.split()[-1]) for line in lines if line.startswith(names)))
 
 
-async def freed_after_s(math, client, session, url) -> float:
-    """Cancel many rollouts in mid-answer; returns seconds until the server works on none."""
+async def cancel_many(math, client, session, url) -> int:
+    """Cancel many rollouts in mid-answer; returns how many of them the server was sampling."""
     tasks = [
         asyncio.create_task(
             math.play(
@@ -47,8 +49,8 @@ async def freed_after_s(math, client, session, url) -> float:
                     example_index=index,
                     group_id="g",
                     index=index,
-                    sampling=Sampling(max_tokens=200, temperature=1.0),
-                    deadline_s=60,
+                    sampling=Sampling(max_tokens=900, temperature=1.0),
+                    deadline_s=600,
                 ),
                 client.policy(str(index)),
             )
@@ -57,30 +59,30 @@ async def freed_after_s(math, client, session, url) -> float:
     ]
     while await num_running(session, url) < NUM_ROLLOUTS // 3:
         assert not all(task.done() for task in tasks), "too quick to be cancelled"
-    began_s = time.monotonic()
     num_open = sum(not task.done() for task in tasks)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    # The server counts anew when it computes: one more request makes it, and it is alone by then.
-    await client.complete([Message(role="user", content="1+1=")], Sampling(max_tokens=1))
-    left = await num_running(session, url)
-    freed_s = time.monotonic() - began_s
-    assert num_open >= NUM_ROLLOUTS // 4
-    assert left == 0, f"{left} of {num_open} cancelled requests go on"
-    return freed_s
+    return num_open
 
 
-async def test_cancelled_rollouts_free_the_server_within_100_ms(math, vllm_server: str) -> None:
+async def test_cancelled_rollouts_free_the_server_within_a_few_steps(math, vllm_server: str):
+    """Steps of the engine, because seconds also say what else the machine does.
+
+    Answers of these weights have a hundred tokens in the middle, and one takes a step.
+    """
     client = ChatClient(f"{vllm_server}/v1", SERVED_MODEL_NAME)
     try:
-        async with aiohttp.ClientSession() as session, asyncio.timeout(60):
-            await client.complete([Message(role="user", content="1+1=")], Sampling(max_tokens=1))
-            best_s = float("inf")
-            for _ in range(12):
-                best_s = min(best_s, await freed_after_s(math, client, session, vllm_server))
-                if best_s < 0.1:
+        async with aiohttp.ClientSession() as session, asyncio.timeout(600):
+            await client.complete([Message(role="user", content="1+1=")], ONE_TOKEN)
+            num_open = await cancel_many(math, client, session, vllm_server)
+            assert num_open >= NUM_ROLLOUTS // 4
+            for _ in range(MOST_STEPS):
+                # The server counts anew when it computes, and this makes it.
+                await client.complete([Message(role="user", content="1+1=")], ONE_TOKEN)
+                left = await num_running(session, vllm_server)
+                if not left:
                     break
-        assert best_s < 0.1
+            assert left == 0, f"{left} of {num_open} cancelled requests go on"
     finally:
         await client.close()

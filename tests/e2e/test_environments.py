@@ -238,6 +238,7 @@ def require_as_sampled(rows: Sequence[RolloutRow], record: Sequence[Request]) ->
         assert sum(int(sample.mask.sum()) for sample in samples) == num_sampled
 
 
+@pytest.mark.nightly
 def test_evals_of_the_new_environments(
     tmp_path: Path, environ: dict[str, str], server: str
 ) -> None:

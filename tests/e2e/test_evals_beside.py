@@ -66,6 +66,7 @@ def test_every_token_of_an_eval_is_of_the_version_that_it_evaluates(tmp_path, ti
     assert set(summary["evals"]["math-reasoning"]) >= {"before", "after"}
 
 
+@pytest.mark.nightly
 def test_on_one_shared_server_new_weights_wait_for_the_eval(tmp_path, tiny_model):
     shared = RUN.replace("eval_num_servers = 1", "").replace("workers = 2", "workers = 1")
     finish(train_command(tmp_path, tiny_model, shared.replace("every = 5", "every = 1")), tmp_path)

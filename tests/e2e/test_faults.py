@@ -160,6 +160,7 @@ def assert_nothing_was_lost(place: Path, *, says: str) -> None:
             assert step - 2 <= row.oldest_version <= row.newest_version <= step - 1
 
 
+@pytest.mark.nightly
 def test_servers_come_back_and_a_killed_driver_leaves_a_readable_folder_and_no_process(
     tmp_path: Path, tiny_model: Path
 ) -> None:
@@ -213,6 +214,7 @@ def test_an_environment_process_and_the_only_engine_come_back_and_a_dead_rank_is
     assert_nothing_was_lost(tmp_path, says="failed")
 
 
+@pytest.mark.nightly
 async def test_an_engine_that_hangs_behind_a_living_server_gives_no_sign_of_life(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ from telescope_train.inference.wire import ENGINE_PATH, TOKEN_PLANE_PATH
 from telescope_train.trainer.ranks import LocalRanks
 from telescope_train.weights.publish import WeightPublisher
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 SECRET = "a-secret-of-this-test"
 NUM_UPDATES = 3

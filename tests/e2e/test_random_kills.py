@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from bench_faults import kill_many, untouched
 from faults.victim import Place
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 # Before the first kill, and for each of them: steps until it and one more.
 MOST_STEPS = 60

@@ -17,7 +17,7 @@ from telescope_train.checkpoints.folders import complete_checkpoints
 sys.path.insert(0, str(Path(__file__).parent))
 from cli_runs import environment, finish, train_command
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 INTERRUPTED = 130
 

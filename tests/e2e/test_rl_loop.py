@@ -8,9 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.e2e.conftest import tiny_server
-
-from telescope_train.inference.server import running
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rl_loop.py"
 
@@ -44,11 +41,9 @@ def test_advantages_do_not_depend_on_shift_or_scale_of_the_rewards(rl_loop):
 
 
 @pytest.mark.engine
-async def test_the_reward_rises(rl_loop, tiny_model, tmp_path):
+async def test_the_reward_rises(rl_loop, tiny_model, first_weights):
     lines: list[str] = []
-    with running(tiny_server(tiny_model, tmp_path / "server.log"), deadline_s=180) as server:
-        base_url = server.settings.base_url
-        rewards = await rl_loop.train(tiny_model, base_url, steps=8, show=lines.append)
+    rewards = await rl_loop.train(tiny_model, first_weights, steps=8, show=lines.append)
     assert len(rewards) == len(lines) == 8
     assert rewards[0] < 0.3
     assert np.mean(rewards[-2:]) > rewards[0] + 0.3, rewards

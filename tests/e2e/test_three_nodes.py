@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cli_runs import TELESCOPE
 from three_nodes import Nodes, running_nodes, what_is_missing
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 RUN = """
 [run]

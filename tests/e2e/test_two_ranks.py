@@ -56,6 +56,7 @@ def test_two_ranks_train_synchronously(tmp_path: Path, tiny_model: Path) -> None
         assert {span.step for span in of_rank if span.name == "optimizer"} == {1, 2, 3, 4}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("transfer", ["merged", "adapter"])
 def test_two_ranks_share_each_row_and_train_adapters(
     tmp_path: Path, tiny_model: Path, transfer: str

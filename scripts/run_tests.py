@@ -1,0 +1,163 @@
+"""Runs tests in a few plain pytest processes side by side, and says what took long.
+
+    scripts/run_tests.py fast                    what make test-fast runs
+    scripts/run_tests.py fast slow engine        what make test runs
+    scripts/run_tests.py nightly --workers 4     the rest, in four processes
+
+A batch is one pytest process: the tests of one kind in some folders. Folders that import the same
+libraries, or that share a server, are in one batch, so each is imported and started once. Every batch
+runs even where an earlier one failed. The exit code is 1 if a test failed, else 0.
+"""
+
+import argparse
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = ROOT / "tests"
+KINDS = ("slow", "engine", "nightly", "gpu")
+"""Marks of tests; a test without one is fast. One with several is of the last of them."""
+PARTS = {
+    "fast": "not slow and not engine and not nightly and not gpu",
+    "slow": "slow and not engine and not nightly and not gpu",
+    "engine": "engine and not nightly and not gpu",
+    "nightly": "nightly and not gpu",
+}
+GROUPS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "fast": (("train", "docs"),),
+    "slow": (("train",), ("envs",), ("core", "docs")),
+    "engine": (("e2e",), ("train",)),
+    "nightly": (("e2e",), ("train",), ("envs",)),
+}
+"""Folders of `tests` that one batch takes, for each part; one more batch takes all others."""
+NO_TESTS = 5
+"""What pytest returns if no test was of that kind."""
+
+
+@dataclass(kw_only=True)
+class Batch:
+    """One pytest process: what it runs, and what came of it."""
+
+    part: str
+    folders: tuple[str, ...]
+    began_s: float = 0.0
+    ended_s: float = 0.0
+    exit_code: int = 0
+    output: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The part and its folders, as the lines of the output begin."""
+        named = self.folders if len(self.folders) < 4 else ("others",)
+        return f"{self.part} {'+'.join(named)}"
+
+
+def batches_of(part: str) -> list[Batch]:
+    """Return the batches of `part`, which together take every folder of `tests` once."""
+    groups = GROUPS[part]
+    taken = {name for group in groups for name in group}
+    folders = {path.name for path in TESTS.iterdir() if any(path.rglob("test_*.py"))}
+    others = tuple(sorted(folders - taken))
+    return [Batch(part=part, folders=folders) for folders in (*groups, others)]
+
+
+def run(batch: Batch, *, lane: int, times: Path, extra: list[str]) -> None:
+    """Run one batch, and print its lines as they come, each after the name of the batch."""
+    environment = {
+        **os.environ,
+        "TELESCOPE_TEST_TIMES": str(times / f"{batch.part}-{'-'.join(batch.folders)}.jsonl"),
+        "TELESCOPE_TEST_LANE": str(lane),
+    }
+    command = [
+        *(sys.executable, "-m", "pytest", "-m", PARTS[batch.part], *extra),
+        *(f"tests/{folder}" for folder in batch.folders),
+    ]
+    batch.began_s = time.monotonic()
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="backslashreplace",
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            batch.output.append(line)
+            print(f"{batch.name} | {line.rstrip()}", flush=True)
+    batch.ended_s = time.monotonic()
+    batch.exit_code = process.returncode
+
+
+def run_all(batches: list[Batch], *, workers: int, times: Path, extra: list[str]) -> None:
+    """Run all batches, in their order, as many at once as there are workers."""
+    waiting: queue.SimpleQueue[Batch] = queue.SimpleQueue()
+    for batch in batches:
+        waiting.put(batch)
+
+    def work(lane: int) -> None:
+        while True:
+            try:
+                batch = waiting.get_nowait()
+            except queue.Empty:
+                return
+            run(batch, lane=lane, times=times, extra=extra)
+
+    threads = [threading.Thread(target=work, args=(lane,)) for lane in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def summary(batches: list[Batch], times: Path) -> list[str]:
+    """Return the seconds of each part and batch, and the twenty slowest tests."""
+    lines = [f"{'seconds':>8}  tests  batch"]
+    tests: list[tuple[float, str]] = []
+    for batch in batches:
+        path = times / f"{batch.part}-{'-'.join(batch.folders)}.jsonl"
+        written = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        rows = [json.loads(line) for line in written]
+        tests += [(row["seconds"], row["test"]) for row in rows]
+        outcome = "" if batch.exit_code in (0, NO_TESTS) else f"  FAILED ({batch.exit_code})"
+        seconds = batch.ended_s - batch.began_s
+        lines.append(f"{seconds:8.1f}  {len(rows):5}  {batch.name}{outcome}")
+    if batches:
+        whole_s = max(b.ended_s for b in batches) - min(b.began_s for b in batches)
+        lines.append(f"{whole_s:8.1f}  {len(tests):5}  in all, side by side")
+    lines += ["", "the 20 slowest tests, with the fixtures that they were the first to need:"]
+    lines += [f"{seconds:8.1f}  {name}" for seconds, name in sorted(tests, reverse=True)[:20]]
+    return lines
+
+
+def main() -> int:
+    """Run the parts that are named; return the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--workers", type=int, default=2, help="processes at once (default: 2)")
+    parser.add_argument("pytest", nargs="*", default=[], help=argparse.SUPPRESS)
+    asked, extra = parser.parse_known_args()
+    if asked.workers < 1:
+        parser.error(f"--workers must be at least 1, got {asked.workers}")
+    batches = [batch for part in asked.parts for batch in batches_of(part)]
+    with tempfile.TemporaryDirectory() as folder:
+        times = Path(folder)
+        run_all(batches, workers=asked.workers, times=times, extra=extra)
+        print("\n" + "\n".join(summary(batches, times)), flush=True)
+    return int(any(batch.exit_code not in (0, NO_TESTS) for batch in batches))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
