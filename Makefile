@@ -43,20 +43,18 @@ check: stack ## format, lint, types, import contracts, budgets, registry
 check-ui: stack browser ## where node is there: the built pages are what their sources say, and accessible
 	@scripts/check_ui.sh
 
-FAST := -m "not engine and not gpu" --numprocesses $(WORKERS) --durations 40
-ENGINE := -m "engine and not gpu" --numprocesses $(WORKERS) --dist loadfile \
-	--no-loadscope-reorder --durations 40 --session-timeout 3600
+RUN_TESTS := $(BIN)/python scripts/run_tests.py --workers $(WORKERS)
 
-test-fast: stack environments sandboxes ## all tests but those that start engines or train for long
-	$(BIN)/pytest $(FAST)
+test-fast: stack environments sandboxes ## the tests that take less than half a second each
+	@$(RUN_TESTS) fast
 
-# Engine tests share fixtures that are slow to start, such as a server, so a file stays with one
-# worker. tests/conftest.py orders the files: xdist would leave those with few tests, the longest
-# among them, to the end. Engine tests run even where a fast test failed: one run then shows
-# all that is broken. A run that takes an hour begins no further test and tells what it has seen.
-test: stack environments browser sandboxes containers ## all tests but those that need a GPU
-	@$(BIN)/pytest $(FAST); fast=$$?; $(BIN)/pytest $(ENGINE); engine=$$?; \
-		exit $$((fast > engine ? fast : engine))
+# The longest batches begin first, so that no process waits for another at the end.
+test: stack environments browser sandboxes containers ## all tests that a change must pass
+	@$(RUN_TESTS) fast engine slow
+
+.PHONY: test-nightly
+test-nightly: stack environments browser sandboxes containers ## what proves the rare: kills, nodes, learning
+	@$(RUN_TESTS) nightly
 
 .PHONY: environments
 environments:

@@ -5,8 +5,8 @@
     scripts/run_tests.py nightly --workers 4     the rest, in four processes
 
 A batch is one pytest process: the tests of one kind in some folders. Folders that import the same
-libraries, or that share a server, are in one batch, so each is imported and started once. Every batch
-runs even where an earlier one failed. The exit code is 1 if a test failed, else 0.
+libraries, or that share a server, are in one batch, so that each is imported and started once.
+Every batch runs even where an earlier one failed. The exit code is 1 if a test failed, else 0.
 """
 
 import argparse
@@ -16,9 +16,9 @@ import queue
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,7 +51,6 @@ class Batch:
     began_s: float = 0.0
     ended_s: float = 0.0
     exit_code: int = 0
-    output: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -62,18 +61,22 @@ class Batch:
 
 def batches_of(part: str) -> list[Batch]:
     """Return the batches of `part`, which together take every folder of `tests` once."""
-    groups = GROUPS[part]
-    taken = {name for group in groups for name in group}
-    folders = {path.name for path in TESTS.iterdir() if any(path.rglob("test_*.py"))}
-    others = tuple(sorted(folders - taken))
-    return [Batch(part=part, folders=folders) for folders in (*groups, others)]
+    left = {path.name for path in TESTS.iterdir() if any(path.rglob("test_*.py"))}
+    batches = []
+    for group in (*GROUPS[part], tuple(sorted(left))):
+        folders = tuple(name for name in group if name in left)
+        left -= set(folders)
+        if folders:
+            batches.append(Batch(part=part, folders=folders))
+    return batches
 
 
 def run(batch: Batch, *, lane: int, times: Path, extra: list[str]) -> None:
     """Run one batch, and print its lines as they come, each after the name of the batch."""
     environment = {
+        "OMP_NUM_THREADS": "1",
         **os.environ,
-        "TELESCOPE_TEST_TIMES": str(times / f"{batch.part}-{'-'.join(batch.folders)}.jsonl"),
+        "TELESCOPE_TEST_TIMES": str(times / f"{batch.name}.jsonl"),
         "TELESCOPE_TEST_LANE": str(lane),
     }
     command = [
@@ -93,7 +96,6 @@ def run(batch: Batch, *, lane: int, times: Path, extra: list[str]) -> None:
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            batch.output.append(line)
             print(f"{batch.name} | {line.rstrip()}", flush=True)
     batch.ended_s = time.monotonic()
     batch.exit_code = process.returncode
@@ -101,23 +103,22 @@ def run(batch: Batch, *, lane: int, times: Path, extra: list[str]) -> None:
 
 def run_all(batches: list[Batch], *, workers: int, times: Path, extra: list[str]) -> None:
     """Run all batches, in their order, as many at once as there are workers."""
-    waiting: queue.SimpleQueue[Batch] = queue.SimpleQueue()
-    for batch in batches:
-        waiting.put(batch)
+    free: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for lane in range(workers):
+        free.put(lane)
 
-    def work(lane: int) -> None:
-        while True:
-            try:
-                batch = waiting.get_nowait()
-            except queue.Empty:
-                return
-            run(batch, lane=lane, times=times, extra=extra)
+    def run_in_free_lane(batch: Batch) -> None:
+        lane = free.get()
+        run(batch, lane=lane, times=times, extra=extra)
+        free.put(lane)
 
-    threads = [threading.Thread(target=work, args=(lane,)) for lane in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            list(pool.map(run_in_free_lane, batches))
+        except KeyboardInterrupt:
+            # The terminal has told the processes as well; each says how far it came, and ends.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def summary(batches: list[Batch], times: Path) -> list[str]:
@@ -125,7 +126,7 @@ def summary(batches: list[Batch], times: Path) -> list[str]:
     lines = [f"{'seconds':>8}  tests  batch"]
     tests: list[tuple[float, str]] = []
     for batch in batches:
-        path = times / f"{batch.part}-{'-'.join(batch.folders)}.jsonl"
+        path = times / f"{batch.name}.jsonl"
         written = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         rows = [json.loads(line) for line in written]
         tests += [(row["seconds"], row["test"]) for row in rows]
@@ -147,15 +148,19 @@ def main() -> int:
     )
     parser.add_argument("parts", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--workers", type=int, default=2, help="processes at once (default: 2)")
-    parser.add_argument("pytest", nargs="*", default=[], help=argparse.SUPPRESS)
     asked, extra = parser.parse_known_args()
     if asked.workers < 1:
         parser.error(f"--workers must be at least 1, got {asked.workers}")
     batches = [batch for part in asked.parts for batch in batches_of(part)]
     with tempfile.TemporaryDirectory() as folder:
         times = Path(folder)
-        run_all(batches, workers=asked.workers, times=times, extra=extra)
-        print("\n" + "\n".join(summary(batches, times)), flush=True)
+        try:
+            run_all(batches, workers=asked.workers, times=times, extra=extra)
+        except KeyboardInterrupt:
+            return 130
+        finally:
+            ran = [batch for batch in batches if batch.ended_s]
+            print("\n" + "\n".join(summary(ran, times)), flush=True)
     return int(any(batch.exit_code not in (0, NO_TESTS) for batch in batches))
 
 

@@ -115,7 +115,7 @@ warm "vllm.entrypoints.openai.api_server, vllm.v1.engine.core, vllm.v1.worker.cp
 vllm.model_executor.models.qwen3" &
 warm "ray, datasets, pandas, pyarrow.parquet, math_verify, torch.distributed.fsdp, \
 torch.distributed.checkpoint, transformers.models.qwen3.modeling_qwen3, typer, rich, pytest, hypothesis, \
-xdist.plugin, telescope_cli.main, telescope_cli.eval.command, telescope_train.run, telescope_train.plan.text, \
+telescope_cli.main, telescope_cli.eval.command, telescope_train.run, telescope_train.plan.text, \
 duckdb, telescope_ui.app"
 wait
 

@@ -1,4 +1,4 @@
-"""What holds for every test: one Hypothesis profile, cheap collection, failures and times as they come."""
+"""What holds for every test: one Hypothesis profile, and failures and times as they come."""
 
 import gc
 import json
@@ -11,6 +11,8 @@ import pytest
 
 _WHOLE_FILE = re.compile(rb"^pytestmark = .*$", re.MULTILINE)
 _KINDS = ("slow", "engine", "nightly", "gpu")
+_TOLD_FROM_S = 10.0
+"""A test that takes as long is told when it ends: few of them fill a line of dots."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,6 +58,8 @@ class _AsItHappens:
         if report.when != "teardown":
             self._seconds[report.nodeid] = seconds
             return
+        if seconds >= _TOLD_FROM_S and reporter is not None:
+            reporter.write_line(f" {seconds:.0f} s {report.nodeid}")
         with open(self._times, "a", encoding="utf-8") as file:
             file.write(json.dumps({"test": report.nodeid, "seconds": round(seconds, 3)}) + "\n")
 

@@ -13,21 +13,22 @@ test takes a port before the server that it was chosen for listens on it."""
 _CONSECUTIVE = 4
 """A run of several servers takes the ports after its first one as well."""
 
-_MOST_WORKERS = 8
-"""Each worker of pytest has its own share of the ports, so that two never choose the same one."""
+_MOST_LANES = 8
+"""Processes of pytest side by side have shares of the ports, so that two never choose the same one.
+`scripts/run_tests.py` gives each of them the number of its lane."""
 
 
-def _of_this_worker() -> Iterator[int]:
-    """Return the first ports of all blocks of this worker, again and again, from a random one."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _MOST_WORKERS
-    share = (_LAST - _FIRST) // _MOST_WORKERS
-    start = _FIRST + worker * share
+def _of_this_lane() -> Iterator[int]:
+    """Return the first ports of all blocks of this lane, again and again, from a random one."""
+    lane = int(os.environ.get("TELESCOPE_TEST_LANE", "0")) % _MOST_LANES
+    share = (_LAST - _FIRST) // _MOST_LANES
+    start = _FIRST + lane * share
     blocks = list(range(start, start + share - _CONSECUTIVE + 1, _CONSECUTIVE))
     first = random.SystemRandom().randrange(len(blocks))
     return cycle([*blocks[first:], *blocks[:first]])
 
 
-_blocks = _of_this_worker()
+_blocks = _of_this_lane()
 
 
 def free_port() -> int:

@@ -192,10 +192,3 @@ def test_an_unknown_stack_is_refused(checkout):
     done = run_setup(checkout, "cuda")
     assert done.returncode == 1
     assert done.stderr == "setup: expected cpu or gpu, got 'cuda'\n"
-
-
-def test_the_files_of_tests_that_begin_are_there():
-    from tests.conftest import LONGEST_FIRST
-
-    assert [name for name in LONGEST_FIRST if not (ROOT / name).is_file()] == []
-    assert "--no-loadscope-reorder" in (ROOT / "Makefile").read_text()
