@@ -1,15 +1,20 @@
-"""Builders shared by the tests of the trainer's maths."""
+"""Builders shared by the tests of the trainer's maths.
+
+Torch and transformers are imported by the fixtures that need them: most folders need neither.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from telescope_train.backends.protocol import BackendSettings
 from telescope_train.batches.batch import TrainingSample
-from telescope_train.models.tiny import make_tiny_model
-from telescope_train.trainer.worker import TrainerWorker
+
+if TYPE_CHECKING:
+    from telescope_train.backends.protocol import BackendSettings
+    from telescope_train.trainer.worker import TrainerWorker
 
 
 @pytest.fixture(scope="session")
@@ -49,15 +54,19 @@ def make_sample() -> Callable[..., TrainingSample]:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random tiny model on disk."""
+    from telescope_train.models.tiny import make_tiny_model
+
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", seed=0)
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[[BackendSettings], TrainerWorker]]:
+def start() -> "Iterator[Callable[[BackendSettings], TrainerWorker]]":
     """Return a function that starts a rank in this process; it is closed at the end."""
+    from telescope_train.trainer.worker import TrainerWorker
+
     workers: list[TrainerWorker] = []
 
-    def build(settings: BackendSettings) -> TrainerWorker:
+    def build(settings: "BackendSettings") -> TrainerWorker:
         if workers:
             workers.pop().close()
         workers.append(TrainerWorker(settings))

@@ -30,12 +30,25 @@ from backend_cases import (  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 
-@pytest.fixture(params=known_backends())
+@pytest.fixture(
+    params=[
+        # Its library takes half a minute of the processor over this file.
+        pytest.param(name, marks=[pytest.mark.slow] if name == "megatron" else [])
+        for name in known_backends()
+    ]
+)
 def settings(request, tiny):
     """Return a function that makes the settings of a rank of one backend."""
     return partial(backend_settings, tiny, train_backend=request.param)
 
 
+@pytest.fixture(scope="module")
+def expected(tiny):
+    """The gradient of all samples in float64, one at a time through transformers' own forward."""
+    return slow_gradient(tiny)
+
+
+@pytest.mark.slow
 def test_packed_forward_equals_one_by_one_forwards(settings, tiny, start):
     worker = start(settings())
     model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
@@ -52,36 +65,28 @@ def test_packed_forward_equals_one_by_one_forwards(settings, tiny, start):
     assert (packed_T[~batch.mask_T] == 0).all()
 
 
-@pytest.mark.parametrize("seq_len", [4096, 128, 40])
-@pytest.mark.parametrize("order", [None, 1])
-def test_gradient_does_not_depend_on_packing(settings, tiny, start, seq_len, order):
+def test_gradient_does_not_depend_on_packing(settings, expected, start):
     worker = start(settings(dtype="float64"))
-    batches = grpo_batches(seq_len=seq_len, order=order)[0]
-    assert len(batches) in {4096: {1}, 128: {2}, 40: {5, 6, 7, 8}}[seq_len]
-    assert relative_difference(gradient_of(worker, batches), slow_gradient(tiny)) < 1e-6
+    for seq_len, order, numbers in ((4096, None, {1}), (128, 1, {2}), (40, 2, {5, 6, 7, 8})):
+        batches = grpo_batches(seq_len=seq_len, order=order)[0]
+        assert len(batches) in numbers
+        assert relative_difference(gradient_of(worker, batches), expected) < 1e-6
+    of_eight_ranks = grpo_batches(seq_len=4096, num_ranks=8)
+    one_per_sample = [batch for rank in of_eight_ranks for batch in rank]
+    assert len(one_per_sample) == 8
+    alone = gradient_of(worker, one_per_sample)
+    assert relative_difference(alone, expected) < 1e-6
+    padded = gradient_of(worker, [*one_per_sample, padding_batch()])
+    assert relative_difference(padded, alone) < 1e-12
 
 
+@pytest.mark.slow
 def test_gradient_in_float32_is_the_same_to_rounding(settings, tiny, start):
     """Float32 sums of some hundred terms in another order: 1e-5 is 100 ulp."""
     worker = start(settings())
     whole = gradient_of(worker, grpo_batches(seq_len=4096)[0])
     parts = gradient_of(worker, grpo_batches(seq_len=40)[0])
     assert relative_difference(parts, whole) < 1e-5
-
-
-def test_eight_batches_one_per_sample(settings, tiny, start):
-    worker = start(settings(dtype="float64"))
-    ranks = grpo_batches(seq_len=4096, num_ranks=8)
-    batches = [batch for rank in ranks for batch in rank]
-    assert len(batches) == 8
-    assert relative_difference(gradient_of(worker, batches), slow_gradient(tiny)) < 1e-6
-
-
-def test_padding_batches_change_nothing(settings, tiny, start):
-    worker = start(settings(dtype="float64"))
-    batches = grpo_batches(seq_len=4096)[0]
-    padded = gradient_of(worker, [*batches, padding_batch()])
-    assert relative_difference(padded, gradient_of(worker, batches)) < 1e-12
 
 
 def test_a_gradient_that_is_not_finite_skips_the_step(settings, tiny, start):

@@ -11,7 +11,6 @@ from transformers import AttentionInterface
 from telescope_core.errors import ConfigError
 from telescope_train.backends.schedule import learning_rate_factor
 from telescope_train.diagnostics.rank_checks import Tolerance, check_packing
-from telescope_train.trainer.worker import TrainerWorker
 
 HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE))
@@ -25,6 +24,7 @@ from backend_cases import (  # noqa: E402
 )
 
 
+@pytest.mark.slow
 def test_weighting_each_batch_by_itself_is_caught(tiny, start):
     worker = start(backend_settings(tiny, dtype="float64"))
     batches = grpo_batches(seq_len=40)[0]
@@ -46,6 +46,7 @@ def test_clipping_bounds_the_norm_and_zero_turns_it_off(tiny, start):
     assert worker.backend._clip(0.0) == pytest.approx(1e-3, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_cpu_continues_on_a_gpu_and_back(tiny, start, tmp_path, monkeypatch):
     """A GPU has a random state that a checkpoint of a CPU does not hold."""
     batches = grpo_batches(seq_len=128)[0]
@@ -83,15 +84,16 @@ def test_self_check_refuses_attention_that_ignores_boundaries(tiny, start):
     assert max(test.value for test in worker.self_tests) < 1e-5
     AttentionInterface.register("leaky_test", _leaky_attention)
     worker.backend._policy.lm.set_attn_implementation("leaky_test")
-    with pytest.raises(ConfigError, match="packed samples differ"):
+    with pytest.raises(ConfigError, match=r"packed samples.* \d.*attention"):
         check_packing(worker.backend, vocab_size=VOCAB, tolerance=Tolerance.of("float32"))
 
 
 def test_self_check_refuses_a_head_that_scales_its_logits(tiny, start):
     worker = start(backend_settings(tiny))
+    check_packing(worker.backend, vocab_size=VOCAB, tolerance=Tolerance.of("float32"))
     head = worker.backend._policy.lm.get_output_embeddings()
     head.register_forward_hook(lambda module, inputs, logits: 1.5 * logits)
-    with pytest.raises(ConfigError, match="single samples differ by"):
+    with pytest.raises(ConfigError, match=r"single samples.* \d.*output head"):
         check_packing(worker.backend, vocab_size=VOCAB, tolerance=Tolerance.of("float32"))
 
 
@@ -107,9 +109,13 @@ def test_each_tensor_that_is_loaded_and_each_self_test_is_progress(tiny, start):
 
 
 def test_a_second_rank_in_one_process_is_refused(tiny, start):
-    start(backend_settings(tiny))
-    with pytest.raises(ConfigError, match="already has a trainer rank"):
+    from telescope_train.trainer.worker import TrainerWorker
+
+    worker = start(backend_settings(tiny))
+    with pytest.raises(ConfigError, match="trainer rank"):
         TrainerWorker(backend_settings(tiny))
+    # The first one lives on, with the process group that both would have shared.
+    assert worker.train_step(grpo_batches(seq_len=4096)[0], version=0)["grad_norm"] > 0
 
 
 @pytest.mark.parametrize(

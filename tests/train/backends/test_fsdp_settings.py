@@ -31,16 +31,18 @@ def prefetched(worker) -> list[tuple[list[int], list[int]]]:
 @pytest.mark.parametrize(
     ("num_layers", "expected"),
     [
-        (0, [([], []), ([], []), ([], [])]),  # torch looks ahead by itself then
-        (1, [([1], []), ([2], [0]), ([], [1])]),
+        # Torch looks ahead by itself then.
+        pytest.param(0, [([], []), ([], []), ([], [])], marks=pytest.mark.slow),
+        pytest.param(1, [([1], []), ([2], [0]), ([], [1])], marks=pytest.mark.slow),
         (2, [([1, 2], []), ([2], [0]), ([], [1, 0])]),
-        (9, [([1, 2], []), ([2], [0]), ([], [1, 0])]),
+        pytest.param(9, [([1, 2], []), ([2], [0]), ([], [1, 0])], marks=pytest.mark.slow),
     ],
 )
 def test_layers_are_gathered_in_the_order_of_their_use(tiny, start, num_layers, expected):
     assert prefetched(start(backend_settings(tiny, fsdp_prefetch_layers=num_layers))) == expected
 
 
+@pytest.mark.slow
 def test_gathering_ahead_leaves_the_gradient_bit_for_bit(tiny, start):
     found = []
     for num_layers in (0, 2):
@@ -50,7 +52,7 @@ def test_gathering_ahead_leaves_the_gradient_bit_for_bit(tiny, start):
     assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
 
 
-@pytest.mark.parametrize("is_wide", [True, False])
+@pytest.mark.parametrize("is_wide", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_float32_head_computes_the_log_probs_of_the_weights_it_has(
     tiny, start, monkeypatch, is_wide
 ):

@@ -19,6 +19,7 @@ import telescope_train.backends.megatron as backend
 sys.path.insert(0, str(Path(__file__).parent))
 from library_sources import Found, Sources
 
+pytestmark = pytest.mark.slow
 OWN = Path(backend.__file__).parent
 INSTALLED = Path(next(iter(importlib.util.find_spec("megatron").submodule_search_locations))).parent
 NEWER = Path(sys.prefix) / "newer-megatron"
@@ -229,8 +230,7 @@ def test_drift_is_seen(tmp_path):
         "OptimizerConfig(no_such_rate=1.0)\n"
         "parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)\n"
     )
-    said = [found for use in uses(tmp_path / "ours.py") if (found := problem(use, Sources(NEWER)))]
-    assert sorted(said) == [
-        "ours.py:3: there is no megatron.core.parallel_state.get_no_such_group",
-        "ours.py:4: megatron.core.optimizer.OptimizerConfig takes no no_such_rate",
-    ]
+    said = {use: problem(use, Sources(NEWER)) for use in uses(tmp_path / "ours.py")}
+    drifted = sorted((use.where, use.path[-1]) for use, found in said.items() if found)
+    assert drifted == [("ours.py:3", "get_no_such_group"), ("ours.py:4", "OptimizerConfig")]
+    assert len(said) > len(drifted), "what is there is no drift"

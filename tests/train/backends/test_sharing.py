@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from telescope_train.algorithms import known_algorithms, loss_function
 from telescope_train.batches.batch import StepPlan
@@ -70,6 +69,7 @@ def both():
     return [with_old(batch) for batch in plain[0]], [with_old(batch) for batch in shared[0]]
 
 
+@pytest.mark.slow
 def test_every_algorithm_has_the_same_gradient_and_metrics(tiny, start, both):
     section = AlgorithmSection(**FORMS["dapo with all"])
     worker = start(replace(backend_settings(tiny, dtype="float64"), algorithm=section))
@@ -86,17 +86,17 @@ def test_every_algorithm_has_the_same_gradient_and_metrics(tiny, start, both):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("dtype", "options"),
     [
-        {},
-        {"gradient_checkpointing": False},
-        {"gradient_checkpointing": "selective"},
-        {"use_lora": True, "lora_rank": 4},
-        {"pad_to_multiple_of": 64},
+        ("float64", {}),
+        pytest.param("float32", {}, marks=pytest.mark.slow),
+        pytest.param("float64", {"gradient_checkpointing": False}, marks=pytest.mark.slow),
+        pytest.param("float32", {"gradient_checkpointing": "selective"}, marks=pytest.mark.slow),
+        pytest.param("float64", {"use_lora": True, "lora_rank": 4}, marks=pytest.mark.slow),
+        pytest.param("float32", {"pad_to_multiple_of": 64}, marks=pytest.mark.slow),
     ],
-    ids=lambda options: " ".join(options) or "plain",
+    ids=lambda value: value if isinstance(value, str) else " ".join(value) or "plain",
 )
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_however_the_model_is_trained(tiny, start, both, options, dtype):
     worker = start(backend_settings(tiny, dtype=dtype, **options))
     assert worker.sharing.reason == ""
@@ -108,6 +108,7 @@ def test_however_the_model_is_trained(tiny, start, both, options, dtype):
     assert np.abs(alone - shared).max() < 1e-5
 
 
+@pytest.mark.slow
 def test_facts_of_tokens_are_those_of_their_own_sample(tiny, start):
     samples = tree()
     worker = start(backend_settings(tiny, records=True))
@@ -127,6 +128,7 @@ def test_facts_of_tokens_are_those_of_their_own_sample(tiny, start):
         assert np.allclose(alone.entropy, shared.entropy, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_what_cannot_share_says_why(tiny, start):
     off = start(backend_settings(tiny, share_prefixes=False))
     assert "share_prefixes is off" in off.sharing.reason
@@ -134,6 +136,7 @@ def test_what_cannot_share_says_why(tiny, start):
     assert "dropout" in dropped.sharing.reason
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("context", [1, 2])
 def test_two_ranks_give_the_same_gradient(tiny, tmp_path, context):
     job = {"model": str(tiny), "trainer": {"fsdp_context_parallel_size": context}}
@@ -143,6 +146,7 @@ def test_two_ranks_give_the_same_gradient(tiny, tmp_path, context):
     assert relative_difference(found, expected) < 1e-6
 
 
+@pytest.mark.slow
 def test_minibatches_share_inside_of_each_only(tiny, start):
     samples = tree()
     halves = [samples[:7], samples[7:]]
@@ -157,6 +161,7 @@ def test_minibatches_share_inside_of_each_only(tiny, start):
     assert relative_difference(weights[1], weights[0]) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [True, False])
 def test_a_step_needs_no_more_memory(tiny, start, checkpointing):
     generator = np.random.default_rng(0)
@@ -185,6 +190,8 @@ def test_a_step_needs_no_more_memory(tiny, start, checkpointing):
 
 def peak_bytes(worker, batches) -> int:
     """Return the most that torch had allocated during a step, beyond what it had before."""
+    from torch.profiler import ProfilerActivity, profile
+
     worker.backend.accumulate_gradient(batches, version=0)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         worker.backend.accumulate_gradient(batches, version=0)

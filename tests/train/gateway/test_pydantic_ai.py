@@ -9,6 +9,8 @@ from test_openai_client import TWO_CALLS, as_rollout, client_of
 
 from telescope_train.batches.samples import samples_from_rollout
 
+pytestmark = pytest.mark.slow
+
 
 def agent_of(client, **options) -> Agent:
     agent = Agent(

@@ -14,6 +14,8 @@ from telescope_train.inference.vllm_plugin.engine_thread import EngineStep, Engi
 from telescope_train.inference.vllm_plugin.token_plane import TokenPlane
 from telescope_train.inference.wire import ENGINE_PATH, ONCE_HEADER
 
+# Importing vLLM takes longer than these tests.
+pytestmark = pytest.mark.slow
 DEADLINE_S = 60.0
 
 

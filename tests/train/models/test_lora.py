@@ -24,6 +24,8 @@ HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE))
 from backend_cases import backend_settings, grpo_batches  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def lora_settings(model, **trainer):
     given = {"use_lora": True, "lora_rank": 4, "learning_rate": 0.02, **trainer}
@@ -251,7 +253,6 @@ def test_the_reference_is_the_model_without_adapters(tiny, start):
     assert largest_difference(worker.logprobs(batches), moved) > 0.001
 
 
-@pytest.mark.engine
 def test_checkpoints_hold_adapters_alone_and_continue_bit_for_bit(tiny, start, tmp_path):
     batches = grpo_batches(seq_len=128)[0]
     settings = lora_settings(tiny, lr_scheduler="cosine", lora_dropout=0.1)
@@ -302,5 +303,6 @@ def test_a_bfloat16_base_has_float32_adapters(tiny, start):
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens", "q_prj"])
 def test_targets_outside_the_layers_are_refused(tiny, start, target):
-    with pytest.raises(ConfigError, match=f"lora_target_modules: {target} is not a matrix"):
+    with pytest.raises(ConfigError, match=f"lora_target_modules.*{target}"):
         start(lora_settings(tiny, lora_target_modules=("q_proj", target)))
+    assert not torch.distributed.is_initialized(), "no rank was started"

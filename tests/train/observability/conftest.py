@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 
 import pytest
-import torch
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what needs a CUDA device on a machine without one."""
-    if torch.cuda.is_available():
-        return
     left_out: Sequence[pytest.Item] = [one for one in items if one.get_closest_marker("gpu")]
-    if left_out:
+    if not left_out:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
         items[:] = [one for one in items if one not in left_out]
         config.hook.pytest_deselected(items=left_out)

@@ -43,7 +43,10 @@ def test_equal_seeds_give_equal_histories_and_others_do_not():
     assert simulate(scenario(seed=1)).history != first.history
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize(
+    "workload",
+    [pytest.param(one, marks=pytest.mark.slow if one == "agents" else []) for one in WORKLOADS],
+)
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_no_schedule_prefers_short_answers_or_is_staler_than_its_bound(workload, ahead):
     found = simulate(scenario(workload, ahead=ahead))
@@ -54,6 +57,7 @@ def test_no_schedule_prefers_short_answers_or_is_staler_than_its_bound(workload,
     assert all(row["rollouts/failed"] == 0 for row in found.rows)
 
 
+@pytest.mark.slow
 def test_sampling_ahead_and_streaming_save_time_and_change_no_batch():
     by_schedule = {
         (ahead, streams): simulate(scenario(ahead=ahead, groups=32, stream_gradients=streams))

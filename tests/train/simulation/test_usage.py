@@ -13,7 +13,7 @@ from telescope_train.simulation.run import Simulated, simulate
 
 @pytest.fixture(scope="module")
 def found() -> Simulated:
-    return simulate(scenario(steps=30, groups=16, num_servers=3))
+    return simulate(scenario(steps=15, groups=16, num_servers=3))
 
 
 def test_readings_add_up_to_what_was_done(found: Simulated) -> None:

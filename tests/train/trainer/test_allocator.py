@@ -3,6 +3,9 @@
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow
 COUNT = """
 import resource
 from telescope_train.trainer.worker import keep_freed_memory
@@ -24,7 +27,7 @@ def faults_of_a_second_block(*, kept: bool) -> int:
         [sys.executable, "-c", COUNT.format(kept=kept)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     return int(done.stdout)
