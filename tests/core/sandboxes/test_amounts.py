@@ -75,34 +75,37 @@ def test_what_is_no_amount_at_all_is_refused_whoever_the_provider_is(name):
                 SandboxSpec(**{name: value})
 
 
-async def said_of(provider: str, name: str, value: object) -> str:
-    made = open_provider(provider)
+async def said_of(provider: str, name: str, *values: object) -> dict[object, str]:
+    """Return what a provider says of each value that it refuses."""
+    made, said = open_provider(provider), {}
     try:
-        with pytest.raises(SandboxLimitError) as refused:
-            await made.create(SandboxSpec(**{name: value}))
+        for value in values:
+            with pytest.raises(SandboxLimitError) as refused:
+                await made.create(SandboxSpec(**{name: value}))
+            said[value] = str(refused.value)
     finally:
         await made.close()
-    return str(refused.value)
+    return said
 
 
 @pytest.mark.parametrize("provider", provider_names())
 async def test_far_too_much_is_refused_by_name_before_anything_is_asked_for(provider):
+    limits = open_provider(provider).limits
     for name, values in TOO_MUCH.items():
-        for value in values:
-            said = await said_of(provider, name, value)
+        for value, said in (await said_of(provider, name, *values)).items():
             assert f"'{provider}' cannot give {name}={value!r}" in said
-            assert ("(at most" in said) is (Limit(name) in open_provider(provider).limits), said
+            assert ("(at most" in said) is (Limit(name) in limits), said
 
 
 @pytest.mark.parametrize(("provider", "name", "value", "why"), sorted(HELD, key=str))
 async def test_what_a_provider_cannot_hold_is_refused_with_what_it_can(provider, name, value, why):
     said = await said_of(provider, name, value)
-    assert f"'{provider}' cannot give {name}={value!r} ({why}" in said
+    assert f"'{provider}' cannot give {name}={value!r} ({why}" in said[value]
 
 
 async def test_the_processors_of_a_local_sandbox_are_those_of_the_machine():
     for value, why in ((0.001, "at least 0.01"), ((os.cpu_count() or 1) + 1, "at most")):
-        said = await said_of("local", "cpus", value)
+        said = (await said_of("local", "cpus", value))[value]
         is_given = Limit.CPUS in open_provider("local").limits
         assert (f"cpus={value!r} ({why}" in said) is is_given, said
 
@@ -134,7 +137,7 @@ def test_a_network_that_is_named_by_a_text_is_the_network_of_that_name():
     ],
 )
 async def test_a_time_limit_of_a_command_that_is_none_is_refused(kind, timeout_s, said):
-    with pytest.raises(ConfigError, match=f"timeout_s of a command must be .*{said}"):
+    with pytest.raises(ConfigError, match=f"timeout_s.*{said}"):
         await kind.run(None, ["true"], timeout_s=timeout_s)
 
 
@@ -143,12 +146,13 @@ async def test_a_time_limit_of_a_command_that_is_none_is_refused(kind, timeout_s
     [{"max_open": 0}, {"max_open": 2.5}, {"max_open": True}, {"num_warm": -1}, {"num_warm": 20}],
 )
 def test_sizes_of_a_pool_are_refused_when_it_is_described_and_when_it_is_made(sizes):
+    [(name, value)] = sizes.items()
     for kind in (EpisodeSandboxes, SandboxPool):
-        with pytest.raises(ConfigError, match="expected whole numbers with max_open >= 1"):
+        with pytest.raises(ConfigError, match=f"{name}={value}"):
             kind("local", **sizes)
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1.0, INFINITE, NO_NUMBER])
 def test_a_time_limit_of_a_tool_that_is_none_is_refused(timeout_s):
-    with pytest.raises(ConfigError, match="timeout_s of a sandbox tool must be"):
+    with pytest.raises(ConfigError, match="timeout_s"):
         EpisodeSandboxes(timeout_s=timeout_s)

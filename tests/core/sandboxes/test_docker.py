@@ -23,7 +23,7 @@ from telescope_core.sandboxes import (
 )
 from telescope_core.sandboxes.check import CHECKS, Subject
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -152,9 +152,10 @@ async def test_a_program_that_speaks_for_the_relay_only_cuts_itself_off(provider
     server.close()
 
 
-async def test_an_image_that_is_missing_is_refused_with_what_to_run(provider):
+async def test_an_image_that_is_missing_is_refused_with_what_to_run(provider, address):
     with pytest.raises(SandboxUnavailableError, match="docker pull no-such:1"):
         await provider.create(SandboxSpec(image="no-such:1"))
+    assert _containers(address) == ""
 
 
 async def test_without_a_service_it_is_refused_with_what_to_do(tmp_path):

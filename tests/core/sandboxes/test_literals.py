@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telescope_core.sandboxes import SandboxSpec, call_function
+from telescope_core.sandboxes import call_function
 from telescope_core.sandboxes.literals import decoded, encoded
-from telescope_core.sandboxes.local.provider import LocalProvider
 
 ALONE = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 VALUES = st.recursive(
@@ -20,13 +19,6 @@ VALUES = st.recursive(
     ),
     max_leaves=12,
 )
-
-
-@pytest.fixture
-async def box():
-    provider = LocalProvider()
-    yield await provider.create(SandboxSpec(memory_mb=128))
-    await provider.close()
 
 
 def kinds(value: object) -> object:
@@ -91,5 +83,5 @@ def test_json_that_encoded_never_writes_is_refused(text):
 
 
 def test_objects_are_not_encoded():
-    with pytest.raises(TypeError, match="expected a plain value, got object"):
+    with pytest.raises(TypeError, match="got object"):
         encoded([object()])

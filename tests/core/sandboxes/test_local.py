@@ -2,13 +2,13 @@
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -36,14 +36,34 @@ async def provider():
     await made.close()
 
 
-@pytest.fixture
-async def box(provider):
-    return await provider.create(SandboxSpec(memory_mb=128))
+WAITING = {"timeout", "cancelled command"}
+"""Checks that wait for a second or two. The next test is about the one, test_escapes the other."""
 
 
-@pytest.mark.parametrize("check", CHECKS)
-async def test_contract(provider, check):
-    await CHECKS[check](Subject(provider=provider, spec=SandboxSpec()))
+@pytest.mark.parametrize(
+    "check",
+    [pytest.param(one, marks=[pytest.mark.slow] if one in WAITING else []) for one in CHECKS],
+)
+async def test_contract(shared, check):
+    await CHECKS[check](Subject(provider=shared, spec=SandboxSpec()))
+
+
+async def until_sleeping(length: str, number: int) -> None:
+    """Wait until `number` processes of this machine sleep for so long."""
+    async with asyncio.timeout(60):
+        while len(processes_of(f"sleep {length}")) != number:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.01)
+
+
+async def test_a_command_that_is_cancelled_ends_and_the_sandbox_goes_on(box):
+    length = f"76.{os.getpid()}"
+    running = asyncio.create_task(box.run(["sleep", length]))
+    await until_sleeping(length, 1)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert running.cancelled()
+    assert (await box.run(["echo", "on"])).text == "on\n"
+    await until_sleeping(length, 0)
 
 
 async def test_it_is_found_by_its_name():
@@ -52,26 +72,28 @@ async def test_it_is_found_by_its_name():
     await found.close()
 
 
-async def test_full_network_is_refused_by_name(provider):
+async def test_full_network_is_refused_by_name(shared):
     """It would be the network of this machine, with every server that listens on its loopback."""
     with pytest.raises(SandboxLimitError, match="network=full"):
-        await provider.create(SandboxSpec(network=Network.FULL))
+        await shared.create(SandboxSpec(network=Network.FULL))
 
 
 async def test_nothing_is_opened_to_a_sandbox_without_network(box):
-    with pytest.raises(SandboxLimitError, match=r"made with network=none.*Network\.ENDPOINT"):
+    with pytest.raises(SandboxLimitError) as refused:
         async with box.opened("127.0.0.1", 1):
-            pass
+            pytest.fail("it was opened")
+    assert "network=none" in str(refused.value)
+    assert "Network.ENDPOINT" in str(refused.value)
 
 
 FLOOD = """
 import socket, sys
 port, held = int(sys.argv[1]), []
 for number in range(200):
-    held.append(socket.create_connection(("127.0.0.1", port), 5))
+    held.append(socket.create_connection(("127.0.0.1", port), 30))
 alive = 0
 for one in held:
-    one.settimeout(5)
+    one.settimeout(30)
     try:
         one.sendall(b"x")
         alive += one.recv(1) == b"y"
@@ -81,6 +103,7 @@ print(alive)
 """
 
 
+@pytest.mark.slow
 async def test_what_is_opened_carries_so_many_connections_and_leaves_nothing(provider):
     """A program that floods it takes neither our files nor the room of the server behind."""
     num_open = most_open = 0
@@ -105,16 +128,16 @@ async def test_what_is_opened_carries_so_many_connections_and_leaves_nothing(pro
         done = await box.run(["python3", "-c", FLOOD, address.rpartition(":")[2]])
         assert 0 < int(done.text) <= 64, done
         assert most_open <= 64
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while num_open or len(os.listdir("/proc/self/fd")) > before:  # noqa: ASYNC110 - no event
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
     server.close()
 
 
-async def test_an_address_where_nobody_listens_is_a_refused_connection(provider):
+async def test_an_address_where_nobody_listens_is_a_refused_connection(shared):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    box = await provider.create(SandboxSpec(network=Network.ENDPOINT))
+    box = await shared.create(SandboxSpec(network=Network.ENDPOINT))
     code = (
         "import socket, sys\nwith socket.create_connection(('127.0.0.1', int(sys.argv[1]))) as c:\n"
         "  try: print(c.recv(1))\n  except OSError: print('closed')"
@@ -124,8 +147,8 @@ async def test_an_address_where_nobody_listens_is_a_refused_connection(provider)
     assert done.text in ("b''\n", "closed\n"), done
 
 
-async def test_one_that_is_cancelled_while_it_opens_answers_the_next_request(provider):
-    box = await provider.create(SandboxSpec(network=Network.ENDPOINT))
+async def test_one_that_is_cancelled_while_it_opens_answers_the_next_request(shared):
+    box = await shared.create(SandboxSpec(network=Network.ENDPOINT))
     before = len(os.listdir("/proc/self/fd"))
 
     async def opens():
@@ -168,7 +191,7 @@ async def test_a_python_program_ends_as_it_would_by_itself(box):
     for code, (exit_code, error) in cases.items():
         done = await box.run(["python3", "-c", code])
         plain = await asyncio.to_thread(
-            subprocess.run, [sys.executable, "-c", code], capture_output=True, check=False
+            subprocess.run, [sys.executable, "-ISc", code], capture_output=True, check=False
         )
         assert error in done.stderr, (code, done)
         assert done.exit_code == exit_code, (code, done)
@@ -184,7 +207,7 @@ async def test_a_thread_a_subprocess_and_multiprocessing_work(box):
         "p = m.get_context('fork').Process(target=print, args=('process',)); p.start(); p.join()\n"
     )
     done = await box.run(["python3", "-c", code])
-    assert done.text == "thread\nchild\nprocess\n", done
+    assert (done.exit_code, done.text.split()) == (0, ["thread", "child", "process"]), done
 
 
 async def test_a_server_inside_is_reached_from_inside(box):
@@ -203,22 +226,23 @@ async def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(box):
         await box.write("pipe", b"x")
 
 
-async def test_a_file_beyond_the_disk_is_refused(provider):
-    box = await provider.create(SandboxSpec(disk_mb=1, memory_mb=64))
-    with pytest.raises(SandboxFileError, match="No space left"):
+async def test_a_file_beyond_the_disk_is_refused(shared):
+    box = await shared.create(SandboxSpec(disk_mb=1, memory_mb=64))
+    with pytest.raises(SandboxFileError, match="No space"):
         await box.write("big", b"x" * (2 << 20))
+    await box.close()
 
 
-async def test_at_the_end_of_its_time_to_live_a_sandbox_ends_with_its_command(provider):
-    box = await provider.create(SandboxSpec(time_to_live_s=0.5))
+async def test_at_the_end_of_its_time_to_live_a_sandbox_ends_with_its_command(shared):
+    box = await shared.create(SandboxSpec(time_to_live_s=0.3))
     done = await box.run(["sleep", "60"])
     assert (done.stop, done.exit_code) == (StopCause.SANDBOX_ENDED, 137)
     assert not box.is_alive
     assert (await box.run(["true"])).stop is StopCause.SANDBOX_ENDED
 
 
-async def test_a_sandbox_that_dies_between_commands_is_the_failure_of_nobody_inside(provider):
-    box = await provider.create(SandboxSpec())
+async def test_a_sandbox_that_dies_between_commands_is_the_failure_of_nobody_inside(shared):
+    box = await shared.create(SandboxSpec())
     await box.close()
     with pytest.raises(SandboxError, match="closed"):
         await box.run(["true"])
@@ -226,8 +250,9 @@ async def test_a_sandbox_that_dies_between_commands_is_the_failure_of_nobody_ins
 
 async def test_without_bubblewrap_it_refuses_with_what_to_install(monkeypatch, provider):
     monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
-    with pytest.raises(SandboxUnavailableError, match="apt-get install bubblewrap"):
+    with pytest.raises(SandboxUnavailableError, match="install bubblewrap"):
         await provider.create(SandboxSpec())
+    assert provider._open == set()
 
 
 async def test_where_no_namespaces_are_allowed_it_refuses_with_advice(tmp_path, monkeypatch):
@@ -241,15 +266,19 @@ async def test_where_no_namespaces_are_allowed_it_refuses_with_advice(tmp_path, 
         return "/bin/false" if name == "bwrap" else found(name, path=path)
 
     monkeypatch.setattr(shutil, "which", which)
-    with pytest.raises(SandboxUnavailableError, match=r"user\.max_user_namespaces"):
-        await LocalProvider().create(SandboxSpec())
+    provider = LocalProvider()
+    with pytest.raises(SandboxUnavailableError, match="max_user_namespaces"):
+        await provider.create(SandboxSpec())
+    assert provider._open == set()
 
 
 async def test_a_python_that_others_cannot_run_is_refused(tmp_path):
     hidden = tmp_path / "python3"
     hidden.write_text("")
-    with pytest.raises(SandboxUnavailableError, match="cannot be; install one"):
-        await LocalProvider(python=str(hidden)).create(SandboxSpec())
+    provider = LocalProvider(python=str(hidden))
+    with pytest.raises(SandboxUnavailableError, match=re.escape(str(hidden))):
+        await provider.create(SandboxSpec())
+    assert provider._open == set()
 
 
 KILLED = """
@@ -260,30 +289,20 @@ from telescope_core.sandboxes.protocol import SandboxSpec
 async def main():
     provider = LocalProvider()
     boxes = [await provider.create(SandboxSpec()) for _ in range(3)]
-    running = [asyncio.create_task(box.run(["sleep", "LENGTH"])) for box in boxes]
-    await asyncio.wait(running, timeout=0.5)
-    print("running", flush=True)
-    await asyncio.wait(running)
+    await asyncio.wait([asyncio.create_task(box.run(["sleep", "LENGTH"])) for box in boxes])
 
 asyncio.run(main())
 """
 
 
-def test_when_this_process_is_killed_its_sandboxes_end():
+async def test_when_this_process_is_killed_its_sandboxes_end():
     length = f"77.{os.getpid()}"
-    child = subprocess.Popen(
-        [sys.executable, "-c", KILLED.replace("LENGTH", length)], stdout=subprocess.PIPE
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == b"running\n"
-    assert len(processes_of(f"sleep {length}")) == 3
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
-    ends_s = time.monotonic() + 30
-    while processes_of(f"sleep {length}"):
-        assert time.monotonic() < ends_s, "sandboxes outlived the process that made them"
-        time.sleep(0.05)
+    code = KILLED.replace("LENGTH", length)
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    await until_sleeping(length, 3)
+    child.kill()
+    await child.wait()
+    await until_sleeping(length, 0)
 
 
 async def test_a_template_that_ends_takes_its_sandboxes_along_and_is_made_anew(provider):
@@ -301,9 +320,9 @@ def _children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-async def test_sandboxes_of_one_template_share_no_files_terminals_or_processes(provider):
+async def test_sandboxes_of_one_template_share_no_files_terminals_or_processes(shared):
     """What a fork did not replace would be the same one in each."""
-    one, other = [await provider.create(SandboxSpec()) for _ in range(2)]
+    one, other = [await shared.create(SandboxSpec()) for _ in range(2)]
     kinds = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
     code = f"import os\nprint(*[os.readlink('/proc/self/ns/' + kind) for kind in {kinds}])"
     found = [(await box.run(["python3", "-c", code])).text.split() for box in (one, other)]

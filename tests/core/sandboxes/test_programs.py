@@ -47,5 +47,5 @@ async def test_sandboxes_have_the_limits_of_the_settings(asked, memory_mb, limit
 
 
 def test_a_misspelt_provider_is_refused_when_the_environment_is_built():
-    with pytest.raises(UnknownNameError, match="did you mean 'local'"):
+    with pytest.raises(UnknownNameError, match=r"'lokal'.*'local'"):
         Prints.from_settings({"sandbox": "lokal"})

@@ -30,10 +30,13 @@ class Coder(ToolEnvironment):
     max_turns = 9
     spec = SandboxSpec(memory_mb=128, time_to_live_s=60)
     provider = "local"
+    limit_s = 60.0
 
     def __init__(self, config=None):
         super().__init__(config)
-        self.sandboxes = EpisodeSandboxes(self.provider, self.spec, max_open=2, timeout_s=2.0)
+        self.sandboxes = EpisodeSandboxes(
+            self.provider, self.spec, max_open=2, timeout_s=self.limit_s
+        )
 
     def tools(self):
         return [self.sandboxes.python, self.sandboxes.bash]
@@ -72,7 +75,6 @@ async def test_a_rollout_works_in_one_sandbox_that_its_reward_reads():
         call(
             "python", code="n = int(open('n').read())\nopen('answer.txt', 'w').write(f'{n + 1}\\n')"
         ),
-        call("python", code="while True: pass"),
         call("python", code="raise ValueError('told')"),
         "done",
     )
@@ -81,9 +83,23 @@ async def test_a_rollout_works_in_one_sandbox_that_its_reward_reads():
     told = "\n".join(str(message.content) for message in rollout.messages)
     for expected in ("[standard error]", "[exit code 2]", "[no output]", "ValueError: told"):
         assert expected in told
-    assert "[stopped after 2 s]" in told
     usage = environment.sandboxes.usage()
     assert (usage.num_created, usage.num_open) == (1, 0)
+
+
+async def test_a_program_without_an_end_is_stopped_and_the_model_is_told():
+    class Hurried(Coder):
+        limit_s = 0.2
+
+        @reward
+        async def made_it(self, episode: Episode):
+            return 1.0
+
+    rollout = await played(
+        Hurried.from_settings({}), call("python", code="while True: pass"), "done"
+    )
+    assert rollout.status is RolloutStatus.KEPT, rollout.error
+    assert "[stopped after 0.2 s]" in "\n".join(str(one.content) for one in rollout.messages)
 
 
 class Gone(LocalProvider):
@@ -152,7 +168,7 @@ async def test_a_provider_that_never_answers_costs_no_more_than_the_deadline():
 
     client = InProcessEnvironment(OnSlow.from_settings({"tool_timeout_s": 600}), name="coder")
     policy = ScriptedClient([call("bash", command="true"), "done"]).policy("r")
-    rollout = await client.play(ask(deadline_s=1.0), policy)
+    rollout = await client.play(ask(deadline_s=0.4), policy)
     await client.close()
     assert rollout.stop_reason is StopReason.TIMEOUT
     assert slow._open == set()

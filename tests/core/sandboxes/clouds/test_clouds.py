@@ -11,7 +11,7 @@ import pytest
 
 from telescope_core.sandboxes.check import CHECKS
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.slow
 CLOUDS = ("daytona", "e2b", "modal", "prime")
 CORE = Path(__file__).parents[4] / "packages/telescope-core"
 UV = str(Path(sys.executable).with_name("uv"))
@@ -81,9 +81,9 @@ def test_a_service_that_fails_is_a_failure_of_the_provider(came: Any):
 
 def test_a_service_that_refuses_what_is_asked_for_says_to_ask_for_something_else(came: Any):
     said = came["400 create"]
-    assert said.startswith(f"SandboxLimitError: {came['cloud']} refuses to make a sandbox"), said
-    assert "time_to_live_s=900.0, network=none" in said
-    assert "out of order" in said
+    assert said.startswith(f"SandboxLimitError: {came['cloud']} "), said
+    assert all(asked in said for asked in ("time_to_live_s=900.0", "network=none")), said
+    assert "out of order" in said, "what the service answered"
 
 
 def test_a_key_that_is_refused_says_which_variable_to_set(came: Any):
