@@ -30,9 +30,9 @@ def endpoint():
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     yield f"http://127.0.0.1:{port}/v1", app
-    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(60)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
+    thread.join(60)
     loop.close()
 
 

@@ -49,17 +49,22 @@ def test_every_harness_is_listed_with_what_it_needs():
     assert "not installed" in ran("list").stdout
 
 
-def test_one_without_packages_needs_no_installation():
-    assert "needs no packages of its own" in ran("install", "command").stdout
+def test_one_without_packages_needs_no_installation(place):
+    row = json.loads(ran("install", "command", "--json").stdout)
+    assert row == {"name": "command", "requirements": [], "installed": True, "folder": ""}
+    assert ran("install", "command").exit_code == 0
+    assert list(place.iterdir()) == []
 
 
-def test_an_unknown_one_is_refused_with_the_nearest():
+def test_an_unknown_one_is_refused_with_the_nearest(place):
     for verb in ("install", "uninstall"):
         done = ran(verb, "mini-swe")
         assert isinstance(done.exception, UnknownNameError)
-        assert "did you mean 'mini-swe-agent'" in str(done.exception)
+        assert "'mini-swe-agent'" in str(done.exception)
     done = ran("uninstall", "mini-swe-agent")
-    assert "is not installed; see: telescope agent list" in str(done.exception)
+    assert isinstance(done.exception, UnknownNameError)
+    assert "telescope agent list" in str(done.exception)
+    assert list(place.iterdir()) == []
 
 
 def test_what_is_not_whole_is_not_installed_and_is_removed(place):
@@ -67,7 +72,7 @@ def test_what_is_not_whole_is_not_installed_and_is_removed(place):
     assert state.folder.parent == place == agents_folder()
     state.folder.mkdir()
     harness, interpreter = open_harness("openai-agents"), find_interpreter().path
-    with pytest.raises(EnvironmentLoadError, match="run: telescope agent install openai-agents"):
+    with pytest.raises(EnvironmentLoadError, match="telescope agent install openai-agents"):
         require_installed(harness, interpreter)
     (state.folder / COMPLETE).write_text("")
     assert require_installed(harness, interpreter) == state.folder
@@ -76,8 +81,10 @@ def test_what_is_not_whole_is_not_installed_and_is_removed(place):
 
 
 def test_root_refuses_a_folder_that_its_sandboxes_cannot_read(place, monkeypatch):
+    require_readable(place / "agents")
     place.chmod(0o700)
-    told = pytest.raises(EnvironmentLoadError, match=f"set {VARIABLE} to a folder that every user")
+    refused = pytest.raises(EnvironmentLoadError, match=rf"{place} is closed.*{VARIABLE}")
     # Sandboxes of an ordinary user run as that user.
-    with told if os.getuid() == 0 else nullcontext():
+    with refused if os.getuid() == 0 else nullcontext():
         require_readable(place / "agents")
+    assert list(place.iterdir()) == []

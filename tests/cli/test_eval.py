@@ -2,12 +2,13 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 
 import pytest
 from tests.cli.echo import BROKEN, ENVIRONMENT, telescope
+from tests.ports import free_port
+from tests.ui.recorded import kill
 
 from telescope_core.evals import read_result, write_result
 from telescope_core.records import RolloutRow, RunFolder
@@ -84,12 +85,17 @@ def test_a_reward_that_is_text_is_told_with_its_file_and_line(endpoint, place, c
     assert "must return a finite number, got '1' (str); return a float" in error
 
 
-@pytest.mark.parametrize("isolation", ["none", "process"])
+EXITS = ("import sys; sys.exit()", "CodeExitError: sys.exit(None) was called (echo_env.py:")
+CANCELS = ("import asyncio; raise asyncio.CancelledError", "StrayCancelError: CancelledError")
+
+
 @pytest.mark.parametrize(
-    ("raised", "said"),
+    ("raised", "said", "isolation"),
     [
-        ("import sys; sys.exit()", "CodeExitError: sys.exit(None) was called (echo_env.py:"),
-        ("import asyncio; raise asyncio.CancelledError", "StrayCancelError: CancelledError"),
+        (*EXITS, "none"),
+        (*CANCELS, "none"),
+        (*EXITS, "process"),
+        pytest.param(*CANCELS, "process", marks=pytest.mark.slow),
     ],
 )
 def test_a_reward_that_is_no_failure_in_python_is_one_here(
@@ -179,7 +185,10 @@ def test_resume_plays_the_rest(endpoint, place, capsys):
         (["echo_env:Echo", "--base-url", "URL", "--examples", "99"], 2, "has 64 examples"),
         (["echo_env:Echo", "--base-url", "URL", "--model", "tinny"], 2, "did you mean 'tiny'"),
         (["echo_env:Echo", "--base-url", "localhost:1"], 2, "must begin with http"),
-        (["echo_env:Echo", "--base-url", "http://127.0.0.1:9/v1"], 5, "cannot be reached"),
+        pytest.param(
+            *(["echo_env:Echo", "--base-url", "http://127.0.0.1:PORT/v1"], 5, "cannot be reached"),
+            marks=pytest.mark.slow,  # it is tried again for three seconds
+        ),
         (["echo_env:Echo", "--base-url", "URL", "--env.sise", "3"], 2, "did you mean 'size'"),
         (["echo_env:Echo", "--base-url", "URL", "--env.size", "x"], 2, "echo_env.py): env.size: "),
         (
@@ -201,7 +210,10 @@ def test_bad_input_is_one_message_and_writes_nothing(
 ):
     (place / "my-model").mkdir()
     before = {path for path in place.rglob("*") if "__pycache__" not in path.parts}
-    assert telescope(*[endpoint[0] if part == "URL" else part for part in arguments]) == code
+    places = {"URL": endpoint[0], "PORT": str(free_port())}
+    for word, meant in places.items():
+        arguments = [part.replace(word, meant) for part in arguments]
+    assert telescope(*arguments) == code
     error = capsys.readouterr().err
     assert message in error
     assert error.startswith("telescope: ")
@@ -261,25 +273,17 @@ def test_folders_that_cannot_be_compared_are_named(endpoint, place, capsys, argu
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-VICTIM = """
-import os, signal, sys
-from pathlib import Path
-from telescope_core.records import RunFolder, RolloutRow
-from telescope_core.types import RolloutStatus
-run = RunFolder.create(Path("run"), config={})
-for step in range(1, 5):
-    rows = [RolloutRow(step=step, environment="math", example_id="x", group_id="g", index=i,
-                       status=status, reward=1.0)
-            for i, status in enumerate((RolloutStatus.KEPT, RolloutStatus.DISCARDED))]
-    run.write_rollouts(step, rows)
-    run.log_metrics({"step": step, "reward/mean": step / 4})
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_report_shows_a_killed_run(capsys):
-    process = subprocess.run([sys.executable, "-c", VICTIM], timeout=60, check=False)
-    assert process.returncode == -signal.SIGKILL
+def test_report_shows_a_killed_run(place, capsys):
+    run = RunFolder.create(place / "run", config={})
+    about = {"environment": "math", "example_id": "x", "group_id": "g", "reward": 1.0}
+    for step in range(1, 5):
+        rows = [
+            RolloutRow(step=step, index=index, status=status, **about)
+            for index, status in enumerate((RolloutStatus.KEPT, RolloutStatus.DISCARDED))
+        ]
+        run.write_rollouts(step, rows)
+        run.log_metrics({"step": step, "reward/mean": step / 4})
+    kill(run)
     assert telescope("--report", "run") == 0
     text = capsys.readouterr().out
     assert "interrupted: process" in text
@@ -325,6 +329,22 @@ def test_report_names_why_a_run_failed(place, capsys):
     assert "inference server 0 (process 12) is gone" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_rollout_is_recorded_when_it_has_ended(endpoint, place):
+    counted = (
+        "    @metric\n    def recorded(self, rollout, example):\n"
+        "        from pathlib import Path\n"
+        "        files = Path('out').glob('rollouts.jsonl')\n"
+        "        return float(sum(len(path.read_text().splitlines()) for path in files))\n"
+        "\n\nclass Loud"
+    )
+    (place / "echo_env.py").write_text(ENVIRONMENT.replace("\n\nclass Loud", counted))
+    few = ("--examples", 4, "--rollouts", 1, "--concurrency", 1, "--output", "out")
+    assert telescope("echo_env:Echo", "--base-url", endpoint[0], *few) == 0
+    rows = [json.loads(line) for line in (place / "out" / "rollouts.jsonl").open()]
+    assert [row["metrics"]["recorded"] for row in rows] == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
 def test_an_interrupted_eval_keeps_its_rollouts(endpoint, place):
     url, _ = endpoint
     held = (

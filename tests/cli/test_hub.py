@@ -95,8 +95,9 @@ def test_a_folder_that_is_no_registry_is_refused(telescope, tmp_path, verb):
 
 
 def test_an_unknown_branch_is_refused(telescope):
-    code, _, err = telescope("hub", "check", str(ROOT / "registry"), "--against", "no-such")
-    assert (code, "is not a commit or branch" in err) == (2, True)
+    code, out, err = telescope("hub", "check", str(ROOT / "registry"), "--against", "no-such")
+    assert (code, out) == (2, "")
+    assert "'no-such'" in err
 
 
 @pytest.mark.parametrize("verb", [("list",), ("search", "math")])

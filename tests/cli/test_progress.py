@@ -1,6 +1,7 @@
 """Progress of long commands: nothing for short ones, lines where there is no terminal."""
 
 import io
+import re
 
 from rich.console import Console
 
@@ -22,7 +23,9 @@ def test_what_is_done_within_two_seconds_shows_nothing() -> None:
 
 
 def test_after_two_seconds_there_is_a_line_even_if_nothing_is_done() -> None:
-    assert shown((1.0, 0), (2.1, 0)) == "simulating: 0 of 100 steps after 2 s\n"
+    (line,) = shown((1.0, 0), (2.1, 0)).splitlines()
+    assert line.startswith("simulating: ")
+    assert re.findall(r"\d+", line) == ["0", "100", "2"], "steps done, all steps, seconds"
 
 
 def test_further_lines_come_every_ten_seconds() -> None:

@@ -20,8 +20,8 @@ number_of_steps = 1000
 [model]
 model = "org/not-here"
 [rollout]
-group_size = 4
-prompts_batch_size_for_trainer = 8
+group_size = 2
+prompts_batch_size_for_trainer = 4
 max_tokens = 2048
 [trainer]
 seq_len = 8192
@@ -44,7 +44,7 @@ def run(capsys, *arguments) -> tuple[int, str, str]:
 
 
 def test_a_run_is_estimated_with_other_divisions(settings, capsys):
-    few = ("--gpus", "8", "--parameters", "8B", "--steps", "5")
+    few = ("--gpus", "8", "--parameters", "8B", "--steps", "3")
     code, text, _ = run(capsys, settings, *few, "--servers", "4")
     assert code == 0
     assert "4 servers and 4 trainer GPUs (H100)" in text
@@ -57,7 +57,10 @@ def test_a_run_is_estimated_with_other_divisions(settings, capsys):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["simulate", "run.toml", "--gpus", "4", "--parameters", "1B", "--steps", "2"],
+        pytest.param(
+            ["simulate", "run.toml", "--gpus", "4", "--parameters", "1B", "--steps", "2"],
+            marks=pytest.mark.slow,
+        ),
         ["train", "--help"],
     ],
     ids=["simulate", "help"],
@@ -84,7 +87,7 @@ def test_what_trains_nothing_imports_no_heavy_library(arguments, settings, tmp_p
 
 def test_the_run_is_drawn_over_time_and_as_a_page(settings, capsys, tmp_path):
     page = tmp_path / "plan.html"
-    few = ("--gpus", "8", "--parameters", "8B", "--steps", "5", "--page", str(page))
+    few = ("--gpus", "8", "--parameters", "8B", "--steps", "3", "--page", str(page))
     code, text, _ = run(capsys, settings, *few)
     assert code == 0
     for name in ("servers busy", "ranks busy", "lane queue", "groups ready", "staleness"):
@@ -92,6 +95,7 @@ def test_the_run_is_drawn_over_time_and_as_a_page(settings, capsys, tmp_path):
     assert page.read_text().count('<svg class="chart"') == 4
 
 
+@pytest.mark.slow
 def test_larger_runs_are_simulated_in_several_processes_with_the_same_result(
     settings, capsys, monkeypatch
 ):
@@ -154,13 +158,15 @@ def test_lengths_come_from_the_rollouts_of_a_run(settings, capsys, tmp_path):
 
 
 def test_speeds_come_from_the_records_of_a_run(settings, capsys, tmp_path):
-    write_measured_run(tmp_path / "small", num_steps=20)
+    write_measured_run(tmp_path / "small")
     small = ("--speeds-of", str(tmp_path / "small"), "--lengths-of", str(tmp_path / "small"))
-    machines = ("--gpus", "4", "--servers", "2", "--steps", "5")
+    machines = ("--gpus", "4", "--servers", "2", "--steps", "3")
     code, text, _ = run(capsys, settings, *machines, *small)
     assert code == 0
     assert "as fast as those of" in text
-    code, text, _ = run(capsys, settings, *machines, *small, "--json")
+    code, text, _ = run(
+        capsys, settings, *machines, *small, "--prompts_batch_size_for_trainer", "16", "--json"
+    )
     chosen = json.loads(text)["chosen"]
     # 32 rollouts over two servers: the longest answer takes about 280 steps of 20 to 84 ms each.
     assert 5 < chosen["generate_s"] < 30

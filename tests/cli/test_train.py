@@ -2,7 +2,7 @@
 
 import json
 import os
-import shutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -120,17 +120,19 @@ def test_two_ways_to_resume_are_one_too_many(settings, capsys, other):
     assert "--resume and --resume_from_checkpoint say where to go on; give one of them" in said
 
 
-def test_a_folder_in_the_way_says_how_to_go_on_with_its_run(settings, capsys):
+@pytest.mark.parametrize(("name", "remedy"), [("run.json", "--resume"), ("notes.txt", "--name")])
+def test_a_folder_in_the_way_stays_and_the_way_on_is_named(settings, capsys, name, remedy):
+    """The folder of a run can be gone on with; one of anything else is somebody's."""
     folder = settings.parent / "runs" / "toy"
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text("{}")
-    _, plan, _ = train(capsys, str(settings), "--dry-run")
-    assert "is not empty; add --resume to go on with its run" in plan
-    shutil.rmtree(folder)
-    folder.mkdir()
-    (folder / "notes.txt").write_text("mine")
-    _, plan, _ = train(capsys, str(settings), "--dry-run")
-    assert "is not empty; give another --name" in plan
+    (folder / name).write_text("{}")
+    for flags in (("--dry-run",), ()):
+        code, out, err = train(capsys, str(settings), *flags)
+        assert code == 2
+        (said,) = re.findall(r"/runs/toy is not empty[^.]*", out + err)
+        assert [one for one in ("--resume", "--name") if one in said][:1] == [remedy]
+    assert [path.name for path in folder.iterdir()] == [name]
+    assert (folder / name).read_text() == "{}"
 
 
 def test_help_shows_how_to_resume(capsys):

@@ -6,10 +6,11 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,41 +63,63 @@ def watching(place: Path, *arguments: str) -> Iterator["queue.Queue[str]"]:
         process.stdout.close()
 
 
-def until(lines: "queue.Queue[str]", text: str) -> str:
-    """Return the first line with `text`."""
-    while text not in (line := lines.get(timeout=DEADLINE_S)):
-        pass
-    return line
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
+    """What the run does between two looks of the command in this process, one after another."""
+    happens: list[Callable[[], object]] = []
+    clock = SimpleNamespace(sleep=lambda seconds: happens.pop(0)())
+    monkeypatch.setattr("telescope_cli.watch.time", clock)
+    return happens
 
 
-def test_a_person_sees_steps_losses_and_the_end(folder: RunFolder, tmp_path: Path):
+def test_a_person_sees_steps_losses_and_the_end(
+    folder: RunFolder, meanwhile, capsys, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
     folder.log_metrics(row(1))
-    with watching(tmp_path, "demo") as lines:
-        until(lines, "watching runs/demo")
-        folder.log_metrics(row(2))
-        assert "step 2/4 reward 0.250" in until(lines, "step 2")
-        lost = ServerEvent(
-            time_s=1.0,
-            server="http://a",
-            role=ServerRole.ROLLOUT,
-            life=1,
-            state=ServerState.LOST,
-            version=2,
-            reason="killed by signal 9",
-        )
-        folder.log_server(lost)
-        assert "http://a lost: killed by signal 9" in until(lines, "http://a")
-        folder.go_back(Restart(time_s=1.0, reason="rank 0 died", reached=2, step=1, checkpoint="c"))
-        until(lines, "rank 0 died")
-        folder.log_metrics(row(2) | {"reward/mean": 0.75})
-        # What was done before the restart is not told again.
-        assert "reward 0.750" in until(lines, "step 2/4")
-        folder.fail("the disk is full")
-        until(lines, "run demo failed after step 2: the disk is full")
-    until(lines, "exit 1")
+    lost = ServerEvent(
+        time_s=1.0,
+        server="http://a",
+        role=ServerRole.ROLLOUT,
+        life=1,
+        state=ServerState.LOST,
+        version=2,
+        reason="killed by signal 9",
+    )
+    back = Restart(time_s=1.0, reason="rank 0 died", reached=2, step=1, checkpoint="c")
+    meanwhile += [
+        lambda: folder.log_metrics(row(2)),
+        lambda: folder.log_server(lost),
+        lambda: folder.go_back(back),
+        lambda: folder.log_metrics(row(2) | {"reward/mean": 0.75}),
+        lambda: folder.fail("the disk is full"),
+    ]
+    code, text = run(capsys, "demo")
+    assert code == 1
+    # What was done before the restart is not told again.
+    assert text.count("step 2/4") == 2
+    told = ["watching runs/demo", "step 2/4 reward 0.250", "http://a lost: killed by signal 9"]
+    told += ["rank 0 died", "step 2/4 reward 0.750"]
+    told += ["run demo failed after step 2: the disk is full"]
+    places = [text.index(one) for one in told]
+    assert places == sorted(places)
+    assert meanwhile == []
 
 
-def test_a_program_gets_everything_as_objects(folder: RunFolder, tmp_path: Path):
+def test_a_program_gets_everything_as_objects(folder: RunFolder, meanwhile, capsys):
+    folder.log_metrics(row(1))
+    meanwhile += [lambda: folder.log_metrics(row(2)), folder.finish]
+    code, text = run(capsys, "runs/demo", "--json")
+    assert code == 0
+    assert [json.loads(line) for line in text.splitlines()] == [
+        {"kind": "step", **row(1)},
+        {"kind": "step", **row(2)},
+        {"kind": "end", "state": "finished", "reason": ""},
+    ]
+
+
+@pytest.mark.slow
+def test_a_run_of_another_process_is_watched_while_it_goes_on(folder: RunFolder, tmp_path: Path):
     folder.log_metrics(row(1))
     with watching(tmp_path, "runs/demo", "--json") as lines:
         assert json.loads(lines.get(timeout=DEADLINE_S)) == {"kind": "step", **row(1)}
