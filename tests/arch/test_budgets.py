@@ -5,6 +5,7 @@ import graphlib
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -104,8 +105,11 @@ def tracked(*patterns: str) -> list[Path]:
     return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
-SOURCES = tracked("packages/*.py")
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Return the sources of all packages, parsed once."""
+    sources = tracked("packages/*.py")
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sources}
 
 
 def name_of(path: Path) -> str:
@@ -125,7 +129,7 @@ def test_files_are_short():
 def test_functions_fit_a_screen():
     lengths = {
         f"{name_of(path)}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
@@ -135,7 +139,7 @@ def test_functions_fit_a_screen():
 
 def test_modules_open_with_what_they_are():
     wrong = {}
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         text = (ast.get_docstring(tree) or "").strip()
         # A drawing is indented; it says in one look what would take many lines.
         lines = [line for line in text.splitlines() if not line.startswith("    ")]
@@ -146,7 +150,7 @@ def test_modules_open_with_what_they_are():
 
 def test_no_stub_and_no_note_to_self():
     marks = re.compile(r"#\s*TODO|FIXME|raise NotImplementedError")
-    found = [name_of(path) for path in SOURCES if marks.search(path.read_text(encoding="utf-8"))]
+    found = [name_of(path) for path in trees() if marks.search(path.read_text(encoding="utf-8"))]
     assert found == []
 
 
@@ -163,7 +167,7 @@ def late_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def test_imports_stand_at_the_top_but_for_optional_dependencies():
     found = {
         f"{name_of(path)}:{line} {module}"
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         if "telescope_cli" not in path.parts
         for line, module in late_imports(tree)
         if module.partition(".")[0] not in OPTIONAL
@@ -174,7 +178,7 @@ def test_imports_stand_at_the_top_but_for_optional_dependencies():
 def test_everything_is_caught_only_where_it_can_be_told():
     found = {
         name_of(path)
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ExceptHandler)
         and (node.type is None or getattr(node.type, "id", "") in ("Exception", "BaseException"))
@@ -186,7 +190,7 @@ def test_everything_is_caught_only_where_it_can_be_told():
 def test_no_wait_loses_a_cancellation():
     found = {
         f"{name_of(path)}:{node.lineno}"
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
         and (node.attr, getattr(node.value, "id", "")) == ("wait_for", "asyncio")
@@ -216,7 +220,7 @@ def imported_modules(tree: ast.Module, known: set[str]) -> Iterator[str]:
 
 
 def test_no_import_cycles():
-    modules = {module_of(path): tree for path, tree in TREES.items() if "src" in path.parts}
+    modules = {module_of(path): tree for path, tree in trees().items() if "src" in path.parts}
     graph = {
         name: {target for target in imported_modules(tree, set(modules)) if target != name}
         for name, tree in modules.items()
