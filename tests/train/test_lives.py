@@ -69,5 +69,7 @@ async def test_ranks_may_die_while_they_start_again():
 
 
 async def test_without_restarts_the_death_ends_the_run():
+    run = Run([3], most=0)
     with pytest.raises(RankDiedError, match=r"^trainer rank 1 died: killed$"):
-        await Run([3], most=0).play()
+        await run.play()
+    assert (run.begun, run.num_back) == ([0], 0)

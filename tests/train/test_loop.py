@@ -19,24 +19,9 @@ from telescope_train.batches.packing import pack
 from telescope_train.loop import train
 from telescope_train.step.records import record_unfinished
 from telescope_train.summary import make_summary
-from telescope_train.trainer.worker import TrainerWorker
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy_run import ToyPolicies, toy_config, toy_parts
-
-
-@pytest.fixture
-def start():
-    """Return a function that starts a rank in this process; it is closed at the end."""
-    workers = []
-
-    def build(settings) -> TrainerWorker:
-        workers.append(TrainerWorker(settings))
-        return workers[-1]
-
-    yield build
-    for worker in workers:
-        worker.close()
 
 
 async def no_step(step, row):
@@ -79,6 +64,7 @@ async def test_minibatches_and_epochs_are_optimizer_steps(tiny, start, tmp_path)
     assert summary["rewards"] != [row["reward/mean"] for row in rows]
 
 
+@pytest.mark.slow
 async def test_metrics_of_several_optimizer_steps_are_over_all_their_tokens(tiny, start, tmp_path):
     """At learning rate 0 the weights stay, so two minibatches see what one batch does."""
     rows = {}
@@ -86,8 +72,7 @@ async def test_metrics_of_several_optimizer_steps_are_over_all_their_tokens(tiny
         config = toy_config(tiny, steps=1, number_of_minibatches=number)
         trainer = config.trainer.model_copy(update={"learning_rate": 0.0})
         config = config.model_copy(update={"trainer": trainer})
-        parts, (rows[number],) = await run(config, tmp_path / str(number), start)
-        parts.trainer.worker.close()
+        _, (rows[number],) = await run(config, tmp_path / str(number), start)
     for name in ("entropy", "importance_weight/mean", "importance_weight/max", "tokens/trained"):
         assert rows[2][name] == pytest.approx(rows[1][name], rel=1e-6), name
 
@@ -111,6 +96,7 @@ async def test_filtered_rollouts_are_recorded_with_the_reason(tiny, start, tmp_p
     )
 
 
+@pytest.mark.slow
 async def test_nothing_about_tokens_is_written_without_the_setting(tiny, start, tmp_path):
     config = toy_config(tiny, steps=1)
     quiet = config.observability.model_copy(update={"record_token_facts": False})
@@ -196,29 +182,31 @@ async def test_a_batch_in_which_everything_failed_is_in_the_run_folder(tiny, sta
     assert {one.attempt for one in attempts} == {1, 2, 3}
 
 
+@pytest.mark.slow
 async def test_a_step_is_the_same_when_it_is_taken_again(tiny, start, tmp_path):
     weights = []
     for attempt in range(2):
         config = toy_config(tiny, number_of_minibatches=2, ppo_epochs=2, use_ppo_clip=True)
         parts, _ = await run(config, tmp_path / str(attempt), start)
         weights.append({n: v.clone() for n, v in parts.trainer.worker.export_weights()})
-        parts.trainer.worker.close()
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 
 async def test_one_minibatch_with_recomputed_logprobs_has_weight_exactly_1(tiny, start, tmp_path):
     clipped = {"use_ppo_clip": True, "ppo_clip_ref_logprobs": "batch"}
     _, rows = await run(toy_config(tiny, **clipped), tmp_path / "run", start)
-    for row in rows:
-        assert row["importance_weight/min"] == row["importance_weight/max"] == 1.0
-        assert row["behave_imp_weight/mean"] != 1.0
-        assert row["clip_fraction/low"] == row["clip_fraction/high"] == 0
+    ratios = [(row["importance_weight/min"], row["importance_weight/max"]) for row in rows]
+    clipped = [(row["clip_fraction/low"], row["clip_fraction/high"]) for row in rows]
+    assert ratios == [(1.0, 1.0)] * 2
+    assert clipped == [(0.0, 0.0)] * 2
+    assert 1.0 not in [row["behave_imp_weight/mean"] for row in rows], "servers round otherwise"
 
 
 async def test_a_second_epoch_sees_weights_that_moved(tiny, start, tmp_path):
     clipped = {"use_ppo_clip": True, "ppo_clip_ref_logprobs": "batch", "ppo_epochs": 2}
-    _, rows = await run(toy_config(tiny, steps=1, **clipped), tmp_path / "run", start)
-    assert rows[0]["importance_weight/max"] != 1.0
+    _, (row,) = await run(toy_config(tiny, steps=1, **clipped), tmp_path / "run", start)
+    largest = row["importance_weight/max"]
+    assert largest > 1.0
 
 
 async def test_the_reference_is_filled_in_and_follows_when_asked(tiny, start, tmp_path):

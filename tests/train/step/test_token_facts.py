@@ -41,8 +41,14 @@ def plan_of(chosen, *, seq_len=64, num_minibatches=1, num_epochs=1) -> StepPlan:
     return StepPlan(minibatches=batches, order=order)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize(("seq_len", "seed"), [(40, 0), (64, 1), (4096, 2)])
+@pytest.mark.parametrize(
+    ("dtype", "seq_len", "seed"),
+    [
+        ("float64", 40, 0),
+        pytest.param("float32", 64, 1, marks=pytest.mark.slow),
+        pytest.param("float64", 4096, 2, marks=pytest.mark.slow),
+    ],
+)
 async def test_facts_are_those_of_a_plain_pass_in_any_packing(tiny, start, dtype, seq_len, seed):
     chosen = branched()
     order = np.random.default_rng(seed).permutation(len(chosen))
@@ -60,6 +66,7 @@ async def test_facts_are_those_of_a_plain_pass_in_any_packing(tiny, start, dtype
     assert await ranks.take_token_facts() == [[]]
 
 
+@pytest.mark.slow
 async def test_epochs_and_minibatches_give_the_facts_of_the_first_pass(tiny, start):
     """The minibatch that comes first is under the weights from before the step in all epochs."""
     plan = plan_of(branched(), num_minibatches=2, num_epochs=3)
@@ -75,6 +82,7 @@ async def test_epochs_and_minibatches_give_the_facts_of_the_first_pass(tiny, sta
         require_facts([row for row in rows if row not in of_first], later)
 
 
+@pytest.mark.slow
 async def test_gradients_in_parts_give_the_facts_of_their_step_alone(tiny, start):
     plan = plan_of(branched(), seq_len=40)
     (shards,) = plan.minibatches
@@ -127,7 +135,7 @@ class SlowFolder:
         self.may_write, self.steps, self._fails = threading.Event(), [], fails
 
     def write_token_facts(self, step, rows) -> None:
-        assert self.may_write.wait(60)
+        assert self.may_write.wait(300)
         if step in self._fails:
             raise OSError("no room")
         self.steps.append((step, len(list(rows))))
