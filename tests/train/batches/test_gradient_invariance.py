@@ -99,8 +99,21 @@ def step(make_sample):
     ]
 
 
-@pytest.mark.parametrize("weighting", ["token", "sequence", "constant"])
-@pytest.mark.parametrize("form", FORMS)
+WEIGHTINGS = ("token", "sequence", "constant")
+FAST = {("grpo", one) for one in WEIGHTINGS} | {
+    (form, WEIGHTINGS[number % 3]) for number, form in enumerate(FORMS)
+}
+"""Each form once, and grpo with each weighting."""
+
+
+@pytest.mark.parametrize(
+    ("form", "weighting"),
+    [
+        pytest.param(form, one, marks=[] if (form, one) in FAST else pytest.mark.slow)
+        for form in FORMS
+        for one in WEIGHTINGS
+    ],
+)
 def test_micro_batches_ranks_and_order_do_not_change_the_gradient(step, form, weighting):
     arguments = {"form": form, "weighting": weighting}
     expected = step_gradient(step, seq_len=1000, **arguments)

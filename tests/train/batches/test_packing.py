@@ -116,8 +116,11 @@ MIXES = {
 }
 
 
+MIXED = [pytest.param(name, marks=pytest.mark.slow if name == "many cut" else []) for name in MIXES]
+
+
 @pytest.mark.parametrize("hidden_size", [256, 1024, 4096])
-@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("mix", MIXED)
 def test_a_large_step_is_full_and_even_over_ranks(mix, hidden_size):
     lengths_N = MIXES[mix](np.random.default_rng(0), 8192).astype(int).clip(16, 4096)
     bins = spread_over_ranks(lengths_N, seq_len=4096, num_ranks=16)
@@ -193,7 +196,7 @@ def test_no_samples_give_no_batches():
     assert packing_fill([], 8) == 0.0
 
 
-@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("mix", MIXED)
 def test_a_realistic_step_fills_its_batches(mix):
     lengths_N = MIXES[mix](np.random.default_rng(0), 2048).astype(int).clip(16, 4096)
     bins = best_fit(lengths_N, 4096)

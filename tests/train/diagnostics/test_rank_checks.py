@@ -1,7 +1,7 @@
 """What is proved before training: each proof passes on a sound run and stops a broken one."""
 
+import re
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,10 +42,8 @@ def check(backend):
     )
 
 
-def test_a_rank_proves_three_things_exactly_and_in_a_moment(worker):
-    started_s = time.perf_counter()
+def test_a_rank_proves_four_things_exactly(worker):
     tests = {test.name: test for test in check(worker.backend)}
-    assert time.perf_counter() - started_s < 3
     assert tests["packing does not leak"].value < 1e-5
     assert tests["shared prefixes change nothing"].value < 1e-5
     assert tests["importance weight is 1"].value == 0
@@ -60,6 +58,15 @@ def test_rehearsing_leaves_nothing_behind(worker):
     assert not worker.backend._optimizer.state
     assert worker.backend._progress.step == 0
     assert all(parameter.grad is None for parameter in worker.backend._policy.parameters())
+
+
+def failed(backend) -> str:
+    """Return the first two words of the test that stops the run."""
+    with pytest.raises(ConfigError) as caught:
+        check(backend)
+    name = re.search("self-test '(.*?)'", str(caught.value))
+    assert name is not None, caught.value
+    return " ".join(name[1].split()[:2])
 
 
 class Broken:
@@ -83,16 +90,14 @@ def test_prefixes_that_are_not_attended_to_are_caught(worker):
         other_T = np.where(is_shared_T, (batch.token_ids_T + 1) % VOCAB, batch.token_ids_T)
         return replace(batch, token_ids_T=other_T, shared_S=None)
 
-    with pytest.raises(ConfigError, match=r"'shared prefixes change nothing'.*share_prefixes"):
-        check(Broken(worker.backend, logprobs=of_other_prefixes))
+    assert failed(Broken(worker.backend, logprobs=of_other_prefixes)) == "shared prefixes"
 
 
 def test_a_forward_pass_that_differs_from_itself_is_caught(worker):
     def noisy(batches):
         return [found + np.float32(1e-6) for found in worker.backend.logprobs(batches)]
 
-    with pytest.raises(ConfigError, match="'importance weight is 1': expected at most 0"):
-        check(Broken(worker.backend, logprobs=noisy))
+    assert failed(Broken(worker.backend, logprobs=noisy)) == "importance weight"
     worker.backend.rehearse_step()
 
 
@@ -107,8 +112,7 @@ def test_an_optimizer_that_moves_weights_at_rate_0_is_caught(worker):
     weights = worker.backend._optimizer.param_groups[0]["params"][0].detach().clone()
     optimizer.step = drifting
     try:
-        with pytest.raises(ConfigError, match=r"'learning rate 0 does not drift'.*got 1"):
-            check(worker.backend)
+        assert failed(worker.backend) == "learning rate"
     finally:
         optimizer.step = step
         optimizer.param_groups[0]["params"][0].data.copy_(weights)
@@ -147,7 +151,7 @@ async def test_engine_and_trainer_are_compared_through_the_policy(worker, error)
 
     asked = check_engine(policies, sampling, PACKING, logprobs, dtype="float32")
     if error:
-        with pytest.raises(ConfigError, match=r"expected at most 0.001 nats on average, got 0.01"):
+        with pytest.raises(ConfigError, match=r"0\.001 nats.*0\.01"):
             await asked
     else:
         assert (await asked).value < 1e-5

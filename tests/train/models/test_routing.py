@@ -30,7 +30,10 @@ from routed_cases import routed_batches, slow_routed_gradient
 KINDS = ("qwen3_moe", "qwen3_moe with weights as they are", "mixtral")
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=[KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])],
+)
 def mixture(request, tmp_path_factory):
     kind, _, as_they_are = request.param.partition(" ")
     folder = make_mixture(tmp_path_factory.mktemp(kind) / "model", kind)
@@ -40,7 +43,9 @@ def mixture(request, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+@pytest.mark.parametrize(
+    "gradient_checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_the_gradient_is_that_of_the_experts_that_were_chosen(
     mixture, start, gradient_checkpointing
 ):
@@ -76,14 +81,17 @@ def test_the_models_own_routes_change_nothing(mixture, start):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_routes_of_another_model_are_refused(mixture, tiny, start):
     worker = start(backend_settings(mixture))
     batch = routed_batches(worker.backend._policy.lm.config, seq_len=4096)[0][0]
-    with pytest.raises(ConfigError, match="expected routes of 2 layers and 2 experts"):
+    with pytest.raises(ConfigError, match=r"\b2 layers.*\b2 experts"):
         worker.logprobs([replace(batch, routes_TLK=batch.routes_TLK[:, :1])])
+    assert np.isfinite(worker.logprobs([batch])[0]).all(), "its own routes are taken"
     worker = start(backend_settings(tiny))
-    with pytest.raises(ConfigError, match="has no router that is known"):
+    with pytest.raises(ConfigError, match="router"):
         worker.logprobs([batch])
+    assert np.isfinite(worker.logprobs([replace(batch, routes_TLK=None)])[0]).all()
 
 
 def test_the_reference_model_chooses_by_itself(mixture, start):

@@ -55,30 +55,54 @@ def test_the_walk_covers_every_setting_with_a_switch():
 
 
 @pytest.mark.parametrize(
-    ("flags", "expected"),
+    ("flags", "facts", "fixed"),
     [
-        (["--number_of_minibatches", "5"], r"\(5\) must divide .* \(16\): .* use 4"),
+        (
+            ["--number_of_minibatches", "5"],
+            r"\(5\).*prompts_batch_size_for_trainer \(16\).*\b4\b",
+            ["--number_of_minibatches", "4"],
+        ),
         (
             ["--number_of_minibatches", "32"],
-            r"\(32\) must divide rollout.prompts_batch_size_for_trainer \(16\): .* use 16",
+            r"\(32\).*prompts_batch_size_for_trainer \(16\).*\b16\b",
+            ["--number_of_minibatches", "16"],
         ),
         (
             ["--overlong_penalty_factor", "1", "--overlong_buffer_tokens", "512"],
-            r"overlong_buffer_tokens \(512\) must be below rollout.max_tokens \(512\)",
+            r"overlong_buffer_tokens \(512\).*max_tokens \(512\)",
+            ["--overlong_penalty_factor", "1", "--overlong_buffer_tokens", "511"],
         ),
-        (["--overlong_penalty_factor", "1", "--max_tokens", "200"], r"\(256\) must be below"),
+        (
+            ["--overlong_penalty_factor", "1", "--max_tokens", "200"],
+            r"overlong_buffer_tokens \(256\).*max_tokens \(200\)",
+            ["--overlong_penalty_factor", "1", "--max_tokens", "257"],
+        ),
         (
             ["--kl_penalty_tau", "0.1", "--reference_update_every", "10"],
-            r"reference_update_every \(10\) must be below run.number_of_steps \(10\)",
+            r"reference_update_every \(10\).*number_of_steps \(10\)",
+            ["--kl_penalty_tau", "0.1", "--reference_update_every", "9"],
         ),
-        (["--ppo_epochs", "2"], r"ppo_epochs \(2\) .* grpo without use_ppo_clip has no ratio"),
-        (["--repetition_compression_threshold", "1.0"], "greater than 1"),
-        (["--should_accept_fn", "no-colon"], "must be has_signal or module:function"),
+        (
+            ["--ppo_epochs", "2"],
+            r"ppo_epochs \(2\).*grpo.*use_ppo_clip",
+            ["--ppo_epochs", "2", "--use_ppo_clip", "true"],
+        ),
+        (
+            ["--filter_repetition", "true", "--repetition_compression_threshold", "1.0"],
+            "repetition_compression_threshold.*greater than 1",
+            ["--filter_repetition", "true", "--repetition_compression_threshold", "1.1"],
+        ),
+        (
+            ["--should_accept_fn", "no-colon"],
+            "should_accept_fn.*has_signal.*module:function",
+            ["--should_accept_fn", "has_signal"],
+        ),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_fix(flags, expected):
-    with pytest.raises(ConfigError, match=expected):
+def test_what_does_not_fit_is_refused_with_the_fix(flags, facts, fixed):
+    with pytest.raises(ConfigError, match=facts):
         load(*flags)
+    assert load(*fixed).algorithm != load().algorithm or load(*fixed).rollout != load().rollout
 
 
 def test_the_schedule_counts_optimizer_steps():
