@@ -56,13 +56,13 @@ def told(tmp_path_factory) -> tuple[dict, dict]:
     ]
     seen = []
     for process in running:
-        out, errors = process.communicate(timeout=600)
+        out, errors = process.communicate(timeout=900)
         assert process.returncode == 0, errors[-4000:]
         seen.append(dict(zip(RELEASES, json.loads(out.splitlines()[-1]), strict=True)))
     return seen[0], seen[1]
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RELEASES)
 def test_two_processes_see_the_same_and_splits_are_disjoint(told, name):
     first, second = (one[name] for one in told)
@@ -72,7 +72,7 @@ def test_two_processes_see_the_same_and_splits_are_disjoint(told, name):
     assert all(len(split["ids"]) == len(set(split["ids"])) for split in first["splits"].values())
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RELEASES)
 def test_gold_reaches_the_maximum_and_cheats_stay_at_the_floor(told, name):
     about = told[0][name]

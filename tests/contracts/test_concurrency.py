@@ -68,7 +68,7 @@ async def episodes(factory: str, settings: dict, *, at_once: int) -> list[tuple[
             example_index=number % NUM_EXAMPLES,
             group_id=f"g{number}",
             sampling=Sampling(max_tokens=16),
-            deadline_s=30,
+            deadline_s=600,
         )
         policy = ScriptedClient(replies, delay_s=0.001 if at_once > 1 else 0.0).policy("r")
         async with lanes:
@@ -80,7 +80,18 @@ async def episodes(factory: str, settings: dict, *, at_once: int) -> list[tuple[
     return list(ended)
 
 
-@pytest.mark.parametrize(("factory", "settings"), CASES)
+def first_of_each() -> list:
+    """Return every case, all but the first of each environment marked slow."""
+    seen: set[str] = set()
+    marked = []
+    for factory, settings in CASES:
+        marks = [pytest.mark.slow] if factory in seen else []
+        marked.append(pytest.param(factory, settings, marks=marks))
+        seen.add(factory)
+    return marked
+
+
+@pytest.mark.parametrize(("factory", "settings"), first_of_each())
 async def test_many_episodes_at_once_end_like_one_at_a_time(factory, settings):
     together = await episodes(factory, settings, at_once=64)
     alone = await episodes(factory, settings, at_once=1)

@@ -112,8 +112,13 @@ def overrides(node: ast.ClassDef, own: dict[str, str], facts: dict) -> list[str]
     return found
 
 
-def test_every_import_call_and_override_fits_the_pinned_sources():
-    imports, _ = script.our_names()
+@pytest.fixture(scope="module")
+def imports() -> dict[Path, dict[str, str]]:
+    """What each of our files imports of these packages."""
+    return script.our_names()[0]
+
+
+def test_every_import_call_and_override_fits_the_pinned_sources(imports):
     found = [text for path, own in imports.items() for text in problems(path, own, NAMES)]
     assert not found, "\n".join(found)
     files = {path.relative_to(script.SOURCES).as_posix() for path in imports}
@@ -146,23 +151,21 @@ def test_flash_attention_takes_what_transformers_passes():
         ("StatelessProcessGroup", "create", ["self", "host", "port"], "rank"),
     ],
 )
-def test_drift_is_seen(name, method, changed, said):
+def test_drift_is_seen(imports, name, method, changed, said):
     facts = json.loads(json.dumps(NAMES))
     (full,) = [one for one in facts if one.endswith(f":{name}")]
     if changed is None:
         del facts[full]["methods"][method]
     else:
         facts[full]["methods"][method] = changed
-    imports, _ = script.our_names()
     path = script.SOURCES / "weights" / "nccl.py"
     assert any(said in text for text in problems(path, imports[path], facts))
 
 
-def test_an_engine_whose_methods_take_more_is_refused():
+def test_an_engine_whose_methods_take_more_is_refused(imports):
     facts = json.loads(json.dumps(NAMES))
     (full,) = [one for one in facts if one.endswith(":WeightTransferEngine")]
     facts[full]["methods"]["receive_weights"] = ["self", "update_info", "load_weights"]
-    imports, _ = script.our_names()
     path = script.SOURCES / "weights" / "vllm_extension.py"
     found = problems(path, imports[path], facts)
     assert any("receive_weights" in text for text in found), found

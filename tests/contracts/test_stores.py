@@ -1,6 +1,7 @@
 """What every store of a registry does, whatever kind of place it is; places: store_places.py."""
 
 import hashlib
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,10 +37,10 @@ OUTSIDE = [
 ]
 
 
-@pytest.fixture
-def tree(tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def published(tmp_path_factory) -> Path:
     """A registry with three releases of acme/toy, one of them yanked, and one of acme/other."""
-    root = tmp_path / "tree"
+    root = tmp_path_factory.mktemp("published") / "tree"
     store = write_registry(root).store
     assert isinstance(store, LocalStore)
     for version in ("0.9.0", "0.10.0", "1.0.0"):
@@ -49,6 +50,12 @@ def tree(tmp_path) -> Path:
     deprecation = Deprecation(reason="too easy", replacement="acme/toy")
     store.change_status("acme/other", lambda status: Status(deprecated=deprecation))
     return root
+
+
+@pytest.fixture
+def tree(published, tmp_path) -> Path:
+    """Files of that registry that a test may change."""
+    return Path(shutil.copytree(published, tmp_path / "tree"))
 
 
 @pytest.fixture(params=sorted(READABLE))
@@ -71,20 +78,21 @@ def test_files_are_read_as_they_are(readable, tree):
     store.close()
 
 
-@pytest.mark.parametrize("path", ["index/acme/none.jsonl", "nothing", "index", "config.json/x"])
-def test_what_is_not_there_is_none(readable, path):
-    assert readable().read(path) is None
+def test_what_is_not_there_is_none(readable):
+    store = readable()
+    for path in ("index/acme/none.jsonl", "nothing", "index", "config.json/x"):
+        assert store.read(path) is None, path
 
 
-@pytest.mark.parametrize("path", OUTSIDE)
-def test_no_path_leads_out_of_a_registry(readable, tree, path):
+def test_no_path_leads_out_of_a_registry(readable, tree):
     (tree.parent / "secret").write_text("secret")
     (tree / ".git").mkdir()
     (tree / ".git/config").write_text("secret")
     store = readable()
-    assert store.read(path) is None
-    if "://" not in path:
-        assert store.artifact(path, max_bytes=1000) is None
+    for path in OUTSIDE:
+        assert store.read(path) is None, path
+        if "://" not in path:
+            assert store.artifact(path, max_bytes=1000) is None, path
 
 
 def test_artifacts_are_whole_or_refused(readable):
