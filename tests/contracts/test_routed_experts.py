@@ -38,7 +38,7 @@ def test_routes_are_tokens_by_layers_by_experts(vllm):
     (line,) = [
         one for one in (vllm / "outputs.py").read_text().splitlines() if "routed_experts: np" in one
     ]
-    assert line.endswith("# [seq_len,layer_num,topk]")
+    assert line.partition("#")[2].strip(" []").split(",") == ["seq_len", "layer_num", "topk"]
     # Numbers that two bytes with a sign hold: larger models would need more.
     capturer = (vllm / "model_executor/layers/fused_moe/routed_experts_capturer.py").read_text()
     assert '"uint8" if num_experts <= 256 else "uint16"' in capturer
@@ -49,10 +49,10 @@ def test_routes_are_tokens_by_layers_by_experts(vllm):
 def test_one_model_runner_alone_returns_them(vllm):
     """A CPU has another one, so the setting is refused there; if that changes, allow it."""
     runners = {
-        path.relative_to(vllm).as_posix()
+        path.parent.name
         for path in (vllm / "v1/worker").rglob("*model_runner*.py")
         if "aux_output_connector" in path.read_text(encoding="utf-8")
     }
-    assert runners == {"v1/worker/gpu/model_runner.py"}
+    assert runners == {"gpu"}
     needs = (vllm / "config/vllm.py").read_text(encoding="utf-8")
     assert "AuxOutput Connector requires Model Runner V2" in needs
