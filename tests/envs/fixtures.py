@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import site
 import subprocess
 import sys
 import zipfile
@@ -15,6 +16,24 @@ from tests.envs.projects import write_project, write_registry
 from telescope_envs.publish.build import normalise
 from telescope_envs.publish.first_party import publish
 from telescope_envs.registry import Registry
+
+
+@pytest.fixture(scope="session")
+def packages_without_environments(tmp_path_factory) -> Path:
+    """A folder of links to every installed package, except those of environments."""
+    folder = tmp_path_factory.mktemp("packages")
+    for installed in map(Path, site.getsitepackages()):
+        for path in installed.iterdir():
+            if not path.name.startswith("telescope_env_"):
+                (folder / path.name).symlink_to(path)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def without_environments(packages_without_environments, monkeypatch) -> None:
+    """Hide what this machine has installed: neither results nor times may depend on it."""
+    hidden = dict.fromkeys(site.getsitepackages(), str(packages_without_environments))
+    monkeypatch.setattr(sys, "path", [hidden.get(path, path) for path in sys.path])
 
 
 @pytest.fixture
@@ -88,13 +107,11 @@ def home(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def fresh_python(tmp_path_factory) -> str:
+def fresh_python(tmp_path_factory, packages_without_environments) -> str:
     """The Python of a new virtual environment that also sees the packages under test."""
-    import site
-
     folder = tmp_path_factory.mktemp("fresh") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (packages,) = (folder / "lib").glob("python*/site-packages")
-    lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages())
-    (packages / "seen.pth").write_text(lines)
+    line = f"import site; site.addsitedir({str(packages_without_environments)!r})\n"
+    (packages / "seen.pth").write_text(line)
     return str(folder / "bin" / "python")

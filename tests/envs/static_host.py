@@ -130,7 +130,7 @@ def place_at(
     )
 
 
-def open_store(address: str, cache: Path, *, total_s=2.0, silence_s=1.0, **how) -> HttpStore:
-    """Open a store in a hurry."""
+def open_store(address: str, cache: Path, *, total_s=120.0, silence_s=60.0, **how) -> HttpStore:
+    """Open a store that hardly pauses between its tries."""
     patience = Patience(total_s=total_s, silence_s=silence_s, max_tries=3, first_pause_s=0.005)
     return HttpStore(place_at(address, cache, **how), patience)

@@ -113,14 +113,15 @@ def test_a_bundle_brings_a_dataset_to_a_machine_without_a_network(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("acme/sum", "unknown dataset 'acme/sum'; did you mean 'acme/sums'"),
-        ("all", "acme/moving is at 'main', which is no commit"),
+        ("acme/sum", "'acme/sum'; .*'acme/sums'"),
+        ("all", "acme/moving .*'main'"),
     ],
 )
 def test_what_cannot_be_bundled_is_said(name, message, tmp_path):
     part = Part(entry=ENTRY, release=TOY.release, wheel=tmp_path / "unread.whl")
     with pytest.raises(ConfigError, match=message):
         write_bundle([part], tmp_path / "b.zip", datasets=[name], progress=silent)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_dataset_with_other_files_than_the_lock_names_is_refused(home, tmp_path):

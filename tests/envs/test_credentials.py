@@ -1,6 +1,8 @@
 """Tokens: where they come from, whom they are for, and that nothing shows them."""
 
 import json
+import re
+from pathlib import Path
 
 import keyring
 import pytest
@@ -101,8 +103,9 @@ def test_a_registry_with_a_name_has_a_variable_of_its_own(environ):
 
 
 def test_a_hub_repository_has_one_token_for_all_revisions(environ):
-    environ |= {"TELESCOPE_REGISTRY": "hf://acme/envs", "TELESCOPE_HUB_TOKEN": SECRET}
-    assert token_for("hf://acme/envs@v1", environ=environ) == SECRET
+    repository = "hf://acme/envs"
+    environ |= {"TELESCOPE_REGISTRY": repository, "TELESCOPE_HUB_TOKEN": SECRET}
+    assert token_for(f"{repository}@v1", environ=environ) == SECRET
     assert token_for("hf://acme/other", environ=environ) is None
 
 
@@ -138,10 +141,16 @@ def test_what_is_no_token_is_refused_without_showing_it(text):
 
 
 def test_the_hint_names_what_works(environ):
-    assert login_hint(CORP, environ=environ).startswith("set TELESCOPE_HUB_TOKEN_CORP, or run")
-    unnamed = login_hint("https://else.example", environ=environ)
-    assert "telescope hub login --registry https://else.example" in unnamed
-    assert "set TELESCOPE_REGISTRY to that address and TELESCOPE_HUB_TOKEN to the token" in unnamed
+    """The variables and the command of a hint are those that give a token afterwards."""
+    named, elsewhere = login_hint(CORP, environ=environ), "https://else.example"
+    (variable,) = re.findall("TELESCOPE_[A-Z_]+", named)
+    assert token_for(CORP, environ={**environ, variable: SECRET}) == SECRET
+    unnamed = login_hint(elsewhere, environ=environ)
+    command = f"telescope hub login --registry {elsewhere}"
+    assert command in unnamed
+    address, token = sorted(set(re.findall("TELESCOPE_[A-Z_]+", unnamed)), reverse=True)
+    given = {**environ, address: elsewhere, token: SECRET}
+    assert token_for(elsewhere, environ=given) == SECRET
 
 
 @pytest.fixture
@@ -160,8 +169,6 @@ def telescope(environ, capsys, monkeypatch):
 
 
 def tmp(environ):
-    from pathlib import Path
-
     return Path(environ["HOME"]) / "typed"
 
 

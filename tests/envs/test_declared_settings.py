@@ -23,12 +23,11 @@ def listed(config: type[EnvironmentConfig]) -> list[tuple[str, str, str]]:
 
 
 def test_a_table_that_holds_itself_is_listed_once() -> None:
-    assert listed(Config) == [
-        ("tree.depth", "integer", "1"),
-        ("tree.child", "table or null", "null"),
-        ("tree.nodes", "list of table", "[]"),
-        ("size", "integer", ""),
-    ]
+    depth, child, nodes, size = listed(Config)
+    assert depth == ("tree.depth", "integer", "1")
+    assert child == ("tree.child", "table or null", "null")
+    assert nodes == ("tree.nodes", "list of table", "[]")
+    assert size == ("size", "integer", "")
 
 
 def test_at_the_top_too() -> None:
@@ -52,4 +51,5 @@ def test_a_list_of_lists_without_end_has_a_type() -> None:
         "properties": {"tree": {"$ref": "#/$defs/Tree", "default": []}},
     }
     (setting,) = settings_in(schema)
+    assert (setting.name, setting.default) == ("tree", "[]")
     assert setting.type == "list of Tree"

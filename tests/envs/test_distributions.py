@@ -13,7 +13,7 @@ from telescope_envs.records.installed import (
 )
 
 
-@pytest.mark.parametrize("group", ["telescope.environments", "console_scripts", "pytest11"])
+@pytest.mark.parametrize("group", ["console_scripts", "pytest11"])
 def test_entry_points_are_those_of_the_standard_library(group):
     expected = {
         (point.name, point.value, point.dist.name, point.dist.version)

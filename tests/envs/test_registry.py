@@ -73,8 +73,10 @@ def test_a_release_says_what_the_environment_declares(published):
 
 
 def test_only_a_namespace_may_publish(registry, make_project):
-    with pytest.raises(RegistryError, match="nobody may publish"):
+    with pytest.raises(RegistryError, match="'evil'"):
         publish(registry.store, make_project(), owner="evil", datasets=[])
+    assert registry.ids() == []
+    assert not (Path(registry.address) / "artifacts").exists()
 
 
 def test_code_that_cannot_load_is_not_published(registry, make_project):
@@ -121,18 +123,19 @@ def test_a_yanked_version_is_chosen_only_when_named(versions):
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("toi", UnknownNameError, "did you mean 'toy'"),
-        ("acme/toi", UnknownNameError, "did you mean 'acme/toy'"),
-        ("toy@7", RegistryError, "published versions: 0.1.0, 0.2.0, 0.10.0, 1.0.0rc1"),
-        ("toy@new", ConfigError, "version 'new' is not valid"),
-        ("../toy", ConfigError, "must be written"),
-        ("Toy", ConfigError, "lower-case"),
-        ("a/b/c", ConfigError, "must be written"),
+        ("toi", UnknownNameError, "'toi'; .*'toy'"),
+        ("acme/toi", UnknownNameError, "'acme/toi'; .*'acme/toy'"),
+        ("toy@7", RegistryError, "0.1.0, 0.2.0, 0.10.0, 1.0.0rc1"),
+        ("toy@new", ConfigError, "'new'"),
+        ("../toy", ConfigError, "'../toy'.*owner/name"),
+        ("Toy", ConfigError, "'Toy'.*lower-case"),
+        ("a/b/c", ConfigError, "'a/b/c'.*owner/name"),
     ],
 )
 def test_bad_requests_are_one_clear_message(versions, text, error, message):
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as refusal:
         resolve(versions, text)
+    assert "\n" not in str(refusal.value)
 
 
 def test_another_python_is_refused(registry, make_project):
@@ -163,18 +166,20 @@ def test_the_registry_is_chosen_in_order(registry, tmp_path):
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("s3://bucket/registry", "are not supported"),
-        ("/no/such/folder", "is not a folder"),
+        ("s3://bucket/registry", "s3://.*https"),
+        ("/no/such/folder", "/no/such/folder.*folder"),
     ],
 )
 def test_a_registry_that_cannot_be_read_is_one_clear_message(flag, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as refusal:
         open_registry(flag)
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_folder_that_is_no_registry_says_so(tmp_path):
-    with pytest.raises(RegistryError, match=r"has no config\.json"):
+    with pytest.raises(RegistryError, match=r"config\.json") as refusal:
         open_registry(str(tmp_path))
+    assert str(tmp_path) in str(refusal.value)
 
 
 def test_a_broken_index_line_names_its_place_and_costs_only_itself(published, caplog):

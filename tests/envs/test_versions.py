@@ -1,5 +1,7 @@
 """Which version comes next, and that raising it changes nothing else in pyproject.toml."""
 
+import re
+
 import pytest
 
 from telescope_core.errors import ConfigError, RegistryError
@@ -56,14 +58,15 @@ def test_the_next_version(current, bump, expected):
 @pytest.mark.parametrize(
     ("bump", "error", "message"),
     [
-        ("pach", ConfigError, "expected major, minor, patch or a version"),
-        ("1.0+local", RegistryError, "without a local part"),
-        ("1!1.0", RegistryError, "without an epoch"),
+        ("pach", ConfigError, "major, minor, patch"),
+        ("1.0+local", RegistryError, "local"),
+        ("1!1.0", RegistryError, "epoch"),
     ],
 )
 def test_what_is_no_version_to_publish(bump, error, message):
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as refusal:
         bumped("0.1.0", bump)
+    assert repr(bump) in str(refusal.value)
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
@@ -90,13 +93,13 @@ def test_the_file_keeps_its_line_ends(tmp_path):
 
 @pytest.mark.parametrize("text", ['[project]\nname = "a"\n', "", '[project]\nversion = ["1"]\n'])
 def test_a_version_that_is_not_there_cannot_be_raised(text):
-    with pytest.raises(ConfigError, match=r"has no project\.version"):
+    with pytest.raises(ConfigError, match=r"project\.version"):
         with_version(text, "0.2.0")
 
 
 @pytest.mark.parametrize("version", ["0.1.9", "0.2.0rc1", "0.2.0"])
 def test_a_version_that_is_not_above_the_newest_is_refused(version):
-    with pytest.raises(RegistryError, match=r"not above 0\.2\.0, the newest"):
+    with pytest.raises(RegistryError, match=rf"{re.escape(version)} .*0\.2\.0"):
         require_above(version, ["0.1.0", "0.2.0", "0.1.5"], "acme/toy")
 
 

@@ -21,30 +21,32 @@ def wheel(published) -> bytes:
 
 def test_a_good_wheel_says_what_it_is(wheel):
     contents = read_wheel(wheel, FILENAME)
+    assert contents.version == "0.1.0"
     assert contents.distribution == "telescope-env-acme-toy"
     assert contents.module == "telescope_env_acme_toy"
     assert (contents.entry_name, contents.factory) == ("toy", "telescope_env_acme_toy:Toy")
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
+    "path",
     [
-        ("hook.pth", "may only contain"),
-        ("telescope_env_acme_toy/hook.pth", "which an environment may not contain"),
-        ("sitecustomize.py", "may only contain"),
-        ("telescope_env_acme_toy/sitecustomize.py", "which an environment may not contain"),
-        ("telescope_env_acme_toy/fast.so", "which an environment may not contain"),
-        ("other_package/__init__.py", "may only contain"),
-        ("telescope_env_acme_toy-0.1.0.data/scripts/env", "may only contain"),
-        ("../evil.py", "may only contain"),
-        ("/etc/evil.py", "may only contain"),
-        ("telescope_env_acme_toy/../../evil.py", "may only contain"),
-        ("telescope_env_acme_toy\\evil.py", "may only contain"),
+        "hook.pth",
+        "telescope_env_acme_toy/hook.pth",
+        "sitecustomize.py",
+        "telescope_env_acme_toy/sitecustomize.py",
+        "telescope_env_acme_toy/fast.so",
+        "other_package/__init__.py",
+        "telescope_env_acme_toy-0.1.0.data/scripts/env",
+        "../evil.py",
+        "/etc/evil.py",
+        "telescope_env_acme_toy/../../evil.py",
+        "telescope_env_acme_toy\\evil.py",
     ],
 )
-def test_files_outside_the_environment_are_refused(wheel, rewrite, path, message):
-    with pytest.raises(RegistryError, match=message):
+def test_files_outside_the_environment_are_refused(wheel, rewrite, path):
+    with pytest.raises(RegistryError) as refusal:
         read_wheel(rewrite(wheel, {path: b"x = 1\n"}), FILENAME)
+    assert repr(path) in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -65,12 +67,11 @@ def test_scripts_and_foreign_entry_points_are_refused(wheel, rewrite, entry_poin
 
 
 def test_a_file_that_record_does_not_list_is_refused(wheel, rewrite):
-    changed = rewrite(wheel, {"telescope_env_acme_toy/more.py": b""}, record=False)
-    with pytest.raises(RegistryError, match="RECORD does not match its files"):
-        read_wheel(changed, FILENAME)
-    changed = rewrite(wheel, {"telescope_env_acme_toy/__init__.py": b"evil = 1"}, record=False)
-    with pytest.raises(RegistryError, match="not the file that RECORD lists"):
-        read_wheel(changed, FILENAME)
+    for path in ("telescope_env_acme_toy/more.py", "telescope_env_acme_toy/__init__.py"):
+        changed = rewrite(wheel, {path: b"evil = 1"}, record=False)
+        with pytest.raises(RegistryError, match="RECORD") as refusal:
+            read_wheel(changed, FILENAME)
+        assert path in str(refusal.value)
 
 
 @pytest.mark.parametrize("name", ["WHEEL", "METADATA", "RECORD"])
@@ -81,15 +82,19 @@ def test_missing_metadata_is_refused(wheel, rewrite, name):
 
 
 def test_links_and_repeated_names_are_refused(wheel):
-    for attributes, names in ((0o120777 << 16, ["b"]), (0o100644 << 16, ["b", "B"])):
+    for attributes, names, message in (
+        (0o120777 << 16, ["b"], "telescope_env_acme_toy/b "),
+        (0o100644 << 16, ["b", "B"], "same name"),
+    ):
         data = io.BytesIO(wheel)
         with zipfile.ZipFile(data, "a") as archive:
             for name in names:
                 info = zipfile.ZipInfo(f"telescope_env_acme_toy/{name}")
                 info.external_attr = attributes
                 archive.writestr(info, "/etc/passwd")
-        with pytest.raises(RegistryError, match=r"plain file|same name"):
+        with pytest.raises(RegistryError) as refusal:
             read_wheel(data.getvalue(), FILENAME)
+        assert message in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -106,8 +111,9 @@ def test_another_file_name_is_refused(wheel, filename):
 
 
 def test_bytes_that_are_no_zip_file_are_refused():
-    with pytest.raises(RegistryError, match="not a readable zip file"):
+    with pytest.raises(RegistryError, match="zip") as refusal:
         read_wheel(b"hello", FILENAME)
+    assert FILENAME in str(refusal.value)
 
 
 def test_a_requirement_with_an_address_is_refused(wheel, rewrite):

@@ -79,15 +79,16 @@ def test_a_bundle_as_it_should_be_is_kept_as_a_whole(home: Path, tmp_path: Path)
 )
 def test_a_package_that_its_lock_does_not_name_is_refused(packages, tmp_path, refused) -> None:
     said = refused(write_bundle(tmp_path / "b.zip", TOY, packages))
-    assert "its lock does not name" in said
+    assert any(f"packages/{name}" in said for name in packages)
+    assert "lock" in said
 
 
 def test_a_wheel_of_an_environment_that_its_lock_does_not_name_is_refused(tmp_path, refused):
     files = files_of([TOY, PET], LOCK, {DEP: DEP_WHEEL})
     said = refused(write_files(tmp_path / "b.zip", files, environments_of(TOY)))
-    assert "its lock does not name" in said
+    assert PET.release.wheel.filename in said
     said = refused(write_files(tmp_path / "b.zip", files, environments_of(TOY, PET)))
-    assert "its lock and its manifest" in said
+    assert PET.release.id in said
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,9 @@ def test_a_wheel_of_an_environment_that_its_lock_does_not_name_is_refused(tmp_pa
 )
 def test_a_lock_unlike_the_manifest_is_refused(environments, lock, tmp_path, refused) -> None:
     path = write_files(tmp_path / "b.zip", files_of([TOY], lock, {DEP: DEP_WHEEL}), environments)
-    assert "its lock and its manifest" in refused(path)
+    said = refused(path)
+    assert "lock" in said
+    assert "manifest" in said
 
 
 def test_one_bad_wheel_keeps_out_all_the_others(tmp_path: Path, refused) -> None:
@@ -115,7 +118,7 @@ def test_one_bad_wheel_keeps_out_all_the_others(tmp_path: Path, refused) -> None
     path = write_files(
         tmp_path / "b.zip", files_of([PET, bad], lock, {}), environments_of(PET, bad)
     )
-    assert "not a readable zip file" in refused(path)
+    assert bad.release.wheel.filename in refused(path)
 
 
 @pytest.mark.parametrize("text", ["version = 1\nx = [\n", "", "version = 2\n", '"\\ud800"'])
@@ -131,10 +134,12 @@ def test_a_bundle_larger_than_the_limit_is_not_even_read(tmp_path: Path, refused
     path = tmp_path / "b.zip"
     path.touch()
     os.truncate(path, MAX_BUNDLE_BYTES + 1)  # a file with a hole: it takes no space
-    assert "--max-bundle-gb" in refused(path)
+    said = refused(path)
+    assert str(MAX_BUNDLE_BYTES + 1) in said
+    assert "--max-bundle-gb 11" in said
     os.truncate(path, 2 * 10**9)
-    assert "--max-bundle-gb" in refused(path, "--max-bundle-gb", "1")
-    assert "not a readable bundle" in refused(path)
+    assert "--max-bundle-gb 2" in refused(path, "--max-bundle-gb", "1")
+    assert "--max-bundle-gb" not in refused(path)
 
 
 def test_files_that_claim_more_than_the_limit_are_not_unpacked(tmp_path: Path, refused) -> None:

@@ -93,8 +93,9 @@ def test_an_environment_is_never_a_dependency(publish, home, options):
 def test_a_dependency_may_not_bring_what_belongs_to_telescope(publish, home, options, index, name):
     index.add("helper-of-toy", "1.0", needs=(name,))
     index.add(name, "99.0", code="raise SystemExit('evil')")
-    with pytest.raises(RegistryError, match=r"belongs to Telescope|which no index may supply"):
+    with pytest.raises(RegistryError) as refusal:
         install(publish("helper-of-toy"), "toy", options=options)
+    assert name in str(refusal.value)
     assert_nothing_installed(home, options)
 
 
@@ -119,8 +120,9 @@ def test_the_hub_cannot_supply_a_dependency(publish, registry, home, options, in
         for line in read_lock(options.lock).environments[0].requirements
         if line.startswith("helper-of-toy")
     ]
-    digest = hashlib.sha256(wheel).hexdigest()
-    assert line == f"helper-of-toy==1.0 --hash=sha256:{digest}"
+    pin, _, digest = line.partition(" --hash=sha256:")
+    assert pin.endswith("==1.0"), "the version of the index, not that of the Hub"
+    assert digest == hashlib.sha256(wheel).hexdigest()
 
 
 def test_a_source_distribution_is_refused_where_wheels_are_required(publish, home, options, index):
@@ -175,6 +177,6 @@ def test_what_is_tried_sees_no_token_and_no_home(registry, home, options, monkey
 
 def test_declarations_unlike_the_record(registry, home, options):
     registry.store.publish(toy_publication(network="always"))
-    with pytest.raises(RegistryError, match="declares network 'none', but the registry says"):
+    with pytest.raises(RegistryError, match="network 'none'"):
         install(registry, "toy", options=options)
     assert_nothing_installed(home, options)

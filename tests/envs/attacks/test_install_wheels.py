@@ -101,7 +101,7 @@ def test_commands_and_foreign_entry_points(refused, toy, rewrite, entry_points):
 def test_a_symbolic_link(refused, toy):
     link = zipfile.ZipInfo(f"{MODULE}/link")
     link.external_attr = 0o120777 << 16
-    assert "not a plain file" in refused(added(toy, (link, b"/etc/passwd")))
+    assert f"{MODULE}/link" in refused(added(toy, (link, b"/etc/passwd")))
 
 
 def test_two_files_of_one_name(refused, toy):
@@ -112,9 +112,11 @@ def test_two_files_of_one_name(refused, toy):
 
 def test_a_file_that_record_does_not_know(refused, toy, rewrite):
     wheel = rewrite(toy, {f"{MODULE}/__init__.py": b"evil = 1\n"}, record=False)
-    assert "not the file that RECORD lists" in refused(wheel)
+    assert f"{MODULE}/__init__.py" in refused(wheel)
     wheel = rewrite(toy, {f"{MODULE}/more.py": b"evil = 1\n"}, record=False)
-    assert "RECORD does not match its files" in refused(wheel)
+    said = refused(wheel)
+    assert "RECORD" in said
+    assert f"{MODULE}/more.py" in said
 
 
 def test_a_bomb_by_ratio_and_one_by_size(refused, toy):
@@ -146,12 +148,12 @@ def test_an_encrypted_file(refused, toy):
 
 def test_a_name_that_is_not_utf8(refused, toy):
     wheel = added(toy, (zipfile.ZipInfo(f"{MODULE}/zz.txt"), b"x"))
-    assert "not plain UTF-8 text" in refused(wheel.replace(b"zz.txt", b"\xff\xfe.txt"))
+    assert "UTF-8" in refused(wheel.replace(b"zz.txt", b"\xff\xfe.txt"))
 
 
 def test_an_archive_around_the_archive(refused, toy):
     for wheel in (b"#!/bin/sh\n" + toy, toy + b"PK\x03\x04", added_comment(toy)):
-        assert "before or after its zip archive" in refused(wheel)
+        assert "zip archive" in refused(wheel)
 
 
 def test_metadata_unlike_the_index(refused, toy, rewrite):
@@ -169,7 +171,8 @@ def test_metadata_unlike_the_index(refused, toy, rewrite):
 @pytest.mark.parametrize("name", ["RECORD", "entry_points.txt"])
 def test_metadata_that_is_not_text(refused, toy, rewrite, name):
     reason = refused(rewrite(toy, {f"{INFO}/{name}": b"\xff\xfe\x00"}, record=name != "RECORD"))
-    assert "is not UTF-8" in reason
+    assert name in reason
+    assert "UTF-8" in reason
 
 
 def test_one_changed_byte(tmp_path, registry, monkeypatch):

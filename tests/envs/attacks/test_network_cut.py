@@ -3,6 +3,7 @@
 import socket
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from tests.envs.projects import write_registry
@@ -29,7 +30,11 @@ def refused(host, tmp_path, message: str) -> None:
     assert f"{host.address}/config.json" in str(first.value)
     with pytest.raises(RegistryError, match=message):
         store.artifact("config.json", max_bytes=1_000_000)
-    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert kept_in(tmp_path / "cache") == []
+
+
+def kept_in(cache: Path) -> list[Path]:
+    return [path for path in cache.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize(
@@ -60,8 +65,10 @@ def test_nobody_there_is_one_message(tmp_path):
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
-        with pytest.raises(RegistryError, match=f"{address}/config.json: .*refused.*3 tries"):
+        with pytest.raises(RegistryError, match="3 tries") as refusal:
             open_store(address, tmp_path / "cache").read("config.json")
+    assert f"{address}/config.json" in str(refusal.value)
+    assert kept_in(tmp_path / "cache") == []
 
 
 def test_a_cut_keeps_what_was_known_before(host, tmp_path):
@@ -98,10 +105,10 @@ def test_packed_bytes_are_refused(host, tmp_path):
     host.faults["/config.json"] = lambda handler: handler.answer(
         200, b"\x1f\x8b", Content_Encoding="gzip"
     )
-    with pytest.raises(
-        RegistryError, match=r"config\.json was sent with encoding gzip; serve it uncompressed"
-    ):
+    with pytest.raises(RegistryError, match="gzip") as refusal:
         open_store(host.address, tmp_path / "cache").read("config.json")
+    assert f"{host.address}/config.json" in str(refusal.value)
+    assert kept_in(tmp_path / "cache") == []
 
 
 @pytest.mark.parametrize("sent", [b"HTTP/1.1 200 OK\r\nX-", HEAD + b"\r\n"], ids=["head", "body"])
@@ -113,13 +120,13 @@ def test_a_trickle_ends_with_the_time_for_all(host, tmp_path, sent):
             time.sleep(0.1)
 
     host.faults["/config.json"] = trickle
-    began = time.monotonic()
     with pytest.raises(RegistryError, match=r"config\.json: not finished within 0\.25 s"):
         open_store(host.address, tmp_path / "cache", total_s=0.25).read("config.json")
-    assert time.monotonic() - began < 3
+    assert kept_in(tmp_path / "cache") == []
 
 
 def test_silence_ends(host, tmp_path):
     host.faults["/config.json"] = lambda handler: time.sleep(1.0)
-    with pytest.raises(RegistryError, match=r"no data for 0\.1 s"):
+    with pytest.raises(RegistryError, match=r"0\.1 s"):
         open_store(host.address, tmp_path / "cache", silence_s=0.1).read("config.json")
+    assert kept_in(tmp_path / "cache") == []

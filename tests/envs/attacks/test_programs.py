@@ -122,8 +122,9 @@ def test_nothing_is_left_when_telescope_itself_is_killed(tmp_path: Path) -> None
 
 def test_a_program_that_is_not_there_is_an_error_of_its_own() -> None:
     for command in ("/no/such/program", "no-such-program"):
-        with pytest.raises(FileNotFoundError, match=r"no.such.program"):
+        with pytest.raises(FileNotFoundError) as missing:
             run_program([command], environ={}, limit_s=DEADLINE_S, late="too late")
+        assert missing.value.filename == command
 
 
 def test_programs_at_the_same_time_may_write_more_than_a_pipe_holds(tmp_path: Path) -> None:
@@ -165,7 +166,8 @@ def test_an_output_without_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_output_that_is_not_text_is_no_error() -> None:
-    assert run("import sys\nsys.stdout.buffer.write(b'\\xff\\xfe ok')").endswith(" ok")
+    written = run("import sys\nsys.stdout.buffer.write(b'\\xff\\xfe ok')")
+    assert written.endswith(" ok")
 
 
 def test_it_works_in_an_empty_folder_with_nothing_handed_on(

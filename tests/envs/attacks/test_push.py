@@ -76,9 +76,11 @@ def test_a_server_without_a_token_for_it(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("TELESCOPE_HUB_TOKEN", "for-another-registry")
     monkeypatch.setenv("TELESCOPE_REGISTRY", "https://other.example")
-    with pytest.raises(ConfigError, match="needs a token, and none is set") as refusal:
+    remedy = "telescope hub login --registry https://hub.example"
+    with pytest.raises(ConfigError) as refusal:
         require_token("https://hub.example")
-    assert "telescope hub login --registry https://hub.example" in str(refusal.value)
+    assert remedy in str(refusal.value)
+    assert "for-another-registry" not in str(refusal.value), "the token of another place"
     monkeypatch.setenv("TELESCOPE_REGISTRY", "https://hub.example")
     require_token("https://hub.example")
     require_token(str(tmp_path))
@@ -185,11 +187,10 @@ def test_what_is_not_conclusive_is_shown_and_not_published(place):
     environment.write_text(environment.read_text() + WAITED)
     commit_all(place / "sorted")
     said: list[str] = []
-    message = r"is not conclusive: too little could be tried for load\.import_time\. Nothing failed"
-    refused(place, place / "sorted", RegistryError, message, progress=said.append)
-    evidence = " ".join(said[-1].split())
-    assert evidence.startswith("- load.import_time: not conclusive. importing it took")
-    assert "it waits for something, or the machine was busy" in evidence
+    check = "load.import_time"
+    refused(place, place / "sorted", RegistryError, check, progress=said.append)
+    assert check in said[-1]
+    assert "not conclusive" in said[-1]
 
 
 def test_a_report_that_was_changed_by_hand():

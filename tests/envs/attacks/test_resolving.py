@@ -54,11 +54,13 @@ def test_a_suspended_namespace(registry, install):
     namespace = Path(registry.address) / "namespaces/acme.toml"
     namespace.write_text('owner = "acme"\nstatus = "suspended"\n')
     code, error = install("toy@0.1.0")
-    assert (code, "namespace 'acme' is suspended" in error) == (4, True)
+    assert code == 4
+    assert "'acme' is suspended" in error
 
 
 def test_a_namespace_that_nobody_owns(registry, install):
     registry.store.publish(toy_publication())
     (Path(registry.address) / "namespaces/acme.toml").unlink()
     code, error = install("toy")
-    assert (code, "has no namespaces/acme.toml" in error) == (4, True)
+    assert code == 4
+    assert "namespaces/acme.toml" in error

@@ -42,7 +42,7 @@ def test_a_link_whose_folder_holds_another_environment_now(telescope, make_proje
     text = (project / "pyproject.toml").read_text()
     (project / "pyproject.toml").write_text(text.replace("acme", "evil"))
     (project / "telescope_env_acme_toy").rename(project / "telescope_env_evil_toy")
-    with pytest.raises(EnvironmentLoadError, match="which is now evil/toy"):
+    with pytest.raises(EnvironmentLoadError, match="evil/toy"):
         locate_environment("acme/toy")
 
 
@@ -54,8 +54,10 @@ def test_the_same_name_and_version_of_another_registry_is_not_what_is_locked(ins
         requirements=(f"six==1.16.0 --hash=sha256:{'a' * 64}",),
     )
     lock(ours)
-    with pytest.raises(EnvironmentLoadError, match="what the lock names is not installed"):
+    with pytest.raises(EnvironmentLoadError, match=r"acme/toy 0\.1\.0") as refusal:
         locate_environment("acme/toy@0.1.0")
+    assert str(Path("telescope.lock").resolve()) in str(refusal.value)
+    assert "sync" in str(refusal.value)
 
 
 def config_of(*flags: str) -> TrainConfig:
@@ -120,8 +122,9 @@ def test_other_packages_under_the_same_version_are_refused_at_resume(install):
     lock(first)
     save_checkpoint(config_of())
     lock(install("0.1.0", requirements=(f"six==1.16.0 --hash=sha256:{'a' * 64}",)))
-    with pytest.raises(ConfigError, match=r"acme/toy: dependency six: 1\.17\.0 -> 1\.16\.0"):
+    with pytest.raises(ConfigError, match=r"six: 1\.17\.0 -> 1\.16\.0"):
         resume_point(config_of(), records_of(config_of()))
+    assert not Path("runs").exists()
 
 
 def test_a_record_that_points_to_another_environments_files(install):

@@ -95,16 +95,19 @@ def test_offline_reads_what_was_fetched_and_says_how_old_it_is(host, cache):
 
 
 def test_offline_what_was_never_fetched_is_named(host, cache):
-    with pytest.raises(RegistryError, match=r"config\.json was never fetched, and --offline"):
+    with pytest.raises(RegistryError, match=r"config\.json.* --offline"):
         Registry(open_store(host.address, cache, offline=True))
+    assert host.requests == []
 
 
 def test_registries_do_not_share_what_is_kept(host, folder, cache, tmp_path):
     write_registry(tmp_path / "other")
     with static_host(tmp_path / "other") as other:
         open_store(host.address, cache).read("config.json")
-        with pytest.raises(RegistryError, match="was never fetched"):
+        with pytest.raises(RegistryError, match="--offline") as refusal:
             open_store(other.address, cache, offline=True).read("config.json")
+        assert f"{other.address}/config.json" in str(refusal.value)
+        assert other.requests == []
 
 
 def test_many_at_once_leave_whole_files(host, folder, cache):
@@ -157,24 +160,24 @@ def test_a_wait_that_is_too_long_is_an_error_now(host, cache, is_date):
     # A date is a while in the future when the answer is read, however busy the machine is.
     when = formatdate(time.time() + 3600, usegmt=True) if is_date else "3600"
     host.faults[PATH] = lambda handler: handler.answer(429, Retry_After=when)
-    began = time.monotonic()
-    with pytest.raises(RegistryError, match=r"answered 429 and asks to wait 3\d\d\d s \(1 try\)"):
+    with pytest.raises(RegistryError, match=r"429 and asks to wait 3\d\d\d s \(1 try\)"):
         open_store(host.address, cache).read(PATH[1:])
-    assert time.monotonic() - began < 10
+    assert len(host.requests) == 1
 
 
-def test_a_short_wait_is_waited(host, cache):
-    seen: list[float] = []
+def test_a_short_wait_is_waited(host, cache, monkeypatch):
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    answers = [503, 200]
 
     def busy(handler):
-        seen.append(time.monotonic())
-        if len(seen) == 1:
-            return handler.answer(503, Retry_After="1")
+        if answers.pop(0) == 503:
+            return handler.answer(503, Retry_After="7")
         return handler.serve_file()
 
     host.faults[PATH] = busy
     assert open_store(host.address, cache).read(PATH[1:])
-    assert 0.9 < seen[1] - seen[0] < 2
+    assert pauses == [7.0]
 
 
 @pytest.mark.parametrize("status", [400, 500, 418])
@@ -187,8 +190,10 @@ def test_other_answers_are_errors_at_once(host, cache, status):
 
 def test_a_registry_that_was_not_rendered_says_what_to_run(host, folder, cache):
     (folder / "v1/index.json").unlink()
-    with pytest.raises(RegistryError, match="run telescope hub render"):
+    remedy = "telescope hub render"
+    with pytest.raises(RegistryError) as refusal:
         open_store(host.address, cache).catalog()
+    assert remedy in str(refusal.value)
 
 
 def test_redirects_are_followed_and_counted(host, cache):
@@ -206,7 +211,11 @@ def test_redirects_are_followed_and_counted(host, cache):
 
 def test_a_place_that_asks_for_a_token_says_how_to_give_one(host, cache):
     host.faults["/config.json"] = lambda handler: handler.answer(401)
-    with pytest.raises(RegistryError, match="requires a token; set the token"):
+    # "set the token" is the hint that the store was opened with.
+    with pytest.raises(RegistryError, match=r"requires .*; set the token"):
         open_store(host.address, cache).read("config.json")
-    with pytest.raises(RegistryError, match="token was not accepted; set the token"):
+    with pytest.raises(RegistryError, match="accepted; set the token") as refusal:
         open_store(host.address, cache, token="planted").read("config.json")
+    assert "planted" not in str(refusal.value)
+    assert host.tokens_seen() == {"Bearer planted"}
+    assert entries(cache) == []

@@ -19,6 +19,7 @@ from telescope_envs.registry import Opening, Registry, open_registry, resolve
 from telescope_envs.registry.stores.huggingface import HuggingFaceStore
 
 NAME = "acme/envs"
+INDEX = "index/acme/toy.jsonl"
 
 
 @pytest.fixture
@@ -41,9 +42,9 @@ def open_store(hub, tmp_path):
 
 def test_a_branch_that_moves_after_opening_is_not_seen(hub, open_store):
     store = open_store()
-    before = store.read("index/acme/toy.jsonl")
+    before = store.read(INDEX)
     open_store(token=hub.token).publish(toy_publication("0.2.0"))
-    assert store.read("index/acme/toy.jsonl") == before
+    assert store.read(INDEX) == before
     assert store.read("v1/index.json") is None, "not even a file that was not read before"
     assert [row.version for row in store.catalog()] == ["0.1.0"]
     later = open_store()
@@ -52,9 +53,10 @@ def test_a_branch_that_moves_after_opening_is_not_seen(hub, open_store):
 
 
 def test_wheels_elsewhere_are_fetched_by_the_rules_of_web_servers(open_store):
-    with pytest.raises(RegistryError, match=f"hf://{NAME} gives a wheel the URL http://"):
+    with pytest.raises(RegistryError, match=f"hf://{NAME} ") as refusal:
         open_store().artifact("http://127.0.0.1:9/x.whl", max_bytes=10)
-    with pytest.raises(RegistryError, match="was never fetched, and --offline"):
+    assert "http://127.0.0.1:9/x.whl" in str(refusal.value), "plain http is not even tried"
+    with pytest.raises(RegistryError, match="--offline"):
         open_store(offline=True).artifact("https://127.0.0.1:9/x.whl", max_bytes=10)
 
 
@@ -77,7 +79,7 @@ def test_a_push_is_one_commit_with_everything_in_it(hub, open_store):
     project = "simple/telescope-env-acme-toy"
     assert {path for path in after if after[path] != before.get(path)} == {
         "artifacts/telescope_env_acme_toy-0.2.0-py3-none-any.whl",
-        "index/acme/toy.jsonl",
+        INDEX,
         "v1/index.json",
         *(f"{folder}/index.{kind}" for folder in ("simple", project) for kind in ("html", "json")),
     }
@@ -97,7 +99,7 @@ def test_a_yank_is_one_commit_that_pip_sees_too(hub, open_store):
     _, files = hub.repositories[NAME].commits[-1]
     assert b'data-yanked="bad"' in files["simple/telescope-env-acme-toy/index.html"]
     (row,) = json.loads(files["v1/index.json"])
-    assert "every version is yanked" in row["deprecated"]
+    assert row["deprecated"].endswith("yanked: bad")
 
 
 def test_a_stale_parent_is_refused_and_the_checks_are_made_again(hub, open_store):
@@ -124,11 +126,10 @@ def test_a_stale_parent_is_refused_and_the_checks_are_made_again(hub, open_store
 def test_a_branch_that_never_rests_is_given_up(hub, open_store):
     repository = hub.repositories[NAME]
     hub.before_commit = lambda: repository.add({"other": b""}, f"other {len(repository.commits)}")
-    with pytest.raises(
-        RegistryError, match=r"others changed .* during all 2 tries, so nothing was"
-    ):
+    with pytest.raises(RegistryError, match="2 tries"):
         open_store(token=hub.token, max_tries=2).publish(toy_publication("0.2.0"))
-    assert b"0.2.0" not in repository.commits[-1][1]["index/acme/toy.jsonl"]
+    assert sum("/commit/" in path for path, _ in hub.posted) == 2
+    assert all(b"0.2.0" not in files[INDEX] for _, files in repository.commits)
 
 
 def test_the_token_goes_to_the_hub_and_not_to_its_storage(hub, open_store):
@@ -162,13 +163,15 @@ def test_a_token_that_may_only_read_publishes_nothing(hub, open_store):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hf://acme/none", "there is no such dataset repository"),
-        (f"hf://{NAME}@v9", "there is no revision 'v9'"),
+        ("hf://acme/none", "acme/none.* repository"),
+        (f"hf://{NAME}@v9", "revision 'v9'"),
     ],
 )
-def test_what_is_not_there_is_one_message(open_store, text, message):
-    with pytest.raises(RegistryError, match=message):
+def test_what_is_not_there_is_one_message(open_store, tmp_path, text, message):
+    with pytest.raises(RegistryError, match=message) as refusal:
         open_store(text)
+    assert "\n" not in str(refusal.value)
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
 
 def test_a_hub_out_of_reach_is_never_replaced_by_the_cache(hub, open_store):
@@ -176,8 +179,9 @@ def test_a_hub_out_of_reach_is_never_replaced_by_the_cache(hub, open_store):
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
-        with pytest.raises(RegistryError, match=f"{address}\\) cannot be reached: .*refused"):
+        with pytest.raises(RegistryError) as refusal:
             open_store(endpoint=address)
+    assert address in str(refusal.value)
 
 
 def test_offline_reads_the_commit_of_last_time_and_says_how_old_it_is(hub, open_store, tmp_path):
@@ -206,5 +210,7 @@ def test_the_library_is_optional_and_named(monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "telescope_envs.registry.stores.huggingface")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     opening = Opening(environ={"HOME": str(tmp_path)}, working_directory=tmp_path)
-    with pytest.raises(ConfigError, match=r"run: pip install 'telescope-envs\[hub\]'"):
+    remedy = "pip install 'telescope-envs[hub]'"
+    with pytest.raises(ConfigError) as refusal:
         open_registry("hf://acme/envs", opening)
+    assert remedy in str(refusal.value)

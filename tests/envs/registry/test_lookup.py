@@ -84,29 +84,30 @@ def test_a_request_names_its_registry(opening, tmp_path):
 
 
 def test_two_registries_for_one_request_are_refused(opening):
-    with pytest.raises(ConfigError, match="names the registry 'corp', but --registry is 'lab'"):
+    with pytest.raises(ConfigError, match=r"'corp'.*'lab'"):
         locate_release("corp:toy", "lab", opening)
 
 
 @pytest.mark.parametrize("text", ["crop:acme/toy", "crop:toy"])
 def test_an_unknown_registry_is_answered_with_the_nearest(opening, text):
-    with pytest.raises(UnknownNameError, match="unknown registry 'crop'; did you mean 'corp'"):
+    with pytest.raises(UnknownNameError, match=r"'crop'; .*'corp'"):
         locate_release(text, None, opening)
-    with pytest.raises(UnknownNameError, match=r"did you mean 'corp'.*\[registries\] in"):
+    with pytest.raises(UnknownNameError, match=r"'corp'.*\[registries\]"):
         open_registry("crop", opening)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("./crop", "is not a folder; give a folder, file://FOLDER, https://"),
-        ("s3://bucket/x", "registries at s3:// are not supported \\(supported: file, .*http"),
-        ("http://192.0.2.1/x", "plain http.*with insecure = true"),
+        ("./crop", "folder.*file://.*https://"),
+        ("s3://bucket/x", "s3://.*file, .*http"),
+        ("http://192.0.2.1/x", "http://192.0.2.1/x.*insecure = true"),
     ],
 )
 def test_what_cannot_be_opened_says_what_can(opening, text, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as refusal:
         open_registry(text, opening)
+    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(

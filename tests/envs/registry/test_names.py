@@ -44,8 +44,9 @@ def test_owners_that_are_allowed(owner):
     ],
 )
 def test_owners_that_are_refused(owner):
-    with pytest.raises(RegistryError, match="3 to 39 characters: words of lower-case letters"):
+    with pytest.raises(RegistryError, match="3 to 39") as refusal:
         check_owner(owner)
+    assert repr(owner) in str(refusal.value)
 
 
 def test_names_may_be_shorter_and_longer_than_owners():
@@ -63,19 +64,20 @@ def test_versions_that_are_allowed(version):
 @pytest.mark.parametrize(
     ("version", "advice"),
     [
-        ("1.0+local", "must be written '1.0'"),
-        ("v1.0", "must be written '1.0'"),
-        ("1.0.0-rc1", "must be written '1.0.0rc1'"),
-        ("01.2", "must be written '1.2'"),
-        ("2!1.0", "without an epoch"),
-        ("newest", "not a PEP 440 version"),
-        ("1.0\n", "must be written '1.0'"),
-        ("", "not a PEP 440 version"),
+        ("1.0+local", "'1.0'"),
+        ("v1.0", "'1.0'"),
+        ("1.0.0-rc1", "'1.0.0rc1'"),
+        ("01.2", "'1.2'"),
+        ("2!1.0", "epoch"),
+        ("newest", "PEP 440"),
+        ("1.0\n", "'1.0'"),
+        ("", "PEP 440"),
     ],
 )
 def test_versions_that_are_refused(version, advice):
-    with pytest.raises(RegistryError, match=advice):
+    with pytest.raises(RegistryError, match=advice) as refusal:
         check_version(version)
+    assert repr(version) in str(refusal.value)
 
 
 def test_hyphens_join_owner_and_name_to_one_distribution():

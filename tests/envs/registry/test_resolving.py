@@ -82,15 +82,17 @@ def test_a_yanked_release_is_chosen_only_when_named_and_with_a_warning(registry,
 
 def test_deprecation_and_advisories_are_told(registry, publish):
     publish("0.1.0")
+    advisory = "rewards of 0.1.0 are too high for long answers"
     said = Status(
-        deprecated=Deprecation(reason="too easy", replacement="acme/toy-2"),
-        advisories=("rewards of 0.1.0 are too high for long answers",),
+        deprecated=Deprecation(reason="too easy", replacement="acme/toy-2"), advisories=(advisory,)
     )
     registry.store.change_status("acme/toy", lambda _: said)
-    assert resolve_with_warnings(registry, "toy").warnings == (
-        "acme/toy is deprecated: too easy; use acme/toy-2",
-        "acme/toy: advisory: rewards of 0.1.0 are too high for long answers",
-    )
+    found = resolve_with_warnings(registry, "toy")
+    assert found.release.version == "0.1.0"
+    deprecated, advised = found.warnings
+    assert "too easy" in deprecated
+    assert deprecated.endswith("use acme/toy-2")
+    assert advised.endswith(advisory)
 
 
 def test_the_newest_release_that_runs_here_is_chosen_and_newer_ones_are_told(registry, publish):
@@ -108,13 +110,13 @@ def test_the_newest_release_that_runs_here_is_chosen_and_newer_ones_are_told(reg
 def test_a_protocol_too_new_is_refused_with_what_to_upgrade(registry, publish):
     publish("0.1.0")
     publish("0.2.0", protocol=FUTURE)
-    with pytest.raises(RegistryError, match=r"1\.1 to 2\.0, .*; upgrade telescope-core"):
+    with pytest.raises(RegistryError, match=r"1\.1 to 2\.0.*upgrade"):
         resolve(registry, "toy@0.2.0")
 
 
 def test_a_protocol_too_old_is_refused(registry, publish):
     publish("0.1.0", protocol=PAST)
-    with pytest.raises(RegistryError, match="too old for this telescope-core"):
+    with pytest.raises(RegistryError, match=r"0\.1 to 0\.9.* old"):
         resolve(registry, "toy")
 
 
@@ -127,14 +129,16 @@ def test_a_protocol_range_that_holds_ours_runs(registry, publish):
 def test_nothing_of_a_suspended_namespace_is_chosen(registry_place, wish):
     namespace = registry_place / "namespaces/acme.toml"
     namespace.write_text('owner = "acme"\nstatus = "suspended"\n')
-    with pytest.raises(RegistryError, match="namespace 'acme' is suspended"):
+    with pytest.raises(RegistryError, match=r"'acme'.* suspended"):
         resolve(Registry.at(registry_place), wish)
 
 
 def test_nothing_is_chosen_that_nobody_answers_for(registry_place):
     (registry_place / "namespaces/acme.toml").unlink()
-    with pytest.raises(RegistryError, match=r"no namespaces/acme\.toml"):
-        resolve(Registry.at(registry_place), "toy")
+    registry = Registry.at(registry_place)
+    with pytest.raises(RegistryError, match=r"namespaces/acme\.toml") as refusal:
+        resolve(registry, "toy")
+    assert registry.address in str(refusal.value)
 
 
 @pytest.mark.parametrize(

@@ -140,13 +140,16 @@ def test_settings_are_read_from_a_schema():
             "names": {"type": "array", "items": {"type": "string"}, "default": []},
         },
     }
-    found = [(one.name, one.type, one.default, one.help) for one in settings_in(schema)]
-    assert found == [
-        ("judge.model", "text", "", "Who."),
-        ("level", '"low" or "high"', '"low"', ""),
-        ("size", "integer >= 1 and <= 9", "3", ""),
-        ("names", "list of text", "[]", ""),
-    ]
+    judge, level, size, names = settings_in(schema)
+    assert (judge.name, judge.type, judge.default, judge.help) == (
+        "judge.model",
+        "text",
+        "",
+        "Who.",
+    )
+    assert (level.name, level.type, level.default) == ("level", '"low" or "high"', '"low"')
+    assert (size.name, size.type, size.default) == ("size", "integer >= 1 and <= 9", "3")
+    assert (names.name, names.type, names.default) == ("names", "list of text", "[]")
 
 
 def test_listing_imports_only_what_it_needs(published, home):
@@ -223,4 +226,5 @@ def test_listing_imports_no_library_that_takes_long(published, installed, argume
 
 def test_names_are_completed(published, installed, home):
     assert complete_name("acme/") == ["acme/toy"]
-    assert complete_installed("to") == ["tool-calculator", "tool-calls", "toy"]
+    assert complete_installed("to") == ["toy"]
+    assert complete_installed("x") == []

@@ -127,8 +127,9 @@ def test_versions_are_respected(install):
 
 def test_a_lock_of_another_python_is_not_used(install):
     lock(install().changed(python="3.4"))
-    with pytest.raises(EnvironmentLoadError, match=r"for Python 3\.4, but this is"):
+    with pytest.raises(EnvironmentLoadError, match=r"Python 3\.4") as refusal:
         locate_environment("toy")
+    assert f"Python 3.{sys.version_info.minor}" in str(refusal.value)
 
 
 def test_a_bare_name_of_two_owners_is_an_error(install):

@@ -15,6 +15,7 @@ from telescope_core.probes.load import (
     read_examples,
 )
 from telescope_core.probes.reward import check_rewards
+from telescope_envs.validation import Outcome
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.processes import read_answers
 
@@ -31,6 +32,11 @@ class Tried:
     @property
     def found(self) -> list[str]:
         return [name for name, check in self.results.items() if check.evidence]
+
+    def require_only_failure(self, check: str) -> None:
+        """Assert that `check` found something and failed for it, and no other did."""
+        assert self.found == [check]
+        assert self.results[check].outcome is Outcome.FAIL
 
     def evidence(self, check: str):
         return self.results[check].evidence[0]

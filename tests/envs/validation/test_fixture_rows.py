@@ -112,16 +112,17 @@ def test_without_rows_the_flag_is_one_message(project, tmp_path):
     for path in sorted((project / "fixture-rows").rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
     options = ValidationOptions(fixture_rows=True)
-    with pytest.raises(ConfigError, match=r"holds no fixture rows; put files there as OWNER/NAME"):
+    with pytest.raises(ConfigError, match=r"fixture-rows.*OWNER/NAME"):
         validate_project(project, options)
     (project / "fixture-rows").rmdir()
-    with pytest.raises(ConfigError, match="expected a project with a folder fixture-rows"):
+    with pytest.raises(ConfigError, match="fixture-rows") as refusal:
         validate_project(project, options)
+    assert str(project) in str(refusal.value)
 
 
 def test_a_wheel_has_no_rows(toy_wheel):
     name = "telescope_env_acme_toy-0.1.0-py3-none-any.whl"
-    with pytest.raises(ConfigError, match="there are no fixture rows for"):
+    with pytest.raises(ConfigError, match=r"acme/toy.* rows"):
         validate_wheel(toy_wheel, name, ValidationOptions(fixture_rows=True))
 
 
@@ -146,9 +147,11 @@ def test_a_commit_is_kept_and_a_branch_is_one(project):
 
 
 def test_what_is_not_there_is_refused_as_by_the_hub(project):
+    sums, other = "/api/datasets/acme/sums", "/api/datasets/acme/other"
+    file = f"/datasets/acme/sums/resolve/{COMMIT}/x"
     with FixtureHub(project / "fixture-rows") as hub:
-        assert asked(hub, "/api/datasets/acme/other") == (404, "RepoNotFound")
-        assert asked(hub, f"/datasets/acme/sums/resolve/{COMMIT}/x") == (404, "EntryNotFound")
+        assert asked(hub, other) == (404, "RepoNotFound")
+        assert asked(hub, file) == (404, "EntryNotFound")
     with FixtureHub(project / "fixture-rows", token=TOKEN) as gated:
-        assert asked(gated, "/api/datasets/acme/sums") == (401, "GatedRepo")
-        assert asked(gated, "/api/datasets/acme/sums", TOKEN)[0] == 200
+        assert asked(gated, sums) == (401, "GatedRepo")
+        assert asked(gated, sums, TOKEN)[0] == 200

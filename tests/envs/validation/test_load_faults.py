@@ -177,7 +177,7 @@ def test_the_same_hidden_state_in_two_splits_is_found(try_out):
             drawn = [mazes("train").example(i) for i in range(2)]
             return ListSource([replace(one, id=f"{split}-{one.id}") for one in drawn])
 
-    assert try_out("load", Maze).found == ["load.split_prompts"]
+    try_out("load", Maze).require_only_failure("load.split_prompts")
 
 
 def test_a_question_in_both_splits_is_found_though_its_info_differs(try_out):
@@ -187,7 +187,7 @@ def test_a_question_in_both_splits_is_found_though_its_info_differs(try_out):
             asked = Example(id=f"row-{row}", prompt="2 + 2 = ?", answer="4", info={"row": row})
             return ListSource([asked])
 
-    assert try_out("load", Rows).found == ["load.split_prompts"]
+    try_out("load", Rows).require_only_failure("load.split_prompts")
 
 
 def test_evidence_says_how_many_and_which(try_out):

@@ -73,21 +73,29 @@ def trial(tmp_path):
     def write(code: str) -> Trial:
         (tmp_path / "scratch").mkdir()
         (tmp_path / "modules").mkdir()
-        (tmp_path / "modules" / "planted_sums.py").write_text(code)
+        (tmp_path / "modules" / "planted.py").write_text(code)
         place = Place(
             interpreter=sys.executable,
             search_path=(str(tmp_path / "modules"),),
             scratch=tmp_path / "scratch",
         )
-        return Trial(place=place, factory="planted_sums:Sums", num_examples=3)
+        return Trial(place=place, factory="planted:Sums", num_examples=3)
 
     return write
 
 
 def found_by(level, trial):
+    """Return the checks that found something, by their id."""
     findings = Findings()
     level(trial, findings)
-    return {check.id: check.evidence[0].text for check in findings.results("") if check.evidence}
+    return {check.id: check for check in findings.results("") if check.evidence}
+
+
+def evidence_of_only(check, found) -> str:
+    """Return the evidence of `check`, the one that found something and failed for it."""
+    assert list(found) == [check]
+    assert found[check].outcome is Outcome.FAIL
+    return found[check].evidence[0].text
 
 
 def test_a_clean_module_has_no_findings_and_the_way_of_blocking_is_told(trial):
@@ -108,8 +116,8 @@ def test_network_use_at_import_is_found_and_refused(trial):
         server.settimeout(0)
         with pytest.raises(BlockingIOError):
             server.accept()
-    assert list(found) == ["load.import_offline"]
-    assert "planted_sums.py" in found["load.import_offline"]
+    place = evidence_of_only("load.import_offline", found)
+    assert "planted.py" in place
 
 
 def test_a_temporary_folder_may_be_removed_again(trial):
@@ -135,8 +143,8 @@ def test_a_temporary_folder_may_be_removed_again(trial):
 )
 def test_writing_outside_the_caches_at_import_is_found(trial, line):
     found = found_by(check_load, trial(f"{CLEAN}\ntry:\n    {line}\nexcept OSError:\n    pass\n"))
-    assert list(found) == ["load.writes"]
-    assert "planted_sums.py" in found["load.writes"]
+    place = evidence_of_only("load.writes", found)
+    assert "planted.py" in place
 
 
 def test_writing_a_cache_is_fine(trial):
@@ -155,7 +163,7 @@ while time.process_time() < until_s:
 def test_a_slow_import_is_found(trial, monkeypatch):
     monkeypatch.setattr(levels, "MAX_IMPORT_S", 0.05)
     found = found_by(check_load, trial(f"{CLEAN}\n{COMPUTES}\n"))
-    assert list(found) == ["load.import_time"]
+    evidence_of_only("load.import_time", found)
 
 
 WAITS = """
@@ -189,18 +197,19 @@ def test_a_slow_machine_has_more_time_to_import(trial, monkeypatch):
 def test_but_not_without_end(trial, monkeypatch):
     monkeypatch.setattr(levels, "MAX_IMPORT_S", 0.1)
     found = found_by(check_load, trial(f"{CLEAN}{SLOW_MACHINE}{COMPUTES}\n{COMPUTES}\n"))
-    assert "at most 0.5, on a machine 5.0 times as slow" in found["load.import_time"]
+    evidence = evidence_of_only("load.import_time", found)
+    assert "at most 0.5" in evidence, "five times the limit, not forty thousand"
 
 
 def test_ids_that_change_between_processes_are_found(trial):
     code = CLEAN.replace('id=f"{a}+{b}"', 'id=f"{hash(str(a) + split)}"')
-    assert list(found_by(check_load, trial(code))) == ["load.ids_stable"]
+    evidence_of_only("load.ids_stable", found_by(check_load, trial(code)))
 
 
 def test_rewards_that_change_between_processes_are_found(trial):
     junk = "1e-3 * (hash(rollout.completion_text) % 7)"
     code = CLEAN.replace(" == example.answer)", f" == example.answer) or {junk}")
-    assert list(found_by(check_reward, trial(code))) == ["reward.same_in_processes"]
+    evidence_of_only("reward.same_in_processes", found_by(check_reward, trial(code)))
 
 
 def test_a_module_that_cannot_be_imported_says_why(trial):
@@ -231,7 +240,7 @@ def test_a_network_that_is_needed_must_be_declared(trial):
         "    def examples(self, split):",
         f"    def examples(self, split):\n        {reach}\n        {passed_over}",
     )
-    assert list(found_by(check_load, trial(code))) == ["load.network"]
+    evidence_of_only("load.network", found_by(check_load, trial(code)))
 
 
 @pytest.mark.parametrize("network", ["none", "load"])
@@ -258,7 +267,7 @@ def test_a_reward_that_reaches_for_the_network_must_declare_it(trial):
         "        try:\n            __import__('socket').create_connection(('192.0.2.1', 9), 1)\n"
         "        except OSError:\n            pass\n        return float(",
     )
-    assert list(found_by(check_reward, trial(code))) == ["reward.network"]
+    evidence_of_only("reward.network", found_by(check_reward, trial(code)))
 
 
 @pytest.fixture
