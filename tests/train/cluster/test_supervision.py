@@ -64,7 +64,7 @@ async def test_what_is_being_closed_is_closed_when_whoever_waits_is_cancelled_to
         raise ProcessDiedError("trainer rank 0 died")
 
     supervision = asyncio.create_task(supervised(work(), [watch()], grace_s=0.0))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await closing.wait()
         supervision.cancel()
         await asyncio.sleep(0)

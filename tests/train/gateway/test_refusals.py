@@ -149,27 +149,25 @@ def test_what_is_honoured():
 
 
 def test_messages_are_read_as_the_template_sees_them():
+    """Parts of a text are its lines; what the client calls developer is the system."""
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert read_messages(
-        [
-            {"role": "developer", "content": "be brief"},
-            {"role": "user", "content": parts},
-            {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
-            {"role": "tool", "content": parts, "tool_call_id": "c", "name": "f"},
-            {"role": "assistant", "content": "x", "reasoning_content": "hm"},
-        ]
-    ) == (
+    sent = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
+        {"role": "tool", "content": parts, "tool_call_id": "c", "name": "f"},
+        {"role": "assistant", "content": "x", "reasoning_content": "hm"},
+    ]
+    asked = ToolCall(id="c", name="f", arguments="{}")
+    seen = (
         Message(role="system", content="be brief"),
         Message(role="user", content="a\nb"),
-        Message(
-            role="assistant",
-            content="",
-            tool_calls=(ToolCall(id="c", name="f", arguments="{}"),),
-        ),
+        Message(role="assistant", content="", tool_calls=(asked,)),
         Message(role="tool", content="a\nb", tool_call_id="c"),
         Message(role="assistant", content="x", reasoning="hm"),
     )
+    assert read_messages(sent) == seen
 
 
 def test_fields_of_messages_that_add_nothing_are_ignored_at_any_depth():
@@ -208,9 +206,9 @@ async def test_the_client_gets_the_refusal_and_nothing_is_asked(serve):
         with pytest.raises(openai.BadRequestError) as caught:
             await client.chat.completions.create(model="policy", messages=ASK, n=2)
         assert (caught.value.param, caught.value.code) == ("n", "unsupported_parameter")
-        with pytest.raises(openai.NotFoundError, match="has to be told to use chat completions"):
+        with pytest.raises(openai.NotFoundError, match="chat completions"):
             await client.responses.create(model="policy", input="hi")
-        with pytest.raises(openai.NotFoundError, match="there is no model 'other' here"):
+        with pytest.raises(openai.NotFoundError, match="'other'"):
             await client.models.retrieve("other")
         with pytest.raises(openai.BadRequestError, match="is not JSON"):
             await client.post("/chat/completions", content=b"{", cast_to=object)
@@ -229,7 +227,7 @@ async def test_a_conversation_that_is_too_long_is_told_as_openai_tells_it(serve)
         shorter = await client.chat.completions.create(model="policy", messages=grown)
         assert shorter.usage.completion_tokens == rollout.pool.sampling[1].max_tokens == 1
         grown[-1]["content"] = "and then?"
-        with pytest.raises(openai.BadRequestError, match="max_model_len is 13") as caught:
+        with pytest.raises(openai.BadRequestError, match=r"max_model_len.*\b13\b") as caught:
             await client.chat.completions.create(model="policy", messages=grown)
     assert caught.value.code == "context_length_exceeded"
 
@@ -238,9 +236,7 @@ async def test_what_the_template_refuses_is_the_callers_doing(serve):
     rollout = serve("2")
     async with client_of(rollout) as client:
         answer = {"role": "tool", "tool_call_id": "c", "content": "3"}
-        with pytest.raises(
-            openai.BadRequestError, match="refuses a conversation of tool"
-        ) as caught:
+        with pytest.raises(openai.BadRequestError) as caught:
             await client.chat.completions.create(model="policy", messages=[answer])
     assert caught.value.param == "messages"
 

@@ -11,7 +11,7 @@ from telescope_train.inference.generation import ServerLostError
 from telescope_train.inference.wire import ONCE_HEADER
 
 REPLY = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -80,9 +80,10 @@ async def test_a_lost_answer_is_asked_for_again(is_repeatable: bool) -> None:
     assert (answer.numbers[0] == "") is is_repeatable
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_always_silent_is_given_up():
     answer = DroppingServer(num_dropped=100)
-    with pytest.raises(EndpointError, match=r"no answer from the inference server at .*/pause"):
+    with pytest.raises(EndpointError, match="/pause"):
         await called("/pause", answer, is_repeatable=True)
     assert answer.num_requests == 4
 
@@ -120,8 +121,9 @@ async def test_a_call_ends_when_its_server_is_lost(deadline_s: float | None) -> 
             calling = asyncio.create_task(client.control("/update_weights", deadline_s=deadline_s))
             await asked.wait()
             await client.drop("its machine is gone")
-            with pytest.raises(ServerLostError, match="update_weights was given up: its machine"):
+            with pytest.raises(ServerLostError, match="/update_weights.*its machine is gone"):
                 await calling
+            assert not await client.is_alive(), "nothing more is asked of it"
     finally:
         await client.close()
         server.close()

@@ -35,7 +35,7 @@ WRONG = [
     *({"x-api-key": SECRET}, {"authorization": f"Bearer {SECRET} "[:-2]}),
     {"authorization": "Bearer \u00e9"},
 ]
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 class App:
@@ -110,7 +110,7 @@ async def test_who_shows_it_is_answered_over_both(monkeypatch):
 async def test_a_client_without_it_is_told_so(monkeypatch):
     async with served(monkeypatch, SECRET) as (_, address):
         client = TokenClient(address)
-        with pytest.raises(EndpointError, match=r"answered HTTP 401: .*the secret of its run"):
+        with pytest.raises(EndpointError, match=r"\b401\b.*secret"):
             await client.control("/resume", is_repeatable=True)
         with pytest.raises(ServerLostError, match="403"):
             await client.generate([1], Sampling(max_tokens=1), stop_token_ids=[], cache_salt="v0")
@@ -162,7 +162,7 @@ def test_each_run_has_a_new_secret_and_a_chosen_one_is_long():
     assert server_secret({}) != server_secret({})
     assert len(server_secret({})) >= 32
     assert server_secret({SECRET_VARIABLE: SECRET}) == SECRET
-    with pytest.raises(ConfigError, match="at least 16 characters, got 5"):
+    with pytest.raises(ConfigError, match=r"\b16\b.*\b5\b"):
         server_secret({SECRET_VARIABLE: "short"})
 
 

@@ -14,7 +14,7 @@ from telescope_train.inference.vllm_plugin import http_server
 
 PING_EVERY_S = 0.02
 NUM_MISSED = 5
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 async def answer_one(

@@ -56,7 +56,7 @@ def sampler_over(
     accept: AcceptFn | None = None,
     environment: Environment | None = None,
     groups: int = GROUPS,
-    timeout_s: float = 5.0,
+    timeout_s: float = 300.0,
     lanes: int = 4,
     seed: int | None = None,
     events: "EventList | None" = None,

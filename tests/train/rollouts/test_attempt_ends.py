@@ -63,7 +63,7 @@ def keys_of(rows) -> list[tuple[str, int, int]]:
 
 
 async def rows_after_close(sampler: RolloutSampler) -> list[Rollout]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         return [row for rows in (await sampler.close()).values() for row in rows]
 
 
@@ -272,7 +272,7 @@ async def test_what_the_end_of_a_run_leaves_is_no_part_of_a_step_that_was_taken(
     for step in range(3):
         await take(sampler, held, step)
     await until(lambda: held.asked.count("0.1/2") == 1)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         left = await sampler.close()
     assert ("0.1", 2, 1) in keys_of(row for rows in left.values() for row in rows)
     assert min(left) == 3, "steps 1 to 3 are batches 0 to 2"

@@ -93,7 +93,7 @@ async def settled() -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
@@ -110,7 +110,7 @@ def ids(batch: SampledBatch) -> list[str]:
 
 
 async def take(sampler: RolloutSampler, held: Held, step: int) -> SampledBatch:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         batch = await sampler.take(step)
     held.version = step + 1
     sampler.advance(step + 1)

@@ -199,6 +199,7 @@ async def test_many_servers_are_asked_in_turns() -> None:
     assert asked == list(range(num_servers)) * 2
 
 
+@pytest.mark.slow
 def test_a_full_cache_throws_hardly_anything_out_when_lanes_follow_it() -> None:
     """The cache has room for about half of what all lanes would fill."""
     plain = scenario(groups=64, steps=6, ahead=2, engine=EngineSpeed(cache_tokens=300_000))

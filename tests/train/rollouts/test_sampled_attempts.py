@@ -26,6 +26,7 @@ from telescope_core.errors import EndpointError, EnvironmentProcessError
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Completion
 from telescope_train.rollouts.sampled import SampledBatch
+from telescope_train.simulation.virtual_time import run_in_virtual_time
 
 
 class Walk(MultiTurnEnvironment):
@@ -80,14 +81,19 @@ class Walker:
         return Completion(message=Message(role="assistant", content=said), finish_reason="stop")
 
 
-async def test_rollouts_over_the_deadline_are_played_once_and_stay_in_their_groups() -> None:
+def test_rollouts_over_the_deadline_are_played_once_and_stay_in_their_groups() -> None:
     walkers = Walkers()
-    sampler = sampler_over(
-        walkers, ahead=0, environment=Walk(), groups=50, timeout_s=2.0, lanes=150
-    )
-    sampler.advance(0)
-    batch = await sampler.take(0)
-    await sampler.close()
+
+    async def main() -> SampledBatch:
+        sampler = sampler_over(
+            walkers, ahead=0, environment=Walk(), groups=50, timeout_s=2.0, lanes=150
+        )
+        sampler.advance(0)
+        batch = await sampler.take(0)
+        await sampler.close()
+        return batch
+
+    batch = run_in_virtual_time(main)
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
     late = [r for r in rollouts if r.stop_reason is StopReason.TIMEOUT]
     assert (len(late), len(rollouts)) == (54, 150)
@@ -135,7 +141,7 @@ async def test_closing_returns_what_the_run_did_not_get_to() -> None:
 
     sampler = sampler_over(Policies(echo), ahead=0, lanes=6)
     sampler.advance(0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         while not sampler._places[0][0].is_done:  # noqa: ASYNC110
             await asyncio.sleep(0)
     left = await sampler.close()
@@ -232,7 +238,7 @@ async def test_a_checkpoint_waits_for_the_batch_of_the_next_step_alone() -> None
     sampler.advance(0)
     await sampler.take(0)
     sampler.advance(1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         state = await sampler.settled(1)
     assert (state.next_batch, [*state.batches]) == (2, [1])
     assert state.draw_position == 2 * GROUPS

@@ -29,7 +29,7 @@ from telescope_train.rollouts.playing import TrainingEnvironment
 
 async def settle(client: ScriptedClient, expected: int) -> int:
     """Wait until `expected` requests came, then see that no more do while others could run."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         while len(client.requests) < expected:  # noqa: ASYNC110
             await asyncio.sleep(0)
     for _ in range(200):
@@ -119,11 +119,13 @@ async def test_what_the_chat_template_would_lose_stops_the_run_at_once() -> None
 
 
 async def test_a_batch_in_which_everything_failed_stops_with_the_reason() -> None:
-    sampler = sampler_over(ScriptedClient([RuntimeError("no such model")]), ahead=0)
+    client = ScriptedClient([RuntimeError("no such model")])
+    sampler = sampler_over(client, ahead=0)
     sampler.advance(0)
-    with pytest.raises(TelescopeError, match=r"all 6 rollouts .* no such model"):
+    with pytest.raises(TelescopeError, match=r"\b6 rollouts.*no such model"):
         await sampler.take(0)
     await sampler.close()
+    assert len(client.requests) == GROUPS * GROUP_SIZE * MAX_FAILED, "each had all its attempts"
 
 
 async def test_closing_cancels_what_is_being_played() -> None:
@@ -131,7 +133,7 @@ async def test_closing_cancels_what_is_being_played() -> None:
     sampler = sampler_over(client, ahead=1)
     sampler.advance(0)
     await settle(client, 4)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         await sampler.close()
 
 
@@ -236,7 +238,7 @@ async def test_a_reward_that_raises_is_told_from_an_environment_that_does() -> N
         def said_it(self, rollout: Rollout, example: Example) -> float:
             raise ZeroDivisionError("in the reward")
 
-    request = ask(group_id="0.0", sampling=Sampling(max_tokens=4), deadline_s=5.0)
+    request = ask(group_id="0.0", sampling=Sampling(max_tokens=4), deadline_s=300.0)
     client = InProcessEnvironment(Bad(), name="bad")
     failed = await client.play(request, ScriptedClient(echo).policy("0.0/0"))
     assert failed.error is not None

@@ -20,7 +20,7 @@ from telescope_train.weights.ipc import Handle, IpcTransport
 from telescope_train.weights.nccl import NcclTransport
 from telescope_train.weights.transport import WeightTransport, receive, send
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 CPU = torch.device("cpu")
 TRANSPORTS = ("gloo", "disk", "nccl", "ipc")
 
