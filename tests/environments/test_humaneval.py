@@ -44,6 +44,8 @@ CHEATS = {
     "looks for the test": (
         "import gc\ndef NAME(*a):\n    return [o for o in gc.get_objects() if 'check' in str(o)]"
     ),
+}
+ENDLESS = {
     "hangs": "def NAME(*a):\n    while True: pass",
     "floods": "import sys\nwhile True: sys.stdout.write('x' * 65536)",
 }
@@ -59,7 +61,7 @@ async def earned(environment: HumanEval, example, text: str) -> float:
 
 @pytest.fixture
 async def environment():
-    made = HumanEval(HumanEval.Config(test_timeout_s=5.0))
+    made = HumanEval(HumanEval.Config(test_timeout_s=60.0))
     yield made
     await made.close()
 
@@ -71,10 +73,10 @@ def all_of(environment: HumanEval) -> list:
 
 def defined(cheat: str, example) -> str:
     name = next(one.function for one in problems() if one.id == example.id)
-    return f"```python\n{CHEATS[cheat].replace('NAME', name)}\n```"
+    return f"```python\n{(CHEATS | ENDLESS)[cheat].replace('NAME', name)}\n```"
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 async def test_all_gold_solutions_pass(environment):
     examples = all_of(environment)
     golds = [environment.gold_answer(example) for example in examples]
@@ -83,7 +85,7 @@ async def test_all_gold_solutions_pass(environment):
     assert [e.id for e, r in zip(examples, rewards, strict=True) if r != 1.0] == []
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 async def test_what_is_equal_to_everything_passes_no_problem(environment):
     examples = all_of(environment)[::3]
     texts = [defined("equal to everything", example) for example in examples]
@@ -91,12 +93,18 @@ async def test_what_is_equal_to_everything_passes_no_problem(environment):
     assert set(rewards) == {0.0}
 
 
-@pytest.mark.parametrize("cheat", CHEATS)
-async def test_cheats_stay_at_the_floor(cheat):
-    environment = HumanEval(HumanEval.Config(test_timeout_s=1.0))
-    examples = [all_of(environment)[index] for index in (7, 33)]
-    rewards = [await earned(environment, one, defined(cheat, one)) for one in examples]
-    assert rewards == [0.0, 0.0]
+async def test_cheats_stay_at_the_floor(environment):
+    for cheat in CHEATS:
+        examples = [all_of(environment)[index] for index in (7, 33)]
+        rewards = [await earned(environment, one, defined(cheat, one)) for one in examples]
+        assert rewards == [0.0, 0.0], cheat
+
+
+@pytest.mark.parametrize("cheat", ENDLESS)
+async def test_a_program_without_an_end_stays_at_the_floor(cheat):
+    environment = HumanEval(HumanEval.Config(test_timeout_s=0.2))
+    example = all_of(environment)[7]
+    assert await earned(environment, example, defined(cheat, example)) == 0.0
     await environment.close()
 
 

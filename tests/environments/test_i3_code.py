@@ -40,7 +40,7 @@ def over_the_hub(tmp_path_factory):
     return seen, hub.requested
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_gold_reaches_the_maximum_and_others_stay_at_the_floor(over_the_hub):
     (told, _), _ = over_the_hub
     assert {split: len(found) for split, found in told["splits"].items()} == {
@@ -54,7 +54,7 @@ def test_gold_reaches_the_maximum_and_others_stay_at_the_floor(over_the_hub):
         assert one["earned"]["gold"]["metrics"] == {"has_program": 1.0, "share_passed": 1.0}
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_two_processes_agree_and_the_pinned_commit_is_asked_for(over_the_hub):
     (first, second), requested = over_the_hub
     assert first == second
@@ -76,11 +76,11 @@ def table(tmp_path, *rows: dict) -> str:
     return str(path)
 
 
-async def earned(settings: dict, reply: str, *, timeout_s: float = 2.0):
+async def earned(settings: dict, reply: str, *, timeout_s: float = 60.0):
     evals_only = {"train_split": "", "eval_split": "test"}
     environment = I3Code.from_settings({"test_timeout_s": timeout_s, **evals_only, **settings})
     client = InProcessEnvironment(environment, name="code")
-    request = ask(split=Split.EVAL, deadline_s=60)
+    request = ask(split=Split.EVAL, deadline_s=600)
     rollout = await client.play(request, ScriptedClient([reply]).policy("r"))
     await environment.close()
     assert rollout.error is None
@@ -99,8 +99,6 @@ CHEATS = {
         "import glob\nfor p in glob.glob('/tmp/**', recursive=True) + glob.glob('/proc/*/cmdline'):"
         "\n    try: print(open(p).read())\n    except OSError: pass"
     ),
-    "hangs": "while True: pass",
-    "floods": "import sys\nwhile True: sys.stdout.write('3' * 65536)",
     "crashes": "import ctypes\nctypes.string_at(0)",
     "is too long": f"{GOOD}\n{'#' * 200_000}",
     "holds NUL": f"{GOOD}\n# \0",
@@ -108,10 +106,19 @@ CHEATS = {
 }
 
 
+ENDLESS = ("while True: pass", "import sys\nwhile True: sys.stdout.write('3' * 65536)")
+
+
 @pytest.mark.parametrize("cheat", CHEATS)
 async def test_cheats_stay_at_the_floor(tmp_path, cheat):
     path = table(tmp_path, {"question": "Add.", "input_output": json.dumps(SUM)})
     assert (await earned({"path": path}, block(CHEATS[cheat]))).reward == 0.0
+
+
+@pytest.mark.parametrize("program", ENDLESS)
+async def test_a_program_without_an_end_stays_at_the_floor(tmp_path, program):
+    path = table(tmp_path, {"question": "Add.", "input_output": json.dumps(SUM)})
+    assert (await earned({"path": path}, block(program), timeout_s=0.2)).reward == 0.0
 
 
 async def test_a_function_that_equals_everything_earns_nothing(tmp_path):

@@ -42,7 +42,7 @@ def programmer(messages) -> str:
 
 async def play(environment, replies, *, index=0):
     request = ask(
-        split=Split.EVAL, example_index=index, sampling=Sampling(max_tokens=16), deadline_s=60
+        split=Split.EVAL, example_index=index, sampling=Sampling(max_tokens=16), deadline_s=600
     )
     client = InProcessEnvironment(environment, name="python")
     return await client.play(request, ScriptedClient(replies).policy("r"))
@@ -60,8 +60,8 @@ async def test_a_policy_that_writes_programs_is_right():
     await environment.close()
 
 
-async def test_programs_that_fail_or_hang_are_told_and_files_stay():
-    environment = PythonTool(PythonTool.Config(program_timeout_s=1.0))
+async def test_programs_that_fail_are_told_and_files_stay():
+    environment = PythonTool()
     gold = environment.gold_answer(environment.examples(Split.EVAL).example(0))
     rollout = await play(
         environment,
@@ -69,7 +69,6 @@ async def test_programs_that_fail_or_hang_are_told_and_files_stay():
             call("open('n', 'w').write('7')"),
             call("print(open('n').read() * 2)"),
             call("1 / 0"),
-            call("while True: pass"),
             call("import socket; socket.create_connection(('192.0.2.1', 80), timeout=0.5)"),
             gold,
         ],
@@ -77,8 +76,17 @@ async def test_programs_that_fail_or_hang_are_told_and_files_stay():
     told = [one.content for one in rollout.messages if "<tool_response>" in one.content]
     assert "77" in told[1]
     assert "ZeroDivisionError" in told[2]
-    assert "[stopped after 1 s]" in told[3]
-    assert "Error" in told[4]
+    assert "Error" in told[3]
+    assert rollout.reward == 1.0
+    await environment.close()
+
+
+async def test_a_program_that_hangs_is_stopped_and_told():
+    environment = PythonTool(PythonTool.Config(program_timeout_s=0.2))
+    gold = environment.gold_answer(environment.examples(Split.EVAL).example(0))
+    rollout = await play(environment, [call("while True: pass"), gold])
+    [told] = [one.content for one in rollout.messages if "<tool_response>" in one.content]
+    assert "[stopped after 0.2 s]" in told
     assert rollout.reward == 1.0
     await environment.close()
 
@@ -110,5 +118,5 @@ def test_every_kind_is_drawn_and_answers_are_no_number_of_the_question():
 
 
 def test_a_program_must_end_before_its_call_does():
-    with pytest.raises(ConfigError, match="program_timeout_s must be below tool_timeout_s"):
+    with pytest.raises(ConfigError, match=r"program_timeout_s.*\b30\b"):
         PythonTool.from_settings({"program_timeout_s": 30})

@@ -24,12 +24,16 @@ def bash(command: str) -> str:
     return call("bash", command=command)
 
 
-FIX = [call("edit", path=one.path, old=one.old, new=one.new) for one in PAGES.fix]
+def edit(path: str, old: str, new: str) -> str:
+    return call("edit", path=path, old=old, new=new)
+
+
+FIX = [edit(one.path, one.old, one.new) for one in PAGES.fix]
 
 
 @pytest.fixture
 async def environment():
-    made = SweSmall(SweSmall.Config(command_timeout_s=5.0, memory_mb=256))
+    made = SweSmall(SweSmall.Config(command_timeout_s=60.0, tool_timeout_s=90.0, memory_mb=256))
     yield made
     await made.close()
 
@@ -43,7 +47,9 @@ def place_of(environment: SweSmall, name: str) -> tuple[Split, int]:
 
 async def play(environment, replies, *, name: str = "pages"):
     split, index = place_of(environment, name)
-    request = ask(split=split, example_index=index, sampling=Sampling(max_tokens=16), deadline_s=90)
+    request = ask(
+        split=split, example_index=index, sampling=Sampling(max_tokens=16), deadline_s=600
+    )
     client = InProcessEnvironment(environment, name="swe")
     rollout = await client.play(request, ScriptedClient([*replies, "Done."]).policy("r"))
     assert rollout.error is None
@@ -54,7 +60,7 @@ def told(rollout) -> list[str]:
     return [one.content for one in rollout.messages if "<tool_response>" in one.content]
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 async def test_every_fix_earns_the_maximum_and_no_patch_nothing(environment):
     names = list(tasks())
     golds = []
@@ -119,36 +125,40 @@ TAMPERING = {
             " [0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4]]\\nnum_pages = page' > listing/__init__.py"
         )
     ],
-    "hangs": [bash("printf 'while True: pass' > listing/__init__.py")],
-    "floods": [bash("printf 'while True: print(\"x\" * 65536)' > listing/__init__.py")],
     "leaves a process": [bash("(setsid sh -c 'while :; do :; done' &) ; rm -r listing")],
     "a pipe for a test": [bash("rm tests/test_pages.py; mkfifo tests/test_pages.py")],
     "deletes everything": [bash("rm -rf ../*/* ../*")],
 }
 
 
-@pytest.mark.parametrize("kind", TAMPERING)
-async def test_tampering_earns_nothing(kind):
-    environment = SweSmall(SweSmall.Config(command_timeout_s=2.0, memory_mb=256))
-    rollout = await play(environment, TAMPERING[kind])
-    assert rollout.status is RolloutStatus.KEPT
-    assert rollout.reward == 0.0
+async def test_tampering_earns_nothing(environment):
+    ended = {kind: await play(environment, replies) for kind, replies in TAMPERING.items()}
+    assert {kind: one.reward for kind, one in ended.items()} == dict.fromkeys(TAMPERING, 0.0)
+    assert {one.status for one in ended.values()} == {RolloutStatus.KEPT}
+
+
+@pytest.mark.parametrize("program", ["while True: pass", 'while True: print("x" * 65536)'])
+async def test_a_program_without_an_end_earns_nothing(program):
+    environment = SweSmall(SweSmall.Config(command_timeout_s=0.3, memory_mb=256))
+    path = "listing/__init__.py"
+    rollout = await play(environment, [bash(f": > {path}"), edit(path, "", program)])
+    assert (rollout.status, rollout.reward) == (RolloutStatus.KEPT, 0.0)
     await environment.close()
 
 
-@pytest.mark.parametrize(
-    "tampering",
-    [
-        "rm tests/test_pages.py",
-        "echo >> tests/test_pages.py",
-        "rm tests/test_pages.py; mkfifo tests/test_pages.py",
-        "rm tests/test_pages.py; mkdir tests/test_pages.py",
-    ],
+TESTS_CHANGED = (
+    "rm tests/test_pages.py",
+    "echo >> tests/test_pages.py",
+    "rm tests/test_pages.py; mkfifo tests/test_pages.py",
+    "rm tests/test_pages.py; mkdir tests/test_pages.py",
 )
-async def test_a_fix_with_other_tests_earns_nothing_and_says_why(environment, tampering):
-    rollout = await play(environment, [*FIX, bash(tampering)])
-    assert rollout.reward == 0.0
-    assert (rollout.metrics["share_right"], rollout.metrics["changed_tests"]) == (1.0, 1.0)
+
+
+async def test_a_fix_with_other_tests_earns_nothing_and_says_why(environment):
+    for command in TESTS_CHANGED:
+        rollout = await play(environment, [*FIX, bash(command)])
+        seen = (rollout.reward, *map(rollout.metrics.get, ("share_right", "changed_tests")))
+        assert seen == (0.0, 1.0, 1.0), command
 
 
 async def test_a_fix_with_a_further_test_is_a_fix(environment):
@@ -193,7 +203,7 @@ async def test_without_a_tool_call_there_is_no_sandbox(environment):
 
 
 def test_a_command_must_end_before_its_call_does():
-    with pytest.raises(ConfigError, match="command_timeout_s must be below tool_timeout_s"):
+    with pytest.raises(ConfigError, match=r"command_timeout_s.*\b30\b"):
         SweSmall.from_settings({"command_timeout_s": 30})
 
 
