@@ -1,8 +1,14 @@
-"""One recorded run and one server for the tests that change neither."""
+"""One recorded run and one server for the tests that change neither, and no clock for any."""
 
 import pytest
 from tests.ui.recorded import write_run
-from tests.ui.served import served
+from tests.ui.served import LIMIT_S, served
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Searches in logs that a busy machine slows down are not cut: tests expect all that fits."""
+    monkeypatch.setattr("telescope_ui.pages.logs.LIMIT_S", LIMIT_S)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
-"""A server of pages in this process, asked over loopback as any program would."""
+"""The pages of runs: from a server on loopback, asked as by any program, or without a socket."""
 
+import asyncio
 import http.client
 import json
 import socket
@@ -10,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
+import httpx
 import uvicorn
+from starlette.types import ASGIApp
 
 from telescope_ui.app import create_app
 from telescope_ui.index.database import Database
@@ -19,6 +22,8 @@ from telescope_ui.runs import Runs
 
 TOKEN = "the token of the tests"
 LIMIT_S = 60.0
+LOOK_S = 0.02
+"""Seconds between two looks at the folders, so that tests wait less than pages do."""
 
 
 @dataclass(frozen=True)
@@ -32,23 +37,13 @@ class Answer:
         return json.loads(self.body)
 
 
-@dataclass(frozen=True)
-class Served:
-    port: int
-    token: str = TOKEN
+class Pages:
+    """Pages that can be asked for, from wherever they come."""
 
-    def ask(self, target: str, *, method: str = "GET", **headers: str) -> Answer:
-        """Send exactly this target and these headers; `_` in their names stands for `-`."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
-        connection.putrequest(method, target, skip_host="host" in headers)
-        for name, value in headers.items():
-            connection.putheader(name.replace("_", "-"), value)
-        connection.endheaders()
-        answer = connection.getresponse()
-        body = answer.read()
-        found = {name.lower(): value for name, value in answer.getheaders()}
-        connection.close()
-        return Answer(answer.status, found, body)
+    token = TOKEN
+
+    def ask(self, target: str, **headers: str) -> Answer:
+        raise NotImplementedError
 
     def get(self, address: str, status: int = 200):
         """Return the data of a page as a program gets it, once the index behind it is complete."""
@@ -64,25 +59,73 @@ class Served:
             assert time.monotonic() < deadline_s, found["index"]
 
 
+class Answered(Pages):
+    """Pages of an application that is called in this thread."""
+
+    def __init__(self, app: ASGIApp, runner: asyncio.Runner) -> None:
+        self._runner = runner
+        transport = httpx.ASGITransport(app)
+        self._client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
+
+    def ask(self, target: str, **headers: str) -> Answer:
+        answer = self._runner.run(self._client.get(target, headers=headers))
+        return Answer(answer.status_code, dict(answer.headers), answer.content)
+
+
+class Served(Pages):
+    """Pages of a server."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def ask(self, target: str, *, method: str = "GET", **headers: str) -> Answer:
+        """Send exactly this target and these headers; `_` in their names stands for `-`."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
+        connection.putrequest(method, target, skip_host="host" in headers)
+        for name, value in headers.items():
+            connection.putheader(name.replace("_", "-"), value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        body = answer.read()
+        found = {name.lower(): value for name, value in answer.getheaders()}
+        connection.close()
+        return Answer(answer.status, found, body)
+
+
+@contextmanager
+def application(folders: Sequence[Path], cache: Path, host: str) -> Generator[ASGIApp]:
+    """Yield what answers for the runs in `folders`, as if `host` was what is listened on."""
+    database = Database(cache)
+    runs = Runs(folders, database)
+    watcher = Watcher(runs, pause=lambda seconds: time.sleep(LOOK_S))
+    try:
+        yield create_app(runs, database, watcher, token=TOKEN, host=host)
+    finally:
+        watcher.close()
+        runs.close()
+        database.close()
+
+
+@contextmanager
+def answered(folders: Sequence[Path], cache: Path) -> Generator[Answered]:
+    """Show the runs in `folders` to this thread: what a server does is not what is tested."""
+    with application(folders, cache, "127.0.0.1") as app, asyncio.Runner() as runner:
+        yield Answered(app, runner)
+
+
 @contextmanager
 def served(folders: Sequence[Path], cache: Path, *, host: str = "127.0.0.1") -> Generator[Served]:
     """Show the runs in `folders` until the block ends, as if `host` was what is listened on."""
-    database = Database(cache)
-    runs = Runs(folders, database)
-    watcher = Watcher(runs)
-    listening = socket.create_server(("127.0.0.1", 0))
-    app = create_app(runs, database, watcher, token=TOKEN, host=host)
-    config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    thread = Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    try:
-        yield Served(listening.getsockname()[1])
-    finally:
-        server.should_exit = True
-        thread.join(LIMIT_S)
-        watcher.close()
-        runs.close()
-        listening.close()
-        database.close()
+    with application(folders, cache, host) as app:
+        listening = socket.create_server(("127.0.0.1", 0))
+        config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        thread = Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield Served(listening.getsockname()[1])
+        finally:
+            server.should_exit = True
+            thread.join(LIMIT_S)
+            listening.close()
         assert not thread.is_alive()

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.ui.recorded import BEGAN_S, MARKUP, row, write_steps
-from tests.ui.served import TOKEN, served
+from tests.ui.served import TOKEN, answered, served
 
 from telescope_core.records import RunFolder
 from telescope_core.records.blocks import BlockLog
@@ -164,7 +164,7 @@ def test_links_out_of_a_run_are_not_followed(tmp_path):
     (run.path / "eval_points.jsonl").symlink_to(secret / "config.json")
     (folder / "outside").symlink_to(other.path)
     (folder / "up").symlink_to(tmp_path)
-    with served([folder], tmp_path / "cache") as ui:
+    with answered([folder], tmp_path / "cache") as ui:
         assert [one["key"] for one in ui.get("/")["runs"]] == ["linked"]
         assert ui.get("/")["runs"][0]["step"] == 0
         assert ui.get("/runs/linked/config")["settings"] == []
@@ -179,7 +179,7 @@ def test_links_out_of_a_run_are_not_followed(tmp_path):
 def test_names_of_runs_are_safe_in_addresses_and_stay_apart(tmp_path):
     for name in ("a b", "a?b", "x<script>", ".hidden", "a'b;--", "[z]*"):
         write_steps(RunFolder.create(tmp_path / "runs" / name, config={}), range(1, 2), groups=1)
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         keys = sorted(one["key"] for one in ui.get("/")["runs"])
         assert keys == ["-z--", "a-b", "a-b---", "a-b-2", "x-script-"]
         for key in keys:
@@ -210,7 +210,8 @@ def test_what_a_rollout_says_is_data(ui):
     ],
 )
 def test_queries_that_cannot_be_are_refused(ui, query):
-    assert ui.ask(f"/runs/first/rollouts?{query}", **BEARER).status == 400
+    answer = ui.ask(f"/runs/first/rollouts?{query}", **BEARER)
+    assert (answer.status, set(answer.json)) == (400, {"error"})
 
 
 def test_quotes_in_values_are_values(ui):
@@ -226,7 +227,7 @@ def test_a_folder_of_a_newer_format_says_so_and_the_others_go_on(tmp_path):
     newer.write_text(json.dumps({**json.loads(newer.read_text()), "format_version": 99}))
     (tmp_path / "runs" / "broken" / "run.json").write_text('{"name": ')
     (tmp_path / "runs" / "empty" / "run.json").write_text('{"name": 3}')
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         found = {one["key"]: one for one in ui.get("/")["runs"]}
         assert found["good"]["error"] is None
         assert "is a run folder of format 99" in found["newer"]["error"]
@@ -244,7 +245,7 @@ def test_files_that_are_no_rollouts_are_named_and_the_others_are_read(tmp_path):
     (run.path / "calls").mkdir()
     (run.path / "calls" / "000001.parquet").write_bytes(b"")
     (run.path / "calls" / "000002.jsonl").write_bytes(b'\xff\xfe{"time_s": []}\n{"ti')
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         page = ui.get("/runs/r/rollouts")
         assert page["total"] == 12
         assert [problem[:28] for problem in page["index"]["problems"]] == [
@@ -267,7 +268,7 @@ def test_a_damaged_block_is_left_out_or_told(tmp_path):
     first, second = sorted((run.path / "calls").glob("*.parquet"))
     content = first.read_bytes()
     first.write_bytes(content[:4] + b"no footer" + content[-4:])
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         assert ui.get("/runs/r/rollouts")["choices"]["server"] == ["http://127.0.0.1:1"]
         (shown,) = ui.get("/runs/r/timeline")["rows"]
         assert shown["label"] == "http://127.0.0.1:1"
@@ -283,6 +284,7 @@ def test_a_damaged_block_is_left_out_or_told(tmp_path):
         assert ui.get("/runs/r")["identity"]["step"] == 2
 
 
+@pytest.mark.slow
 def test_files_of_ten_gigabytes_are_read_in_part(tmp_path):
     """They are sparse: zeros without an end of a line."""
     run = RunFolder.create(tmp_path / "runs" / "r", config={})
@@ -292,12 +294,12 @@ def test_files_of_ten_gigabytes_are_read_in_part(tmp_path):
         path.parent.mkdir(exist_ok=True)
         with path.open("ab") as stream:
             stream.truncate(10 * 2**30)
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         assert ui.get("/")["runs"][0]["step"] == 2
         assert len(ui.get("/runs/r/logs")["lines"]["columns"]["message"]) <= 500
         assert ui.get("/runs/r/timeline")["page"] == "timeline"
         problems = ui.get("/runs/r")["problems"]
-        assert any("summary.json has 10,240 MiB, and at most 32 are" in one for one in problems)
+        assert any("summary.json has 10,240 MiB" in one for one in problems)
         assert any("metrics.jsonl" in one for one in problems)
 
 
@@ -307,7 +309,7 @@ def test_members_of_objects_that_nobody_expects_do_no_harm(tmp_path):
     one = row(1, 0, 0)
     fields = {name: getattr(one, name) for name in one.__dataclass_fields__}
     run.write_rollouts(1, [type(one)(**{**fields, "metrics": names})])
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         columns = ui.get("/runs/r/rollouts")["columns"]
         found = [name for name in columns if name.startswith("metrics/")]
         assert len(found) == 200

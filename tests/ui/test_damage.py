@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.ui.recorded import BEGAN_S, STEP_S, write_steps
-from tests.ui.served import LIMIT_S, served
+from tests.ui.served import LIMIT_S, answered, served
 from tests.ui.test_live import Events
 
 from telescope_core.records import RunFolder
@@ -62,7 +62,7 @@ def test_stages_are_found_under_the_step_that_a_rollout_was_drawn_for(tmp_path, 
         with BlockLog(run.path / "calls", ModelCall) as log:
             about = {"group_id": "7.1", "index": 0, "step": 4, "server": SERVER}
             log.add(ModelCall(time_s=BEGAN_S + 33, duration_s=1.0, **about))
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         page = ui.get("/runs/r/rollouts/7.1/0/1")
         assert page["row"]["step"] == 7
         assert page["events"]["columns"]["stage"] == list(STAGES)
@@ -88,7 +88,7 @@ def test_a_torn_file_of_events_is_named_and_the_others_are_shown(tmp_path, run, 
     write_events(run, 2, packed=True)
     (run.path / "events" / "step-000002.jsonl").unlink()
     damage(run.path / "events" / "step-000002.parquet")
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         page = ui.get(f"/runs/r/timeline?from={BEGAN_S}&to={BEGAN_S + 40}")
         (row,) = (one for one in page["rows"] if one["source"] == "environment math")
         assert set(row["bars"]["columns"]["step"]) == {1, 3}
@@ -102,17 +102,20 @@ def test_a_torn_file_of_events_is_named_and_the_others_are_shown(tmp_path, run, 
 
 def test_the_lines_of_a_step_are_read_where_its_packed_file_is_torn(tmp_path, run):
     (run.path / "events" / "step-000002.parquet").write_bytes(b"PAR1 and no more")
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         assert ui.get("/runs/r/rollouts/2.0/0/1")["events"]["columns"]["stage"] == list(STAGES)
 
 
-@pytest.mark.parametrize("folder", ["events", "calls", "timeline"])
+@pytest.mark.parametrize(
+    "folder", ["events", *(pytest.param(n, marks=pytest.mark.slow) for n in ("calls", "timeline"))]
+)
 def test_a_line_that_is_too_long_for_a_block_log_is_named(tmp_path, run, folder):
     name = "step-000002.jsonl" if folder == "events" else "000001.jsonl"
     path = run.path / folder / name
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(b"x" * (40 * 2**20) + b'\n{"time_s": 1.0}\n')
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    # More than the 32 MiB that are read at once.
+    path.write_bytes(b"x" * (33 * 2**20) + b'\n{"time_s": 1.0}\n')
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         page = ui.get("/runs/r/timeline")
         problems = page["problems"] + page["index"]["problems"]
         assert any(one.startswith(f"{folder}/{name}") for one in problems)
@@ -122,7 +125,7 @@ def test_a_line_that_is_too_long_for_a_block_log_is_named(tmp_path, run, folder)
 def test_events_of_ten_gigabytes_are_named(tmp_path, run):
     with (run.path / "events" / "step-000002.jsonl").open("ab") as stream:
         stream.truncate(10 * 2**30)
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         page = ui.get("/runs/r/timeline")
         assert [one[:24] for one in page["problems"]] == ["events/step-000002.jsonl"]
         assert ui.get("/runs/r/rollouts/2.0/0/1")["problems"] == page["problems"]
@@ -136,14 +139,16 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize(
+    "name", ["servers.jsonl", *(pytest.param(n, marks=pytest.mark.slow) for n in list(LINES)[1:])]
+)
 def test_a_line_of_a_gigabyte_fills_no_memory_and_is_told(tmp_path, run, name):
     path = run.path / name
     with path.open("ab") as stream:
         stream.truncate(stream.tell() + 2**30)
         stream.seek(0, os.SEEK_END)
         stream.write(f"\n{json.dumps({'time_s': BEGAN_S, **LINES[name]})}\n".encode())
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         before = _now_bytes()
         page = ui.get("/runs/r")
         assert any(name in one for one in page["problems"])
@@ -170,7 +175,7 @@ def test_metrics_of_many_names_and_steps_have_a_bound(tmp_path, run):
     with path.open("a") as stream:
         stream.write(json.dumps({"step": 4, **many}) + "\n")
         stream.write('{"step":5}\n' * 40_000)
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         before = _now_bytes()
         page = ui.get("/runs/r")
         assert any("metrics.jsonl" in one for one in page["problems"])
@@ -185,7 +190,7 @@ def test_a_file_that_is_too_large_is_told_and_the_page_is_there(tmp_path, run, n
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as stream:
         stream.truncate(10 * 2**30)
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         page = ui.get("/runs/r")
         assert [one.partition(" ")[0] for one in page["problems"]] == [name]
         assert page["curves"]["steps"] == [1, 2, 3]

@@ -14,7 +14,7 @@ from queue import Queue
 
 import pytest
 from tests.ui.recorded import kill, write_steps
-from tests.ui.served import LIMIT_S, TOKEN, served
+from tests.ui.served import LIMIT_S, TOKEN, answered, served
 
 from telescope_core.errors import ConfigError
 from telescope_core.records import RunFolder
@@ -135,9 +135,10 @@ def _until_told(events, part, write):
     assert events.next(part)["run"] == "r"
 
 
-def test_no_more_pages_can_listen_than_there_is_room_for(tmp_path, run):
+def test_no_more_pages_can_listen_than_there_is_room_for(tmp_path, run, monkeypatch):
+    monkeypatch.setattr("telescope_ui.live.MAX_LISTENERS", 3)
     with served([tmp_path / "runs"], tmp_path / "cache") as ui:
-        pages = [Events(ui) for _ in range(32)]
+        pages = [Events(ui) for _ in range(3)]
         answer = ui.ask("/live", authorization=f"Bearer {TOKEN}")
         assert answer.status == 503
         for page in pages:
@@ -145,7 +146,7 @@ def test_no_more_pages_can_listen_than_there_is_room_for(tmp_path, run):
 
 
 def test_a_run_that_goes_back_is_followed(tmp_path, run):
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         assert ui.get("/runs/r/rollouts")["total"] == 12
         before = ui.get("/runs/r/rollouts/3.0/0/1")["row"]
         restart = Restart(time_s=1.0, reason="a rank died", reached=3, step=1, checkpoint="")
@@ -165,7 +166,7 @@ def test_a_run_that_goes_back_is_followed(tmp_path, run):
 
 def test_a_torn_last_line_waits_for_its_end(tmp_path, run):
     path = run.path / "metrics.jsonl"
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         with path.open("a") as stream:
             stream.write('{"step": 4, "entropy": 0.2')
             stream.flush()
@@ -177,7 +178,7 @@ def test_a_torn_last_line_waits_for_its_end(tmp_path, run):
 
 
 def test_a_run_that_is_deleted_while_it_is_shown_is_gone(tmp_path, run):
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         assert ui.get("/runs/r/rollouts")["total"] == 12
         shutil.rmtree(run.rollouts_path)
         assert ui.get("/runs/r/rollouts")["total"] == 0
@@ -190,7 +191,7 @@ def test_a_run_that_is_deleted_while_it_is_shown_is_gone(tmp_path, run):
 
 
 def test_a_killed_run_is_not_running(tmp_path, run):
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         assert ui.get("/")["runs"][0]["state"] == "running"
         kill(run)
         assert ui.get("/")["runs"][0]["state"] == "interrupted"
@@ -210,7 +211,7 @@ def test_two_servers_show_the_same_run(tmp_path, run):
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert json.loads(other.stdout.readline())["files_done"] == 3
-        with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
             assert ui.get("/runs/r/rollouts")["total"] == 12
         other.communicate("\n", timeout=LIMIT_S)
     files = sorted(path.name[-8:] for path in (tmp_path / "cache").glob("*.duckdb"))
@@ -249,8 +250,9 @@ def test_an_index_that_nobody_has_used_for_long_is_removed(tmp_path):
 
 def test_a_cache_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="set XDG_CACHE_HOME to another folder"):
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/file/cache: .*XDG_CACHE_HOME"):
         Database(tmp_path / "file" / "cache")
+    assert (tmp_path / "file").read_text() == ""
 
 
 def test_only_what_is_new_is_read(tmp_path, run):

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.ui.recorded import BEGAN_S, row, write_steps
-from tests.ui.served import served
+from tests.ui.served import answered
 
 from telescope_core.records import RunFolder
 from telescope_core.types import Message, ToolCall
@@ -24,7 +24,7 @@ def test_queues_and_workers_are_on_the_page_of_machines(tmp_path, run):
         row_ = {"queue/rollouts_waiting": 5.0 * step, "queue/groups_ready": 1.0}
         workers = {"workers/a/b c/restarts": step - 1.0, "workers/a/b c/loop_lag_s": 0.5}
         run.log_metrics({"step": step, **row_, **workers, "workers/math/restarts": 0.0})
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         page = ui.get("/runs/r/infra")
     assert page["queues"]["metrics"] == {
         "queue/groups_ready": [1.0, 1.0],
@@ -52,7 +52,7 @@ def test_what_the_run_found_wrong_is_on_its_overview(tmp_path, run):
         for at, one in enumerate(said)
     ]
     (run.logs_path / "driver.jsonl").write_text("\n".join([*lines, '{"level":"warning"', ""]))
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         found = ui.get("/runs/r")["diagnoses"]
     text = "12% of turns branch; set chat_template"
     assert found == [{"time_s": BEGAN_S, "metric": "entropy", "text": text}]
@@ -60,7 +60,7 @@ def test_what_the_run_found_wrong_is_on_its_overview(tmp_path, run):
 
 def test_all_terms_of_the_loss_are_drawn_where_no_metric_is_asked_for(tmp_path, run):
     run.log_metrics({"step": 1, "loss/total": 1.0, "loss/kl": 0.5, "loss/mine": 0.1, "other": 1.0})
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         assert list(ui.get("/runs/r")["curves"]["metrics"]) == [
             *("loss/total", "loss/kl", "loss/mine")
         ]
@@ -105,7 +105,7 @@ def test_search_looks_into_thoughts_calls_of_tools_and_their_results(tmp_path, r
         for at, message in enumerate(said.values())
     ]
     run.write_rollouts(1, rows)
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         columns = ui.get("/runs/r/rollouts?q=ZEBRA")["columns"]
         assert columns["index"] == [0, 1, 2, 3]
         assert all("zebra" in excerpt.lower() for excerpt in columns["excerpt"])

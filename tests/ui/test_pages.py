@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.ui.recorded import BEGAN_S, ENVIRONMENTS, MARKUP, SERVERS, facts_of, row, write_run
-from tests.ui.served import served
+from tests.ui.served import answered
 
 from telescope_core.chains import ChainRecorder
 from telescope_ui.pages.rollout_tokens import UNKNOWN, Training, tokens_of, training_of
@@ -245,35 +245,33 @@ def test_logs_are_merged_by_time_and_read_in_both_directions(ui):
     assert found["message"] == ["at 3"]
 
 
-def test_the_settings_are_listed_by_name(ui):
-    settings = {one["name"]: one["value"] for one in ui.get(f"{RUN}/config")["settings"]}
-    assert settings["rollout.group_size"] == 4
-    assert settings["environments.math.weight"] == 1.0
+def settings_of(ui, run):
+    return {one["name"]: one for one in ui.get(f"{run}/config")["settings"]}
 
 
 def test_the_settings_tell_what_was_set_from_what_is_so_by_default(ui):
-    found = {one["name"]: one for one in ui.get(f"{RUN}/config")["settings"]}
-    origins = {
-        "run.number_of_steps": (True, True),
-        "environments.math.weight": (True, False),
-        "rollout.group_size": (False, False),
+    found = settings_of(ui, RUN)
+    expected = {
+        "run.number_of_steps": (10, True, True),
+        "environments.math.weight": (1.0, True, False),
+        "rollout.group_size": (4, False, False),
     }
-    for name, (is_set, is_default) in origins.items():
-        assert (found[name]["is_set"], found[name]["is_default"]) == (is_set, is_default), name
+    for name, facts in expected.items():
+        one = found[name]
+        assert (one["value"], one["is_set"], one["is_default"]) == facts, name
     assert found["rollout.group_size"]["default"] == 8
 
 
-def test_a_run_that_did_not_record_what_was_set_says_so(tmp_path):
+def test_of_a_run_that_did_not_record_what_was_set_it_is_not_known(tmp_path):
     run = write_run(tmp_path / "runs" / "older")
-    old = {"chosen": ["rollout.group_size"], "defaults": {"rollout.group_size": 8}}
-    (run.path / "settings.json").write_text(json.dumps(old))
-    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
-        found = {one["name"]: one for one in ui.get("/runs/older/config")["settings"]}
-        assert found["rollout.group_size"]["is_default"] is False
-        assert found["rollout.group_size"]["is_set"] is None
+    name = "rollout.group_size"
+    (run.path / "settings.json").write_text(json.dumps({"chosen": [name], "defaults": {name: 8}}))
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        one = settings_of(ui, "/runs/older")[name]
+        assert (one["value"], one["is_set"], one["is_default"]) == (4, None, False)
         (run.path / "settings.json").unlink()
-        found = {one["name"]: one for one in ui.get("/runs/older/config")["settings"]}
-        assert found["rollout.group_size"]["is_default"] is None
+        one = settings_of(ui, "/runs/older")[name]
+        assert (one["value"], one["is_set"], one["is_default"]) == (4, None, None)
 
 
 def test_an_address_gives_the_page_to_a_browser_and_its_data_to_a_program(ui):

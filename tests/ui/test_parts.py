@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telescope_core.errors import ConfigError
 from telescope_ui.curves import thinned
-from telescope_ui.index.database import Database
 from telescope_ui.lanes import Bar, Change, depths_of, lanes_of, mean_numbers
 from telescope_ui.line_tail import LineTail
 from telescope_ui.log_lines import FileFacts, parsed
-from telescope_ui.runs import Runs
 from telescope_ui.token_texts import texts_for
 
 NUMBERS = st.floats(-1e6, 1e6) | st.just(math.nan)
@@ -103,10 +100,20 @@ def test_a_file_that_was_rewritten_is_read_again(tmp_path, content):
 
 def test_a_line_without_an_end_fills_no_memory(tmp_path):
     path = tmp_path / "file"
-    path.write_bytes(b"first\n" + b"x" * (20 * 2**20) + b"\nlast\n")
-    tail = LineTail(path)
+    # Longer than what is read at once, so that no part of it may be kept.
+    path.write_bytes(b"first\n" + b"x" * (3 * 2**20) + b"\nlast\n")
+    tail = LineTail(path, max_line_bytes=2**16)
     assert list(tail.lines()) == [b"first", b"last"]
     assert tail.num_skipped == 1
+
+
+def test_a_file_is_read_up_to_its_limit(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"one line\n" * 2**19)
+    tail = LineTail(path, max_file_bytes=2**20)
+    assert 2**20 <= 9 * len(list(tail.lines())) < 2 * 2**20 + 9
+    assert tail.is_cut
+    assert list(tail.lines()) == []
 
 
 FACTS = FileFacts(component="server", mtime_s=9e8, year=2026, utc_offset_s=0)
@@ -153,10 +160,3 @@ def test_texts_of_tokens_come_from_the_vocabulary_of_a_checkpoint(tmp_path):
     assert texts.pieces([0, 1, 2, 3, 4, 5]) == ["a", " b", "", "\u00e9", "<|end|>", "<5>"]
     (folder / "tokenizer.json").write_text("{}")
     assert texts_for(tmp_path) is None
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path):
-    database = Database(tmp_path / "cache")
-    with pytest.raises(ConfigError, match="there is no such folder"):
-        Runs([tmp_path / "nothing"], database)
-    database.close()

@@ -1,5 +1,7 @@
 """What a misspelt address gets: what is near, and never an empty page without a word."""
 
+from pathlib import Path
+
 import pytest
 
 from telescope_core.errors import ConfigError
@@ -55,12 +57,15 @@ def test_filters_that_fit_something_have_no_hints(ui):
         assert ui.get(f"{RUN}/{address}")["hints"] == []
 
 
-def test_a_folder_that_is_not_there_is_answered_with_what_is_near(tmp_path, monkeypatch):
+def test_a_folder_that_is_not_there_is_named_with_what_is_near(tmp_path, monkeypatch):
     (tmp_path / "runs" / "quickstart").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     database = Database(tmp_path / "cache")
     for given, meant in (("runs/quikstart", "runs/quickstart"), ("quickstart", "runs/quickstart")):
-        with pytest.raises(ConfigError, match=rf"did you mean {meant}\?"):
-            Runs([tmp_path.__class__(given)], database)
-    with pytest.raises(ConfigError, match="as in: telescope ui runs"):
-        Runs([tmp_path / "nothing" / "like" / "it"], database)
+        with pytest.raises(ConfigError, match=rf"^{given}: .* {meant}\?"):
+            Runs([Path(given)], database)
+    nothing = tmp_path / "nothing" / "like" / "it"
+    with pytest.raises(ConfigError, match=rf"^{nothing}: .*telescope ui"):
+        Runs([nothing], database)
+    database.close()
+    assert not nothing.parent.parent.exists()
