@@ -20,7 +20,7 @@ from tests.envs.projects import toy_publication, write_registry
 
 from telescope_envs.records.lockfile import read_lock
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.slow
 MAIN = (sys.executable, "-c", "from telescope_cli.main import main; main()")
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 

@@ -75,7 +75,7 @@ def bundle(rows, root) -> Callable[..., tuple[int, str, str]]:
     return run
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_a_bundle_brings_a_dataset_to_a_machine_without_a_network(
     bundle, root, tmp_path, monkeypatch
 ):

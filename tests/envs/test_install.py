@@ -13,7 +13,7 @@ from telescope_envs.install.packages import missing_requirements
 from telescope_envs.processes.uv import installed_pins
 from telescope_envs.publish.first_party import publish
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.slow
 LOCATE = (
     "import json; from telescope_core.locate import locate_environment; "
     "from telescope_core.open import open_environment; "

@@ -9,7 +9,7 @@ import pytest
 
 from telescope_envs.publish.first_party import publish
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.slow
 PLAY = """
 import asyncio, importlib.util, json, sys
 from telescope_core.open import open_environment

@@ -49,7 +49,7 @@ def test_a_folder_that_is_not_empty_is_left_alone(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_first_party_releases_carry_their_validation(tmp_path):
     assert run("init", str(tmp_path / "registry"), "--owner", "telescope") == 0
     command = [

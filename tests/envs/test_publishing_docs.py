@@ -29,7 +29,7 @@ def shown(name):
     return text
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_the_commands_of_the_tutorial(tmp_path):
     blocks = re.findall(r"```sh\n(.*?)```", TUTORIAL, re.DOTALL)
     (tmp_path / "work").mkdir()

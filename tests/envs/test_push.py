@@ -11,7 +11,7 @@ from telescope_cli.main import main
 from telescope_core.errors import ConfigError
 from telescope_envs.registry import Registry
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from telescope_envs.records.lockfile import (
 )
 from telescope_envs.registry import Registry
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -197,7 +197,7 @@ def kept_bundle(path: Path, code: str) -> str:
         return dep_line(dep)
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_what_a_bundle_brought_is_never_chosen_only_installed_by_its_hash(home, tmp_path):
     lines = {code: kept_bundle(tmp_path / "b.zip", code) for code in ("A = 1\n", "A = 2\n")}
     uv = Uv(offline=True)

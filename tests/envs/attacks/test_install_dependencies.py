@@ -16,7 +16,7 @@ from telescope_envs.install.steps import InstallOptions
 from telescope_envs.records.installed import installed_environments
 from telescope_envs.records.lockfile import read_lock
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

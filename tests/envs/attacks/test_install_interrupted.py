@@ -22,7 +22,7 @@ from telescope_envs.records.files import locked
 from telescope_envs.records.installed import installed_environments
 from telescope_envs.records.lockfile import read_lock
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.slow
 PROGRAM = """
 import os, signal, sys
 from pathlib import Path

@@ -143,6 +143,7 @@ def publish_and_die(place: Path, publication, moment: int) -> None:
     os._exit(0)
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_any_moment_changes_nothing_or_all(place, tmp_path):
     publication = toy_publication("1.0.0")
     changed = toy_publication("1.0.0", code="Toy = 'corrected'\n")

@@ -1,6 +1,6 @@
 """What must not be published: each attempt is refused with a reason and leaves nothing behind.
 
-Those that validate a whole environment first start worker processes: they are engine tests.
+Those that validate a whole environment first start worker processes: they are slow.
 """
 
 from datetime import UTC, datetime
@@ -156,7 +156,7 @@ def test_a_version_below_the_newest_published(place):
     refused(place, place / "sorted", RegistryError, r"0\.1\.0 is not above 0\.5\.0, the newest")
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_what_does_not_pass_validation(place):
     (place / "sorted/README.md").write_text("")
     commit_all(place / "sorted")
@@ -181,7 +181,7 @@ if probe is not None:
 """Moves the probe's clock, as if the import had waited, and computes nothing."""
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_what_is_not_conclusive_is_shown_and_not_published(place):
     environment = place / "sorted" / "src" / MODULE / "environment.py"
     environment.write_text(environment.read_text() + WAITED)
@@ -237,7 +237,7 @@ def report_of(wheel_sha256, *outcomes):
     )
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_nothing_of_it_is_in_the_registry_when_the_index_cannot_be_written(place):
     index = place / "registry/index/acme"
     (index / "sorted.jsonl").mkdir(parents=True)

@@ -289,15 +289,15 @@ def test_lists_and_commands_read_the_same_statuses():
         b'{"schema": 1, "yanked": {"0.1.0": "wrong"}, "deprecated": {"reason": "old", '
         b'"replacement": "a/b"}, "advisories": ["x"]}'
     )
-    num_read = 0
+    release, num_read = line(), 0
     for text in mutants(record):
+        row = catalog_row("acme/toy", release, text).row
         try:
             status = parse_status(text, "status")
         except RegistryError:
-            assert catalog_row("acme/toy", line(), text).row is None, text
+            assert row is None, text
             continue
         num_read += 1
-        (row,) = [catalog_row("acme/toy", line(), text).row]
         assert row is not None, text
         reason = status.deprecated.reason if status.deprecated else ""
         yanked = status.yanked.get("0.1.0")

@@ -217,8 +217,8 @@ READS_REGISTRY = (
     ("name", "at_most"),
     [
         ("config.json", 60),
-        ("index/acme/toy.jsonl", 150),
-        ("status/acme/toy.json", 40),
+        pytest.param("index/acme/toy.jsonl", 150, marks=pytest.mark.slow),
+        pytest.param("status/acme/toy.json", 40, marks=pytest.mark.slow),
     ],
 )
 def test_records_of_a_registry(name: str, at_most: int, place: Path, attempt) -> None:
@@ -229,6 +229,7 @@ def test_records_of_a_registry(name: str, at_most: int, place: Path, attempt) ->
         attempt(READS_REGISTRY[number % len(READS_REGISTRY)], data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["aliases.toml", "namespaces/acme.toml", "reserved.txt"])
 def test_tables_of_a_registry(name: str, place: Path, attempt) -> None:
     path = place.parent / "registry" / name
@@ -249,6 +250,7 @@ READS_USER_CONFIG = (
 )
 
 
+@pytest.mark.slow
 def test_the_users_configuration(place: Path, attempt, monkeypatch) -> None:
     monkeypatch.delenv("TELESCOPE_REGISTRY")
     path = place.parent / "config" / "telescope" / "config.toml"
@@ -270,6 +272,7 @@ READS_LOCK = (
 )
 
 
+@pytest.mark.slow
 def test_a_lock(place: Path, attempt) -> None:
     path = place / "telescope.lock"
     for number, data in enumerate(some(changed_toml(path.read_text()), 100)):
@@ -288,6 +291,7 @@ READS_PROJECT = (
 )
 
 
+@pytest.mark.slow
 def test_a_project(place: Path, attempt) -> None:
     path = place / "project" / "pyproject.toml"
     # Without a build backend, so that nothing is built where the change does no harm.
@@ -316,7 +320,12 @@ READS_RECORDS = (
 
 
 @pytest.mark.parametrize(
-    "name", ["environments/acme/toy.json", "links/acme/toy.json", "cache/wheels/*/release.json"]
+    "name",
+    [
+        pytest.param("environments/acme/toy.json", marks=pytest.mark.slow),
+        "links/acme/toy.json",
+        pytest.param("cache/wheels/*/release.json", marks=pytest.mark.slow),
+    ],
 )
 def test_records_of_the_data_folder(name: str, place: Path, home: Path, attempt) -> None:
     (path,) = home.glob(name)

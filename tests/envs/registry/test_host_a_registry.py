@@ -57,7 +57,7 @@ def test_a_folder_is_checked_rendered_and_served(folder, capsys):
         assert "acme/toy" in [row["id"] for row in json.loads(capsys.readouterr().out)]
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_an_upload_makes_a_registry_on_the_hub(folder):
     with loopback_hub() as hub:
         environ = {

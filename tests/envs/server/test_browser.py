@@ -5,7 +5,7 @@ from tests.chromium import browser
 from tests.envs.server.showing import NASTY, fill_with_everything
 from tests.envs.serving import served
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.slow
 
 WIDER_THAN_THE_WINDOW = """
 [...document.querySelectorAll('body *')]

@@ -15,7 +15,7 @@ from tests.envs.serving import hub_process
 
 from telescope_envs.server.hub import HubStore
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/how-to/run-a-hub-server.md"

@@ -19,7 +19,7 @@ from telescope_envs.registry.static_view import render
 from telescope_envs.server.app import ServerOptions
 from telescope_envs.server.auth import Scope
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.slow
 
 DISTRIBUTION = "telescope-env-acme-toy"
 YANKED = "the reward paid for empty answers"

@@ -17,7 +17,7 @@ from tests.envs.serving import ServedHub, hub_process
 
 from telescope_envs.server.hub import HubStore
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def play(isolation: str, name: str = "toy") -> list:
     return json.loads(done.stdout)
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_a_link_is_used_as_it_is_in_this_process_and_in_workers(telescope, make_project):
     project = make_project(version="0.2.0")
     code, out, _ = telescope("env", "link", str(project))
@@ -70,7 +70,7 @@ def test_a_link_is_used_as_it_is_in_this_process_and_in_workers(telescope, make_
     assert (project / "pyproject.toml").is_file()
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_the_folder_of_a_project_is_used_without_a_link(telescope, make_project):
     project = make_project(version="0.2.0")
     assert play("auto", str(project)) == [1.0, None, "0.2.0"]

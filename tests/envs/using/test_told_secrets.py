@@ -38,7 +38,7 @@ def test_nothing_is_told_of_an_environment_that_reads_none(capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_install_sync_and_a_bundle_tell_them(telescope, registry, tmp_path):
     own = f'"""Says yes."""\n\n    secrets = {NAMES!r}'
     code = TOY.replace('"""Says yes."""', own)

@@ -141,7 +141,7 @@ def test_an_installation_that_fails_stays_in_the_lock(
 SECRET = '"""Says yes."""\n\n    secrets = ("A_KEY",)'
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_updating_installs_and_locks_the_newer_one(telescope, registry, publish):
     publish("0.1.0", code=TOY.replace('"""Says yes."""', SECRET), secrets=("A_KEY",))
     code, _, err = telescope("env", "install", "toy")

@@ -164,7 +164,7 @@ def test_the_tree_writes_each_package_out_once(venv):
     assert (again.name, again.is_repeated, again.needs) == ("one", True, ())
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_a_tampered_file_of_an_installed_environment_is_found(telescope, published, home):
     assert telescope("env", "install", "toy")[0] == 0
     code, out, _ = telescope("env", "verify", "acme/toy", "--json")

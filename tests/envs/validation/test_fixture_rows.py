@@ -77,7 +77,7 @@ def project(tmp_path):
     return folder
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_the_report_and_the_release_say_that_fixture_rows_were_checked(
     project, tmp_path, monkeypatch
 ):
@@ -97,7 +97,7 @@ def test_the_report_and_the_release_say_that_fixture_rows_were_checked(
     assert release.splits == {"train": None, "eval": None}, "fixture rows are not counted"
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_wrong_rows_are_found(project):
     rows = project / "fixture-rows/acme/sums/test.jsonl"
     rows.write_text(rows.read_text() + '{"question": "1 + 1 = ?", "answer": ""}\n')

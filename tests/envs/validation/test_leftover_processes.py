@@ -25,7 +25,7 @@ from telescope_envs.validation.processes import (
     run_together,
 )
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.slow
 
 MODULE = '''"""Sums."""
 

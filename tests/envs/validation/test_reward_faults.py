@@ -18,7 +18,7 @@ from telescope_core import (
 from telescope_core.environments import runs_in
 from telescope_envs.validation import Outcome
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.slow
 
 
 class Sums(SingleTurnEnvironment):
