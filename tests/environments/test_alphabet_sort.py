@@ -99,5 +99,6 @@ def test_the_names_are_never_in_order_already_and_keys_are_distinct():
 
 
 def test_ranges_the_wrong_way_round_are_refused():
-    with pytest.raises(ConfigError, match="min_rounds must be at most max_rounds, got 5 and 3"):
+    with pytest.raises(ConfigError) as refused:
         AlphabetSort.from_settings({"min_rounds": 5})
+    assert all(fact in str(refused.value) for fact in ("min_rounds", "max_rounds", "5 and 3"))

@@ -68,7 +68,7 @@ def _parts(text: str) -> list[str]:
 
 @pytest.mark.parametrize("use_all", [True, False])
 def test_every_drawn_puzzle_has_a_canonical_solution(use_all):
-    for seed in range(60):
+    for seed in range(20):
         puzzle = draw_puzzle(
             Random(seed),
             num_numbers=(2, 4),
@@ -140,18 +140,20 @@ def test_the_short_prompt_is_only_the_puzzle():
 
 
 def test_extraction_takes_the_last_tag():
-    assert extract_expression("<answer>1</answer> <answer>2+3 = 5</answer>") == "2+3"
+    last = extract_expression("<answer>1</answer> <answer>2+3 = 5</answer>")
+    assert last == "2+3"
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "facts"),
     [
-        ({"operations": "+%"}, "env.operations"),
-        ({"operations": ""}, "env.operations"),
-        ({"min_numbers": 5, "max_numbers": 3}, "min_numbers must be at most max_numbers"),
-        ({"max_number": "many"}, "env.max_number"),
+        ({"operations": "+%"}, ["env.operations"]),
+        ({"operations": ""}, ["env.operations"]),
+        ({"min_numbers": 5, "max_numbers": 3}, ["min_numbers", "max_numbers", "5 and 3"]),
+        ({"max_number": "many"}, ["env.max_number", "'many'"]),
     ],
 )
-def test_bad_settings_are_one_clear_message(given, message):
-    with pytest.raises(ConfigError, match=message):
+def test_bad_settings_are_named(given, facts):
+    with pytest.raises(ConfigError) as refused:
         Countdown.from_settings(given)
+    assert all(fact in str(refused.value) for fact in facts), refused.value

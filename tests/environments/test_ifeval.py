@@ -149,7 +149,7 @@ def test_loose_forgives_first_and_last_lines_and_stars():
     ]
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_rows_over_the_hub(tmp_path):
     with FixtureHub(ROWS) as hub:
         first, second = (
@@ -172,7 +172,7 @@ def test_rows_over_the_hub(tmp_path):
         assert metrics["instructions_strict"] == metrics["num_instructions"]
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_a_local_file_needs_no_network(tmp_path):
     offline = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
     (told,) = run_cases([[FACTORY, {"path": str(TABLE), "score": "instruction"}]], offline)
@@ -212,18 +212,23 @@ def test_the_reward_is_of_the_level_and_strictness_that_was_chosen(settings, rew
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "facts"),
     [
-        ({"instruction_id_list": ["punctuation:no_coma"], "kwargs": [{}]}, "did you mean"),
-        ({"kwargs": [{}]}, "has 2 instructions and arguments for 1"),
-        ({"kwargs": [{}, {}]}, "keywords:existence needs keywords"),
+        (
+            {"instruction_id_list": ["punctuation:no_coma"], "kwargs": [{}]},
+            ["no_coma", "'punctuation:no_comma'"],
+        ),
+        ({"kwargs": [{}]}, ["2 instructions"]),
+        ({"kwargs": [{}, {}]}, ["keywords:existence"]),
     ],
 )
-def test_a_row_that_cannot_be_checked_is_one_message(change, message):
-    with pytest.raises(ConfigError, match=message):
+def test_a_row_that_cannot_be_checked_is_one_message(change, facts):
+    with pytest.raises(ConfigError) as refused:
         example_of({**row(0), **change})
+    assert all(fact in str(refused.value) for fact in facts), refused.value
 
 
 def test_a_dataset_of_somebody_else_needs_a_revision():
-    with pytest.raises(ConfigError, match=r"set env\.revision to a commit"):
+    with pytest.raises(ConfigError) as refused:
         IFEval.from_settings({"path": "acme/prompts"})
+    assert all(fact in str(refused.value) for fact in ("'acme/prompts'", "env.revision"))

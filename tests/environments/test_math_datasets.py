@@ -32,7 +32,7 @@ def over_the_hub(tmp_path_factory):
     return told, hub.requested
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_gold_reaches_the_maximum_and_cheats_stay_at_the_floor(over_the_hub, name):
     told = over_the_hub[0][name][0]
@@ -44,7 +44,7 @@ def test_gold_reaches_the_maximum_and_cheats_stay_at_the_floor(over_the_hub, nam
         assert set(rewards.values()) == {0.0}, one
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_ids_are_the_same_in_two_processes_and_splits_are_disjoint(over_the_hub, name):
     first, second = over_the_hub[0][name]
@@ -56,7 +56,7 @@ def test_ids_are_the_same_in_two_processes_and_splits_are_disjoint(over_the_hub,
     assert all(len(ids[split]) == len(found) for split, found in first["splits"].items())
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_pinned_commit_is_asked_for_and_recorded(over_the_hub, name):
     told, requested = over_the_hub
@@ -70,7 +70,7 @@ def test_the_pinned_commit_is_asked_for_and_recorded(over_the_hub, name):
     assert {one["when"]: one["revision"] for one in declared}[f"dataset={name}"] == spec.revision
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_columns_are_read_as_each_dataset_has_them(over_the_hub):
     told, _ = over_the_hub
     found = {name: told[name][0]["splits"] for name in PRESETS}
@@ -90,7 +90,7 @@ def test_columns_are_read_as_each_dataset_has_them(over_the_hub):
     assert found["hendrycks-math"]["train"][0]["info"] == {"level": "Level 1", "type": "Algebra"}
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_a_local_file_takes_the_place_of_the_dataset(tmp_path):
     lines = (ROWS / "math-ai/aime25/test.jsonl").read_text()
     (tmp_path / "own.jsonl").write_text(lines)
@@ -101,12 +101,13 @@ def test_a_local_file_takes_the_place_of_the_dataset(tmp_path):
     assert (told["revisions"], told["network"]) == ({}, "none")
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_a_hub_that_cannot_be_reached_is_one_message(tmp_path):
     offline = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "home")}
     (told,) = run_cases([[FACTORY, {"dataset": "math500"}]], offline)
-    assert "cannot load split 'test' of dataset 'HuggingFaceH4/MATH-500'" in told["error"]
-    assert "give a local folder or file" in told["error"]
+    assert all(named in told["error"] for named in ("'test'", "'HuggingFaceH4/MATH-500'"))
+    assert "local folder" in told["error"], "what can be done"
+    assert "splits" not in told
 
 
 @pytest.mark.parametrize("name", EVALS)
@@ -118,16 +119,17 @@ def test_what_is_for_evals_has_no_split_to_train_on(name):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "facts"),
     [
-        ({"dataset": "gsm9k"}, "env.dataset"),
-        ({"path": "acme/sums"}, "set env.revision to a commit"),
-        ({"datset": "gsm8k"}, "did you mean 'dataset'"),
+        ({"dataset": "gsm9k"}, ["env.dataset", "'gsm9k'"]),
+        ({"path": "acme/sums"}, ["'acme/sums'", "env.revision"]),
+        ({"datset": "gsm8k"}, ["datset", "'dataset'"]),
     ],
 )
-def test_bad_settings_are_one_clear_message(settings, message):
-    with pytest.raises(ConfigError, match=message):
+def test_bad_settings_are_named(settings, facts):
+    with pytest.raises(ConfigError) as refused:
         MathDatasets.from_settings(settings)
+    assert all(fact in str(refused.value) for fact in facts), refused.value
 
 
 def test_a_revision_of_ones_own_is_loaded_and_recorded():
@@ -139,8 +141,9 @@ def test_a_revision_of_ones_own_is_loaded_and_recorded():
     "row", [{"problem": "1?", "answer": ""}, {"problem": "1?", "answer": None}]
 )
 def test_a_row_without_an_answer_is_refused(row):
-    with pytest.raises(ConfigError, match=r"has no answer|has no column answer, solution"):
+    with pytest.raises(ConfigError) as refused:
         example_of(row, path="acme/sums")
+    assert all(fact in str(refused.value) for fact in ("acme/sums", "answer"))
 
 
 def test_answers_of_three_digits_are_numbers():

@@ -7,7 +7,7 @@ from tests.environments.dataset_runs import run_cases
 
 from telescope_envs.validation.fixture_hub import FixtureHub
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.slow
 FACTORY = "telescope_env_telescope_math_reasoning:MathReasoning"
 REPO = "acme/sums"
 REVISION = "0123456789abcdef0123456789abcdef01234567"

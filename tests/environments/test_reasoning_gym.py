@@ -41,28 +41,23 @@ async def score(environment: ReasoningGym, example, text: str) -> Rollout:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "facts"),
     [
-        (
-            {"task": "chain_sums"},
-            "'chain_sums'; did you mean 'chain_sum'",
-        ),
-        (
-            {"task": "chain_sum,suduko"},
-            "task of reasoning-gym 'suduko'; did you mean 'sudoku'",
-        ),
-        ({"task": "composite"}, "is a mix of others"),
-        ({"task": " , "}, "must name tasks"),
-        ({"task": "gcd,gcd"}, "each once"),
-        ({"task": "chain_sum", "options": {"min_term": 2}}, "did you mean 'min_terms'"),
-        ({"task": "chain_sum", "options": {"min_terms": 9}}, "do not fit task chain_sum"),
-        ({"task": "chain_sum", "options": {"seed": 9}}, "unknown option of task chain_sum 'seed'"),
-        ({"task": "chain_sum,gcd", "options": {"min_terms": 2}}, "options are those of one task"),
+        ({"task": "chain_sums"}, ["'chain_sums'", "'chain_sum'"]),
+        ({"task": "chain_sum,suduko"}, ["'suduko'", "'sudoku'"]),
+        ({"task": "composite"}, ["'composite'", "'chain_sum,sudoku'"]),
+        ({"task": " , "}, ["' , '"]),
+        ({"task": "gcd,gcd"}, ["'gcd,gcd'", "once"]),
+        ({"task": "chain_sum", "options": {"min_term": 2}}, ["'min_term'", "'min_terms'"]),
+        ({"task": "chain_sum", "options": {"min_terms": 9}}, ["chain_sum", "'min_terms': 9"]),
+        ({"task": "chain_sum", "options": {"seed": 9}}, ["chain_sum", "'seed'"]),
+        ({"task": "chain_sum,gcd", "options": {"min_terms": 2}}, ["options", "one task"]),
     ],
 )
-def test_a_wrong_setting_says_what_to_do(settings, message):
-    with pytest.raises(ConfigError, match=message):
+def test_a_wrong_setting_is_named(settings, facts):
+    with pytest.raises(ConfigError) as refused:
         gym(**settings)
+    assert all(fact in str(refused.value) for fact in facts), refused.value
 
 
 def test_options_are_those_of_the_task():
@@ -117,7 +112,7 @@ async def test_an_answer_is_never_run_as_a_program(task, tmp_path, monkeypatch):
     environment = gym(task=task)
     example = environment.examples(Split.EVAL).example(0)
     for program in PROGRAMS:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             verdict = await score(environment, example, f"<answer>{program}</answer>")
         assert verdict.reward == 0.0, program
     assert not list(tmp_path.iterdir())
@@ -130,7 +125,7 @@ def test_no_program_reaches_a_verifier_that_evaluates(task):
     assert judged == harmless
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 async def test_putting_the_question_back_is_no_answer():
     environment = gym(task="intermediate_integration")
     source = environment.examples(Split.TRAIN)
@@ -166,7 +161,7 @@ def test_examples_go_on_past_the_tables_that_tasks_make():
     assert last.info["position"] > 1000
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_tasks_that_are_unsteady_ask_the_same_in_every_process(monkeypatch):
     made = []
     for seed in ("1", "2"):
@@ -176,7 +171,7 @@ def test_tasks_that_are_unsteady_ask_the_same_in_every_process(monkeypatch):
     assert len(set(made[0])) > BATCH / 2
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 @pytest.mark.parametrize("task", task_names())
 async def test_every_task_gives_the_maximum_for_gold_and_disjoint_splits(task):
     environment = gym(task=task, options=QUICK.get(task, {}))

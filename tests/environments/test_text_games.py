@@ -16,7 +16,10 @@ from telescope_env_telescope_text_games.names import GAMES, REFUSED, chosen_game
 from telescope_env_telescope_text_games.play import SeededGame
 
 
-@pytest.mark.parametrize("name", GAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=[pytest.mark.slow] if one == "RushHour" else []) for one in GAMES],
+)
 def test_a_seed_gives_the_same_board_whatever_is_drawn_elsewhere(name):
     boards: list[str] = []
     for elsewhere in (1, 2):

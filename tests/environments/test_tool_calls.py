@@ -133,8 +133,9 @@ def test_there_are_fifty_functions_with_schemas():
 
 
 def test_counts_that_cannot_be_are_refused():
-    with pytest.raises(ConfigError, match=r"min_calls <= max_calls <= num_functions.* 4 and 3"):
+    with pytest.raises(ConfigError) as refused:
         ToolCalls.from_settings({"max_calls": 4, "num_functions": 3})
+    assert all(fact in str(refused.value) for fact in ("max_calls", "num_functions", "4 and 3"))
 
 
 ASKED = {
@@ -205,8 +206,8 @@ async def test_questions_of_bfcl_are_read_from_its_files(bfcl):
 
 
 def test_missing_files_are_told(bfcl, monkeypatch):
-    with pytest.raises(EnvironmentLoadError, match="has no file BFCL_v"):
+    with pytest.raises(EnvironmentLoadError, match="BFCL_v"):
         ToolCalls.from_settings({"questions": "bfcl-parallel"}).examples(Split.EVAL)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(EnvironmentLoadError, match="uv pip install --no-deps bfcl-eval"):
+    with pytest.raises(EnvironmentLoadError, match="--no-deps bfcl-eval"):
         ToolCalls.from_settings({"questions": "bfcl-simple"}).examples(Split.EVAL)
