@@ -121,7 +121,7 @@ async def test_a_call_ends_when_its_server_is_lost(deadline_s: float | None) -> 
             calling = asyncio.create_task(client.control("/update_weights", deadline_s=deadline_s))
             await asked.wait()
             await client.drop("its machine is gone")
-            with pytest.raises(ServerLostError, match="/update_weights.*its machine is gone"):
+            with pytest.raises(ServerLostError, match=r"/update_weights.*its machine is gone"):
                 await calling
             assert not await client.is_alive(), "nothing more is asked of it"
     finally:

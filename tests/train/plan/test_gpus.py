@@ -59,11 +59,12 @@ def test_a_rank_that_does_not_fit_names_what_makes_it_smaller_one_after_another(
 
 def test_following_the_advice_for_one_gpu_ends_at_a_run_that_fits():
     (said,) = problems("1.7B", *SHARED)
-    assert "gpu_memory_utilization" in said
+    name = "gpu_memory_utilization"
+    assert name in said
     share = said.rpartition("lower it to ")[2]
-    assert problems("1.7B", *SHARED, "--gpu_memory_utilization", share) == []
+    assert problems("1.7B", *SHARED, f"--{name}", share) == []
     too_much = f"{float(share) + 0.02:g}"
-    assert problems("1.7B", *SHARED, "--gpu_memory_utilization", too_much) != []
+    assert problems("1.7B", *SHARED, f"--{name}", too_much) != []
 
 
 def test_what_stays_on_the_gpu_beside_a_server_is_weights_and_moments():
@@ -79,8 +80,12 @@ def test_what_stays_on_the_gpu_beside_a_server_is_weights_and_moments():
 
 
 def test_a_server_needs_its_weights_and_room_for_one_request():
-    least = problems("32B", "--fsdp_cpu_offload", gpus=2, gpu_bytes=48 * 10**9)
-    assert any("a server needs at least" in said for said in least)
+    offloaded = "--fsdp_cpu_offload"
+    small, large = (
+        problems("32B", offloaded, gpus=2, gpu_bytes=size) for size in (48 * 10**9, H100)
+    )
+    assert [said for said in small if "server" in said]
+    assert not [said for said in large if "server" in said]
 
 
 def test_the_parameter_counts_are_those_that_the_models_have():

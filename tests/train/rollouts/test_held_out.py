@@ -4,6 +4,7 @@ import asyncio
 import random
 
 import pytest
+from tests.envs.projects import write_project
 from tests.train.rollouts.samplers import EventList
 
 from telescope_core import (
@@ -21,6 +22,8 @@ from telescope_core import (
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.records import RunFolder
 from telescope_core.scripted import ScriptedClient
+from telescope_envs.records.links import write_link
+from telescope_envs.records.projects import read_project
 from telescope_train.evals.live import LiveEvals
 from telescope_train.plan.load import load_train_config
 from telescope_train.rollouts import environments
@@ -325,13 +328,16 @@ async def test_nothing_left_to_train_on_is_one_message(environment, num_samples,
     assert not (tmp_path / "run").exists(), "nothing was evaluated"
 
 
-def test_names_of_one_environment_are_one_and_another_has_no_effect(tmp_path):
-    config = config_of(tmp_path, name="math-reasoning", eval_name="telescope/math-reasoning")
-    assert len({record.id for record in records_of(config).values()}) == 1
+def test_names_of_one_environment_are_one_and_another_has_no_effect(tmp_path, monkeypatch):
+    monkeypatch.setenv("TELESCOPE_HOME", str(tmp_path / "home"))
+    write_link(read_project(write_project(tmp_path / "project")))
+    config = config_of(tmp_path, name="toy", eval_name="acme/toy")
+    assert [record.id for record in records_of(config).values()] == ["acme/toy"] * 2
     assert list(held_out_problems(config, records_of(config))) == []
-    config = config_of(tmp_path, name="math-reasoning", eval_name="countdown")
+    config = config_of(tmp_path, name="toy", eval_name=f"{__name__}:OneList")
     (problem,) = held_out_problems(config, records_of(config))
-    assert "evals (countdown): separate_eval_samples has no effect" in problem
+    assert f"({__name__}:OneList)" in problem
+    assert "separate_eval_samples" in problem
 
 
 @pytest.mark.parametrize("keeps_spares", [True, False])

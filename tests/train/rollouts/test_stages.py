@@ -84,7 +84,7 @@ async def test_it_can_be_stopped_at_any_stage_and_not_after_its_end(at: str) -> 
 async def test_what_cannot_follow_is_a_defect() -> None:
     events = EventList()
     life = AttemptLife(KEY, events.add)
-    with pytest.raises(AssertionError, match="drawn.*environment"):
+    with pytest.raises(AssertionError, match=r"drawn.*environment"):
         life.begins()
     assert [event.stage for event in events] == [Stage.DRAWN], "nothing false is written"
 
