@@ -43,6 +43,7 @@ class Repository:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a head and a body sent apart would wait 40 ms
     server: "_Server"
 
     def do_HEAD(self) -> None:

@@ -158,6 +158,6 @@ def hub_process(data: Path, *options: str) -> Iterator[tuple[subprocess.Popen[st
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=10)
+        process.wait()
         process.stdout.close()
         process.stderr.close()

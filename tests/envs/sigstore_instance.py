@@ -49,7 +49,9 @@ class SigstoreInstance:
         self.ca = self._root_certificate()
         self.entries = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.01,), daemon=True
+        )
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self.trusted_root = folder / "trusted_root.json"
@@ -60,7 +62,7 @@ class SigstoreInstance:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(timeout=5)
+        self._thread.join()
 
     def certificates(self, request: bytes, claims: dict) -> list[str]:
         """Return the chain for a signing request: what a CA does, log entry included."""

@@ -140,7 +140,7 @@ def test_changes_made_at_the_same_time_are_all_kept(tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join()
     assert len(read_lock(path).environments) == 8
 
 

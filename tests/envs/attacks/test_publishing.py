@@ -18,7 +18,7 @@ from telescope_envs.registry import Registry
 from telescope_envs.registry.stores.folder import LocalStore
 
 FORK = multiprocessing.get_context("fork")
-WAIT_S = 30
+WAIT_S = 120
 FILE_EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 
 

@@ -20,7 +20,7 @@ class Sender(httpx.Client):
 
     def __init__(self, address: str, secret: str = "") -> None:
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
-        super().__init__(base_url=address, headers=headers, timeout=30)
+        super().__init__(base_url=address, headers=headers, timeout=120)
 
     def publish(self, publication: Publication, *, record: str = "", **parts) -> httpx.Response:
         """Send a publication; `record` replaces its record, `parts` are further parts."""

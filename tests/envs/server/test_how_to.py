@@ -38,7 +38,7 @@ def test_the_commands_make_a_hub_and_its_copy(tmp_path):
             env={**os.environ, "PATH": path},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -42,7 +42,7 @@ def play(isolation: str, name: str = "toy") -> list:
         [sys.executable, "-P", "-c", PLAY, isolation, name],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
