@@ -50,7 +50,7 @@ class Endpoint:
         if action == "hang":
             self.arrived.set()
             try:
-                await asyncio.sleep(60)
+                await asyncio.Event().wait()
             finally:
                 self.dropped.set()
         if action == "drop":

@@ -5,6 +5,7 @@ from array import array
 
 import pytest
 from loopback_endpoint import ASK, ask, reply, serving
+from tests.ports import free_port
 
 from telescope_core.chat.client import ChatClient
 from telescope_core.chat.http import HttpPool, RequestLimits
@@ -69,11 +70,15 @@ async def test_busy_and_broken_answers_are_tried_again(trouble):
     assert len(endpoint.requests) == 3
 
 
-async def test_retries_end_with_the_budget_and_name_the_status():
-    async with serving(503, limits=RequestLimits(retry_budget_s=0.4)) as (endpoint, client):
-        with pytest.raises(EndpointError, match=r"chat/completions answered 503: .*busy"):
+async def test_retries_end_with_the_budget_and_name_the_status(clock):
+    def busy(body):
+        clock.now_s += 1.0
+        return 503, "busy"
+
+    async with serving(busy, limits=RequestLimits(retry_budget_s=3.5)) as (endpoint, client):
+        with pytest.raises(EndpointError, match=r"503: busy.*4 times") as refused:
             await ask(client)
-    assert 1 < len(endpoint.requests) < 8
+    assert (refused.value.status, len(endpoint.requests)) == (503, 4)
 
 
 async def test_a_refused_request_is_not_repeated():
@@ -132,9 +137,10 @@ async def test_tokens_that_do_not_come_are_not_made_up(missing):
     answer = reply() | {"prompt_token_ids": [1]}
     answer["choices"][0] |= {"token_ids": [7], "logprobs": {"content": [{"logprob": -1.0}]}}
     (answer if missing in answer else answer["choices"][0])[missing] = None
-    async with serving(answer, with_tokens=True) as (_, client):
-        with pytest.raises(EndpointError, match="expected prompt ids, and one log-prob for each"):
+    async with serving(answer, with_tokens=True) as (endpoint, client):
+        with pytest.raises(EndpointError, match=r"prompt ids.*log-prob"):
             await ask(client)
+    assert len(endpoint.requests) == 1
 
 
 @pytest.mark.parametrize("place", ["prompt_token_ids", "token_ids"])
@@ -142,9 +148,10 @@ async def test_an_id_that_no_tokenizer_has_is_an_answer_that_cannot_be_used(plac
     answer = reply() | {"prompt_token_ids": [1]}
     answer["choices"][0] |= {"token_ids": [7], "logprobs": {"content": [{"logprob": -1.0}]}}
     (answer if place in answer else answer["choices"][0])[place] = [2**31]
-    async with serving(answer, with_tokens=True) as (_, client):
-        with pytest.raises(EndpointError, match=r"ids that no tokenizer has: .*32 bits"):
+    async with serving(answer, with_tokens=True) as (endpoint, client):
+        with pytest.raises(EndpointError, match="32 bits"):
             await ask(client)
+    assert len(endpoint.requests) == 1
 
 
 async def test_clients_of_several_endpoints_share_connections():
@@ -159,17 +166,19 @@ async def test_clients_of_several_endpoints_share_connections():
 async def test_cancelling_the_caller_cancels_the_request():
     async with serving("hang") as (endpoint, client):
         task = asyncio.create_task(ask(client))
-        await asyncio.wait_for(endpoint.arrived.wait(), 5)
+        await asyncio.wait_for(endpoint.arrived.wait(), 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wait_for(endpoint.dropped.wait(), 5)
+        await asyncio.wait_for(endpoint.dropped.wait(), 60)
 
 
 async def test_nothing_listening_says_so():
-    client = ChatClient("http://127.0.0.1:9/v1", limits=RequestLimits(retry_budget_s=0.1))
-    with pytest.raises(EndpointError, match=r"127.0.0.1:9/v1/models cannot be reached"):
+    url = f"http://127.0.0.1:{free_port()}/v1"
+    client = ChatClient(url, limits=RequestLimits(retry_budget_s=0.0))
+    with pytest.raises(EndpointError, match=f"{url}/models") as refused:
         await client.check()
+    assert refused.value.status is None, "nobody answered"
     await client.close()
 
 
@@ -182,8 +191,9 @@ async def test_model_must_be_named_when_several_are_served():
 
 async def test_unknown_model_names_the_nearest():
     async with serving(reply(), models=("qwen-small",), model="qwen-smal") as (_, client):
-        with pytest.raises(UnknownNameError, match="did you mean 'qwen-small'"):
+        with pytest.raises(UnknownNameError) as refused:
             await client.check()
+    assert all(name in str(refused.value) for name in ("'qwen-smal'", "'qwen-small'"))
 
 
 async def test_an_endpoint_that_lists_no_models_is_asked_by_name():
@@ -196,5 +206,5 @@ async def test_an_endpoint_that_lists_no_models_is_asked_by_name():
 
 
 def test_base_url_needs_a_scheme():
-    with pytest.raises(ConfigError, match="must begin with http"):
+    with pytest.raises(ConfigError, match=r"'localhost:8000/v1'.*http://"):
         ChatClient("localhost:8000/v1")

@@ -89,8 +89,7 @@ async def test_an_endpoint_that_refuses_both_names_is_not_asked_for_ever():
 
 async def test_an_endpoint_without_a_reader_of_tool_calls_is_refused_with_what_to_set():
     said = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
-    async with serving(lambda body: refusing(said)) as (_, client):
-        with pytest.raises(
-            EndpointError, match=r"reads no tool calls.*--env\.tool_call_format xml"
-        ):
+    async with serving(lambda body: refusing(said)) as (endpoint, client):
+        with pytest.raises(EndpointError, match=r"--env\.tool_call_format xml"):
             await ask_with(client, Sampling(max_tokens=8))
+    assert len(endpoint.requests) == 1

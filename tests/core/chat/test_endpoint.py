@@ -24,11 +24,11 @@ async def test_an_eval_hands_out_the_endpoint_that_was_named():
 
 async def test_a_model_that_is_not_known_yet_is_no_endpoint():
     client = ChatClient("http://127.0.0.1:9/v1")
-    with pytest.raises(ConfigError, match=r"the model at .* is not known yet; name it"):
+    with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:9/v1.*check"):
         _ = client.policy("r").endpoint
     await client.close()
 
 
 def test_a_policy_behind_no_server_says_what_to_use():
-    with pytest.raises(EndpointError, match=r"no chat endpoint.*episode\.generate"):
+    with pytest.raises(EndpointError, match=r"episode\.generate"):
         _ = episode_of(ScriptedClient(["hi"]).policy("r")).endpoint

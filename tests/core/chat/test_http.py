@@ -7,12 +7,14 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
+from tests.core.playing import let_time_pass
+from tests.ports import free_port
 
 from telescope_core.chat import http
 from telescope_core.chat.http import HttpPool, RequestLimits
 from telescope_core.errors import EndpointError
 
-QUICK = RequestLimits(request_timeout_s=5.0, retry_budget_s=2.0)
+PATIENT = RequestLimits(request_timeout_s=600.0, retry_budget_s=60.0)
 
 
 def answer(status=200, body=b"fine", **headers):
@@ -57,7 +59,7 @@ class Server:
 @asynccontextmanager
 async def serving(*script):
     server = Server(script)
-    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0, backlog=512)
     server.port = listener.sockets[0].getsockname()[1]
     url = f"http://127.0.0.1:{server.port}/v1/x"
     pool = HttpPool()
@@ -68,7 +70,7 @@ async def serving(*script):
         listener.close()
 
 
-async def fetch(pool, url, *, limits=QUICK, method="POST", body=b"{}"):
+async def fetch(pool, url, *, limits=PATIENT, method="POST", body=b"{}"):
     reply = await pool.request(method, url, body, headers={"X-Mine": "1"}, limits=limits)
     return reply.content
 
@@ -83,9 +85,9 @@ async def test_connections_are_kept_and_as_many_as_needed_are_opened():
 
 
 async def test_the_server_says_how_long_to_wait():
-    async with serving(answer(429, Retry_After="0.6"), answer()) as (server, ask):
+    async with serving(answer(429, Retry_After="0.2"), answer()) as (server, ask):
         assert await ask() == b"fine"
-    assert server.times[1] - server.times[0] >= 0.6
+    assert server.times[1] - server.times[0] >= 0.2
 
 
 @pytest.mark.parametrize("form", ["120", "date"])
@@ -148,30 +150,33 @@ async def test_a_server_without_tls_is_not_asked_again_and_again():
 
 async def test_a_refused_connection_says_so_plainly():
     pool = HttpPool()
-    limits = RequestLimits(retry_budget_s=0.1)
-    with pytest.raises(EndpointError, match=r"\(.*Connect call failed.*\); check the address"):
-        await fetch(pool, "http://127.0.0.1:9/v1/x", limits=limits)
+    limits = RequestLimits(retry_budget_s=0.0)
+    url = f"http://127.0.0.1:{free_port()}/v1/x"
+    with pytest.raises(EndpointError, match=rf"{url}.*Errno 111|{url}.*refused") as refused:
+        await fetch(pool, url, limits=limits)
+    assert refused.value.status is None
     await pool.close()
 
 
 async def test_silence_ends_at_the_deadline_and_is_not_tried_again():
     async with serving(None) as (server, ask):
-        with pytest.raises(EndpointError, match=r"/v1/x did not answer within 0.2 s; lower"):
-            await ask(limits=RequestLimits(request_timeout_s=0.2))
-        await asyncio.wait_for(server.closed.wait(), 5)
+        asking = asyncio.create_task(ask(limits=RequestLimits(request_timeout_s=30.0)))
+        await asyncio.wait_for(server.arrived.wait(), 600)
+        let_time_pass(31.0)
+        with pytest.raises(EndpointError, match=r"/v1/x .*30 s"):
+            await asking
+        await asyncio.wait_for(server.closed.wait(), 60)
     assert len(server.heads) == 1
 
 
-async def test_cancelling_closes_the_connection_at_once():
+async def test_cancelling_closes_the_connection():
     async with serving(None) as (server, ask):
         tasks = [asyncio.create_task(ask()) for _ in range(20)]
-        await asyncio.wait_for(server.arrived.wait(), 5)
+        await asyncio.wait_for(server.arrived.wait(), 60)
         for task in tasks:
             task.cancel()
-        started_s = time.monotonic()
         await asyncio.wait(tasks)
-        await asyncio.wait_for(server.closed.wait(), 5)
-        assert time.monotonic() - started_s < 1.0
+        await asyncio.wait_for(server.closed.wait(), 60)
         assert all(task.cancelled() for task in tasks)
 
 

@@ -123,12 +123,14 @@ def by_axis(measured: dict[Cell, int]) -> dict[tuple[str, object], tuple[float, 
     }
 
 
+@pytest.mark.slow
 def test_the_grid_is_whole(measured):
     assert len(measured) > 220
     for name, values in {"tasks": TASKS, "population": (*CORRELATIONS, "two kinds")}.items():
         assert {getattr(cell, name) for cell in measured} == set(values)
 
 
+@pytest.mark.slow
 def test_intervals_cover_along_every_axis_where_enough_tasks_differ(measured):
     """Between 93% and 97%, for each number of tasks, of rollouts, k, chance and population."""
     usual = by_axis({cell: held for cell, held in measured.items() if cell.num_rare >= 5})
@@ -142,12 +144,14 @@ def test_intervals_cover_along_every_axis_where_enough_tasks_differ(measured):
     assert 0.94 <= usual["all", ""][0] <= 0.965
 
 
+@pytest.mark.slow
 def test_intervals_are_rather_too_wide_where_few_tasks_differ(measured):
     rare = by_axis({cell: held for cell, held in measured.items() if cell.num_rare < 5})
     low = {about: one for about, one in rare.items() if one[0] < 0.94 - 3 * error(one[1])}
     assert not low
 
 
+@pytest.mark.slow
 def test_no_cell_of_the_grid_falls_out(measured):
     """Less than 87% would be seen in any cell, whatever kinds of tasks there are."""
     least = 0.87 - 3 * error(NUM_EVALS, 0.87)
