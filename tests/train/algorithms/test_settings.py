@@ -150,12 +150,13 @@ def test_a_setting_that_is_accepted_changes_what_is_computed(field):
 def test_a_setting_without_effect_is_refused_with_the_fix(field):
     for flags, value in NO_EFFECT[field]:
         section(flags)
-        # And nothing else is said, such as of a value that nobody gave.
-        told = rf"\Aalgorithm\.{field} has no effect .*: .*or remove .*\Z"
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=rf"\Aalgorithm\.{field} .*\bremove ") as caught:
             section([*flags, f"--{field}", value])
+        # And nothing else is said, such as of a value that nobody gave.
+        assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_refused_value_would_indeed_have_changed_nothing():
     """Past the checks, the same value changes no advantage and no loss."""
     set_ones = {"clip_low": 0.1, "clip_high": 0.1, "clip_ratio_c": 2.0, "kl_estimator": "k2"}

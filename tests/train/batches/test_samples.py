@@ -69,18 +69,19 @@ def test_no_turn_gives_no_sample():
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        (turn([1], [2, 3], logprobs=[-1.0]), "1 log-probs for 2 completion ids"),
-        (turn([1], [2, 3], logprobs=[]), "0 log-probs for 2 completion ids"),
-        (turn([1], [2], logprobs=[math.nan]), "not finite"),
-        (turn([1], [2], logprobs=[-math.inf]), "not finite"),
-        (turn([], [2]), "0 prompt ids"),
-        (turn([1], []), "0 completion ids"),
+        (turn([1], [2, 3], logprobs=[-1.0]), r"\b1 log-probs.*\b2 completion"),
+        (turn([1], [2, 3], logprobs=[]), r"\b0 log-probs.*\b2 completion"),
+        (turn([1], [2], logprobs=[math.nan]), "finite"),
+        (turn([1], [2], logprobs=[-math.inf]), "finite"),
+        (turn([], [2]), r"\b0 prompt"),
+        (turn([1], []), r"\b0 completion"),
     ],
 )
 def test_what_was_not_recorded_is_never_made_up(bad, said):
     with pytest.raises(EndpointError, match=said) as caught:
         samples_from_rollout(rollout(turn([1], [2]), bad), 1.0, 1.0)
-    assert "turn 1 of rollout 3 of group 'g7'" in str(caught.value)
+    for place in ("turn 1", "rollout 3", "'g7'"):
+        assert place in str(caught.value)
 
 
 @settings(max_examples=60)

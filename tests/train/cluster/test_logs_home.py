@@ -39,12 +39,12 @@ async def test_what_is_new_is_fetched_and_nothing_twice(tmp_path, monkeypatch):
     far, home = folders(tmp_path)
     logs = LogsHome(home, {"b": Far(far)})
     await logs.fetch()  # a node that has not begun to log
-    text = ""
+    name, text = "trainer-rank-0.jsonl", ""
     for line in ("first\n", "second, longer than what is sent at once\n", "third\n"):
-        append(far / "trainer-rank-0.jsonl", line)
+        append(far / name, line)
         text += line
         await logs.fetch()
-        assert (home / "trainer-rank-0.jsonl").read_text() == text
+        assert (home / name).read_text() == text
 
 
 async def test_a_file_that_was_full_keeps_its_place(tmp_path):

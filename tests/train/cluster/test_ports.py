@@ -2,9 +2,9 @@
 
 import socket
 from datetime import timedelta
+from typing import Any
 
 import pytest
-from torch.distributed import TCPStore
 
 from telescope_core.errors import ConfigError
 from telescope_train.cluster import ports
@@ -17,7 +17,9 @@ def bind(port: int) -> None:
         other.bind(("127.0.0.1", port))
 
 
-def store(port: int, **settings) -> TCPStore:
+def store(port: int, **settings) -> Any:
+    from torch.distributed import TCPStore
+
     deadline = timedelta(seconds=60)
     return TCPStore("127.0.0.1", port, 2, timeout=deadline, wait_for_workers=False, **settings)
 
@@ -71,5 +73,6 @@ def test_where_all_of_those_are_in_use_the_system_chooses(monkeypatch: pytest.Mo
 
 
 def test_an_address_of_another_machine_has_no_free_port() -> None:
-    with pytest.raises(ConfigError, match=r"no port of 192.0.2.1 is free on .*no such address"):
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1.*address"):
         free_port("192.0.2.1")
+    assert free_port("127.0.0.1") > 0

@@ -44,11 +44,11 @@ def test_a_run_starts_its_own_ray_whatever_others_left(
     [
         (
             "127.0.0.1:1",
-            r"cannot reach the Ray cluster at ray_address = '127\.0\.0\.1:1': .*refused",
+            r"ray_address = '127\.0\.0\.1:1'.*refused",
         ),
-        ("ray://127.0.0.1:1", r"cannot reach the Ray cluster at ray_address = 'ray://127"),
-        ("auto", r"cannot reach the Ray cluster at ray_address = 'auto': .*refused"),
-        ("somewhere", r"expected ray_address = 'host:port' of a running cluster, got 'somewhere'"),
+        ("ray://127.0.0.1:1", r"ray_address = 'ray://127"),
+        ("auto", r"ray_address = 'auto'.*refused"),
+        ("somewhere", r"ray_address = 'host:port'.*'somewhere'"),
     ],
 )
 def test_a_cluster_that_is_not_there_is_one_message(
@@ -60,6 +60,7 @@ def test_a_cluster_that_is_not_there_is_one_message(
         ray_cluster(RaySection(ray_address=address), BUNDLES, debug=False),
     ):
         pass
+    assert not ray.is_initialized(), "no Ray of its own is started in place of that"
 
 
 @pytest.mark.parametrize("error", [RuntimeError, OSError, ConnectionError, ValueError])
@@ -71,11 +72,12 @@ def test_a_ray_that_does_not_start_is_one_message(
 
     monkeypatch.setattr(module.ray, "init", fail)
     with (
-        pytest.raises(ConfigError, match=r"cannot start Ray on this machine: no room") as caught,
+        pytest.raises(ConfigError, match=r"no room for the raylet") as caught,
         ray_cluster(RaySection(), BUNDLES, debug=False),
     ):
         pass
     (folder,) = [word.rstrip(".") for word in str(caught.value).split() if "telescope-ray-" in word]
+    assert Path(folder).is_dir(), "where Ray's own logs would be"
     Path(folder).rmdir()
 
 
@@ -93,10 +95,11 @@ def test_a_cluster_that_asks_for_a_token_says_what_to_do(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         with (
-            pytest.raises(ConfigError, match=r"asks for a token.*Set RAY_AUTH_MODE=token"),
+            pytest.raises(ConfigError, match=rf"{address}.*RAY_AUTH_MODE=token"),
             ray_cluster(RaySection(ray_address=address), BUNDLES, debug=False),
         ):
             pass
+    assert not ray.is_initialized()
 
 
 def test_namespace_and_runtime_environment_reach_ray(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,23 +157,28 @@ async def test_a_call_may_last_as_long_as_its_process_moves_on() -> None:
 @pytest.mark.parametrize("worker", [Worker(7), Worker(1, 2, 3, 3), None])
 async def test_a_process_that_stands_still_is_reported(worker: Worker | None) -> None:
     never = asyncio.get_running_loop().create_future()
-    with pytest.raises(ProcessDiedError, match=r"rank 3 made no progress for 0\.001 s"):
+    with pytest.raises(ProcessDiedError, match=r"rank 3.*0\.001 s"):
         await asyncio.wait_for(
             answer(never, process="rank 3", watched=worker, timeout_s=SHORT_S), DEADLINE_S
         )
+    assert worker is None or worker.asked_often.is_set(), "it was asked until it stood still"
 
 
 async def test_a_process_that_does_not_even_say_so_is_reported() -> None:
+    asked = asyncio.Event()
+
     class Hung:
         async def signs_of_life(self) -> int:
+            asked.set()
             await asyncio.Event().wait()
             return 0
 
     never = asyncio.get_running_loop().create_future()
-    with pytest.raises(ProcessDiedError, match="rank 3 made no progress"):
+    with pytest.raises(ProcessDiedError, match="rank 3"):
         await asyncio.wait_for(
             answer(never, process="rank 3", watched=Hung(), timeout_s=SHORT_S), DEADLINE_S
         )
+    assert asked.is_set()
 
 
 async def test_what_a_constructor_raised_is_the_cause_of_a_death() -> None:
@@ -180,7 +188,8 @@ async def test_what_a_constructor_raised_is_the_cause_of_a_death() -> None:
     )
     reference = asyncio.get_running_loop().create_future()
     reference.set_exception(ray.exceptions.ActorDiedError(raised))
-    with pytest.raises(
-        ProcessDiedError, match=r"the keeper died: .*ConfigError: port 8100 .*in use"
-    ):
+    with pytest.raises(ProcessDiedError) as caught:
         await answer(reference, process="the keeper", timeout_s=1.0)
+    for fact in ("the keeper", "ConfigError", "port 8100"):
+        assert fact in str(caught.value)
+    assert "Traceback" not in str(caught.value)

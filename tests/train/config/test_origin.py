@@ -6,20 +6,22 @@ from telescope_ui.pages.compare import flat_settings
 
 RUN = ["--name", "toy", "--number_of_steps", "10", "--model", "a/b"]
 MATHS = '[{"name": "math-reasoning", "weight": 2.0, "env": {"level": "digit"}}]'
+ENTRY = "environments.math-reasoning"
+GIVEN = {
+    *("run.name", "run.number_of_steps", "model.model", "rollout.group_size"),
+    *(f"{ENTRY}.{name}" for name in ("name", "weight", "env")),
+}
 
 
 def test_what_was_chosen_and_every_default_are_known():
     config = load_train_config([], [*RUN, "--environments", MATHS, "--group_size", "4"])
     origin = origin_of(config)
-    assert set(origin.chosen) == {
-        *("run.name", "run.number_of_steps", "model.model", "rollout.group_size"),
-        *(f"environments.math-reasoning.{name}" for name in ("name", "weight", "env")),
-        # Decided by what the algorithm is.
-        "algorithm.use_tis",
-    }
-    assert origin.defaults["rollout.group_size"] == 8
-    assert origin.defaults["environments.math-reasoning.weight"] == 1.0
-    assert "run.number_of_steps" not in origin.defaults
+    # use_tis is decided by what the algorithm is.
+    expected = {*GIVEN, "algorithm.use_tis"}
+    assert set(origin.chosen) == expected
+    size, weight, steps = "rollout.group_size", f"{ENTRY}.weight", "run.number_of_steps"
+    assert (origin.defaults[size], origin.defaults[weight]) == (8, 1.0)
+    assert steps not in origin.defaults
 
 
 def test_every_setting_has_a_default_or_was_chosen():
@@ -33,18 +35,17 @@ def test_every_setting_has_a_default_or_was_chosen():
 
 
 def test_a_value_that_is_the_default_was_not_changed():
+    size = "rollout.group_size"
     origin = origin_of(load_train_config([], [*RUN, "--environments", MATHS, "--group_size", "8"]))
-    assert "rollout.group_size" not in origin.chosen
+    assert size in origin.given
+    assert size not in origin.chosen
 
 
 def test_what_was_set_is_told_from_what_is_so_by_default(tmp_path):
     (tmp_path / "run.toml").write_text("[rollout]\ntemperature = 1.0\n")
     flags = [*RUN, "--environments", MATHS, "--group_size", "8"]
     origin = origin_of(load_train_config([tmp_path / "run.toml"], flags))
-    assert set(origin.given) == {
-        *("run.name", "run.number_of_steps", "model.model", "rollout.group_size"),
-        *("rollout.temperature",),
-        *(f"environments.math-reasoning.{name}" for name in ("name", "weight", "env")),
-    }
-    # Decided by what the algorithm is, and so neither set nor as by default.
-    assert "algorithm.use_tis" in origin.chosen
+    expected = {*GIVEN, "rollout.temperature"}
+    assert set(origin.given) == expected
+    # use_tis is decided by what the algorithm is, and so neither set nor as by default.
+    assert set(origin.chosen) - set(origin.given) == {"algorithm.use_tis"}

@@ -8,13 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.envs.projects import write_project
 from tests.ports import free_port
 
 from telescope_cli.main import main
 from telescope_core.errors import ConfigError
-from telescope_envs.records.links import write_link
-from telescope_envs.records.projects import read_project
 from telescope_train.models.device import compute_dtype, machine_device
 from telescope_train.models.facts import facts_of, read_model_facts
 from telescope_train.plan.activations import how_activations_are_kept
@@ -92,19 +89,22 @@ def test_shares_follow_the_weights_and_group_sizes(flags):
     assert [share.rollouts for share in found.environments] == [12 * 8, 4 * 2]
 
 
-def test_the_processes_of_environments_are_named(flags, tmp_path, monkeypatch):
-    monkeypatch.setenv("TELESCOPE_HOME", str(tmp_path / "home"))
-    write_link(read_project(write_project(tmp_path / "project")))
-    entries = [
-        {"name": "plan_environment:Echo"},
-        {"name": "toy", "env_workers": 3},
-        {"name": "elsewhere", "env_addresses": ["10.0.0.5:7000"]},
-    ]
-    more = ["--env_memory_limit_mb", "512", "--environments", json.dumps(entries)]
-    found = {part.detail: part.count for part in plan(flags, *more).processes}
-    assert found["plays plan_environment:Echo: in the driver"] == 0
-    assert found["plays toy: in the driver's interpreter, at most 512 MiB each"] == 3
-    assert found["plays elsewhere: started at 10.0.0.5:7000"] == 0
+def test_the_processes_of_environments_are_named(flags):
+    here = {"name": "plan_environment:Echo"}
+    away = {"name": "elsewhere", "env_addresses": ["10.0.0.5:7000"]}
+
+    def processes(*entries: dict[str, object], more: list[str]) -> dict[str, int]:
+        found = plan(flags, "--environments", json.dumps(entries), *more).processes
+        return {part.detail: part.count for part in found if part.detail.startswith("plays")}
+
+    assert processes(here, away, more=[]) == {
+        "plays plan_environment:Echo: in the driver": 0,
+        "plays elsewhere: started at 10.0.0.5:7000": 0,
+    }
+    more = ["--env_isolation", "process", "--env_memory_limit_mb", "512"]
+    assert processes({**here, "env_workers": 3}, more=more) == {
+        "plays plan_environment:Echo: in the driver's interpreter, at most 512 MiB each": 3
+    }
 
 
 def test_servers_of_evals_are_named(flags):
