@@ -97,14 +97,12 @@ def test_the_processes_of_environments_are_named(flags):
         found = plan(flags, "--environments", json.dumps(entries), *more).processes
         return {part.detail: part.count for part in found if part.detail.startswith("plays")}
 
-    assert processes(here, away, more=[]) == {
-        "plays plan_environment:Echo: in the driver": 0,
-        "plays elsewhere: started at 10.0.0.5:7000": 0,
-    }
+    elsewhere = "plays elsewhere: started at 10.0.0.5:7000"
+    in_driver = f"plays {here['name']}: in the driver"
+    assert processes(here, away, more=[]) == {in_driver: 0, elsewhere: 0}
     more = ["--env_isolation", "process", "--env_memory_limit_mb", "512"]
-    assert processes({**here, "env_workers": 3}, more=more) == {
-        "plays plan_environment:Echo: in the driver's interpreter, at most 512 MiB each": 3
-    }
+    limited = f"{in_driver}'s interpreter, at most 512 MiB each"
+    assert processes({**here, "env_workers": 3}, more=more) == {limited: 3}
 
 
 def test_servers_of_evals_are_named(flags):

@@ -51,7 +51,7 @@ def config_file(tmp_path):
     return path
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_sft_lowers_the_loss_and_learns(config_file, tmp_path):
     rows = []
     output = run_sft(load_sft_config([config_file]), on_row=rows.append)
@@ -75,6 +75,7 @@ def test_it_stops_at_the_accuracy_that_is_enough(config_file):
     assert [row.step for row in rows] == [0, 2]
 
 
+@pytest.mark.slow
 def test_a_model_that_is_worth_it_is_trained_on_all_cores(config_file, monkeypatch):
     before = torch.get_num_threads()
     monkeypatch.setattr(threads, "usable_cores", lambda: 3)
@@ -110,39 +111,44 @@ def test_environments_that_cannot_be_learnt_from(config_file, tmp_path, name, er
     ("flags", "message"),
     [
         (["--learning_rat", "1"], "learning_rate"),
-        (["--run", "1"], "'run' is refused here: it is a section of `telescope train`"),
+        (["--run", "1"], "'run'.*`telescope train`"),
         (["--batch_size", "0"], "batch_size"),
-        (["--lr_scheduler", "none", "--warmup_steps", "3"], "no warm-up"),
-        (["--warmup_steps", "41"], "must not exceed number_of_steps"),
+        (["--lr_scheduler", "none", "--warmup_steps", "3"], "warmup_steps"),
+        (["--warmup_steps", "41"], "warmup_steps.*number_of_steps"),
         (["--environments", "[]"], "environments"),
-        (["--lora_rank", "4"], "lora_rank has no effect without use_lora"),
-        (["--ray_address", "127.0.0.1:6379"], "ray_address has no effect with one rank"),
-        (["--fsdp_context_parallel_size", "2"], "must be a multiple of fsdp_context_parallel"),
-        (["--trainer_num_workers", "3", "--fsdp_replicate_size", "2"], "must divide the 3 groups"),
+        (["--lora_rank", "4"], "lora_rank.*use_lora"),
+        (["--ray_address", "127.0.0.1:6379"], "ray_address"),
+        (["--fsdp_context_parallel_size", "2"], "fsdp_context_parallel_size"),
+        (["--trainer_num_workers", "3", "--fsdp_replicate_size", "2"], r"\b3 groups"),
         (["--optimizer", "sgd"], "optimizer"),
-        (["--train_backend", "megatorn"], "did you mean 'megatron'"),
-        (["--megatron_tensor_parallel_size", "2"], "no effect with train_backend = 'fsdp'"),
+        (["--train_backend", "megatorn"], "'megatron'"),
+        (["--megatron_tensor_parallel_size", "2"], "tensor_parallel_size.*'fsdp'"),
         (
             [*MEGATRON, "--megatron_tensor_parallel_size", "2"],
-            r"^trainer_num_workers \(1\) must be",
+            r"^trainer_num_workers \(1\)",
         ),
-        ([*MEGATRON, "--megatron_optimizer_cpu_offload", "true"], "^megatron_.* needs a GPU"),
-        ([*MEGATRON, "--optimizer", "adamw_bf16"], "^optimizer = 'adamw_bf16' is one of backend"),
+        (
+            [*MEGATRON, "--megatron_optimizer_cpu_offload", "true"],
+            "^megatron_optimizer_cpu_offload.*GPU",
+        ),
+        ([*MEGATRON, "--optimizer", "adamw_bf16"], "^optimizer = 'adamw_bf16'.*fsdp"),
         (
             [*MEGATRON, "--use_lora", "true"],
-            "^use_lora does not work with train_backend = 'meg",
+            "^use_lora.*'megatron'",
         ),
-        ([*MEGATRON, "--fsdp_replicate_size", "1"], "^fsdp_replicate_size has no effect with"),
+        ([*MEGATRON, "--fsdp_replicate_size", "1"], "^fsdp_replicate_size.*'megatron'"),
     ],
 )
-def test_settings_that_cannot_be_used(config_file, flags, message):
+def test_settings_that_cannot_be_used(config_file, tmp_path, flags, message):
     with pytest.raises(ConfigError, match=message):
         load_sft_config([config_file], flags)
+    assert [path.name for path in tmp_path.iterdir()] == ["sft.toml"]
 
 
-def test_an_example_longer_than_seq_len_is_refused(config_file):
-    with pytest.raises(ConfigError, match="raise seq_len"):
+def test_an_example_longer_than_seq_len_is_refused(config_file, tmp_path):
+    with pytest.raises(ConfigError, match=r"seq_len.*\b6\b"):
         run_sft(load_sft_config([config_file], ["--seq_len", "6"]))
+    assert not (tmp_path / "warm").exists(), "no model is written"
 
 
 class Killed(Exception):
@@ -194,7 +200,7 @@ def test_two_ranks_with_adapters_learn_what_one_does(config_file, tmp_path):
         assert row["nll/held_out"] == pytest.approx(other["nll/held_out"], rel=1e-2)
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_ten_steps_equal_five_and_a_resume_and_five(config_file, tmp_path):
     """To the bit: weights and every number measured. 20 examples are several epochs."""
     straight = trained(config_file, tmp_path / "straight", *SAVED)
@@ -227,7 +233,7 @@ def test_ten_steps_equal_five_and_a_resume_and_five(config_file, tmp_path):
     assert [row["step"] for row in rows_of(forked)] == [6, 7, 8, 9, 10]
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_checkpoints_that_are_not_kept_go(config_file, tmp_path):
     flags = ("--checkpoint_every", "2", "--checkpoint_keep_last", "1", "--checkpoint_keep_every=4")
     output = trained(config_file, tmp_path / "a", *flags)
@@ -238,15 +244,16 @@ def test_checkpoints_that_are_not_kept_go(config_file, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--checkpoint_keep_last", "2"], "^checkpoint_keep_last has no effect without"),
-        (["--checkpoint_every", "41"], "never reached in 40 steps"),
-        (["--resume_from_checkpoint", "latest"], "holds no complete checkpoint"),
-        (["--resume_from_checkpoint", "nowhere"], "holds no checkpoint"),
+        (["--checkpoint_keep_last", "2"], "^checkpoint_keep_last.*checkpoint_every"),
+        (["--checkpoint_every", "41"], r"checkpoint_every.*\b40 steps"),
+        (["--resume_from_checkpoint", "latest"], "warm-log"),
+        (["--resume_from_checkpoint", "nowhere"], "nowhere"),
     ],
 )
-def test_checkpoint_settings_that_cannot_be_used(config_file, flags, message):
+def test_checkpoint_settings_that_cannot_be_used(config_file, tmp_path, flags, message):
     with pytest.raises(ConfigError, match=message):
         run_sft(load_sft_config([config_file], flags))
+    assert not (tmp_path / "warm").exists(), "no model is written"
 
 
 def test_the_secrets_that_an_environment_reads_are_told_by_name(config_file, tmp_path, monkeypatch):
@@ -257,4 +264,7 @@ def test_the_secrets_that_an_environment_reads_are_told_by_name(config_file, tmp
     told = []
     flags = ["--number_of_steps", "1", "--warmup_steps", "1", "--loss_log_every", "1"]
     run_sft(load_sft_config([config_file], flags), tell=told.append)
-    assert told == ["toy_digits:LastDigit may read these environment variables: DIGITS_KEY (set)"]
+    (line,) = told
+    for fact in ("toy_digits:LastDigit", "DIGITS_KEY (set)"):
+        assert fact in line
+    assert "hunter2" not in line
