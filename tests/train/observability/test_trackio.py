@@ -14,8 +14,8 @@ import pytest
 from telescope_core.errors import ConfigError
 from telescope_train.observability.trackers.tracker import load_tracker
 
-pytestmark = pytest.mark.engine
-DEADLINE_S = 120.0
+pytestmark = pytest.mark.slow
+DEADLINE_S = 300.0
 BESIDE = Path(sys.prefix) / "trackio"
 """Where `make setup` puts the package: it does not fit the stack's Pillow by its own account."""
 TRACKING = """
@@ -106,5 +106,7 @@ def test_trackio_reads_back_what_the_run_had_and_a_resumed_run_goes_on(tmp_path:
 
 
 def test_without_the_package_what_to_install_is_said():
-    with pytest.raises(ConfigError, match=r"needs trackio.*telescope-train\[trackio\]"):
+    with pytest.raises(ConfigError) as caught:
         load_tracker("trackio")
+    assert "telescope-train[trackio]" in str(caught.value)
+    assert not [name for name in sys.modules if name.startswith("trackio")]
