@@ -92,7 +92,7 @@ def conversations(draw):
     return turns
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(conversations(), st.data())
 def test_every_turn_is_what_was_sampled(turns, data):
     recorder = ChainRecorder()
@@ -117,7 +117,7 @@ def said_by(number, num_tokens) -> Routes:
     return Routes(experts=array("h", numbers).tobytes(), num_layers=2, num_chosen=1)
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(conversations(), st.data())
 def test_a_token_keeps_the_routes_of_the_first_request_that_computed_it(turns, data):
     recorder, places, expected = ChainRecorder(), [], {}
@@ -154,7 +154,7 @@ def test_routes_of_another_shape_are_refused():
     recorder = ChainRecorder()
     recorder.record([1], [2], [-1.0], routes=said_by(0, 1))
     other = Routes(experts=b"abcdef", num_layers=1, num_chosen=3)
-    with pytest.raises(ValueError, match=r"expected routes of \(2, 1\) .* got \(1, 3\)"):
+    with pytest.raises(ValueError, match=r"\(2, 1\) .* \(1, 3\)"):
         recorder.record([1, 2], [3], [-1.0], routes=other)
 
 

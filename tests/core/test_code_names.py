@@ -69,18 +69,18 @@ async def reward_of(name: str, isolation: str) -> float | None:
         await client.close()
 
 
-@pytest.mark.parametrize("name", ["mazes/hedge1.py:Hedge1", "./mazes/hedge1.py:Hedge1"])
-async def test_a_file_is_imported_with_what_is_beside_it(folder: Path, name: str) -> None:
+async def test_a_file_is_imported_with_what_is_beside_it(folder: Path) -> None:
     write(folder / "mazes", 1)
-    assert locate_environment(name).id == "mazes/hedge1.py:Hedge1"
-    assert await reward_of(name, "none") == 1.0
+    for name in ("mazes/hedge1.py:Hedge1", "./mazes/hedge1.py:Hedge1"):
+        assert locate_environment(name).id == "mazes/hedge1.py:Hedge1"
+    assert await reward_of("./mazes/hedge1.py:Hedge1", "none") == 1.0
 
 
 async def test_a_file_in_a_package_is_imported_as_a_part_of_it(folder: Path) -> None:
     (folder / "mazes" / "__init__.py").write_text("")
     write(folder / "mazes", 2, beside=".beside_the_other")
     location = locate_environment("./mazes/hedge2.py:Hedge2")
-    assert location.factory == "mazes.hedge2:Hedge2"
+    assert location.factory.split(":") == ["mazes.hedge2", "Hedge2"]
     assert await reward_of("./mazes/hedge2.py:Hedge2", "none") == 1.0
 
 
@@ -90,31 +90,29 @@ async def test_a_file_is_played_by_a_process_of_its_own_too(folder: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("name", "facts"),
     [
-        ("./maze.py:Hedge4", r"maze\.py: no such file; did you mean .*mazy\.py"),
-        ("./mazy.py:Hedge", r"'Hedge' is not in it; .*mazy\.py:Hedge4, .*did you mean Hedge4"),
-        ("./mazy.py", r"the class is missing; expected file\.py:Class.*mazy\.py:Hedge4"),
-        ("./mazy.py:Helper", "'mazy:Helper' is not an Environment class"),
-        ("./broken.py:Maze", r"broken\.py, line 2: "),
-        ("./a-maze.py:Maze", "a file that is imported has a name of letters"),
-        (
-            "./raises.py:Maze",
-            r"cannot import environment 'raises:Maze'.*raises\.py, line 3.*planned",
-        ),
-        ("./lacks.py:Maze", r"lacks\.py, line 2: No module named 'nothere'; .*install what"),
-        ("mazes.py:Maze", r"mazes\.py: no such file"),
+        ("./maze.py:Hedge4", ["maze.py: no such file", "mazy.py"]),
+        ("./mazy.py:Hedge", ["'Hedge'", "mazy.py:Hedge4"]),
+        ("./mazy.py", ["file.py:Class", "mazy.py:Hedge4"]),
+        ("./mazy.py:Helper", ["'mazy:Helper'"]),
+        ("./broken.py:Maze", ["broken.py, line 2: "]),
+        ("./a-maze.py:Maze", ["a-maze.py", "name of letters"]),
+        ("./raises.py:Maze", ["'raises:Maze'", "raises.py, line 3", "planned"]),
+        ("./lacks.py:Maze", ["lacks.py, line 2: ", "'nothere'"]),
+        ("mazes.py:Maze", ["mazes.py: no such file"]),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_with_its_place(folder, name, expected) -> None:
+def test_what_is_wrong_with_a_file_is_said_with_its_place(folder, name, facts) -> None:
     write(folder, 4)
     (folder / "hedge4.py").rename(folder / "mazy.py")
     (folder / "broken.py").write_text("x = 1\nclass Maze(:\n")
     (folder / "a-maze.py").write_text("class Maze: pass\n")
     (folder / "raises.py").write_text("class Maze: pass\n\nraise ValueError('planned')\n")
     (folder / "lacks.py").write_text("class Maze: pass\nimport nothere\n")
-    with pytest.raises(EnvironmentLoadError, match=expected):
+    with pytest.raises(EnvironmentLoadError) as refused:
         load_located(locate_environment(name))
+    assert all(fact in str(refused.value) for fact in facts), refused.value
 
 
 def test_which_names_are_code() -> None:
@@ -126,5 +124,5 @@ def test_which_names_are_code() -> None:
 
 def test_names_without_anything_that_looks_them_up(monkeypatch):
     monkeypatch.setattr("telescope_core.locate.entry_points", lambda group: [])
-    with pytest.raises(UnknownNameError, match="need the package telescope-envs; install it"):
+    with pytest.raises(UnknownNameError, match="telescope-envs"):
         locate_environment("countdown")

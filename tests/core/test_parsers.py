@@ -177,20 +177,21 @@ def test_the_last_object_that_fits_is_read():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "facts"),
     [
-        ("very good", "expected a JSON object with score, reason, got 'very good'"),
-        ('{"scor": 1}', "score: Field required"),
-        ('{"score": "high"}', "score: Input should be a valid number"),
+        ("very good", ["score, reason", "'very good'"]),
+        ('{"scor": 1}', ["score: ", "required"]),
+        ('{"score": "high"}', ["score: ", "number"]),
     ],
 )
-def test_what_does_not_fit_is_said(text, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_does_not_fit_is_said(text, facts):
+    with pytest.raises(ValueError) as refused:  # noqa: PT011 - the facts are below
         as_model(text, Verdict)
+    assert all(fact in str(refused.value) for fact in facts), refused.value
 
 
 def test_hostile_text_takes_no_time():
-    size = 200_000
+    size = 50_000
     texts = [
         *("\\boxed{" * size, "\\boxed{" + "{" * size, "{" * size, "[" * size, '{"a":' * size),
         *("<answer>" * size, "</answer>" * size, "<think>" * size, "</think>" * size, '"' * size),

@@ -8,7 +8,7 @@ from types import FunctionType
 
 import pytest
 from tests.asking import ask
-from tests.core.playing import One, play
+from tests.core.playing import One, let_time_pass, play
 
 from telescope_core import (
     Example,
@@ -115,7 +115,7 @@ async def test_a_class_may_declare_that_its_sync_methods_are_quick():
 
 
 async def test_a_slow_sync_method_does_not_hold_up_the_others():
-    everyone_waits = threading.Barrier(8, timeout=5)
+    everyone_waits = threading.Barrier(8, timeout=60)
 
     class Meet(One):
         max_threads = 8
@@ -135,7 +135,7 @@ async def test_a_slow_sync_method_does_not_hold_up_the_others():
 
 
 async def test_threads_that_hang_are_replaced():
-    release = threading.Event()
+    release, loop = threading.Event(), asyncio.get_running_loop()
 
     class Hang(One):
         max_threads = 1
@@ -143,7 +143,8 @@ async def test_threads_that_hang_are_replaced():
         @reward
         def stuck(self, rollout, example):
             if example.id == "one":
-                release.wait(30)
+                loop.call_soon_threadsafe(let_time_pass)
+                release.wait()
             return 1.0
 
         def examples(self, split):
@@ -152,9 +153,9 @@ async def test_threads_that_hang_are_replaced():
     environment = Hang()
     client = InProcessEnvironment(environment, name="it")
     policy = ScriptedClient(["yes"]).policy("r")
-    first = await client.play(ask(example_index=0, deadline_s=0.1), policy)
+    first = await client.play(ask(example_index=0, deadline_s=60), policy)
     assert first.stop_reason is StopReason.TIMEOUT
-    second = await client.play(ask(example_index=1, deadline_s=5), policy)
+    second = await client.play(ask(example_index=1, deadline_s=60), policy)
     assert second.reward == 1.0
     release.set()
     await client.close()
@@ -211,7 +212,9 @@ class Ends(Hooked):
     async def env_response(self, messages, episode):
         if self.how == "error":
             raise LookupError("no such room")
-        await asyncio.sleep(30)
+        if self.how == "timeout":
+            let_time_pass()
+        await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("how", ["error", "timeout", "cancel", "close"])
@@ -226,8 +229,7 @@ async def test_cleanups_run_however_the_rollout_ends(how):
         return "yes"
 
     policy = ScriptedClient(reply).policy("r")
-    deadline_s = 0.05 if how == "timeout" else 10.0
-    task = asyncio.create_task(client.play(ask(deadline_s=deadline_s), policy))
+    task = asyncio.create_task(client.play(ask(deadline_s=60.0), policy))
     await asked.wait()
     if how == "cancel":
         await client.cancel("g/0")
@@ -259,7 +261,7 @@ async def test_a_cleanup_is_not_cut_short_by_a_second_cancel():
 
         async def env_response(self, messages, episode):
             waiting.set()
-            await asyncio.sleep(30)
+            await asyncio.Event().wait()
 
     client = InProcessEnvironment(Slow(), name="it")
     task = asyncio.create_task(client.play(ask(), ScriptedClient(["yes"]).policy("r")))
@@ -360,34 +362,51 @@ async def test_notes_tags_metrics_and_golden_answers_are_recorded():
     assert rollout.golden_answers == {"route": "north"}
 
 
-async def test_a_blocked_loop_is_noticed_and_the_culprit_named(caplog):
-    class Blocks(One):
-        @reward
-        async def slow(self, rollout, example):
-            time.sleep(0.6)  # noqa: ASYNC251
-            return 1.0
+BLOCKED_S = (0.35, 3.0, 20.0)
+"""How long code blocks the loop until that is noticed; a busy machine may look late."""
 
-    with caplog.at_level("WARNING"):
-        await play(Blocks())
-    (warning,) = [r.getMessage() for r in caplog.records if "blocked the event loop" in r.message]
-    assert warning.startswith("slow (")
+
+class Blocks(One):
+    """Holds up the loop for a while."""
+
+    blocked_s = 0.0
+
+    def hold_up(self) -> None:
+        time.sleep(self.blocked_s)
+
+    @reward
+    async def slow(self, rollout, example):
+        self.hold_up()
+        return 1.0
+
+
+async def warning_of(caplog, environment: Blocks) -> str:
+    """Return what is logged of the environment that blocks the loop."""
+    for environment.blocked_s in BLOCKED_S:
+        with caplog.at_level("WARNING"):
+            await play(environment)
+        warnings = [record.getMessage() for record in caplog.records]
+        found = [one for one in warnings if one.startswith(("slow (", "hold_up ("))]
+        if found:
+            return found[0]
+    raise AssertionError("nothing was noticed")
+
+
+async def test_a_blocked_loop_is_noticed_and_the_culprit_named(caplog):
+    warning = await warning_of(caplog, Blocks())
+    assert warning.startswith("hold_up (")
     assert "test_rollout.py:" in warning
-    assert "time.sleep(0.6)" in warning
+    assert "time.sleep(self.blocked_s)" in warning
 
 
 async def test_what_blocks_deep_inside_a_library_is_told_in_a_few_lines(caplog):
-    class Waits(One):
-        @reward
-        async def slow(self, rollout, example):
-            subprocess.run(["sleep", "0.6"], check=True)  # noqa: ASYNC221
-            return 1.0
+    class Waits(Blocks):
+        def hold_up(self) -> None:
+            subprocess.run(["sleep", str(self.blocked_s)], check=True)
 
-    with caplog.at_level("WARNING"):
-        await play(Waits())
-    (warning,) = [r.getMessage() for r in caplog.records if "blocked the event loop" in r.message]
-    _, *calls = warning.splitlines()
+    _, *calls = (await warning_of(caplog, Waits())).splitlines()
     assert 1 < len(calls) <= 5
-    assert 'in slow: subprocess.run(["sleep", "0.6"]' in calls[0]
+    assert 'in hold_up: subprocess.run(["sleep"' in calls[0]
     assert "subprocess.py" in calls[-1]
 
 
@@ -395,32 +414,35 @@ async def test_a_loop_with_too_much_to_do_accuses_nobody():
     async def short():
         time.sleep(0.001)  # noqa: ASYNC251
 
-    blocks = []
-    watch = LoopWatch(threshold_s=0.3, on_block=blocks.append)
-    watch.start()
-    await asyncio.sleep(0)
-    await asyncio.gather(*(short() for _ in range(600)))
-    await asyncio.sleep(0.1)
-    watch.stop()
-    assert watch.longest_s > 0.3
+    for _ in range(3):
+        blocks = []
+        watch = LoopWatch(threshold_s=0.3, on_block=blocks.append)
+        watch.start()
+        await asyncio.sleep(0)
+        await asyncio.gather(*(short() for _ in range(600)))
+        await asyncio.sleep(0.1)
+        watch.stop()
+        assert watch.longest_s > 0.3
+        if not blocks:
+            break  # A machine that is busy elsewhere may stop even what takes a millisecond.
     assert blocks == []
 
 
 async def test_code_without_line_numbers_is_named_by_its_first_line():
-    blocks = []
-    watch = LoopWatch(threshold_s=0.1, on_block=blocks.append)
-
-    def spin() -> None:
-        end_s = time.monotonic() + 1.0
-        while time.monotonic() < end_s:
-            pass
+    def spin(blocked_s: float) -> None:
+        time.sleep(blocked_s)
 
     no_lines = FunctionType(spin.__code__.replace(co_linetable=b""), {"time": time})
-    watch.start()
-    await asyncio.sleep(0)
-    no_lines()
-    await asyncio.sleep(0)
-    watch.stop()
+    for blocked_s in BLOCKED_S:
+        blocks = []
+        watch = LoopWatch(threshold_s=0.1, on_block=blocks.append)
+        watch.start()
+        await asyncio.sleep(0)
+        no_lines(blocked_s)
+        await asyncio.sleep(0)
+        watch.stop()
+        if blocks:
+            break
     assert blocks[0].culprit.startswith("spin (")
     assert blocks[0].culprit.endswith(f":{spin.__code__.co_firstlineno})")
 

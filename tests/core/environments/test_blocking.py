@@ -24,11 +24,14 @@ class Spin(SingleTurnEnvironment):
 
 async def test_an_async_reward_without_an_end_is_interrupted_at_the_deadline():
     before = signal.getsignal(signal.SIGINT)
-    client = InProcessEnvironment(Spin.from_settings({}), name="spin")
-    rollout = await client.play(ask(deadline_s=0.3), ScriptedClient(["x"]).policy("r"))
-    await client.close()
-    assert rollout.stop_reason is StopReason.TIMEOUT
-    assert rollout.error is not None
+    for deadline_s in (0.3, 3.0, 30.0):
+        client = InProcessEnvironment(Spin.from_settings({}), name="spin")
+        rollout = await client.play(ask(deadline_s=deadline_s), ScriptedClient(["x"]).policy("r"))
+        await client.close()
+        assert rollout.stop_reason is StopReason.TIMEOUT
+        assert rollout.error is not None
+        if "Spin.correct" in rollout.error:
+            break  # The deadline was late enough for the reward to begin on this machine.
     assert "blocked the event loop until the rollout's deadline" in rollout.error
     assert "Spin.correct (tests" in rollout.error
     assert signal.getsignal(signal.SIGINT) == before
@@ -55,7 +58,7 @@ def test_the_first_ctrl_c_ends_it():
             assert process.stdout.readline() == "spinning\n"
             assert process.stderr is not None
             os.kill(process.pid, signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=600)
         finally:
             process.kill()
     assert "KeyboardInterrupt" in errors

@@ -91,7 +91,7 @@ async def playing(environment: AgentEnvironment):
     await gateway.start()
     client = RecordedEnvironment(InProcessEnvironment(environment, name="agent"))
 
-    async def play(*replies, deadline_s: float = 60.0):
+    async def play(*replies, deadline_s: float = 300.0):
         policy = ScriptedPolicy(gateway, replies)
         return await client.play(ask(deadline_s=deadline_s), policy), policy
 

@@ -51,10 +51,10 @@ async def test_a_rollout_is_played_by_the_program_recorded_and_scored_by_its_fil
 
 
 async def test_many_at_once_are_apart():
-    async with playing(Marked(AgentConfig(max_sandboxes=4))) as play:
-        scripts = [(f"$ echo {i} > mine; cat mine", f"{i}") for i in range(12)]
+    async with playing(Marked(AgentConfig(max_sandboxes=2))) as play:
+        scripts = [(f"$ echo {i} > mine; cat mine", f"{i}") for i in range(5)]
         played = await asyncio.gather(*(play(*script) for script in scripts))
-    assert [policy.asked[1] for _, policy in played] == [f"{i}\n" for i in range(12)]
+    assert [policy.asked[1] for _, policy in played] == [f"{i}\n" for i in range(5)]
     assert nothing_is_left()
 
 
@@ -105,8 +105,11 @@ END"""
 
 
 async def test_a_program_that_takes_too_long_is_ended_and_scored_as_it_stands():
-    async with playing(Marked(AgentConfig(agent_timeout_s=5.0))) as play:
-        rollout, _ = await play("$ echo 3 > count")
+    for limit_s in (0.5, 5.0, 60.0):
+        async with playing(Marked(AgentConfig(agent_timeout_s=limit_s))) as play:
+            rollout, policy = await play("$ echo 3 > count", deadline_s=600.0)
+        if len(policy.asked) == 2:
+            break  # It came as far as to wait for an answer, however busy this machine is.
     assert (rollout.status, rollout.reward) == (RolloutStatus.KEPT, 1.0), rollout.error
     assert rollout.stop_reason is StopReason.TIMEOUT
     assert rollout.tags["agent_ended"] == "timeout"
@@ -156,8 +159,9 @@ async def test_an_answer_file_that_cannot_be_read_is_an_empty_answer():
 
 def test_packages_that_are_not_installed_are_refused_with_what_to_run(monkeypatch, tmp_path):
     monkeypatch.setenv("TELESCOPE_AGENTS", str(tmp_path))
-    with pytest.raises(EnvironmentLoadError, match="run: telescope agent install mini-swe-agent"):
+    with pytest.raises(EnvironmentLoadError, match="telescope agent install mini-swe-agent"):
         changed(harness="mini-swe-agent")()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_settings_choose_another_program():
@@ -173,13 +177,15 @@ def test_the_settings_choose_another_program():
 
 
 def test_a_program_that_may_take_longer_than_its_sandbox_lives_is_refused():
-    with pytest.raises(ConfigError, match="agent_timeout_s must be below the 3600 s"):
+    with pytest.raises(ConfigError, match=r"agent_timeout_s.*\b3600\b"):
         Counted(AgentConfig(agent_timeout_s=3600.0))
 
 
 def test_an_environment_without_a_program_says_which_there_are():
-    with pytest.raises(EnvironmentLoadError, match=r"must set harness.*mini-swe-agent"):
+    with pytest.raises(EnvironmentLoadError) as refused:
         changed(harness="")()
+    assert "harness" in str(refused.value)
+    assert "mini-swe-agent" in str(refused.value)
 
 
 async def test_a_sandbox_with_the_whole_network_gets_the_address_as_it_is():

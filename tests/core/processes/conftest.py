@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "toys"))  # workers look where their host does
-from wire_cases import QUICK, WireInThisProcess
+from wire_cases import WireInThisProcess
 
 from telescope_core.open import open_environment
 from telescope_core.processes import EnvironmentPool, Isolation, ProcessSettings
@@ -37,7 +37,7 @@ async def workers() -> AsyncIterator[Callable[..., EnvironmentPool]]:
     opened = []
 
     def open_toy(name: str = "Echo", *, settings=None, **changes) -> EnvironmentPool:
-        fields = {"isolation": Isolation.PROCESS, "deadlines": QUICK, **changes}
+        fields = {"isolation": Isolation.PROCESS, **changes}
         opened.append(open_environment(f"worker_toys:{name}", settings, ProcessSettings(**fields)))
         return opened[-1]
 

@@ -51,15 +51,18 @@ async def test_the_token_is_compared_in_constant_time(wire, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "message"),
+    ("wanted", "facts"),
     [
-        (Identity(name="toy", version="2"), "serves version 1 of toy, but 2 was requested"),
-        (Identity(name="other", version="1"), "serves 'toy', but 'other' was requested"),
+        (Identity(name="toy", version="2"), ["version 1", "toy", "2"]),
+        (Identity(name="other", version="1"), ["'toy'", "'other'"]),
     ],
 )
-async def test_another_environment_or_version_is_refused(wire, wanted, message):
-    with pytest.raises(ProtocolError, match=message):
-        await wire(identity=wanted).describe()
+async def test_another_environment_or_version_is_refused(wire, wanted, facts):
+    pool = wire(identity=wanted)
+    with pytest.raises(ProtocolError) as refused:
+        await pool.describe()
+    assert all(fact in str(refused.value) for fact in facts), refused.value
+    assert pool.stats()["workers"] == 0
 
 
 async def test_another_protocol_is_refused_with_both_versions(wire, monkeypatch):
@@ -74,14 +77,15 @@ async def test_another_protocol_is_refused_with_both_versions(wire, monkeypatch)
         )
 
     monkeypatch.setattr("telescope_core.processes.client.hello", from_the_future)
-    with pytest.raises(ProtocolError, match=r"protocols 7 to 9 \(telescope-core 9.1\).*1 to 1"):
+    with pytest.raises(ProtocolError) as refused:
         await wire().describe()
+    assert all(one in str(refused.value) for one in ("7 to 9", "9.1", "1 to 1")), refused.value
 
 
 async def test_bad_settings_are_told_as_in_process(wire):
     pool = wire()
     pool._settings = {"sizes": 3}
-    with pytest.raises(ConfigError, match="did you mean 'size'"):
+    with pytest.raises(ConfigError, match=r"sizes.*'size'"):
         await pool.play(request(), ScriptedClient(["0"]).policy("r"))
 
 
@@ -98,7 +102,7 @@ async def raw_worker():
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         writer.write(data)
         try:
-            return await asyncio.wait_for(reader.read(), 5)
+            return await asyncio.wait_for(reader.read(), 60)
         except ConnectionResetError:
             return b""
         finally:
@@ -165,7 +169,7 @@ async def test_a_thread_may_send_while_the_loop_stands_still():
     reader, writer = await asyncio.open_connection(sock=ours)
     sender = threading.Thread(target=connection.send_from_thread, args=(beat(1.0),))
     sender.start()
-    sender.join(5)
+    sender.join()
     connection.send(beat(2.0))
     for expected in (1.0, 2.0):
         length = int.from_bytes(await reader.readexactly(4))
@@ -204,17 +208,18 @@ def test_a_worker_sees_an_allow_list_and_no_search_path_of_another_interpreter()
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "facts"),
     [
-        ({"num_workers": 0}, "env_workers must be at least 1, got 0"),
-        ({"addresses": ("10.0.0.5",)}, "must be host:port such as 10.0.0.5:7000"),
-        ({"addresses": ("a:99999",)}, "must be host:port"),
-        ({"memory_limit_bytes": 1000}, "at least 64 MiB, got 1000 bytes"),
+        ({"num_workers": 0}, ["env_workers", "got 0"]),
+        ({"addresses": ("10.0.0.5",)}, ["'10.0.0.5'", "host:port"]),
+        ({"addresses": ("a:99999",)}, ["'a:99999'", "host:port"]),
+        ({"memory_limit_bytes": 1000}, ["64 MiB", "1000 bytes"]),
     ],
 )
-def test_settings_that_cannot_work_are_refused(fields, message):
-    with pytest.raises(ConfigError, match=message):
+def test_settings_that_cannot_work_are_refused(fields, facts):
+    with pytest.raises(ConfigError) as refused:
         ProcessSettings(**fields)
+    assert all(fact in str(refused.value) for fact in facts), refused.value
 
 
 def test_errors_keep_their_class():

@@ -54,7 +54,7 @@ async def test_scoring_is_told_when_it_begins(wire):
             return await pool.play(request(1), scripted())
 
     playing = asyncio.create_task(play())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await heard.wait()
     assert not playing.done()
     playing.cancel()

@@ -3,20 +3,20 @@
 import json
 
 import pytest
-from wire_cases import QUICK, request
+from wire_cases import request
 
 from telescope_core.open import open_environment
 from telescope_core.processes import Isolation, ProcessSettings
 from telescope_core.processes.settings import LOG_VARIABLE
 from telescope_core.scripted import ScriptedClient
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.slow
 
 
 async def test_workers_log_beside_their_output(tmp_path, monkeypatch):
     monkeypatch.setenv("TOY_SECRET", "s3cret-of-the-toy")
     processes = ProcessSettings(
-        isolation=Isolation.PROCESS, deadlines=QUICK, log_folder=tmp_path, log_name="toy eval"
+        isolation=Isolation.PROCESS, log_folder=tmp_path, log_name="toy eval"
     )
     for _ in range(2):
         pool = open_environment("worker_toys:Talkative", {}, processes)

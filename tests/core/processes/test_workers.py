@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 from aiohttp import web
-from wire_cases import QUICK, request
+from tests.ports import free_port
+from wire_cases import IMPATIENT, request
 
 from telescope_core.chat.client import ChatClient
 from telescope_core.chat.trouble import showing_troubles
@@ -23,7 +24,7 @@ from telescope_core.protocols import EnvironmentLocation
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Group, RolloutStatus, Split, StopReason
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.slow
 MEBIBYTE = 2**20
 
 
@@ -47,7 +48,7 @@ class Held:
 
 
 async def until(condition, what: str) -> None:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110 (other processes have no events)
             await asyncio.sleep(0.01)
     assert condition(), what
@@ -148,7 +149,7 @@ async def test_a_worker_that_always_dies_is_given_up(workers):
 
 
 async def test_a_hang_is_named_and_the_others_are_infrastructure(workers):
-    pool = workers("Hangs")
+    pool = workers("Hangs", deadlines=IMPATIENT)
     held = Held()
     innocent = asyncio.create_task(pool.play(request(2), held))
     await until(lambda: held.num_asked == 1, "the innocent rollout to wait")
@@ -166,7 +167,7 @@ async def test_a_hang_is_named_and_the_others_are_infrastructure(workers):
 
 
 async def test_a_frozen_process_is_noticed(workers):
-    pool = workers("Echo")
+    pool = workers("Echo", deadlines=IMPATIENT)
     held = Held()
     task = asyncio.create_task(pool.play(request(3), held))
     await until(lambda: held.num_asked == 1, "the rollout to wait")
@@ -179,11 +180,11 @@ async def test_a_frozen_process_is_noticed(workers):
 
 
 async def test_a_host_that_stood_still_does_not_blame_its_workers(workers):
-    pool = workers("Echo")
+    pool = workers("Echo", deadlines=IMPATIENT)
     held = Held()
     task = asyncio.create_task(pool.play(request(3), held))
     await until(lambda: held.num_asked == 1, "the rollout to wait")
-    time.sleep(2 * QUICK.hang_s)  # noqa: ASYNC251 (that is the point)
+    time.sleep(2 * IMPATIENT.hang_s)  # noqa: ASYNC251 (that is the point)
     await asyncio.sleep(0.6)
     held.let_go.set()
     assert (await task).reward == 1.0
@@ -278,8 +279,8 @@ async def test_trouble_with_a_judge_in_a_worker_is_shown_by_the_host(workers):
     pool = workers("Graded", settings={"judge": {"base_url": address, "model": "grader"}})
     try:
         with showing_troubles(show):
-            played = await pool.play(request(deadline_s=30), scripted("Waves."))
-            await asyncio.wait_for(shown.wait(), 15)
+            played = await pool.play(request(deadline_s=300), scripted("Waves."))
+            await asyncio.wait_for(shown.wait(), 120)
     finally:
         await runner.cleanup()
     assert played.reward == 1.0
@@ -295,7 +296,7 @@ async def test_programs_that_environment_code_started_end_with_it(workers):
     assert not is_gone(child)
     os.kill(int(played.tags["pid"]), signal.SIGKILL)
     await until(lambda: is_gone(child), "the program of a killed worker to end")
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(120):
         # What is asked of the killed worker before its end is noticed comes back as a failure.
         while "child" not in (played := await pool.play(request(), scripted())).tags:
             assert "EnvironmentProcessError" in str(played.error)
@@ -327,7 +328,7 @@ async def test_nothing_outlives_a_host_that_was_killed():
     host = await asyncio.create_subprocess_exec(
         sys.executable, "-c", HOST, toys, stdout=subprocess.PIPE
     )
-    pids = [int(text) for text in (await asyncio.wait_for(host.stdout.readline(), 60)).split()]
+    pids = [int(text) for text in (await asyncio.wait_for(host.stdout.readline(), 120)).split()]
     family = psutil.Process(host.pid).children(recursive=True)
     assert len(family) >= 4
     host.kill()
@@ -346,7 +347,7 @@ async def test_only_declared_secrets_reach_a_worker(workers, monkeypatch):
 
 
 async def test_a_thousand_cancelled_rollouts_are_each_answered_once(workers):
-    pool = workers(num_workers=2, deadlines=StageDeadlines())
+    pool = workers(num_workers=2)
     await pool.describe()
     held = Held()
     tasks = [asyncio.create_task(pool.play(request(i % 40, rollout=i), held)) for i in range(1000)]
@@ -372,12 +373,12 @@ async def test_stats_tell_how_the_workers_are(workers):
 
 
 async def test_what_cannot_be_loaded_is_said_as_in_process(workers):
-    with pytest.raises(ConfigError, match="did you mean 'size'"):
+    with pytest.raises(ConfigError, match=r"sizes.*'size'"):
         await workers(settings={"sizes": 3}).describe()
-    with pytest.raises(EnvironmentLoadError, match="is not an Environment class"):
+    with pytest.raises(EnvironmentLoadError, match="worker_toys:Missing"):
         await workers("Missing").describe()
     pool = open_environment("nowhere:X", {}, ProcessSettings(isolation=Isolation.PROCESS))
-    with pytest.raises(EnvironmentLoadError, match="no module 'nowhere'"):
+    with pytest.raises(EnvironmentLoadError, match="'nowhere'"):
         await pool.describe()
     await pool.close()
 
@@ -407,20 +408,23 @@ time.sleep(0.3)
 
 
 @pytest.mark.parametrize(
-    ("script", "message"),
+    ("script", "start_s", "facts"),
     [
-        (GARBAGE, "a malformed message of 2 bytes arrived"),
-        ("raise SystemExit('telescope-core is not installed here')", "its exit code is 1"),
-        ("import time; time.sleep(30)", "did not send its greeting, and showed no work for 1 s"),
+        (GARBAGE, 60, ["malformed", "2 bytes"]),
+        ("raise SystemExit('telescope-core is not installed here')", 60, ["exit code is 1"]),
+        ("import time; time.sleep(600)", 1, ["greeting", "1 s"]),
     ],
 )
-async def test_a_program_that_is_no_worker_is_told_apart(broken_interpreter, script, message):
+async def test_a_program_that_is_no_worker_is_told_apart(
+    broken_interpreter, script, start_s, facts
+):
     broken_interpreter(script)
-    deadlines = StageDeadlines(start_s=1, close_s=0.2)
+    deadlines = StageDeadlines(start_s=start_s, close_s=0.2)
     pool = open_environment("toy", {}, ProcessSettings(deadlines=deadlines, max_restarts=0))
     try:
-        with pytest.raises(EnvironmentProcessError, match=message):
+        with pytest.raises(EnvironmentProcessError) as refused:
             await pool.describe()
+        assert all(fact in str(refused.value) for fact in facts), refused.value
     finally:
         await pool.close()
 
@@ -437,7 +441,7 @@ async def listening(monkeypatch):
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, *command, "--listen", "127.0.0.1:0"), env=environ, stdout=subprocess.PIPE
     )
-    line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+    line = (await asyncio.wait_for(process.stdout.readline(), 120)).decode()
     assert line.startswith("serving worker_toys:Nosy 0 on 127.0.0.1:")
     yield line.split()[-1]
     process.terminate()
@@ -446,7 +450,7 @@ async def listening(monkeypatch):
 
 
 async def test_a_worker_elsewhere_needs_the_token_and_serves_the_next_host(listening, monkeypatch):
-    processes = ProcessSettings(addresses=(listening,), deadlines=QUICK, max_restarts=0)
+    processes = ProcessSettings(addresses=(listening,), max_restarts=0)
     with pytest.raises(ConfigError, match="set TELESCOPE_WORKER_TOKEN"):
         open_environment("worker_toys:Nosy", {}, processes)
     monkeypatch.setenv("TELESCOPE_WORKER_TOKEN", "not the token of that worker")
@@ -468,10 +472,9 @@ async def test_a_worker_elsewhere_needs_the_token_and_serves_the_next_host(liste
 
 async def test_a_worker_that_cannot_be_reached_is_named(monkeypatch):
     monkeypatch.setenv("TELESCOPE_WORKER_TOKEN", TOKEN)
-    processes = ProcessSettings(addresses=("127.0.0.1:9",), max_restarts=0)
+    address = f"127.0.0.1:{free_port()}"
+    processes = ProcessSettings(addresses=(address,), max_restarts=0)
     pool = open_environment("countdown", {}, processes)
-    began_s = time.monotonic()
-    with pytest.raises(EnvironmentProcessError, match=r"127\.0\.0\.1:9 cannot be reached"):
+    with pytest.raises(EnvironmentProcessError, match=address):
         await pool.describe()
     await pool.close()
-    assert time.monotonic() - began_s < 5

@@ -42,7 +42,7 @@ def test_a_file_that_is_written_anew_is_told_from_its_beginning(tmp_path: Path):
 def test_a_line_of_many_megabytes_is_one_line(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     lines = FollowedLines(path)
-    long = {"text": "x" * (40 * 2**20)}
+    long = {"text": "x" * (8 * 2**20)}
     append_json_line(path, {"step": 1})
     append_json_line(path, long)
     append_json_line(path, {"step": 2})

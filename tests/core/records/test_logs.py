@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telescope_core.records.logs import (
@@ -146,6 +146,7 @@ def record(message: str) -> logging.LogRecord:
     return logging.LogRecord("x", logging.INFO, "x.py", 1, message, None, None)
 
 
+@settings(max_examples=25)
 @given(message=st.text(max_size=400).map(lambda text: text * 100))
 def test_a_line_has_a_limit_and_keeps_both_ends(message: str):
     line = line_of({"time_s": 1.0}, message)
@@ -171,7 +172,7 @@ def test_many_threads_write_whole_lines(tmp_path: Path):
         for one in threads:
             one.start()
         for one in threads:
-            one.join(30.0)
+            one.join()
     rows = lines_of(tmp_path / "driver.jsonl")[1:]
     for name in range(4):
         of_thread = [row["message"].split()[1] for row in rows if row["message"][0] == str(name)]
@@ -210,7 +211,7 @@ logging.info("again")
 print("alive")
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.stdout == "alive\n"
     assert done.stderr.count("was not written") == 1

@@ -217,7 +217,7 @@ with (run.path / "metrics.jsonl").open("a") as stream:
 
 def test_a_killed_run_opens_and_is_called_interrupted(tmp_path):
     path = tmp_path / "run"
-    process = subprocess.run([sys.executable, "-c", VICTIM, str(path)], timeout=60, check=False)
+    process = subprocess.run([sys.executable, "-c", VICTIM, str(path)], timeout=600, check=False)
     assert process.returncode == -signal.SIGKILL
     run = RunFolder.open(path)
     assert run.info().state is RunState.RUNNING

@@ -56,7 +56,7 @@ def test_a_real_limit_on_the_size_of_files_leaves_nothing_half_written(tmp_path:
         [sys.executable, "-c", LIMITED, str(run.path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
