@@ -13,6 +13,9 @@ ONE = {"names": ["weight"], "dtype_names": ["float32"], "shapes": [[2, 2]]}
 class Model:
     """Takes all weights that it is given."""
 
+    def __init__(self) -> None:
+        self.loaded: dict[str, Any] = {}
+
     def load_weights(self, weights: Any) -> None:
         self.loaded = dict(weights)
 
@@ -23,11 +26,13 @@ def engine() -> Any:
 
     config: Any = SimpleNamespace(parallel_config=None, model_config=None)
     nothing: Any = None
-    return TelescopeEngine(nothing, config, torch.device("cpu"), Model())
+    made = TelescopeEngine(nothing, config, torch.device("cpu"), Model())
+    yield made
+    assert made.model.loaded == {}, "a refused update reached the model"
 
 
 def test_weights_before_the_group_is_there_are_refused(engine):
-    with pytest.raises(RuntimeError, match="sent before init_weight_transfer_engine"):
+    with pytest.raises(RuntimeError, match="init_weight_transfer_engine"):
         engine.update_weights(ONE)
 
 
@@ -37,11 +42,11 @@ def test_an_adapter_before_the_group_is_there_is_refused(engine):
     worker = WorkerExtension()
     worker.model_runner = SimpleNamespace(lora_manager=None)
     worker.weight_transfer_engine = engine
-    with pytest.raises(RuntimeError, match="sent before init_weight_transfer_engine"):
+    with pytest.raises(RuntimeError, match="init_weight_transfer_engine"):
         worker.receive_adapter(ONE)
 
 
 def test_weights_after_the_group_was_left_are_refused(engine):
     engine.shutdown()
-    with pytest.raises(RuntimeError, match="sent before init_weight_transfer_engine"):
+    with pytest.raises(RuntimeError, match="init_weight_transfer_engine"):
         engine.update_weights(ONE)
