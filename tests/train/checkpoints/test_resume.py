@@ -293,23 +293,37 @@ def test_retention_removes_complete_old_ones_alone(tmp_path, keep_last, keep_eve
     assert [path.name for path in tmp_path.glob(".*")] == []
 
 
+EVERY_2 = ["--checkpoint_every", "2"]
+KEEP_LAST, KEEP_EVERY = ["--checkpoint_keep_last", "1"], ["--checkpoint_keep_every", "4"]
+
+
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flags", "facts", "fixed"),
     [
-        (["--checkpoint_keep_last", "2"], "no effect without checkpoint_every"),
-        (["--checkpoint_keep_every", "2"], "no effect without checkpoint_every"),
-        (["--checkpoint_every", "2", "--checkpoint_keep_every", "4"], "without checkpoint_keep_la"),
+        (KEEP_LAST, "checkpoint_keep_last.*checkpoint_every", [*EVERY_2, *KEEP_LAST]),
         (
-            [*SAVED, "--checkpoint_keep_every", "3", "--checkpoint_keep_last", "1"],
-            "must be a multiple of checkpoint_every",
+            KEEP_EVERY,
+            "checkpoint_keep_every.*checkpoint_every",
+            [*EVERY_2, *KEEP_LAST, *KEEP_EVERY],
         ),
-        (["--checkpoint_every", "11"], "never reached in 10 steps"),
-        ([*LATEST, "--resume_if_saved", "true"], "refuses it; remove one of them"),
+        (
+            [*EVERY_2, *KEEP_EVERY],
+            "checkpoint_keep_every.*checkpoint_keep_last",
+            [*EVERY_2, *KEEP_LAST, *KEEP_EVERY],
+        ),
+        (
+            [*EVERY_2, *KEEP_LAST, "--checkpoint_keep_every", "3"],
+            r"checkpoint_keep_every.*\b3\b.*checkpoint_every",
+            [*EVERY_2, *KEEP_LAST, *KEEP_EVERY],
+        ),
+        (["--checkpoint_every", "11"], r"\b11\b.*\b10 steps", ["--checkpoint_every", "10"]),
+        ([*LATEST, "--resume_if_saved", "true"], "resume_if_saved.*remove", LATEST),
     ],
 )
-def test_settings_without_effect_are_refused(tiny, tmp_path, flags, message):
-    with pytest.raises(ConfigError, match=message):
+def test_settings_without_effect_are_refused(tiny, tmp_path, flags, facts, fixed):
+    with pytest.raises(ConfigError, match=facts):
         config_of(tmp_path, tiny, *flags)
+    assert config_of(tmp_path, tiny, *fixed).run.number_of_steps == 10
 
 
 async def test_a_checkpoint_that_cannot_be_written_stops_the_run(tiny, tmp_path):

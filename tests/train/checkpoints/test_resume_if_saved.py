@@ -98,6 +98,8 @@ def test_records_that_nothing_brings_back_are_kept(config):
 
 def test_a_try_that_is_going_on_is_left_alone(config):
     path = Path(config.run.output_dir) / "run"
-    RunFolder.create(path, config={}, name="run")
+    RunFolder.create(path, config={}, name="run").log_metrics({"step": 1})
     (problem,), _ = begun(config)
-    assert "is still going on" in problem
+    assert str(path) in problem
+    folder = RunFolder.open(path)
+    assert (folder.info().resumes, len(folder.metrics())) == ((), 1)

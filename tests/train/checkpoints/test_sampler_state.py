@@ -190,8 +190,9 @@ def test_the_state_of_an_earlier_version_is_read_into_chains(tmp_path):
 )
 def test_a_state_that_cannot_be_read_is_named(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=rf"{name} cannot be read .*resume from another"):
+    with pytest.raises(ConfigError, match=name):
         read_sampler_state(tmp_path)
+    assert (tmp_path / name).read_bytes() == content
 
 
 def test_a_state_that_is_missing_is_named(tmp_path):

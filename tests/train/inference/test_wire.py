@@ -279,5 +279,6 @@ async def test_a_frame_above_the_limit_fails_what_waits_for_it(
 
     monkeypatch.setattr(client_module, "MAX_FRAME_BYTES", 8_000)
     async with plane_server(answer_at_length, limit=UVICORN_LIMIT_BYTES) as client:
-        with pytest.raises(EndpointError, match="lost the inference server"):
+        with pytest.raises(EndpointError):
             await sample(client, 3)
+        assert client._plane is None or client._plane._socket.closed

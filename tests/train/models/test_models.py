@@ -129,11 +129,12 @@ def test_models_that_do_not_exist(tiny, tmp_path):
 
 def test_a_folder_with_a_broken_model(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "none-such"}')
-    with pytest.raises(ConfigError, match="cannot be loaded"):
+    with pytest.raises(ConfigError, match=tmp_path.name):
         load_model(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "olmoe"}')
-    with pytest.raises(ConfigError, match="mixture of experts"):
+    with pytest.raises(ConfigError, match="experts"):
         load_model(str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12), data=st.integers(0, 99))

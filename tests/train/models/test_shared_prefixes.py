@@ -57,7 +57,12 @@ def wide_norm(norm, hidden):
     return weight * hidden * (hidden.square().mean(-1, keepdim=True) + epsilon).rsqrt()
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[] if name == "qwen3" else pytest.mark.slow) for name in MODELS
+    ],
+)
 def policy(request):
     torch.manual_seed(0)
     lm = MODELS[request.param]()

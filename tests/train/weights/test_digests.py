@@ -81,6 +81,13 @@ def test_it_is_the_sum_that_it_says_it_is(end: bytes, before: int) -> None:
 
 def test_a_difference_names_the_tensors() -> None:
     sent = {f"layer{n}": str(n) for n in range(6)}
-    assert difference(sent, sent) == "no tensor differs"
-    assert difference(sent, {**sent, "layer3": "x"}) == "1 of 6 tensors differ: layer3"
-    assert difference(sent, {}).startswith("6 of 6 tensors differ: layer0, layer1, layer2 and")
+
+    def named(received: dict[str, str]) -> list[str]:
+        said = difference(sent, received)
+        return [name for name in sent if name in said]
+
+    assert named(sent) == []
+    assert named({**sent, "layer3": "x"}) == ["layer3"]
+    # Not all of them, where every tensor of a large model differs.
+    assert named({}) == ["layer0", "layer1", "layer2"]
+    assert difference(sent, {}).split()[:3] == ["6", "of", "6"]

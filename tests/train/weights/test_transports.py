@@ -158,8 +158,9 @@ def test_a_transfer_holds_at_most_two_buckets(ends, name):
 
 
 def test_an_unknown_transport_names_the_nearest(name):
-    with pytest.raises(UnknownNameError, match=name):
+    with pytest.raises(UnknownNameError, match=f"'{name}x'.*'{name}'"):
         load_transport(name + "x")
+    assert load_transport(name).is_stored is (name == "disk")
 
 
 def test_what_torch_needs_to_map_a_buffer_is_what_is_sent(name):

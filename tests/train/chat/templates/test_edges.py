@@ -128,25 +128,33 @@ def test_a_date_in_the_header_stays_that_of_the_beginning(monkeypatch):
     renderer = family.renderer()
     monkeypatch.undo()
     played = play(family, SCENARIOS["multi"], renderer=renderer)
-    assert all("Today Date: 06 May 2031" in prompt.text for prompt in played.prompts)
+    dates = [re.findall(r"Today Date: (\d\d \w+ \d{4})", prompt.text) for prompt in played.prompts]
+    assert dates == [["06 May 2031"]] * len(played.prompts)
 
 
 def test_a_conversation_that_the_template_refuses_is_named():
     twice = [Message(role="user", content="a"), Message(role="user", content="b")]
-    with pytest.raises(ConfigError, match=r"refuses a conversation of user, user.*must alternate"):
-        ALL_BY_NAME["Gemma 3"].renderer().prompt(twice)
+    renderer = ALL_BY_NAME["Gemma 3"].renderer()
+    with pytest.raises(ConfigError, match=r"user, user.*alternate"):
+        renderer.prompt(twice)
+    assert renderer.prompt(twice[1:]).token_ids
     system = [Message(role="system", content="a"), twice[0]]
-    with pytest.raises(ConfigError, match=r"system, user: System role not supported; change"):
-        ALL_BY_NAME["Gemma 2"].renderer().prompt(system)
+    renderer = ALL_BY_NAME["Gemma 2"].renderer()
+    with pytest.raises(ConfigError, match=r"system, user"):
+        renderer.prompt(system)
+    assert renderer.prompt(system[1:]).token_ids
 
 
 def test_tools_that_the_template_leaves_out_are_refused():
-    with pytest.raises(ConfigError, match="set tool_call_parser"):
-        ALL_BY_NAME["Gemma 3"].renderer().prompt([Message(role="user", content="a")], tools=TOOLS)
-    with pytest.raises(ConfigError, match="leaves them out"):
-        ALL_BY_NAME["Phi-4"].renderer(tool_call_parser="hermes").prompt(
-            [Message(role="user", content="a")], tools=TOOLS
-        )
+    asked = [Message(role="user", content="a")]
+    unread = ALL_BY_NAME["Gemma 3"].renderer()
+    with pytest.raises(ConfigError, match="tool_call_parser"):
+        unread.prompt(asked, tools=TOOLS)
+    silent = ALL_BY_NAME["Phi-4"].renderer(tool_call_parser="hermes")
+    with pytest.raises(ConfigError):
+        silent.prompt(asked, tools=TOOLS)
+    for renderer in (unread, silent):
+        assert renderer.prompt(asked).token_ids, "without tools there is nothing to lose"
 
 
 @pytest.mark.parametrize("setting", ["tool_call_parser", "reasoning_parser"])
@@ -221,13 +229,11 @@ def test_a_picture_is_refused_by_name_before_anything_is_rendered():
     renderer = ALL_FAMILIES[0].renderer()
     picture = Image(media_type="image/png", data="iVBORw0KGgo=")
     shown = Message(role="user", content="What is it?", images=(picture,))
-    with pytest.raises(
-        TemplateLossError, match=r"a user message has a picture \(image/png\).*text"
-    ):
+    with pytest.raises(TemplateLossError, match=r"\buser\b.*image/png"):
         renderer.prompt([shown])
     first = renderer.prompt([asked := Message(role="user", content="hi")])
     said = Message(role="assistant", content="hello")
-    with pytest.raises(TemplateLossError, match="a tool message has a picture"):
-        renderer.extended(
-            first, [1, 2], [asked, said, Message(role="tool", content="", images=(picture,))]
-        )
+    result = Message(role="tool", content="", images=(picture,))
+    with pytest.raises(TemplateLossError, match=r"\btool\b.*image/png"):
+        renderer.extended(first, [1, 2], [asked, said, result])
+    assert renderer.prompt([asked]).token_ids == first.token_ids

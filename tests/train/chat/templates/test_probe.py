@@ -37,11 +37,14 @@ def test_the_probe_agrees_with_what_is_played(family):
 
 
 def test_the_line_for_a_person():
-    assert probe_template(ALL_BY_NAME["Qwen3, thinking"].renderer()).text == (
-        "chat template: thinking is read as think, calls as hermes; later turns keep answers, tool "
-        "calls as sampled; later turns change thinking, so that each is a training sample of its "
-        "own; a template that only appends is set with chat_template"
-    )
+    report = probe_template(ALL_BY_NAME["Qwen3, thinking"].renderer())
+    assert (report.keeps_answers, report.keeps_calls, report.keeps_thinking) == (True, True, False)
+    read, kept, changed, remedy = report.text.split("; ")
+    assert "think" in read
+    assert "hermes" in read
+    assert "calls" in kept
+    assert "thinking" in changed
+    assert "chat_template" in remedy
 
 
 @pytest.mark.parametrize("scenario", ["multi", "cut", "tools", "thinking", "thinking tools"])
@@ -92,7 +95,7 @@ def test_an_unknown_parser_is_refused_with_the_settings():
             "environments": [{"name": "x"}],
         }
     )
-    with pytest.raises(
-        ConfigError, match=r"model.tool_call_parser 'hermse'; did you mean 'hermes'"
-    ):
+    with pytest.raises(ConfigError, match=r"tool_call_parser.*'hermse'.*'hermes'"):
         check_config(config)
+    model = config.model.model_copy(update={"tool_call_parser": "hermes"})
+    assert check_config(config.model_copy(update={"model": model})) is None

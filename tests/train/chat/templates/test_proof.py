@@ -70,8 +70,11 @@ def test_a_template_that_leaves_out_the_user_is_refused_before_the_run(tiny, tmp
     template.write_text(
         "{% for m in messages if m.role == 'assistant' %}{{ m.content }}{% endfor %}"
     )
-    with pytest.raises(ConfigError, match="leaves out what the user says; set chat_template"):
-        load_renderer(ModelSection(model=str(tiny), chat_template=str(template)))
+    settings = ModelSection(model=str(tiny), chat_template=str(template))
+    with pytest.raises(ConfigError, match=r"\buser\b.*chat_template"):
+        load_renderer(settings)
+    template.write_text("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}")
+    assert load_renderer(settings).prompt(ASKED).token_ids
 
 
 def test_answers_in_channels_that_no_parser_knows_are_refused_before_the_run():
@@ -81,17 +84,21 @@ def test_answers_in_channels_that_no_parser_knows_are_refused_before_the_run():
         "<|im_end|>{% endfor %}" + PROMPT,
         special=[*CHATML_MARKS, "<|part|>", "<|is|>"],
     )
-    with pytest.raises(ConfigError, match=r"'<\|part\|>answer<\|is\|>Nothing.*read as 'answerNoth"):
-        model.renderer().require(Use.ANSWERS)
-    with pytest.raises(ConfigError, match="would be read as"):
-        model.renderer().prompt(ASKED)
+    renderer = model.renderer()
+    with pytest.raises(ConfigError, match=r"'<\|part\|>answer<\|is\|>Nothing.*'answerNoth"):
+        renderer.require(Use.ANSWERS)
+    with pytest.raises(ConfigError, match=r"<\|part\|>"):
+        renderer.prompt(ASKED)
+    assert renderer.refusal(Use.ANSWERS) is not None
 
 
 def test_a_generation_prompt_that_history_does_not_show_is_refused():
     model = family("begun", EACH + "{{ m.content }}<|im_end|>{% endfor %}" + PROMPT.replace(
         "assistant\n", "assistant\nIn short: "))  # fmt: skip
-    with pytest.raises(ConfigError, match=r"ends with .*In short: ', which the template does not"):
-        model.renderer().require(Use.ANSWERS)
+    renderer = model.renderer()
+    with pytest.raises(ConfigError, match=r"In short: '"):
+        renderer.require(Use.ANSWERS)
+    assert renderer.refusal(Use.ANSWERS) is not None
 
 
 GRANITE = ALL_BY_NAME["Granite 3.3"]
@@ -152,8 +159,10 @@ def test_two_calls_of_which_one_is_read_are_refused():
         "{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}{% endfor %}"
         "<|im_end|>{% endfor %}" + PROMPT,
     )  # fmt: skip
-    with pytest.raises(ConfigError, match="2 calls in one turn are not read by the parser"):
-        model.renderer(tool_call_parser="mistral").prompt(ASKED, tools=TOOLS)
+    renderer = model.renderer(tool_call_parser="mistral")
+    with pytest.raises(ConfigError, match=r"\b2 calls.*'mistral'"):
+        renderer.prompt(ASKED, tools=TOOLS)
+    assert renderer.prompt(ASKED).token_ids
 
 
 def test_a_second_call_that_history_loses_is_refused_when_it_happens():
@@ -229,7 +238,8 @@ def test_answers_that_a_template_forgets_are_refused_when_a_conversation_goes_on
     )
     model = family("forgets", EACH + last + PROMPT)
     renderer = model.renderer()
-    with pytest.raises(ConfigError, match="leaves out an earlier answer"):
+    assert renderer.prompt(ASKED).token_ids, "a single turn loses nothing"
+    with pytest.raises(ConfigError, match="answer"):
         said_and_next(renderer, ids_of(model, chatml("", "4", ())), "3+3=")
 
 

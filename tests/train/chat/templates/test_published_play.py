@@ -60,4 +60,6 @@ def test_a_changed_answer_is_a_fault():
     renderer = trusting(BY_NAME["Qwen2.5"].source())
     read = renderer.rendering.read
     renderer.rendering.read = lambda text, prompt, **more: read(text.upper(), prompt, **more)
-    assert "written as 'Not now." in play(renderer, PLAYS["single"]).why
+    found = play(renderer, PLAYS["single"])
+    assert found.kind == "FAULT"
+    assert "'Not now." in found.why

@@ -1,5 +1,6 @@
 """Whatever is said, in whatever order: sampled ids stay, and the rest is what is rendered."""
 
+import re
 from functools import cache, partial
 
 from hypothesis import given, settings
@@ -66,7 +67,7 @@ def test_sampled_ids_stay_and_the_rest_is_what_is_rendered(case, is_odd):
     else:
         check(played, tokenizer)
         return
-    assert "chat template refuses" in refusal
+    assert re.search(r"template.*refuses", refusal), (name, script)
 
 
 def check(played, tokenizer):

@@ -81,5 +81,7 @@ def test_calls_and_thinking_are_learnt_as_the_template_writes_them():
 
 def test_a_template_that_cannot_show_its_own_thinking_is_refused():
     messages = [Message(role="user", content="a"), Message(role="assistant", content="4")]
-    with pytest.raises(ConfigError, match="does not continue its own generation prompt"):
+    with pytest.raises(ConfigError, match="generation prompt"):
         render_conversations(ALL_BY_NAME["DeepSeek-R1"].tokenizer(), [messages])
+    ((sample,),) = render_conversations(ALL_BY_NAME["Qwen2.5"].tokenizer(), [messages])
+    assert sample.mask.any()
