@@ -73,7 +73,8 @@ async def test_a_file_is_imported_with_what_is_beside_it(folder: Path) -> None:
     write(folder / "mazes", 1)
     for name in ("mazes/hedge1.py:Hedge1", "./mazes/hedge1.py:Hedge1"):
         assert locate_environment(name).id == "mazes/hedge1.py:Hedge1"
-    assert await reward_of("./mazes/hedge1.py:Hedge1", "none") == 1.0
+    reward = await reward_of("./mazes/hedge1.py:Hedge1", "none")
+    assert reward == 1.0
 
 
 async def test_a_file_in_a_package_is_imported_as_a_part_of_it(folder: Path) -> None:
@@ -86,7 +87,8 @@ async def test_a_file_in_a_package_is_imported_as_a_part_of_it(folder: Path) -> 
 
 async def test_a_file_is_played_by_a_process_of_its_own_too(folder: Path) -> None:
     write(folder, 3)
-    assert await reward_of("hedge3.py:Hedge3", "process") == 1.0
+    reward = await reward_of("hedge3.py:Hedge3", "process")
+    assert reward == 1.0
 
 
 @pytest.mark.parametrize(

@@ -73,25 +73,22 @@ def test_a_picture_is_read_from_a_file_and_its_kind_from_its_bytes(tmp_path, nam
 
 
 def test_what_is_no_picture_is_named(tmp_path):
-    with pytest.raises(EnvironmentLoadError, match=r"missing.png cannot be read: No such file"):
+    with pytest.raises(EnvironmentLoadError, match=r"missing\.png"):
         read_image(tmp_path / "missing.png")
     (tmp_path / "a.svg").write_text("<svg/>")
-    with pytest.raises(EnvironmentLoadError, match=r"a.svg begins with b'<svg/>', .* convert it"):
+    with pytest.raises(EnvironmentLoadError, match=r"a\.svg.*b'<svg/>'"):
         read_image(tmp_path / "a.svg")
     for data in (b"", png() + bytes(MAX_IMAGE_BYTES)):
-        with pytest.raises(EnvironmentLoadError, match=r"has [\d,]+ bytes; .* at most 20 MiB"):
+        with pytest.raises(EnvironmentLoadError, match=r"[\d,]+ bytes.*20 MiB"):
             image_of(data)
 
 
 def test_texts_and_pictures_keep_their_order():
+    parts = parts_of(TWO)
+    assert [part.get("text") for part in parts] == ["Is ", None, " or ", None, " redder?"]
+    pictures = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+    assert pictures == [URL, f"data:image/png;base64,{GREEN.data}"]
     assert TWO.content == "Is  or  redder?"
-    assert parts_of(TWO) == [
-        {"type": "text", "text": "Is "},
-        {"type": "image_url", "image_url": {"url": URL}},
-        {"type": "text", "text": " or "},
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{GREEN.data}"}},
-        {"type": "text", "text": " redder?"},
-    ]
     assert with_marks(TWO) == "Is [image/png, 1 KB] or [image/png, 1 KB] redder?"
 
 
@@ -106,15 +103,17 @@ def test_every_form_of_a_message_gives_it_back(parts):
 
 def test_a_part_that_cannot_be_kept_is_refused():
     for part in ({"type": "input_audio"}, {"type": "image_url", "image_url": {"url": "http://a"}}):
-        with pytest.raises(ValueError, match="expected parts of type 'text'"):
+        with pytest.raises(ValueError, match="'text'"):
             message_from_json({"role": "user", "content": [part]})
 
 
 def test_rows_of_data_have_pictures_as_parts():
     content = [{"type": "text", "text": "What is it?"}, parts_of(TWO)[1]]
     example = example_of({"prompt": [{"role": "user", "content": content}]}, where="row 1")
-    assert example.prompt == (message_of("user", "What is it?", RED),)
-    with pytest.raises(EnvironmentLoadError, match="row 1: a message of its prompt: expected part"):
+    [message] = example.prompt
+    assert [image.data for image in message.images] == [RED.data]
+    assert message == message_of("user", "What is it?", RED)
+    with pytest.raises(EnvironmentLoadError, match="row 1: "):
         example_of({"prompt": [{"role": "user", "content": [{"type": "video"}]}]}, where="row 1")
 
 
@@ -150,7 +149,9 @@ def test_the_report_shows_them_and_trusts_no_type():
 
 
 def test_a_judge_reads_marks_in_their_place():
-    assert "[user]\nIs [image/png, 1 KB] or" in transcript([TWO])
+    before, between, after = transcript([TWO]).split("[image/png, 1 KB]")
+    assert before.splitlines() == ["[user]", "Is "]
+    assert (between, after.strip()) == (" or ", "redder?")
 
 
 class Shown(SingleTurnEnvironment):

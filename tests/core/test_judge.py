@@ -209,7 +209,7 @@ async def test_no_more_requests_than_allowed_at_a_time():
         client = essay(endpoint.url, max_concurrent=3)
         endpoint.hold.clear()
         tasks = [asyncio.create_task(play(client)) for _ in range(12)]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while endpoint.num_open < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         endpoint.hold.set()
@@ -220,16 +220,18 @@ async def test_no_more_requests_than_allowed_at_a_time():
 
 
 async def test_settings_of_a_judge_are_checked_like_all_others():
-    with pytest.raises(ConfigError, match="did you mean 'base_url'"):
+    with pytest.raises(ConfigError, match="'base_url'"):
         Essay.from_settings({"judge": {"base_ulr": "x"}})
     client = InProcessEnvironment(Essay(), name="essay")
     rollout = await play(client)
     await client.close()
-    assert "the judge has no base_url; set it" in rollout.error
+    assert rollout.status is RolloutStatus.FAILED
+    assert "base_url" in rollout.error
     client = essay("http://127.0.0.1:9/v1", api_key_env="HOME")
     rollout = await play(client)
     await client.close()
-    assert "reads the secret 'HOME' but declares ESSAY_JUDGE_KEY" in rollout.error
+    assert rollout.status is RolloutStatus.FAILED
+    assert all(name in rollout.error for name in ("'HOME'", "ESSAY_JUDGE_KEY"))
 
 
 class Order(BaseModel):
@@ -344,12 +346,12 @@ def test_a_judged_environment_without_a_rubric_or_settings_is_refused():
     class Nothing(JudgedEnvironment):
         data = ("Describe the sea.", "Describe rain.")
 
-    with pytest.raises(EnvironmentLoadError, match=r"Nothing \(.* has no rubric; set rubric"):
+    with pytest.raises(EnvironmentLoadError, match=r"Nothing .*rubric"):
         Nothing.from_settings({})
 
     class OtherSettings(Vivid):
         class Config(EnvironmentConfig):
             size: int = 1
 
-    with pytest.raises(EnvironmentLoadError, match=r"class Config\(JudgedEnvironment\.Config\)"):
+    with pytest.raises(EnvironmentLoadError, match=r"JudgedEnvironment\.Config"):
         OtherSettings.from_settings({})

@@ -9,10 +9,13 @@ from telescope_core.secret_names import secrets_line
 
 
 def test_a_class_that_declares_a_token_of_telescope_is_refused_when_it_is_defined():
-    with pytest.raises(EnvironmentLoadError, match=r"Greedy.*TELESCOPE_HUB_TOKEN.*another name"):
+    with pytest.raises(EnvironmentLoadError) as refused:
 
         class Greedy(SingleTurnEnvironment):
             secrets = ("JUDGE_KEY", "TELESCOPE_HUB_TOKEN")
+
+    assert all(name in str(refused.value) for name in ("Greedy", "TELESCOPE_HUB_TOKEN"))
+    assert "JUDGE_KEY" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["TELESCOPE_HUB_TOKEN", "Telescope_Worker_Token"])
@@ -25,7 +28,7 @@ def test_a_worker_that_asks_for_one_gets_nothing(name):
 
 @pytest.mark.parametrize("declared", ["JUDGE_KEY", ("JUDGE_KEY", 3), None])
 def test_secrets_that_are_no_tuple_of_names_are_refused_with_how_to_write_them(declared):
-    with pytest.raises(EnvironmentLoadError, match=r"Odd.*got .*; write: secrets = "):
+    with pytest.raises(EnvironmentLoadError, match=r"Odd.*secrets = "):
 
         class Odd(SingleTurnEnvironment):
             secrets = declared
@@ -43,4 +46,5 @@ def test_the_line_says_which_are_set_and_never_a_value():
 
 def test_a_name_that_a_worker_made_up_does_not_reach_the_terminal_as_it_is():
     (line,) = secrets_line("acme/toy", ("A\x1b[2J\nB",), {}).splitlines()
+    assert line.isprintable()
     assert r"'A\x1b[2J\nB' (not set)" in line

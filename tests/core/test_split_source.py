@@ -45,5 +45,5 @@ def test_problems_that_run_out_repeat_in_the_same_order():
 def test_a_split_without_problems_is_one_clear_message():
     constant = next(str(n) for n in range(100) if split_of(str(n)) is Split.TRAIN)
     source = SplitSource(lambda rng: Example(id=constant, prompt=""), split=Split.EVAL, seed=0)
-    with pytest.raises(ConfigError, match="choose settings that allow more problems"):
+    with pytest.raises(ConfigError, match="more problems"):
         source.example(0)

@@ -20,7 +20,7 @@ class SlowScores(SingleTurnEnvironment):
     @runs_in("process")
     def judged(self, rollout, example):
         if example.id == "hang":
-            time.sleep(60)
+            time.sleep(600)
         if example.id == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if example.id == "bad":

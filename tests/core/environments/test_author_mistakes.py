@@ -121,7 +121,7 @@ class Fine(One):
 
 
 def test_a_method_is_marked_once():
-    with pytest.raises(EnvironmentLoadError, match=r"is marked with @metric and @reward; keep one"):
+    with pytest.raises(EnvironmentLoadError, match=r"@metric.*@reward"):
         reward(metric(says()))
 
 
@@ -134,8 +134,9 @@ class DataAndDraw(Fine):
 
 
 def test_two_places_of_examples_are_one_too_many():
-    with pytest.raises(EnvironmentLoadError, match=r"has data and defines DataAndDraw.draw \("):
+    with pytest.raises(EnvironmentLoadError) as refused:
         DataAndDraw.from_settings({}).examples(Split.EVAL)
+    assert all(place in str(refused.value) for place in (" data ", "DataAndDraw.draw"))
 
 
 class NoSuper(Fine):

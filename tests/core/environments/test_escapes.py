@@ -200,7 +200,7 @@ async def test_a_group_reward_that_exits_is_an_exception():
     client = InProcessEnvironment(InGroup(), name="it")
     rollout = await client.play(ask(), ScriptedClient(["yes"]).policy("r"))
     group = Group(id="g", environment="it", example_id="one", rollouts=(rollout,))
-    with pytest.raises(CodeExitError, match=r"sys.exit\(3\) was called"):
+    with pytest.raises(CodeExitError, match=r"sys.exit\(3\)"):
         await client.score_group(Split.TRAIN, 0, group)
     await client.close()
 
@@ -269,10 +269,10 @@ class InSplits(InReward):
 
 
 async def test_opening_and_describing_are_contained_too():
-    with pytest.raises(EnvironmentLoadError, match=r"sys.exit\('no data'\) was called"):
+    with pytest.raises(EnvironmentLoadError, match="no data"):
         InInit.from_settings({})
     client = InProcessEnvironment(InSplits(), name="it")
-    with pytest.raises((StrayCancelError, EnvironmentLoadError), match="CancelledError was raised"):
+    with pytest.raises((StrayCancelError, EnvironmentLoadError), match="CancelledError"):
         await client.describe()
     with suppress(StrayCancelError):
         await client.close()

@@ -9,6 +9,7 @@ from telescope_core import (
     Environment,
     Episode,
     Example,
+    RolloutStatus,
     SingleTurnEnvironment,
     group_reward,
     metric,
@@ -72,7 +73,9 @@ async def test_a_reward_that_takes_the_answer_needs_one():
         def examples(self, split):
             return [Example(id="e", prompt="p", info={"worth": 3})]
 
-    assert "it is read by correct" in (await play(NoAnswer())).error
+    rollout = await play(NoAnswer())
+    assert rollout.status is RolloutStatus.FAILED
+    assert "read by correct" in rollout.error
 
 
 def define(text):
@@ -123,8 +126,9 @@ async def test_each_rollout_has_a_state_of_the_declared_class():
             return len(state.places)
 
     environment = Remembering()
-    for _ in range(2):
-        assert (await play(environment)).metrics["reads_the_state"] == 1
+    rollouts = [await play(environment) for _ in range(2)]
+    seen = [one.metrics["reads_the_state"] for one in rollouts]
+    assert seen == [1.0, 1.0]
 
 
 class NoReward(SingleTurnEnvironment):

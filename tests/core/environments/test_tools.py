@@ -216,7 +216,7 @@ async def test_what_the_rollout_depends_on_fails_it():
 
 
 async def test_calls_of_a_turn_run_at_once_and_are_answered_in_order():
-    meet = threading.Barrier(3, timeout=5)
+    meet = threading.Barrier(3, timeout=60)
 
     class Meeting(Calculator):
         def tools(self):
@@ -244,7 +244,7 @@ async def test_state_belongs_to_one_rollout():
 async def test_a_thread_that_never_returns_holds_up_no_other_call():
     environment = Calculator()
     stuck = [native(*[("hang", "{}")] * 40), native(("add", '{"a": 4}')), "5"]
-    rollout = await asyncio.wait_for(play(environment, stuck), 5)
+    rollout = await asyncio.wait_for(play(environment, stuck), 60)
     assert rollout.metrics["tool_errors/timed_out"] == 40
     assert rollout.messages[-2].content == "5"
 
@@ -267,7 +267,9 @@ async def test_an_environment_may_answer_where_no_tool_is_called():
             return reply
 
     rollout = await play(Insisting(), ["6", "5"])
-    assert [message.content for message in rollout.messages[2:]] == ["6", "Are you sure?", "5"]
+    answers = rollout.messages[2:]
+    assert [message.role for message in answers] == ["assistant", "user", "assistant"]
+    assert answers[1].content == "Are you sure?"
 
 
 @pytest.mark.parametrize("body", ["", "not json", "[1]", "[" * 5000, '{"arguments": {}}'])
@@ -289,8 +291,10 @@ def test_arguments_written_as_text_are_read_as_json():
 
 
 def test_settings_of_tools_are_settings_of_the_environment():
-    assert Tagged.from_settings({"tool_call_format": "native"}).config.tool_call_format == "native"
-    with pytest.raises(ConfigError, match="did you mean 'tool_call_format'"):
+    for known in ("native", "xml"):
+        config = Tagged.from_settings({"tool_call_format": known}).config
+        assert config.tool_call_format == known
+    with pytest.raises(ConfigError, match="'tool_call_format'"):
         Tagged.from_settings({"tool_call_fromat": "native"})
     with pytest.raises(ConfigError, match="'xml' or 'native'"):
         Tagged.from_settings({"tool_call_format": "json"})
@@ -299,7 +303,7 @@ def test_settings_of_tools_are_settings_of_the_environment():
 def test_a_config_without_the_settings_of_tools_is_refused():
     from telescope_core import EnvironmentConfig
 
-    with pytest.raises(EnvironmentLoadError, match=r"class Config\(ToolConfig\)"):
+    with pytest.raises(EnvironmentLoadError, match=r"Config\(ToolConfig\)"):
 
         class Wrong(ToolEnvironment):
             class Config(EnvironmentConfig):
@@ -322,16 +326,16 @@ def test_an_environment_without_tools_and_one_with_two_of_a_name_are_refused():
             """Add."""
             return a
 
-    with pytest.raises(EnvironmentLoadError, match="has no tools; mark methods with @tool"):
+    with pytest.raises(EnvironmentLoadError, match=r"Empty.*@tool"):
         Empty.from_settings({})
-    with pytest.raises(EnvironmentLoadError, match=r"two tools are called 'add': .*test_tools.py"):
+    with pytest.raises(EnvironmentLoadError, match=r"'add': .*test_tools.py"):
         Twice.from_settings({})
-    with pytest.raises(EnvironmentLoadError, match=r"two tools are called 'add'"):
+    with pytest.raises(EnvironmentLoadError, match="'add'"):
         TwiceOver.from_settings({})
 
 
 def test_a_time_limit_of_nothing_is_refused():
-    with pytest.raises(EnvironmentLoadError, match="timeout_s must be a number above 0 s, got 0"):
+    with pytest.raises(EnvironmentLoadError, match=r"timeout_s.*got 0"):
         tool(timeout_s=0)
 
 

@@ -122,7 +122,7 @@ def test_examples_are_paired_by_id_and_the_others_are_told():
 def test_an_eval_of_which_nothing_was_scored_is_named():
     good, bad = an_eval([("a", [1, 0])]), an_eval([("a", [None, None])], model="other")
     for pair in ((good, bad), (bad, good)):
-        with pytest.raises(ConfigError, match=r"with other has no scored rollout \(2 failed\)"):
+        with pytest.raises(ConfigError, match=r"other .*\(2 failed\)"):
             compare_results(*pair)
 
 
@@ -212,9 +212,9 @@ def test_results_of_before_they_held_it_have_the_settings_of_their_folder(tmp_pa
 
 def test_another_chat_template_is_told():
     before, after = an_eval([("a", [1])]), an_eval([("a", [1])], chat_template="0123456789ab")
-    assert compare_results(before, after).setting_changes == (
-        "chat template: the model's own -> file 0123456789ab",
-    )
+    [change] = compare_results(before, after).setting_changes
+    assert change.startswith("chat template: ")
+    assert change.endswith(" 0123456789ab")
 
 
 def test_tasks_that_all_change_alike_have_a_bound_and_not_a_point():
@@ -230,10 +230,9 @@ def test_tasks_that_all_change_alike_have_a_bound_and_not_a_point():
 
 def test_sentences_say_what_was_shown_and_what_could_have_been():
     risen = paired_difference("pass@1", [0.0, 0.5] * 20, [0.5, 1.0] * 19 + [0.5, 0.5])
-    assert sentence(risen).startswith(
-        "pass@1 rose from 0.250 to 0.738 (+0.488, 95% interval +0.462"
-    )
-    assert "p < 0.001, paired over 40 examples" in sentence(risen)
+    assert "pass@1 rose" in sentence(risen)
+    numbers = ("0.250", "0.738", "+0.488", "+0.462", "p < 0.001", "40 examples")
+    assert [number in sentence(risen) for number in numbers] == [True] * 6
     unsure = paired_difference("pass@1", [0.0, 1.0, 0.5, 0.5], [0.5, 0.5, 0.5, 1.0])
     assert sentence(unsure).startswith("pass@1: no difference shown, from 0.500 to 0.625")
     assert "would be found 4 times in 5" in sentence(unsure)

@@ -199,7 +199,7 @@ async def test_what_is_played_when_an_eval_is_stopped_leaves_a_row(tmp_path):
             on_attempt=folder.append_attempt,
         )
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await started.wait()
     task.cancel()
     await asyncio.wait([task])
@@ -312,32 +312,37 @@ async def test_cancelling_the_eval_cancels_its_rollouts():
 
     source = Hanging()
     task = asyncio.create_task(run_eval(opened(), source, settings(concurrency=1)))
-    await asyncio.wait_for(source.asked.wait(), 5)
+    await asyncio.wait_for(source.asked.wait(), 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 60)
     assert source.cancelled == 1
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "facts"),
     [
-        ({"ks": (4,)}, "got k 4 with rollouts 3; use at least 4 rollouts"),
-        ({"ks": (0,)}, "at least 1"),
-        ({"ks": ()}, "one or more numbers"),
-        ({"num_examples": 0}, "examples must be at least 1"),
-        ({"deadline_s": 0}, "deadline_s"),
-        ({"sampling": Sampling(max_tokens=4, temperature=-1)}, "temperature"),
+        ({"ks": (4,)}, ["k 4", "rollouts 3"]),
+        ({"ks": (0,)}, ["k ", "got [0]"]),
+        ({"ks": ()}, ["k ", "got []"]),
+        ({"num_examples": 0}, ["examples", "got 0"]),
+        ({"deadline_s": 0}, ["deadline_s"]),
+        ({"sampling": Sampling(max_tokens=4, temperature=-1)}, ["temperature", "-1"]),
     ],
 )
-def test_bad_settings_say_what_to_do(changes, message):
-    with pytest.raises(ConfigError, match=message):
+def test_bad_settings_say_what_to_do(changes, facts):
+    with pytest.raises(ConfigError) as refused:
         settings(**changes)
+    assert all(fact in str(refused.value) for fact in facts), refused.value
 
 
 async def test_more_examples_than_the_split_has_are_refused():
-    with pytest.raises(ConfigError, match="has 6 examples in its eval split, got examples 9"):
-        await run_eval(opened(), ScriptedClient(["0"]), settings(num_examples=9))
+    rows = []
+    with pytest.raises(ConfigError, match=r"6 examples.*9"):
+        await run_eval(
+            opened(), ScriptedClient(["0"]), settings(num_examples=9), on_rollout=rows.append
+        )
+    assert rows == []
 
 
 async def test_a_split_the_environment_lacks_is_refused():
@@ -345,8 +350,9 @@ async def test_a_split_the_environment_lacks_is_refused():
         def splits(self):
             return (Split.TRAIN,)
 
-    with pytest.raises(ConfigError, match="has no eval split; it has: train"):
+    with pytest.raises(ConfigError) as refused:
         await run_eval(opened(TrainOnly), ScriptedClient(["0"]), settings())
+    assert all(split in str(refused.value) for split in ("eval", "train"))
 
 
 async def test_a_split_without_examples_is_refused_by_that_name():
@@ -354,7 +360,7 @@ async def test_a_split_without_examples_is_refused_by_that_name():
         def examples(self, split):
             return [] if split is Split.EVAL else super().examples(split)
 
-    with pytest.raises(ConfigError, match="has no examples in its eval split"):
+    with pytest.raises(ConfigError, match="eval split"):
         await run_eval(opened(Empty), ScriptedClient(["0"]), settings())
 
 
@@ -390,8 +396,11 @@ async def test_an_eval_ends_when_no_process_stays_alive():
         async def play(self, request, policy):
             raise EnvironmentProcessError("no worker of echo stays alive")
 
-    with pytest.raises(EnvironmentProcessError, match="no worker of echo stays alive"):
-        await run_eval(Dead(Echo(), name="echo"), ScriptedClient(["0"]), settings())
+    rows = []
+    client = Dead(Echo(), name="echo")
+    with pytest.raises(EnvironmentProcessError):
+        await run_eval(client, ScriptedClient(["0"]), settings(), on_rollout=rows.append)
+    assert rows == []
 
 
 def test_collections_are_rare_inside_and_as_before_outside():

@@ -66,5 +66,7 @@ def test_an_answer_that_somebody_spoiled_is_text_or_a_known_error(name, written)
 
 
 def test_an_option_that_it_does_not_take_is_refused(name):
-    with pytest.raises(ConfigError, match=f"harness '{name}': .*no_such_option"):
+    with pytest.raises(ConfigError) as refused:
         open_harness(name, no_such_option=1, **OPTIONS.get(name, {}))
+    assert f"'{name}'" in str(refused.value)
+    assert "no_such_option" in str(refused.value)

@@ -475,6 +475,7 @@ async def test_a_worker_that_cannot_be_reached_is_named(monkeypatch):
     address = f"127.0.0.1:{free_port()}"
     processes = ProcessSettings(addresses=(address,), max_restarts=0)
     pool = open_environment("countdown", {}, processes)
-    with pytest.raises(EnvironmentProcessError, match=address):
+    with pytest.raises(EnvironmentProcessError) as refused:
         await pool.describe()
     await pool.close()
+    assert address in str(refused.value)

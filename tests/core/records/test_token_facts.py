@@ -61,9 +61,9 @@ def test_facts_of_steps_that_are_taken_again_are_deleted(tmp_path):
 def test_a_file_that_is_none_is_named(tmp_path):
     path = tmp_path / "facts.parquet"
     path.write_bytes(b"PAR1 and then nothing")
-    with pytest.raises(ConfigError, match=r"facts\.parquet is not a readable file of token facts"):
+    with pytest.raises(ConfigError, match=r"facts\.parquet"):
         list(read_facts(path))
-    with pytest.raises(ConfigError, match="not a readable file of token facts"):
+    with pytest.raises(ConfigError, match=r"facts\.parquet"):
         facts_of_rollout(path, ("g", 0, 1))
 
 

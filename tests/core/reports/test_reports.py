@@ -250,10 +250,10 @@ def test_a_run_with_evals_on_its_way_alone_shows_the_first_and_the_last(tmp_path
 def test_evals_without_any_result_are_told(tmp_path):
     run = RunFolder.create(tmp_path / "run", config={})
     point = {"time_s": 0.0, "name": "sums", "num_scored": 0, "tag": "step-6", "version": 6}
-    run.log_eval_point(EvalPoint(**point, state=EvalPointState.FAILED, reason="no server answers"))
+    run.log_eval_point(EvalPoint(**point, state=EvalPointState.FAILED, reason="unreachable"))
     run.finish()
     text = " ".join(Checker(write_train_report(run).read_text()).text)
-    assert "eval step-6, sums: failed: no server answers" in text
+    assert all(fact in text for fact in ("step-6", "sums", "unreachable"))
 
 
 def test_report_asks_nothing_of_the_network(run):
@@ -340,7 +340,8 @@ def test_charts_survive_gaps_constants_and_emptiness():
 def test_a_point_between_two_gaps_is_drawn():
     series = Series(name="a", xs=range(3), values=[None, 1.0, None])
     chart = line_chart([series], label="a", x_label="step")
-    assert re.search(r'<path class="line c0" d="M[0-9.]+ [0-9.]+h0"/>', chart)
+    [path] = re.findall(r'<path class="line c0" d="([^"]*)"', chart)
+    assert re.fullmatch(r"M[0-9.]+ [0-9.]+h0", path)
 
 
 def test_sparkline_spans_the_values_and_fits_the_width():
