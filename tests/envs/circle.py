@@ -1,15 +1,19 @@
 """A whole circle: init, edit, validate, push, search, install, eval, train, yank, update, sync,
 bundle, and an install on a machine without any network. The same for every kind of registry.
+
+The model that is measured is served by vLLM, or by an endpoint that gives every prompt one answer.
 """
 
 import json
 import os
 import shutil
 import subprocess
+import threading
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import uv
@@ -23,7 +27,7 @@ ID = "acme/sort-words"
 TRAIN = """
 [run]
 name = "circle"
-number_of_steps = 5
+number_of_steps = {steps}
 [evals]
 eval_after_training = false
 [model]
@@ -118,10 +122,12 @@ def _uv_cache() -> str:
 
 @dataclass(frozen=True)
 class Engine:
-    """A tiny model, and vLLM serving it."""
+    """A tiny model to train, and where a model answers that is measured."""
 
     model: Path
     base_url: str
+    num_steps: int = 5
+    """Length of the training."""
 
 
 @contextmanager
@@ -137,6 +143,44 @@ def running_engine(folder: Path) -> Iterator[Engine]:
     )
     with running(settings, deadline_s=180):
         yield Engine(model, f"{settings.base_url}/v1")
+
+
+class _OneAnswer(BaseHTTPRequestHandler):
+    """The part of a chat endpoint that an eval needs; every completion is the same."""
+
+    def do_GET(self) -> None:
+        self._send({"data": [{"id": SERVED_MODEL_NAME}]})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        message = {"role": "assistant", "content": "apple"}
+        usage = {"prompt_tokens": 5, "completion_tokens": 1}
+        self._send({"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage})
+
+    def _send(self, answer: object) -> None:
+        data = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def one_answer(folder: Path) -> Iterator[Engine]:
+    """Make a tiny model that is trained for two steps, beside an endpoint with one answer."""
+    model = make_tiny_model(folder / "tiny", seed=0)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _OneAnswer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield Engine(model, f"http://127.0.0.1:{server.server_port}/v1", num_steps=2)
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def go_round(place: Place, root: Path, engine: Engine) -> None:
@@ -200,11 +244,12 @@ def install_and_use(user: Machine, engine: Engine) -> None:
     where = ["--base-url", engine.base_url, "--model", SERVED_MODEL_NAME]
     told = json.loads(user.telescope("eval", ID, *where, *shape))
     assert told["num_scored"] == 8
-    settings = TRAIN.format(model=json.dumps(str(engine.model)), port=free_port())
+    model = json.dumps(str(engine.model))
+    settings = TRAIN.format(model=model, steps=engine.num_steps, port=free_port())
     (user.work / "run.toml").write_text(settings)
     user.telescope("train", "run.toml")
     steps = (user.work / "runs" / "circle" / "metrics.jsonl").read_text().splitlines()
-    assert len(steps) == 5
+    assert len(steps) == engine.num_steps
     assert user.locked()["sha256"] in (user.work / "runs" / "circle" / "run.json").read_text()
 
 

@@ -21,7 +21,10 @@ from telescope_envs.registry import Registry
 @pytest.fixture(scope="session")
 def packages_without_environments(tmp_path_factory) -> Path:
     """A folder of links to every installed package, except those of environments."""
-    folder = tmp_path_factory.mktemp("packages")
+    prefix = tmp_path_factory.mktemp("packages")
+    (prefix / "bin").symlink_to(Path(sys.executable).parent)  # where uv looks for its program
+    folder = prefix / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    folder.mkdir(parents=True)
     for installed in map(Path, site.getsitepackages()):
         for path in installed.iterdir():
             if not path.name.startswith("telescope_env_"):

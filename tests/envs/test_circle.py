@@ -1,4 +1,8 @@
-"""The circle through every kind of registry, with one engine for all of their evals."""
+"""The circle through every kind of registry.
+
+The one through a folder is part of every run of CI. The others, and the evals of a model that vLLM
+serves, repeat what the tests of the stores and of evals show one by one.
+"""
 
 import json
 from collections.abc import Iterator
@@ -6,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.cli_runs import TELESCOPE, finish
-from tests.envs.circle import Engine, Place, go_round, running_engine
+from tests.envs.circle import Engine, Place, go_round, one_answer, running_engine
 from tests.envs.loopback_hub import loopback_hub
 from tests.envs.projects import write_registry
 from tests.envs.serving import hub_process
@@ -18,17 +22,19 @@ HF_NAME = "acme/envs"
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A tiny model, and vLLM serving it."""
+    """A tiny model, and vLLM serving it for all of the evals."""
     with running_engine(tmp_path_factory.mktemp("engine")) as engine:
         yield engine
 
 
-def test_the_circle_through_a_folder(tmp_path: Path, engine: Engine) -> None:
+def test_the_circle_through_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "registry"
     write_registry(folder)
-    go_round(Place(str(folder), str(folder)), tmp_path, engine)
+    with one_answer(tmp_path) as engine:
+        go_round(Place(str(folder), str(folder)), tmp_path, engine)
 
 
+@pytest.mark.nightly
 def test_the_circle_through_the_hugging_face_hub(
     tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,6 +50,7 @@ def test_the_circle_through_the_hugging_face_hub(
         go_round(place, tmp_path, engine)
 
 
+@pytest.mark.nightly
 def test_the_circle_through_a_server(tmp_path: Path, engine: Engine) -> None:
     """Through a registry server, set up and run by its commands."""
     data = ["--data", str(tmp_path / "hub")]
@@ -56,6 +63,7 @@ def test_the_circle_through_a_server(tmp_path: Path, engine: Engine) -> None:
         go_round(place, tmp_path, engine)
 
 
+@pytest.mark.nightly
 def test_the_circle_through_a_static_host(tmp_path: Path, engine: Engine) -> None:
     """Through a registry that is rendered and lies on a static host."""
     folder, shown = tmp_path / "registry", tmp_path / "shown"

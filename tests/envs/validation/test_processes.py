@@ -355,18 +355,21 @@ def test_probes_end_when_the_validation_is_killed(project):
 FIRST_PARTY = Path(__file__).parents[3] / "packages" / "telescope-envs" / "environments"
 
 
-PLAYED_HERE = ["countdown", "math-reasoning", "tool-calculator", "wordle"]
-PLAYED_HERE += ["alphabet-sort", "deepdive", "reverse-text", "tool-calls", "wiki-search"]
-PLAYED_HERE += ["text-games"]
+ONE_OF_A_KIND = ["countdown", "tool-calculator", "wiki-search", "wordle"]
+"""One turn, tools, search, several turns. The record of each other one says that it passed."""
+REST = ["alphabet-sort", "deepdive", "math-reasoning", "reverse-text", "text-games", "tool-calls"]
 
 
-@pytest.mark.parametrize("name", PLAYED_HERE)
+@pytest.mark.parametrize(
+    "name", [*ONE_OF_A_KIND, *(pytest.param(name, marks=pytest.mark.nightly) for name in REST)]
+)
 def test_first_party_environments_pass(name):
     report = validate_project(FIRST_PARTY / name, ValidationOptions(num_examples=4))
     assert [check for check in report.checks if check.evidence] == []
     assert report.verdict is Verdict.PASS
 
 
+@pytest.mark.nightly
 def test_reasoning_gym_passes_where_its_library_is_installed():
     pytest.importorskip("reasoning_gym")
     options = ValidationOptions(level=Level.REWARD, num_examples=2)
