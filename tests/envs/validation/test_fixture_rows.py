@@ -123,8 +123,10 @@ def test_without_rows_the_flag_is_one_message(project, tmp_path):
 
 def test_a_wheel_has_no_rows(toy_wheel):
     name = "telescope_env_acme_toy-0.1.0-py3-none-any.whl"
-    with pytest.raises(ConfigError, match=r"acme/toy.* rows"):
+    with pytest.raises(ConfigError) as refusal:
         validate_wheel(toy_wheel, name, ValidationOptions(fixture_rows=True))
+    assert "acme/toy" in str(refusal.value)
+    assert "fixture-rows" in str(refusal.value)
 
 
 def asked(hub: FixtureHub, path: str, token: str = "") -> tuple[int, str]:
