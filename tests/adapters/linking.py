@@ -19,7 +19,7 @@ from telescope_core.errors import EndpointError
 from telescope_core.open import open_environment
 from telescope_core.scripted import ScriptedClient
 
-LIMIT_S = 300
+LIMIT_S = 900
 NUM_AT_ONCE = 6
 
 
@@ -67,7 +67,7 @@ async def opened(name: str, settings: dict | None = None):
 
 
 async def played(client, replies, *, index: int = 0, rollout: int = 0, split=Split.TRAIN):
-    request = ask(split=split, example_index=index, index=rollout, deadline_s=60.0)
+    request = ask(split=split, example_index=index, index=rollout, deadline_s=300.0)
     return await client.play(request, ScriptedClient(replies).policy("r"))
 
 

@@ -11,7 +11,7 @@ from tests.adapters.linking import by_itself, keeps_contract, link, opened, play
 from telescope_core import Split, StopReason
 from telescope_core.adapters.gymnasium import uncolored
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("home")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("home")]
 LAKE, GUESS = "gym:FrozenLake-v1", "textarena:GuessTheNumber-v0"
 DOWN_TO_GOAL = ["down", "down", "I go right", "Right.", "down", "right"]
 STILL = '{"options": {"is_slippery": false}}'
@@ -93,7 +93,8 @@ async def test_an_observation_of_textarena_holds_only_what_is_new(guess):
         rollout = await played(client, ["[1]", "[2]", "[3]"], split=Split.EVAL)
     seen = [message.content for message in rollout.messages if message.role == "user"]
     assert "Guess The Number" in seen[0]
-    assert seen[1] in ("The target number is higher.", "The target number is lower.")
+    assert seen[0] not in seen[1]
+    assert seen[1].rstrip(".").split()[-1] in ("higher", "lower")
 
 
 async def test_an_eval_plays_a_linked_environment(lake, tmp_path):
@@ -121,10 +122,10 @@ async def test_an_eval_plays_a_linked_environment(lake, tmp_path):
 
 def test_names_that_are_no_environment_list_the_nearest(lake, guess):
     for name, meant in (
-        ("gym:FrozenLke-v1", "did you mean 'FrozenLake-v1'"),
-        ("gyn:FrozenLake-v1", "unknown scheme 'gyn'; did you mean 'gym'?"),
-        ("textarena:GessTheNumber-v0", "did you mean 'GuessTheNumber-v0'"),
-        ("gym:Blackjack-v1", 'link it with --settings \'{"observation": "value"}\''),
+        ("gym:FrozenLke-v1", "'FrozenLake-v1'"),
+        ("gyn:FrozenLake-v1", "'gym'"),
+        ("textarena:GessTheNumber-v0", "'GuessTheNumber-v0'"),
+        ("gym:Blackjack-v1", '--settings \'{"observation": "value"}\''),
     ):
         done = telescope("env", "link", name)
         assert done.returncode
@@ -134,7 +135,7 @@ def test_names_that_are_no_environment_list_the_nearest(lake, guess):
 def test_other_versions_are_refused_with_what_to_do(home):
     done = telescope("env", "link", LAKE, "--with", "gymnasium==1.1.0")
     assert done.returncode == 3
-    assert "tested with >=1.4,<1.5; add --with gymnasium==1.4.0" in done.stderr
+    assert "--with gymnasium==1.4.0" in done.stderr
 
 
 def test_a_link_is_listed_and_removed(home):
@@ -146,6 +147,5 @@ def test_a_link_is_listed_and_removed(home):
 
 
 def test_colors_become_words():
-    assert uncolored("\x1b[41mS\x1b[0mF \x1b[34;1mR\x1b[0m|\x1b[43m \x1b[0m") == (
-        "[S]F R(blue)|[  yellow]"
-    )
+    seen = uncolored("\x1b[41mS\x1b[0mF \x1b[34;1mR\x1b[0m|\x1b[43m \x1b[0m")
+    assert seen.split("|") == ["[S]F R(blue)", "[  yellow]"]

@@ -8,7 +8,7 @@ from tests.adapters.linking import by_itself, keeps_contract, link, opened, play
 
 from telescope_core import Completion, Message, Split, ToolCall
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("home")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("home")]
 TASKS = str(Path(__file__).with_name("inspect_tasks.py"))
 SUMS = f"inspect:{TASKS}@sums"
 ANSWERS = ["1", "The answer is 2", "3 of them", "four", "5", ""]

@@ -12,7 +12,7 @@ from tests.adapters.linking import by_itself, keeps_contract, link, opened, play
 from telescope_core import Completion, Message, RolloutStatus, Split, StopReason, ToolCall
 from telescope_envs.install.adapted import environment_for
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("home")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("home")]
 SERVERS = Path(__file__).with_name("openenv_servers.py")
 GUESSES = [str(n) for n in (4, 2, 6, 1, 3, 5, 7, 8)]
 WRONG = "9"

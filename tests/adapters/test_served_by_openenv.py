@@ -11,7 +11,7 @@ from tests.ports import free_port
 
 from telescope_envs.install.adapted import environment_for
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("home")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("home")]
 CLIENT = """
 import asyncio, json, sys
 from openenv.core.generic_client import GenericEnvClient
@@ -41,10 +41,10 @@ print(json.dumps(asyncio.run(main(sys.argv[1]))))
 """
 WAIT = """
 import json, sys, time, urllib.request
-limit = time.monotonic() + 60
+limit = time.monotonic() + 600
 while True:
     try:
-        print(json.dumps(urllib.request.urlopen(sys.argv[1] + "/health", timeout=5).status))
+        print(json.dumps(urllib.request.urlopen(sys.argv[1] + "/health", timeout=60).status))
         break
     except OSError:
         if time.monotonic() > limit:
@@ -58,7 +58,7 @@ def python(home):
     return str(environment_for("openenv", ["openenv==0.10.0"]).python)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def url(python):
     port = free_port()
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}

@@ -8,7 +8,7 @@ from tests.adapters.linking import by_itself, keeps_contract, link, opened, play
 
 from telescope_core import Completion, Message, RolloutStatus, Split, StopReason, ToolCall
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("home")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("home")]
 PACKAGE = str(Path(__file__).with_name("verifiers_sums"))
 SUMS = "verifiers:sums"
 ANSWERS = ["1", "2", "three", "40", "5", "6"]

@@ -8,7 +8,7 @@ from tests.adapters.linking import by_itself, keeps_contract, link, opened, play
 
 from telescope_core import RolloutStatus, Split, StopReason
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("home")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("home")]
 PACKAGE = str(Path(__file__).with_name("verifiers_tasks"))
 SUMS = "verifiers:sums_tasks"
 USED = ("--with", PACKAGE, "--with", "verifiers==0.4.0")

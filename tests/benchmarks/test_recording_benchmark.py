@@ -8,6 +8,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from bench_recording import Block, cost_of
 
+# The benchmark imports what trains.
+pytestmark = pytest.mark.slow
+
 
 def test_the_cost_is_the_mean_over_pairs_whatever_their_order_and_their_length():
     blocks = []

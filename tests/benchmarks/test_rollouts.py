@@ -17,7 +17,7 @@ from rollouts.problems import NUM_PROBLEMS, NUM_TOKENS, answer, reply, score  # 
 from telescope_core.chat.replies import read_token_completion  # noqa: E402
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_our_side_plays_every_rollout():
     ours = Side(name="ours", module="rollouts.ours", python=Path(sys.executable), fewest=1)
     found = run_side(ours, concurrency=32, num_rollouts=2 * NUM_PROBLEMS)
@@ -25,7 +25,7 @@ def test_our_side_plays_every_rollout():
     assert found["per_s"] > 0
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 def test_a_side_that_dies_stops_the_benchmark():
     broken = Side(name="broken", module="rollouts.nothing", python=Path(sys.executable), fewest=1)
     with pytest.raises(subprocess.CalledProcessError):

@@ -15,13 +15,14 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 from training.shapes import QWEN3, TINY, peak_flops, write_random_model  # noqa: E402
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.engine
+
 def test_it_runs_without_a_gpu_and_says_what_is_owed(tmp_path):
     subprocess.run(
         [sys.executable, BENCHMARKS / "bench_training.py", "--results", tmp_path],
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        timeout=120,
+        timeout=900,
         check=True,
     )
     assert "are owed" in (tmp_path / "training.md").read_text()
