@@ -8,12 +8,12 @@ from rich.console import Console
 from telescope_cli.progress import progress_of
 
 
-def shown(*moments: tuple[float, int]) -> str:
-    """Return what is shown for steps that are done at these times."""
-    now_s = 0.0
-    console = Console(file=io.StringIO(), width=80)
-    with progress_of("simulating", console=console, clock=lambda: now_s) as on_progress:
-        for now_s, done in moments:  # noqa: B007 - the clock reads it
+def shown(*moments: tuple[float, int], is_terminal: bool = False) -> str:
+    """Return what is shown for steps that are done so many seconds after the beginning."""
+    passed_s = 0.0
+    console = Console(file=io.StringIO(), width=80, force_terminal=is_terminal)
+    with progress_of("simulating", console=console, clock=lambda: 500.0 + passed_s) as on_progress:
+        for passed_s, done in moments:  # noqa: B007 - the clock reads it
             on_progress(done, 100)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -26,6 +26,11 @@ def test_after_two_seconds_there_is_a_line_even_if_nothing_is_done() -> None:
     (line,) = shown((1.0, 0), (2.1, 0)).splitlines()
     assert line.startswith("simulating: ")
     assert re.findall(r"\d+", line) == ["0", "100", "2"], "steps done, all steps, seconds"
+
+
+def test_a_terminal_gets_a_bar_with_the_same_numbers_once_it_takes_long() -> None:
+    assert shown((1.9, 10), is_terminal=True) == ""
+    assert "30 of 100" in shown((1.0, 10), (2.1, 20), (2.2, 30), is_terminal=True)
 
 
 def test_further_lines_come_every_ten_seconds() -> None:
