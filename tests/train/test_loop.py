@@ -202,6 +202,7 @@ async def test_one_minibatch_with_recomputed_logprobs_has_weight_exactly_1(tiny,
     assert 1.0 not in [row["behave_imp_weight/mean"] for row in rows], "servers round otherwise"
 
 
+@pytest.mark.slow
 async def test_a_second_epoch_sees_weights_that_moved(tiny, start, tmp_path):
     clipped = {"use_ppo_clip": True, "ppo_clip_ref_logprobs": "batch", "ppo_epochs": 2}
     _, (row,) = await run(toy_config(tiny, steps=1, **clipped), tmp_path / "run", start)
@@ -209,6 +210,7 @@ async def test_a_second_epoch_sees_weights_that_moved(tiny, start, tmp_path):
     assert largest > 1.0
 
 
+@pytest.mark.slow
 async def test_the_reference_is_filled_in_and_follows_when_asked(tiny, start, tmp_path):
     settings = {"kl_penalty_tau": 0.1, "reference_update_every": 2}
     parts, rows = await run(toy_config(tiny, steps=4, **settings), tmp_path / "run", start)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.slow
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3] / "benchmarks")]
 from cases import LIMIT, loss_of, terms_of, weights_of  # noqa: E402

@@ -31,7 +31,7 @@ def one_rank(tiny):
         worker.close()
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_ranks_and_micro_batches_do_not_change_an_objective(tiny, alone, tmp_path, world_size):
     run_ranks(world_size, {"model": str(tiny)}, tmp_path, script=HERE / "rank_objectives.py")
     gradients, numbers = alone

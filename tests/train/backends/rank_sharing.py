@@ -1,6 +1,7 @@
 """One trainer rank as a process: the gradient of a step with and without shared prefixes.
 
-usage: rank_sharing.py RANK WORLD_SIZE PORT JOB_FILE (JSON: model, output, trainer settings)
+usage: rank_sharing.py RANK WORLD_SIZE PORT JOB_FILE (JSON: model, output, and by the number of
+ranks that share rows the port where they meet; PORT is not used)
 """
 
 import json
@@ -17,12 +18,19 @@ from telescope_train.trainer.worker import Meeting, TrainerWorker
 
 
 def main() -> None:
-    rank, world_size, port = (int(text) for text in sys.argv[1:4])
+    rank, world_size = int(sys.argv[1]), int(sys.argv[2])
     job = json.loads(Path(sys.argv[4]).read_text())
-    context = job["trainer"]["fsdp_context_parallel_size"]
+    for context, port in job["port_of_context"].items():
+        meeting = Meeting(rank=rank, world_size=world_size, port=port)
+        compare(job["model"], Path(job["output"]), meeting, context=int(context))
+
+
+def compare(model: str, output: Path, meeting: Meeting, *, context: int) -> None:
+    """Write both gradients of ranks of which `context` share their rows."""
+    rank, world_size = meeting.rank, meeting.world_size
     worker = TrainerWorker(
-        backend_settings(job["model"], dtype="float64", **job["trainer"]),
-        meeting=Meeting(rank=rank, world_size=world_size, port=port),
+        backend_settings(model, dtype="float64", fsdp_context_parallel_size=context),
+        meeting=meeting,
     )
     assert not worker.sharing.reason, worker.sharing.reason
     samples = random_tree(np.random.default_rng(5), num=16, vocab=VOCAB)
@@ -34,10 +42,10 @@ def main() -> None:
         worker.backend.accumulate_gradient(shards[rank // context], version=0)
         gradient = {name: value.numpy() for name, value in worker.backend.export_gradient()}
         if rank == 0:
-            np.savez(Path(job["output"]) / f"{name}.npz", **gradient)
+            np.savez(output / f"{name}-{context}.npz", **gradient)
     if rank == 0:
         saved = sum(batch.num_shared_tokens for shard in together for batch in shard)
-        (Path(job["output"]) / "saved.json").write_text(json.dumps(saved))
+        (output / f"saved-{context}.json").write_text(json.dumps(saved))
     worker.close()
 
 

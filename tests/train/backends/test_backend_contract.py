@@ -89,6 +89,7 @@ def test_gradient_in_float32_is_the_same_to_rounding(settings, tiny, start):
     assert relative_difference(parts, whole) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_skips_the_step(settings, tiny, start):
     worker = start(settings())
     batches = grpo_batches(seq_len=4096)[0]
@@ -120,6 +121,7 @@ def test_metrics_of_a_step(settings, tiny, start):
         worker.train_minibatches([], [], version=2)
 
 
+@pytest.mark.slow
 def test_export_loads_in_transformers_with_identical_logits(settings, tiny, start, tmp_path):
     worker = start(settings())
     worker.train_step(grpo_batches(seq_len=4096)[0], version=0)

@@ -98,6 +98,7 @@ def test_self_check_refuses_a_head_that_scales_its_logits(tiny, start):
         check_packing(worker.backend, vocab_size=VOCAB, tolerance=Tolerance.of("float32"))
 
 
+@pytest.mark.slow
 def test_each_tensor_that_is_loaded_and_each_self_test_is_progress(tiny, start):
     """Who watches a rank would take a large model on a slow disk for one that hangs."""
     worker = start(backend_settings(tiny))

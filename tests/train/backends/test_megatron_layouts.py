@@ -230,6 +230,7 @@ def test_checkpoints_and_exports_hold_the_weights(on_two, name, suffix):
     assert sum(math.prod(p.shape) for p in model.parameters()) == total
 
 
+@pytest.mark.nightly
 def test_layouts_of_four_ranks_take_the_steps_of_one(models, expected, tmp_path):
     cases = cases_of(FOUR_RANKS, models)
     run_ranks(4, {"cases": cases}, tmp_path, script=HERE / "megatron_script.py", wait_s=400)

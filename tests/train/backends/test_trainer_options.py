@@ -43,6 +43,7 @@ def gradient_of(worker, batches) -> torch.Tensor:
     return torch.cat([value.flatten() for _, value in worker.backend.export_gradient()])
 
 
+@pytest.mark.slow
 def test_the_reference_stays_until_it_is_updated(tiny, start):
     worker = start(with_reference(backend_settings(tiny, learning_rate=0.05)))
     backend, batches = worker.backend, grpo_batches(seq_len=128)[0]
@@ -187,7 +188,8 @@ TEMPLATE = (
 )
 
 
-@pytest.mark.parametrize("form", ["text", pytest.param("file", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["text", "file"])
 def test_a_base_model_trains_with_the_template_of_the_settings(tiny, start, tmp_path, form):
     base = tmp_path / "base"
     shutil.copytree(tiny, base)
@@ -229,6 +231,7 @@ def test_temperatures_are_not_rounded_with_the_activations(tiny, start, monkeypa
     assert is_wide
 
 
+@pytest.mark.slow
 def test_a_forward_leaves_no_rounded_copy_behind(tiny, start):
     """What is exported is the master weight, also right after log-probs in bfloat16.
 

@@ -63,7 +63,7 @@ def same_rollouts(one: Path, other: Path) -> bool:
     return rows(one) == rows(other)
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
@@ -90,8 +90,10 @@ async def test_ten_steps_equal_five_and_a_resume_and_five(tiny, tmp_path, more):
     assert is_back_filled == ("--should_accept_fn" in more)
 
 
-@pytest.mark.engine
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(other, marks=pytest.mark.nightly) for other in (2, 3))]
+)
 async def test_ranks_that_die_change_nothing(tiny, tmp_path, seed):
     straight = await run(config_of(tmp_path / "a", tiny, *AHEAD))
     chance = random.Random(seed)
@@ -110,7 +112,7 @@ async def test_ranks_that_die_change_nothing(tiny, tmp_path, seed):
     assert [bool(one.checkpoint) for one in restarts] == [False, True, True, True]
 
 
-@pytest.mark.engine
+@pytest.mark.slow
 async def test_another_run_can_begin_at_a_checkpoint(tiny, tmp_path):
     short = ("--number_of_steps", "2", "--checkpoint_every", "1")
     with pytest.raises(Killed):

@@ -68,7 +68,7 @@ async def main():
 
 
 try:
-    asyncio.run(asyncio.wait_for(main(), 150))
+    asyncio.run(asyncio.wait_for(main(), 500))
 finally:
     ray.shutdown()
     cluster.shutdown()
@@ -76,7 +76,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.engine
+@pytest.mark.nightly
 def test_room_is_found_by_strategy_and_elsewhere_after_a_loss() -> None:
     # Ray leaves a note on the newest cluster in its folder, which others would follow.
     with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as folder:
@@ -89,7 +89,7 @@ def test_room_is_found_by_strategy_and_elsewhere_after_a_loss() -> None:
             },
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=800,
             check=False,
         )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -14,8 +14,7 @@ from telescope_core.records.logs import log_name
 from telescope_core.records.output_logs import INFERENCE
 from telescope_train.inference.server import ServerProcess, ServerSettings
 
-pytestmark = pytest.mark.engine
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

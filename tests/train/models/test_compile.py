@@ -9,7 +9,7 @@ import pytest
 
 from telescope_train.models.tiny import make_tiny_model
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.slow
 HERE = Path(__file__).parents[1]
 
 SCRIPT = """

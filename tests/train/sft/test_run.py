@@ -256,6 +256,7 @@ def test_checkpoint_settings_that_cannot_be_used(config_file, tmp_path, flags, m
     assert not (tmp_path / "warm").exists(), "no model is written"
 
 
+@pytest.mark.slow
 def test_the_secrets_that_an_environment_reads_are_told_by_name(config_file, tmp_path, monkeypatch):
     from toy_digits import LastDigit
 

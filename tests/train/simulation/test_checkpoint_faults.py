@@ -65,6 +65,7 @@ def test_a_checkpoint_that_gets_its_name_too_early_is_noticed(
     assert first_with("", KILLED) is not None
 
 
+@pytest.mark.slow
 def test_weights_of_another_step_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     load = SimulatedRanks.load_checkpoint
 

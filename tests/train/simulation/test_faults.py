@@ -21,7 +21,10 @@ def problems(kind: str, numbers: range) -> dict[str, list[str]]:
     return {name: what for name, what in found.items() if what}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(one, marks=pytest.mark.slow if "slow" in one else []) for one in KINDS],
+)
 def test_whatever_goes_wrong_every_invariant_holds(kind: str) -> None:
     assert problems(kind, range(FEW)) == {}, "scripts/simulate_faults.py --replay plays one again"
 

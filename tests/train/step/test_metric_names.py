@@ -9,7 +9,6 @@ import pytest
 from telescope_core.processes import EnvironmentPool, ProcessSettings
 from telescope_core.processes.handshake import Identity
 from telescope_train.models.tiny import make_tiny_model
-from telescope_train.trainer.worker import TrainerWorker
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from test_loop import run
@@ -64,22 +63,7 @@ def documented() -> dict[str, re.Pattern[str]]:
     return {key: re.compile(pattern) for key, pattern in patterns.items()}
 
 
-@pytest.fixture
-def start():
-    """Return a function that starts a rank in this process, in the place of the one before."""
-    workers = []
-
-    def build(settings):
-        if workers:
-            workers.pop().close()
-        workers.append(TrainerWorker(settings))
-        return workers[-1]
-
-    yield build
-    workers.pop().close()
-
-
-@pytest.mark.engine
+@pytest.mark.slow
 async def test_the_page_lists_exactly_what_steps_write(start, tmp_path):
     model = make_tiny_model(tmp_path / "tiny", seed=0)
     rollout = {"should_accept_fn": "telescope_train.rollouts.accept:has_signal"}

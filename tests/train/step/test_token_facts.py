@@ -100,6 +100,7 @@ async def test_gradients_in_parts_give_the_facts_of_their_step_alone(tiny, start
     assert [row.weight for row in rows] == pytest.approx([0.5 / num_trained] * len(rows))
 
 
+@pytest.mark.slow
 async def test_a_token_that_a_mask_took_out_was_pushed_by_nothing(tiny, start):
     """With icepop, tokens whose ratio is above the cap keep their weight and lose their effect."""
     chosen = samples()
@@ -122,6 +123,7 @@ async def test_a_token_that_a_mask_took_out_was_pushed_by_nothing(tiny, start):
     assert all(row.weight > 0 for row in rows)
 
 
+@pytest.mark.slow
 async def test_nothing_is_kept_without_the_setting(tiny, start):
     ranks = LocalRanks(start(backend_settings(tiny)))
     await ranks.train_step(plan_of(branched()), 0)
@@ -141,6 +143,7 @@ class SlowFolder:
         self.steps.append((step, len(list(rows))))
 
 
+@pytest.mark.slow
 async def test_the_next_step_does_not_wait_for_the_file_and_the_end_does(tiny, start):
     ranks = LocalRanks(start(backend_settings(tiny, records=True)))
     plan, folder = plan_of(branched()), SlowFolder()

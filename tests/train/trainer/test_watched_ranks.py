@@ -232,7 +232,7 @@ class Answering:
         return np.zeros(4) if held is None else ray.get(held[0])[:4]
 
 
-NUM_LOOKS = 600
+NUM_LOOKS = 3000
 
 
 class Holder:
