@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telescope_ui.curves import thinned
+from telescope_ui.json_lines import JsonLines
 from telescope_ui.lanes import Bar, Change, depths_of, lanes_of, mean_numbers
 from telescope_ui.line_tail import LineTail
 from telescope_ui.log_lines import FileFacts, parsed
@@ -105,6 +106,12 @@ def test_a_line_without_an_end_fills_no_memory(tmp_path):
     tail = LineTail(path, max_line_bytes=2**16)
     assert list(tail.lines()) == [b"first", b"last"]
     assert tail.num_skipped == 1
+    assert [one.partition(" ")[0] for one in tail.problems] == ["file"]
+    with path.open("ab") as stream:
+        stream.write(b"x" * 2**20)
+    torn = LineTail(path, max_line_bytes=2**21)
+    assert list(torn.lines()) == [b"first", b"last"]
+    assert (tail.is_rewritten(), list(tail.lines()), tail.num_skipped) == (False, [], 1)
 
 
 def test_a_file_is_read_up_to_its_limit(tmp_path):
@@ -114,6 +121,23 @@ def test_a_file_is_read_up_to_its_limit(tmp_path):
     assert 2**20 <= 9 * len(list(tail.lines())) < 2 * 2**20 + 9
     assert tail.is_cut
     assert list(tail.lines()) == []
+    whole = LineTail(path, max_file_bytes=9 * 2**19)
+    assert len(list(whole.lines())) == 2**19
+    assert [one.partition(" ")[0] for one in whole.problems] == ["file"]
+
+
+def test_rows_grow_with_their_file_and_what_is_no_object_is_left_out(tmp_path):
+    path = tmp_path / "a.jsonl"
+    rows = JsonLines(tmp_path, "a.jsonl")
+    assert rows.rows() == []
+    path.write_text('{"a": 1}\n[2]\nnot json\n{"b":')
+    assert rows.rows() == [{"a": 1}]
+    with path.open("a") as stream:
+        stream.write(" 2}\n" + json.dumps({"long": "x" * (3 * 2**20)}) + '\n{"c": 3}\n')
+    assert [one.partition(" ")[0] for one in rows.problems()] == ["a.jsonl"]
+    assert rows.rows() == [{"a": 1}, {"b": 2}, {"c": 3}]
+    path.write_text('{"d": 4}\n')
+    assert rows.rows() == [{"d": 4}]
 
 
 FACTS = FileFacts(component="server", mtime_s=9e8, year=2026, utc_offset_s=0)
