@@ -16,7 +16,7 @@ from typing import Any
 
 VARIABLE = "TELESCOPE_CHROMIUM"
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-_LIMIT_S = 30.0
+_LIMIT_S = 120.0
 
 
 def find_chromium() -> str:
