@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.adapters.linking import by_itself, keeps_contract, link, opened, played, telescope
+from tests.adapters.linking import by_itself, keeps_contract, link, opened, played
 
 from telescope_core import Completion, Message, RolloutStatus, Split, StopReason, ToolCall
 
@@ -12,29 +12,63 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("home")]
 PACKAGE = str(Path(__file__).with_name("verifiers_sums"))
 SUMS = "verifiers:sums"
 ANSWERS = ["1", "2", "three", "40", "5", "6"]
-ITSELF = """
-import asyncio, json, sys, time
+PROGRAM = """
+import asyncio, json, sys
+sys.path.insert(0, sys.argv[1])
 import verifiers as vf
 from verifiers.clients import Client
 from verifiers.types import Response, ResponseMessage
+from served_echo import Echo
+from telescope_core.adapters.verifiers import VerifiersEnvironment
+from telescope_core.adapters.verifiers_served import verifiers_environment
+from telescope_core.errors import TelescopeError
 
 class Script(Client):
     async def get_response(self, prompt, model, sampling_args, tools=None, **_):
-        message = ResponseMessage(content=self._client, finish_reason="stop", is_truncated=False)
+        said = self._client[len(prompt) // 2] if isinstance(self._client, list) else self._client
+        message = ResponseMessage(content=said, finish_reason="stop", is_truncated=False)
         return Response(id="r", created=0, model=model, message=message)
     async def unused(self, *_, **__): ...
     setup_client = to_native_tool = to_native_prompt = get_native_response = unused
     raise_from_native_response = from_native_response = close = unused
 
-async def main():
+def refused(settings):
+    sys.modules["new_api"] = type(sys)("new_api")
+    try:
+        VerifiersEnvironment.from_settings(settings)
+    except TelescopeError as error:
+        return str(error)
+
+async def theirs(answers):
     env = vf.load_environment("sums")
     rows = [dict(row) for row in env.get_dataset()]
     states = [await env._run_rollout_state(rows[i], Script(said), "m", {"max_tokens": 8})
-              for i, said in enumerate(json.loads(sys.argv[1]))]
+              for i, said in enumerate(answers)]
     return [[state["reward"], state["metrics"]["length"]] for state in states]
+
+async def served():
+    env = verifiers_environment(Echo.from_settings({}), name="echo")
+    rows, held_out = list(env.get_dataset()), list(env.get_eval_dataset())
+    states = [await env._run_rollout_state(row, Script(said), "m", {}) for row, said in (
+        (rows[3], ["3", "6"]), (rows[3], ["3", "7"]), (held_out[1], ["101", "202"]))]
+    broken = await env.rollout(rows[0], Script(["break"]), "m", {})
+    return {"rewards": [state["reward"] for state in states],
+            "said": [m.content for m in states[0]["completion"]],
+            "sizes": [len(rows), len(held_out)], "error": repr(broken["error"])}
+
+async def main():
+    answers, settings = map(json.loads, sys.argv[2:])
+    return {"theirs": await theirs(answers), "served": await served(),
+            "refused": list(map(refused, settings))}
 
 print(json.dumps(asyncio.run(main())))
 """
+"""What verifiers does by itself, and with an environment of ours; importing it takes seconds."""
+REFUSED = {
+    "new-api": {"id": "new-api"},
+    "group": {"id": "sums", "options": {"kind": "group"}},
+    "sum": {"id": "sum"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +76,14 @@ def python(home):
     return link(SUMS, "--with", PACKAGE)
 
 
-async def test_a_single_turn_keeps_the_contract(python):
+@pytest.fixture(scope="module")
+def told(python):
+    """What the program says, which knows verifiers and the environments alone."""
+    asked = (json.dumps(ANSWERS), json.dumps(list(REFUSED.values())))
+    return by_itself(python, PROGRAM, str(Path(__file__).parent), *asked)
+
+
+async def test_a_single_turn_keeps_the_contract_with_the_rewards_of_verifiers(told):
     async with opened(SUMS) as client:
         await keeps_contract(client, ["1"], 1.0)
         rollout = await played(client, ["1"])
@@ -50,14 +91,9 @@ async def test_a_single_turn_keeps_the_contract(python):
         assert rollout.stop_reason is StopReason.COMPLETED
         about = await client.describe()
         assert dict(about.num_examples) == {Split.TRAIN: 40, Split.EVAL: 5}
-
-
-async def test_rewards_are_those_of_verifiers(python):
-    theirs = by_itself(python, ITSELF, json.dumps(ANSWERS))
-    async with opened(SUMS) as client:
         ours = [await played(client, [said], index=i) for i, said in enumerate(ANSWERS)]
-    assert [[one.reward, one.metrics["length"]] for one in ours] == theirs
-    assert {reward for reward, _ in theirs} == {0.0, 0.25, 1.0}
+    assert [[one.reward, one.metrics["length"]] for one in ours] == told["theirs"]
+    assert {reward for reward, _ in told["theirs"]} == {0.0, 0.25, 1.0}
 
 
 async def test_tools_are_called_by_their_environment(python):
@@ -92,64 +128,18 @@ async def test_without_an_eval_set_a_hash_divides_the_rows(python):
     assert not ids[Split.TRAIN] & ids[Split.EVAL]
 
 
-SERVED = """
-import asyncio, json, sys
-sys.path.insert(0, sys.argv[1])
-import verifiers as vf
-from verifiers.clients import Client
-from verifiers.types import Response, ResponseMessage
-from served_echo import Echo
-from telescope_core.adapters.verifiers import VerifiersEnvironment
-from telescope_core.adapters.verifiers_served import verifiers_environment
-from telescope_core.errors import EnvironmentLoadError
-
-def refused():
-    sys.modules["new_api"] = type(sys)("new_api")
-    try:
-        VerifiersEnvironment.from_settings({"id": "new-api"})
-    except EnvironmentLoadError as error:
-        return str(error)
-
-class Script(Client):
-    async def get_response(self, prompt, model, sampling_args, tools=None, **_):
-        said = self._client[len(prompt) // 2]
-        message = ResponseMessage(content=said, finish_reason="stop", is_truncated=False)
-        return Response(id="r", created=0, model=model, message=message)
-    async def unused(self, *_, **__): ...
-    setup_client = to_native_tool = to_native_prompt = get_native_response = unused
-    raise_from_native_response = from_native_response = close = unused
-
-async def main():
-    env = verifiers_environment(Echo.from_settings({}), name="echo")
-    rows, held_out = list(env.get_dataset()), list(env.get_eval_dataset())
-    states = [await env._run_rollout_state(row, Script(said), "m", {}) for row, said in (
-        (rows[3], ["3", "6"]), (rows[3], ["3", "7"]), (held_out[1], ["101", "202"]))]
-    broken = await env.rollout(rows[0], Script(["break"]), "m", {})
-    return {"rewards": [state["reward"] for state in states],
-            "said": [m.content for m in states[0]["completion"]],
-            "sizes": [len(rows), len(held_out)], "error": repr(broken["error"]),
-            "refused": refused()}
-
-print(json.dumps(asyncio.run(main())))
-"""
-
-
-def test_ours_is_played_by_the_loop_of_verifiers(python):
-    got = by_itself(python, SERVED, str(Path(__file__).parent))
+def test_ours_is_played_by_the_loop_of_verifiers(told):
+    got = told["served"]
     assert got["rewards"] == [1.0, 0.0, 1.0]
     assert got["said"] == ["3", "Now doubled.", "6"]
     assert got["sizes"] == [8, 8]
     assert "it broke" in got["error"]
-    # What a module of the new API is, which the same process can be asked for.
-    assert "new-api has none" in got["refused"]
-    assert "link it with --with verifiers==0.4.0 too" in got["refused"]
 
 
-def test_what_cannot_be_played_is_refused_by_name(python):
-    for name, options, meant in (
-        (SUMS, {"options": {"kind": "group"}}, "need all rollouts of an example in one place"),
-        ("verifiers:sum", {}, "did you mean 'sums'"),
-    ):
-        done = telescope("env", "link", name, "--with", PACKAGE, "--settings", json.dumps(options))
-        assert done.returncode
-        assert meant in done.stderr, done.stderr
+def test_what_cannot_be_played_is_refused_by_name(told):
+    said = dict(zip(REFUSED, told["refused"], strict=True))
+    # What is a module of the new API, which the same process can be asked for.
+    assert "new-api" in said["new-api"]
+    assert "--with verifiers==0.4.0" in said["new-api"]
+    assert "all rollouts" in said["group"]
+    assert "'sums'" in said["sum"]
