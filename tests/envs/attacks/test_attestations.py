@@ -345,7 +345,7 @@ def test_no_bundle_chooses_a_weaker_setting_by_the_registry_it_names(
     write_bundle([part], tmp_path / "b.zip", progress=silent)
     monkeypatch.setenv("TELESCOPE_HOME", str(tmp_path / "machine"))
     signers = '[signers]\nacme = "acme/envs"\n'
-    for lines, message in (("", "signers"), (signers, 'attestations.*"required"')):
+    for lines, message in (("", r"attested.*\[signers\]"), (signers, 'attestations.*"required"')):
         config.write_text(settings.replace("HERE", asking.address) + lines)
         with (
             pytest.raises(RegistryError, match=message),

@@ -93,7 +93,7 @@ def test_an_environment_is_never_a_dependency(publish, home, options):
 def test_a_dependency_may_not_bring_what_belongs_to_telescope(publish, home, options, index, name):
     index.add("helper-of-toy", "1.0", needs=(name,))
     index.add(name, "99.0", code="raise SystemExit('evil')")
-    with pytest.raises(RegistryError) as refusal:
+    with pytest.raises(RegistryError, match=r"belongs to Telescope|no index may supply") as refusal:
         install(publish("helper-of-toy"), "toy", options=options)
     assert name in str(refusal.value)
     assert_nothing_installed(home, options)

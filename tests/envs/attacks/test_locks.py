@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -99,8 +100,7 @@ def test_a_field_that_is_not_as_it_is_written_is_refused(
     path.write_text(text_of(**{field: value}))
     with pytest.raises(ConfigError) as refusal:
         read_lock(path)
-    assert str(path) in str(refusal.value)
-    assert field in str(refusal.value)
+    assert re.search(rf"{re.escape(str(path))}:\d+: {field}(\.\d+)?: ", str(refusal.value))
 
 
 @pytest.mark.parametrize("space", ["\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\\\n"])

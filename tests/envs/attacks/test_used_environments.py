@@ -122,7 +122,7 @@ def test_other_packages_under_the_same_version_are_refused_at_resume(install):
     lock(first)
     save_checkpoint(config_of())
     lock(install("0.1.0", requirements=(f"six==1.16.0 --hash=sha256:{'a' * 64}",)))
-    with pytest.raises(ConfigError, match=r"six: 1\.17\.0 -> 1\.16\.0"):
+    with pytest.raises(ConfigError, match=r"acme/toy: dependency six: 1\.17\.0 -> 1\.16\.0"):
         resume_point(config_of(), records_of(config_of()))
     assert not Path("runs").exists()
 

@@ -5,6 +5,7 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
+from types import SimpleNamespace
 
 import pytest
 from tests.envs.projects import toy_publication, write_registry
@@ -167,7 +168,8 @@ def test_a_wait_that_is_too_long_is_an_error_now(host, cache, is_date):
 
 def test_a_short_wait_is_waited(host, cache, monkeypatch):
     pauses: list[float] = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=pauses.append)
+    monkeypatch.setattr("telescope_envs.registry.fetch.time", clock)
     answers = [503, 200]
 
     def busy(handler):
