@@ -474,7 +474,7 @@ async def test_a_worker_that_cannot_be_reached_is_named(monkeypatch):
     monkeypatch.setenv("TELESCOPE_WORKER_TOKEN", TOKEN)
     address = f"127.0.0.1:{free_port()}"
     processes = ProcessSettings(addresses=(address,), max_restarts=0)
-    pool = open_environment("countdown", {}, processes)
+    pool = open_environment("worker_toys:Echo", {}, processes)
     with pytest.raises(EnvironmentProcessError) as refused:
         await pool.describe()
     await pool.close()
