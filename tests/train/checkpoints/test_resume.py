@@ -24,7 +24,7 @@ from telescope_train.checkpoints.folders import (
     complete_checkpoints,
     expendable,
 )
-from telescope_train.checkpoints.resume import is_over, resume_point
+from telescope_train.checkpoints.resume import is_over, newest_to_go_on, resume_point
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
 from telescope_train.config.eval_folders import evals_left
 from telescope_train.config.schema import TrainConfig
@@ -184,6 +184,61 @@ def test_other_code_of_an_environment_is_refused_unless_allowed(tiny, tmp_path):
     manifest["config"] = told.model_dump(mode="json")
     (saved / "checkpoint.json").write_text(json.dumps(manifest))
     assert point_of(told).changed == ("environment resume_run:Digit: version: 9 -> 0",)
+
+
+@pytest.fixture
+def forked(tiny, tmp_path):
+    """Return a function that begins another run at a checkpoint of step 5, with these flags."""
+    checkpoint_at(tmp_path / "other", 5)
+    saved = tmp_path / "other" / "step-000005"
+    path = ("--resume_from_checkpoint", str(saved))
+    settings = config_of(tmp_path, tiny, *path).model_dump(mode="json")
+    manifest = json.loads((saved / "checkpoint.json").read_text())
+    (saved / "checkpoint.json").write_text(json.dumps(manifest | {"config": settings}))
+    return lambda *flags: point_of(config_of(tmp_path, tiny, *path, *flags))
+
+
+OTHER_WEIGHTS = '[{"name": "digit", "weight": 3.0}, {"name": "endless", "weight": 1.0}]'
+
+
+@pytest.mark.parametrize(
+    ("flags", "changed"),
+    [
+        (("--seed", "4"), "run.seed: 0 -> 4"),
+        (("--model_dtype", "bfloat16"), "model.model_dtype"),
+        (("--optimizer", "adamw_bf16"), "trainer.optimizer"),
+        (("--use_lora", "true"), "trainer.use_lora"),
+        (("--environments", OTHER_WEIGHTS), "weight: 2.0 -> 3.0"),
+    ],
+)
+def test_what_weights_and_place_in_the_data_depend_on_stays_the_same(forked, flags, changed):
+    point = forked("--learning_rate", "1e-4")
+    assert point.changed == ("trainer.learning_rate: 0.001 -> 0.0001",)
+    with pytest.raises(ConfigError) as refused:
+        forked("--learning_rate", "1e-4", *flags)
+    assert changed in str(refused.value)
+    assert "learning_rate" not in str(refused.value)
+
+
+def test_a_run_that_begins_at_a_checkpoint_has_a_step_to_take(forked):
+    assert (forked("--number_of_steps", "6").checkpoint.step) == 5
+    for too_few in ("5", "4"):
+        with pytest.raises(ConfigError, match="number_of_steps"):
+            forked("--number_of_steps", too_few, "--warmup_steps", "1")
+
+
+def test_ranks_that_die_go_back_to_a_checkpoint_of_their_own_run(tiny, tmp_path):
+    config = config_of(tmp_path, tiny, *SAVED)
+    folder = tmp_path / "run" / "checkpoints"
+    assert newest_to_go_on(config, None) is None
+    checkpoint_at(folder, 5)
+    assert newest_to_go_on(config, None).step == 5
+    # Neither another run's nor one without what training needs.
+    for step, field, value in ((6, "run", "other"), (7, "has_training_state", False)):
+        checkpoint_at(folder, step)
+        path = folder / f"step-{step:06d}" / "checkpoint.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+        assert newest_to_go_on(config, None).step == 5
 
 
 def ended_with(folder: Path, config: TrainConfig, *, has_training_state: bool = True) -> RunFolder:

@@ -68,7 +68,7 @@ def group(
     return Group(id=group_id, environment=environment, example_id="e", rollouts=rollouts)
 
 
-def credit(*groups: Group, declared=None, temperatures=None, kl=None, **settings_):
+def credit(*groups: Group, declared=None, temperatures=None, kl=None, built=None, **settings_):
     temperatures = {"toy": 0.8} if temperatures is None else temperatures
     rules = CreditRules(
         algorithm=GRPO,
@@ -79,7 +79,7 @@ def credit(*groups: Group, declared=None, temperatures=None, kl=None, **settings
         vocab_size=100,
         declared=declared or {},
     )
-    return assign_credit(groups, rules, kl_penalties=kl)
+    return assign_credit(groups, rules, kl_penalties=kl, built=built)
 
 
 def slow_advantages(rewards_by_group: list[list[float]], norm: str) -> list[float]:
@@ -301,3 +301,26 @@ def test_penalties_are_added_to_rewards_that_were_scaled_first():
     assert result.metrics["reward_shaping/overlong"] == pytest.approx(-0.25)
     assert result.metrics["reward_shaping/kl"] == pytest.approx(-0.25)
     assert result.metrics["final_reward/mean"] == pytest.approx(2.0), "as the environment gave it"
+
+
+def test_a_rollout_that_was_not_kept_counts_for_nothing_whatever_its_reward():
+    whole = group("a", [1.0, 0.0, 0.5, 1.0])
+    for status in (RolloutStatus.DISCARDED, RolloutStatus.CANCELLED):
+        last = replace(whole.rollouts[3], status=status)
+        found = credit(replace(whole, rollouts=(*whole.rollouts[:3], last)))
+        expected = credit(group("a", [1.0, 0.0, 0.5]))
+        assert found.advantages == expected.advantages
+        assert len(found.samples) == 3
+
+
+def test_samples_of_an_earlier_call_are_used_again_with_the_same_advantage_alone():
+    groups = group("a", [1.0, 0.0]), group("b", [0.0, 1.0])
+    before = credit(*groups)
+    built = {sample.rollout_key: [sample] for sample in before.samples}
+    # The first group is shaped since then.
+    shaped = {("a", 0): -3.0}
+    found, expected = (credit(*groups, kl=shaped, built=known) for known in (built, None))
+    for one, other in zip(found.samples, expected.samples, strict=True):
+        assert (one.rollout_key, one.advantage) == (other.rollout_key, other.advantage)
+    assert found.samples[0].advantage < 0 < before.samples[0].advantage
+    assert all(one is built[one.rollout_key][0] for one in found.samples if one.group_id == "b")
