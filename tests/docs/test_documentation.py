@@ -95,7 +95,8 @@ ELSEWHERE = {
     "telescope env link gym:FrozenLake-v1": GAMES_EVAL,
     "telescope eval gym:FrozenLake-v1 --base-url http://127.0.0.1:8000/v1 --model m": GAMES_EVAL,
     "telescope env link verifiers:sums --with ./sums": (
-        "tests/adapters/test_verifiers.py::test_a_single_turn_keeps_the_contract"
+        "tests/adapters/test_verifiers.py"
+        "::test_a_single_turn_keeps_the_contract_with_the_rewards_of_verifiers"
     ),
     "pip install 'telescope-core[openenv]'": (
         "tests/adapters/test_served_by_openenv.py::test_their_client_steps_our_environment"

@@ -123,7 +123,6 @@ async def test_a_call_ends_when_its_server_is_lost(deadline_s: float | None) -> 
             await client.drop("its machine is gone")
             with pytest.raises(ServerLostError, match=r"/update_weights.*its machine is gone"):
                 await calling
-            assert not await client.is_alive(), "nothing more is asked of it"
     finally:
         await client.close()
         server.close()
