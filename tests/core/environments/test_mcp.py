@@ -24,7 +24,6 @@ from telescope_core import (
     ToolEnvironment,
     reward,
 )
-from telescope_core.errors import ConfigError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.open import open_environment
 from telescope_core.processes.settings import ProcessSettings
@@ -245,13 +244,3 @@ async def test_a_tool_that_the_server_does_not_have_names_the_nearest(address):
     assert rollout.status is RolloutStatus.FAILED
     assert "'ad'" in rollout.error
     assert "'add'" in rollout.error
-
-
-def test_a_server_is_a_program_or_an_address():
-    for wrong in ({}, {"command": ("a",), "url": "http://b"}):
-        with pytest.raises(ConfigError, match=r"command.*url"):
-            McpServer(**wrong)
-    with pytest.raises(ConfigError, match=r"\('python', "):
-        McpServer(command="python server.py")
-    with pytest.raises(ConfigError, match=r"headers.*url"):
-        McpServer(command=("a",), headers={"a": "b"})

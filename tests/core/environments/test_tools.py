@@ -12,6 +12,7 @@ from telescope_core import (
     Episode,
     Example,
     ListSource,
+    McpServer,
     Message,
     RolloutStatus,
     StopReason,
@@ -345,3 +346,13 @@ def test_an_override_without_the_decorator_is_no_tool():
             return ""
 
     assert "remember" not in [one.name for one in Quiet().function_tools()]
+
+
+def test_a_server_is_a_program_or_an_address():
+    for wrong in ({}, {"command": ("a",), "url": "http://b"}):
+        with pytest.raises(ConfigError, match=r"command.*url"):
+            McpServer(**wrong)
+    with pytest.raises(ConfigError, match=r"\('python', "):
+        McpServer(command="python server.py")
+    with pytest.raises(ConfigError, match=r"headers.*url"):
+        McpServer(command=("a",), headers={"a": "b"})
