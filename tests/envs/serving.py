@@ -142,7 +142,9 @@ def fill(store: HubStore, folder: Path) -> None:
 @contextmanager
 def hub_process(data: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `telescope hub serve` on a free port; yields the process and its address."""
-    program = "from telescope_cli.main import main; main()"
+    # Where the tests run in the background of a shell, SIGINT is ignored from the start.
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = f"{listen}; from telescope_cli.main import main; main()"
     command = [sys.executable, "-c", program, "hub", "serve", "--data", str(data), "--json"]
     process = subprocess.Popen(
         [*command, "--port", "0", *options],

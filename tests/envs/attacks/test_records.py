@@ -87,7 +87,17 @@ DECLARED = {
 }
 
 
-@pytest.mark.parametrize("declared", DECLARED)
+@pytest.mark.parametrize(
+    "declared",
+    [
+        "secrets = ('\\x1b[2J',)",
+        *(
+            pytest.param(other, marks=pytest.mark.slow)
+            for other in DECLARED
+            if "secrets" not in other
+        ),
+    ],
+)
 def test_what_an_environment_declares_is_checked_where_it_is_published(
     registry, make_project, declared
 ):
