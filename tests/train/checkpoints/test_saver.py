@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,21 @@ async def test_a_checkpoint_that_is_given_up_says_that_it_had_failed(tmp_path, c
     del checkpointer
     assert "Input/output error" in caplog.text
     assert found == []
+
+
+async def test_retention_leaves_what_another_run_saved(tmp_path):
+    async def saved(name: str, *steps: int) -> None:
+        section = CheckpointSection(checkpoint_every=1, checkpoint_keep_last=1)
+        run = replace(saved_in(tmp_path), name=name, section=section)
+        checkpointer = Checkpointer(run, QuickRanks(), None, describe=describe)
+        for step in steps:
+            await checkpointer.after_step(step)
+        await checkpointer.written()
+        await checkpointer.close()
+
+    await saved("other", 1, 2)
+    await saved("run", 3, 4, 5)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["step-000002", "step-000005"]
 
 
 def replaced_halfway(folder: Path) -> None:

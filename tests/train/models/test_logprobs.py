@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from telescope_train.models import logprobs
-from telescope_train.models.logprobs import chunked_logprobs
+from telescope_train.models.logprobs import HeadShard, chunked_logprobs, sharded_logprobs
 from telescope_train.plan import memory
 
 T, H, V = 7, 5, 13
@@ -135,6 +135,21 @@ def test_a_token_outside_the_vocabulary_is_refused(wrong):
         chunked_logprobs(*(hidden_TH, weight_VH[: V - 2], targets_T, temperatures_T), chunk_size=4)
 
 
+def test_targets_of_a_part_of_the_head_count_from_its_first_row():
+    """Of a group of one rank, so that the part is the whole softmax."""
+    first, (hidden_TH, weight_VH, _, temperatures_T) = 4, inputs()
+    targets_T = torch.tensor([4, 5, V - 1, 4, 8, 9, 10])
+    head = HeadShard(weight_VH[first:], first, V, None)
+    found = sharded_logprobs(hidden_TH, head, targets_T, temperatures_T, chunk_size=3)
+    alone = inputs()
+    expected = naive(alone[0], alone[1][first:], targets_T - first, temperatures_T)
+    torch.testing.assert_close(tuple(found), expected)
+    for logprobs_T in (found.logprobs_T, expected[0]):
+        logprobs_T.sum().backward()
+    torch.testing.assert_close(weight_VH.grad, alone[1].grad)
+    assert not weight_VH.grad[:first].any()
+
+
 def test_no_tokens_have_no_log_probs():
     hidden_TH, weight_VH, targets_T, temperatures_T = inputs(num_tokens=0)
     found = chunked_logprobs(hidden_TH, weight_VH, targets_T, temperatures_T, chunk_size=4)
@@ -178,6 +193,16 @@ def test_wide_logits_are_those_of_the_weights_without_a_rounding():
     torch.testing.assert_close(wide.entropy_T.double(), exact_entropy_T, atol=1e-4, rtol=0)
     rounded = chunked_logprobs(*narrow, chunk_size=4, wide_logits=False)
     assert (rounded.logprobs_T - exact_T).abs().max() > 1e-3, "this is what it would cost"
+
+
+def test_the_gradient_of_a_narrow_weight_is_summed_over_many_chunks_without_rounding():
+    """Added up in bfloat16, whatever is below a 256th of the sum would be lost."""
+    narrow = inputs(torch.bfloat16, vocab=40, hidden=8, num_tokens=2000)
+    wide = [tensor.detach().double().requires_grad_() for tensor in narrow[:2]]
+    for found in (chunked_logprobs(*narrow, chunk_size=4), naive(*wide, *narrow[2:])):
+        found[0].sum().backward()
+    difference = narrow[1].grad.double() - wide[1].grad
+    assert difference.norm() < 0.005 * wide[1].grad.norm()
 
 
 def test_the_gradient_of_a_narrow_model_is_as_exact_as_its_numbers():
