@@ -74,6 +74,7 @@ class StaticHost(ThreadingHTTPServer):
     """Serves `folder`; `faults` says for which paths something else happens."""
 
     daemon_threads = True
+    request_queue_size = 128  # whoever finds a full queue tries again after a second
 
     def __init__(self, folder: Path, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
