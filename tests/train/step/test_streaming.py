@@ -232,7 +232,7 @@ async def test_an_algorithm_that_looks_at_the_whole_batch_after_all_is_refused(
     assert parts.trainer.num_steps == 0
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     st.lists(st.integers(2, 40), max_size=40),
     st.integers(1, 4),

@@ -11,7 +11,13 @@ from tests.train.chat.templates.published_play import PLAYS, play
 from telescope_train.chat.renderer import Renderer
 
 
-@pytest.mark.parametrize("family", ALL_FAMILIES, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(one, marks=pytest.mark.slow if number % 4 else [], id=one.name)
+        for number, one in enumerate(ALL_FAMILIES)
+    ],
+)
 def test_a_play_is_exact_branched_or_refused(family):
     found = outcomes(family.source(), family.arguments)
     assert {one.kind for one in found.values()} <= {"exact", "branched", "refused"}

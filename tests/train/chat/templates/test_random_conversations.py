@@ -52,7 +52,7 @@ def scripts(draw):
     return family.name, script
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(scripts(), st.booleans())
 def test_sampled_ids_stay_and_the_rest_is_what_is_rendered(case, is_odd):
     name, script = case
@@ -94,7 +94,7 @@ def check(played, tokenizer):
             assert prompt.token_ids == rendered
 
 
-@settings(max_examples=250)
+@settings(max_examples=120)
 @given(
     marked, st.sampled_from(sorted(TOOL_CALL_PARSERS)), st.sampled_from(sorted(REASONING_PARSERS))
 )
