@@ -221,7 +221,8 @@ def test_what_weights_and_place_in_the_data_depend_on_stays_the_same(forked, fla
 
 
 def test_a_run_that_begins_at_a_checkpoint_has_a_step_to_take(forked):
-    assert (forked("--number_of_steps", "6").checkpoint.step) == 5
+    point = forked("--number_of_steps", "6")
+    assert (point.checkpoint.step, point.is_at_last_step) == (5, False)
     for too_few in ("5", "4"):
         with pytest.raises(ConfigError, match="number_of_steps"):
             forked("--number_of_steps", too_few, "--warmup_steps", "1")

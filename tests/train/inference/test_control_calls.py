@@ -106,10 +106,10 @@ async def test_what_never_reached_the_server_is_sent_again():
 @pytest.mark.parametrize("deadline_s", [None, 600.0])
 async def test_a_call_ends_when_its_server_is_lost(deadline_s: float | None) -> None:
     """As with a machine that is gone: the connection stays open, and nothing comes."""
-    asked = asyncio.Event()
+    asked, requests = asyncio.Event(), list[bytes]()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+        requests.append(await reader.readuntil(b"\r\n\r\n"))
         asked.set()
         await reader.read()
         writer.close()
@@ -123,6 +123,7 @@ async def test_a_call_ends_when_its_server_is_lost(deadline_s: float | None) -> 
             await client.drop("its machine is gone")
             with pytest.raises(ServerLostError, match=r"/update_weights.*its machine is gone"):
                 await calling
+        assert len(requests) == 1, "it is not asked again"
     finally:
         await client.close()
         server.close()
