@@ -32,7 +32,7 @@ PARTS = {
     "nightly": "nightly and not gpu",
 }
 GROUPS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "fast": (("train", "docs"),),
+    "fast": (("train", "docs", "environments"),),
     "slow": (("train",), ("envs",), ("core", "docs")),
     "engine": (("e2e",), ("train",)),
     "nightly": (("e2e",), ("train",), ("envs",)),

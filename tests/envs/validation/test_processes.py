@@ -369,7 +369,6 @@ def test_first_party_environments_pass(name):
     assert report.verdict is Verdict.PASS
 
 
-@pytest.mark.nightly
 def test_reasoning_gym_passes_where_its_library_is_installed():
     pytest.importorskip("reasoning_gym")
     options = ValidationOptions(level=Level.REWARD, num_examples=2)

@@ -42,7 +42,9 @@ class FixtureHub:
         self._server = ThreadingHTTPServer(
             ("127.0.0.1", 0), partial(_Handler, self._datasets, token, self.requested)
         )
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        # How long the end of it waits for the server to look whether it is to end.
+        serve = partial(self._server.serve_forever, poll_interval=0.02)
+        self._thread = threading.Thread(target=serve, daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
