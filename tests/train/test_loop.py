@@ -192,6 +192,7 @@ async def test_a_step_is_the_same_when_it_is_taken_again(tiny, start, tmp_path):
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 
+@pytest.mark.slow
 async def test_one_minibatch_with_recomputed_logprobs_has_weight_exactly_1(tiny, start, tmp_path):
     clipped = {"use_ppo_clip": True, "ppo_clip_ref_logprobs": "batch"}
     _, rows = await run(toy_config(tiny, **clipped), tmp_path / "run", start)

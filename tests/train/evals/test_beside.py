@@ -341,6 +341,7 @@ def test_requests_of_evals_wait_for_those_of_rollouts(tmp_path):
     assert ended[-1] == "eval"
 
 
+@pytest.mark.slow
 def test_training_does_not_wait_for_a_server_of_evals_that_hangs(tmp_path):
     silent_s = 10.0**6
     quiet = in_world(World.train, tmp_path / "quiet", scenario=scenario(every=0), num_own=1)

@@ -68,6 +68,7 @@ def test_sft_lowers_the_loss_and_learns(config_file, tmp_path):
     assert AutoModelForCausalLM.from_pretrained(output).num_parameters() > 500_000
 
 
+@pytest.mark.slow
 def test_it_stops_at_the_accuracy_that_is_enough(config_file):
     rows = []
     flags = ["--stop_at_accuracy", "1e-12", "--loss_log_every", "2"]

@@ -1,5 +1,7 @@
 """Runs in which things go wrong keep every invariant, and a broken invariant is noticed."""
 
+import re
+
 import pytest
 
 from telescope_train.rollouts.lanes import Lanes
@@ -23,7 +25,10 @@ def problems(kind: str, numbers: range) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(one, marks=pytest.mark.slow if "slow" in one else []) for one in KINDS],
+    [
+        pytest.param(one, marks=pytest.mark.slow if re.search("slow|while-saving", one) else [])
+        for one in KINDS
+    ],
 )
 def test_whatever_goes_wrong_every_invariant_holds(kind: str) -> None:
     assert problems(kind, range(FEW)) == {}, "scripts/simulate_faults.py --replay plays one again"
