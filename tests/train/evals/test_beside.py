@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from telescope_core.records import RunFolder
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_core.records.restarts import Restart
