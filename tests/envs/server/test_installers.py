@@ -48,7 +48,7 @@ def index(request, tmp_path_factory) -> Iterator[str]:
     render(folder / "registry", folder / "view")
     handler = partial(QuietHandler, directory=str(folder / "view"))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as host:
-        thread = threading.Thread(target=host.serve_forever)
+        thread = threading.Thread(target=host.serve_forever, args=(0.01,))
         thread.start()
         yield f"http://127.0.0.1:{host.server_port}/simple/"
         host.shutdown()
