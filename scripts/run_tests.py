@@ -32,7 +32,7 @@ PARTS = {
     "nightly": "nightly and not gpu",
 }
 GROUPS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "fast": (("train", "docs", "environments"),),
+    "fast": (("train", "cli", "contracts", "docs", "environments"),),
     "slow": (("train",), ("envs",), ("adapters", "environments"), ("core", "docs")),
     "engine": (("e2e",), ("train",)),
     "nightly": (("e2e",), ("train",), ("envs",)),
@@ -54,9 +54,9 @@ class Batch:
 
     @property
     def name(self) -> str:
-        """The part and its folders, as the lines of the output begin."""
-        named = self.folders if len(self.folders) < 4 else ("others",)
-        return f"{self.part} {'+'.join(named)}"
+        """The part and its folders, as the lines of the output begin; no two batches share one."""
+        first, *more = self.folders
+        return f"{self.part} {first}" + (f" and {len(more)} more" if more else "")
 
 
 def batches_of(part: str) -> list[Batch]:

@@ -35,7 +35,9 @@ def test_every_folder_of_tests_is_in_one_batch_of_each_part(runner):
     there = sorted(path.parent for path in (ROOT / "tests").rglob("test_*.py"))
     folders = {path.relative_to(ROOT / "tests").parts[0] for path in there}
     for part in runner.PARTS:
-        taken = [name for batch in runner.batches_of(part) for name in batch.folders]
+        batches = runner.batches_of(part)
+        assert len({batch.name for batch in batches}) == len(batches)
+        taken = [name for batch in batches for name in batch.folders]
         assert sorted(taken) == sorted(folders), part
 
 

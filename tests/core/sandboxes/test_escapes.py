@@ -20,6 +20,8 @@ from tests.core.sandboxes.attacks import ALONE, ONE_OPENED, TRY
 import telescope_core
 from telescope_core.sandboxes.local.interpreter import find_interpreter
 
+pytestmark = pytest.mark.slow
+
 ORDINARY = 61001
 """A user that no system has; root becomes it for half of the tests."""
 ATTACKS = [*TRY, *ONE_OPENED, *ALONE]
