@@ -38,7 +38,7 @@ def server_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def vllm_server(tiny_model: Path, server_log: Path) -> Iterator[str]:
-    """The base URL of one vLLM server for every test that asks for its weights."""
+    """The base URL of the one vLLM server that all tests of the session ask."""
     with pytest.MonkeyPatch.context() as patched:
         # Servers log their config, which whoever starts the tests may have turned off.
         patched.setenv("VLLM_LOGGING_LEVEL", "INFO")
