@@ -1,19 +1,34 @@
-"""What `fsdp_prefetch_layers` and `fp32_lm_head` change inside a rank, and what they do not."""
+"""What one rank does as FSDP does it, and what `fsdp_prefetch_layers` and `fp32_lm_head` change."""
 
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from telescope_train.backends.fsdp.sharding import decoder_layers
+from telescope_train.backends.fsdp.sharding import decoder_layers, prefetch, shard, weight_mesh
 from telescope_train.models import packed
+from telescope_train.models.load import torch_dtype
 from telescope_train.models.logprobs import chunked_logprobs
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from backend_cases import backend_settings, grpo_batches
+
+
+def sharded(worker, *, num_layers=0):
+    """Make FSDP hold the policy of `worker` as it does on several ranks."""
+    backend = worker.backend
+    layout = backend.rank_layout(backend._settings, 1)
+    dtype = torch_dtype(backend._settings.compute_dtype)
+    mesh = weight_mesh(layout, torch.device("cpu"))
+    shard(backend._policy, mesh, dtype, offload=False)
+    prefetch(backend._policy, num_layers)
+    backend._computing = nullcontext
+    return worker
 
 
 def prefetched(worker) -> list[tuple[list[int], list[int]]]:
@@ -39,17 +54,53 @@ def prefetched(worker) -> list[tuple[list[int], list[int]]]:
     ],
 )
 def test_layers_are_gathered_in_the_order_of_their_use(tiny, start, num_layers, expected):
-    assert prefetched(start(backend_settings(tiny, fsdp_prefetch_layers=num_layers))) == expected
+    assert prefetched(sharded(start(backend_settings(tiny)), num_layers=num_layers)) == expected
+
+
+def with_dtype(tiny, dtype):
+    settings = backend_settings(tiny)
+    model = settings.model.model_copy(update={"mixed_precision_dtype": dtype})
+    return replace(settings, model=model)
 
 
 @pytest.mark.slow
-def test_gathering_ahead_leaves_the_gradient_bit_for_bit(tiny, start):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("num_layers", [0, 2])
+def test_one_rank_has_the_gradient_of_fsdp_bit_for_bit(tiny, start, dtype, num_layers):
+    """Also where FSDP gathers layers ahead of their use."""
     found = []
-    for num_layers in (0, 2):
-        worker = start(backend_settings(tiny, fsdp_prefetch_layers=num_layers))
-        worker.backend.accumulate_gradient(grpo_batches(seq_len=128)[0], version=0)
-        found.append({name: value.clone() for name, value in worker.backend.export_gradient()})
-    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+    for change in (lambda worker: worker, partial(sharded, num_layers=num_layers)):
+        worker = change(start(with_dtype(tiny, dtype)))
+        (batches,) = grpo_batches(seq_len=64)
+        assert len(batches) > 1
+        worker.backend.accumulate_gradient(batches, version=0)
+        values = {name: value.clone() for name, value in worker.backend.export_gradient()}
+        assert all(value.dtype == torch.float32 for value in values.values())
+        found.append((values, worker.logprobs(batches)))
+    (ours, our_logprobs), (theirs, their_logprobs) = found
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    assert all(map(np.array_equal, our_logprobs, their_logprobs))
+
+
+def test_weights_are_rounded_once_for_all_rows_of_a_call(tiny, start, monkeypatch):
+    worker = start(with_dtype(tiny, "bfloat16"))
+    (batches,) = grpo_batches(seq_len=64)
+    assert len(batches) > 1
+    rounded = []
+    copy = torch._foreach_copy_
+    monkeypatch.setattr(
+        torch, "_foreach_copy_", lambda copies, masters: rounded.append(copy(copies, masters))
+    )
+    before = worker.logprobs(batches)
+    worker.train_step(batches, version=0)
+    after = worker.logprobs(batches)
+    assert len(rounded) == 3
+    assert not np.array_equal(before[0], after[0])
+    weights = dict(worker.backend._policy.named_parameters())
+    with worker.backend._computing():
+        copies = dict(worker.backend._policy.named_parameters())
+    assert {value.dtype for value in copies.values()} == {torch.bfloat16}
+    assert all(torch.equal(copies[name], value.bfloat16()) for name, value in weights.items())
 
 
 @pytest.mark.parametrize("is_wide", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -66,10 +117,8 @@ def test_a_float32_head_computes_the_log_probs_of_the_weights_it_has(
         seen.append((exact_T.detach(), result[0].detach().double()))
         return result
 
-    settings = backend_settings(tiny)
-    model = settings.model.model_copy(
-        update={"mixed_precision_dtype": "bfloat16", "fp32_lm_head": is_wide}
-    )
+    settings = with_dtype(tiny, "bfloat16")
+    model = settings.model.model_copy(update={"fp32_lm_head": is_wide})
     worker = start(replace(settings, model=model))
     monkeypatch.setattr(packed, "chunked_logprobs", spy)
     worker.logprobs(grpo_batches(seq_len=128)[0])

@@ -16,6 +16,7 @@ BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2}
 
 ACTIVATIONS = "activations"
 GATHERED = "gathered weights"
+ROUNDED = "weights as layers compute"
 LOGITS = "logits"
 _MOMENT_BYTES = {"adamw_bf16": 4, "adamw_8bit": 2}
 """Of both moments of one parameter; those of plain AdamW have the dtype of the weights."""
@@ -67,6 +68,7 @@ def rank_memory(config: TrainConfig, facts: ModelFacts, *, device: Device) -> Me
         process="trainer rank",
         parts=(
             *state,
+            *((ROUNDED, size) for size in _rounded(config, facts, compute, shards)),
             *((GATHERED, size) for size in _gathered(facts, compute, shards)),
             *((ACTIVATIONS, size) for size in _activations(config, facts, compute)),
             (LOGITS, logits),
@@ -125,6 +127,15 @@ def resident_bytes(config: TrainConfig, rank: MemoryPlan) -> int:
     """Return what a rank keeps on its GPU between steps: neither gradients nor activations."""
     passing = {ACTIVATIONS, GATHERED, LOGITS, "gradients"}
     return sum(size for name, size in rank.parts if name not in passing)
+
+
+def _rounded(config: TrainConfig, facts: ModelFacts, compute: int, shards: int) -> list[int]:
+    """Return the copy in the dtype of the layers that one rank keeps beside its master weights."""
+    is_same = BYTES_PER_VALUE[config.model.model_dtype] == compute
+    is_whole = shards == 1 and config.trainer.trainer_num_workers == 1
+    if is_same or not is_whole or config.trainer.fsdp_cpu_offload or facts.num_parameters is None:
+        return []
+    return [compute * facts.num_parameters]
 
 
 def _gathered(facts: ModelFacts, compute: int, shards: int) -> list[int]:

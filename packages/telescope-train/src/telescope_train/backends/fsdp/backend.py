@@ -66,6 +66,7 @@ class FsdpBackend:
         self._layout = self.rank_layout(settings, dist.get_world_size())
         loaded = load_policy(settings, device, self._layout, moved=self._spans.moved)
         self._policy, self.attention = loaded.policy, loaded.attention
+        self._computing = nullcontext if loaded.copies is None else loaded.copies.in_use
         self.sharing = loaded.sharing
         self._checkpointing = loaded.checkpointing
         self.activations = ""
@@ -97,7 +98,7 @@ class FsdpBackend:
         """Forward and backward over `batches`, one at a time."""
         losses = self._step_loss(version)
         once = self._settings.trainer.fsdp_gradient_sync == "step"
-        with dropout_on(self._policy.lm):
+        with self._computing(), dropout_on(self._policy.lm):
             for number, batch in enumerate(batches):
                 is_last = number == len(batches) - 1
                 add_up_now(self._policy, is_last=is_last, once=once)
@@ -192,21 +193,23 @@ class FsdpBackend:
     @torch.no_grad()
     def logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
         """Return logprobs_T [T], nats, of each batch; 0 where a token is not trained on."""
-        return [
-            self._timed_logprobs("logprobs", self._policy, batch, number)
-            for number, batch in enumerate(batches)
-        ]
+        with self._computing():
+            return [
+                self._timed_logprobs("logprobs", self._policy, batch, number)
+                for number, batch in enumerate(batches)
+            ]
 
     @torch.no_grad()
     def transformers_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
         """Like `logprobs`, through the model's own head."""
-        return [self._logprobs(self._policy, batch, by_transformers=True) for batch in batches]
+        with self._computing():
+            return [self._logprobs(self._policy, batch, by_transformers=True) for batch in batches]
 
     @torch.no_grad()
     def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
         """Like `logprobs`, of the reference model."""
         assert self._reference is not None, "these settings need no reference model"
-        with self._reference.ready() as policy:
+        with self._reference.ready() as policy, self._computing():
             # The reference is a model of its own, which was not asked when tokens were sampled.
             return [
                 self._timed_logprobs(

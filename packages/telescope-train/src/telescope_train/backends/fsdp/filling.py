@@ -41,7 +41,14 @@ def fill(
     device: torch.device,
 ) -> None:
     """Allocate the shards of `policy` on `device` and read those of `lm`, which is inside it."""
+    names: dict[Tensor, list[str]] = {}
+    for name, parameter in policy.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
     policy.to_empty(device=device)
+    # Torch gives tied parameters memory of their own each, where FSDP does not hold them.
+    for first, *others in names.values():
+        for module_name, _, own_name in (other.rpartition(".") for other in others):
+            setattr(policy.get_submodule(module_name), own_name, policy.get_parameter(first))
     init_buffers(lm)
     model_type = lm.config.model_type
     for name, parameter in lm.named_parameters():

@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from telescope_core.errors import ConfigError
+from telescope_train.backends.fsdp.compute_copies import ComputeCopies
 from telescope_train.backends.fsdp.filling import fill, fill_adapters
 from telescope_train.backends.fsdp.sharding import decoder_layers, prefetch, shard, weight_mesh
 from telescope_train.backends.protocol import BackendSettings
@@ -45,6 +46,8 @@ class ShardedPolicy:
     """What decides how many layers of a row are recomputed; None = the settings say it."""
     mesh: DeviceMesh
     """The ranks over which weights are sharded and copied."""
+    copies: ComputeCopies | None
+    """What the layers compute with on a rank that has the model whole; None = FSDP makes it."""
 
     @property
     def attention_in_use(self) -> AttentionKind:
@@ -102,6 +105,8 @@ def load_policy(
         entropy_grad=settings.algorithm is not None and settings.algorithm.entropy_coef > 0,
         wide_logits=settings.model.fp32_lm_head,
     ).eval()
+    # With one rank FSDP would gather, cast and scatter what is there already, for every batch.
+    is_whole = layout.weight_shards * layout.num_copies == 1 and not trainer.fsdp_cpu_offload
     sharded = ShardedPolicy(
         policy=policy,
         attention=attention,
@@ -109,10 +114,12 @@ def load_policy(
         sharing=sharing,
         checkpointing=checkpointing,
         mesh=weight_mesh(layout, device),
+        copies=ComputeCopies(policy, dtype) if is_whole else None,
     )
     policy.use_attention(sharded.attention_in_use, context)
-    shard(policy, sharded.mesh, dtype, offload=trainer.fsdp_cpu_offload)
-    prefetch(policy, trainer.fsdp_prefetch_layers)
+    if not is_whole:
+        shard(policy, sharded.mesh, dtype, offload=trainer.fsdp_cpu_offload)
+        prefetch(policy, trainer.fsdp_prefetch_layers)
     _fill(policy, loaded, settings, device, moved)
     if trainer.use_lora:
         fill_adapters(policy.lm, seed=settings.seed)
@@ -153,8 +160,9 @@ def load_reference(
     ).eval()
     policy.requires_grad_(False)
     policy.use_attention(like.attention_in_use, like.context)
-    shard(policy, like.mesh, dtype, offload=settings.trainer.fsdp_cpu_offload)
-    prefetch(policy, settings.trainer.fsdp_prefetch_layers)
+    if like.copies is None:
+        shard(policy, like.mesh, dtype, offload=settings.trainer.fsdp_cpu_offload)
+        prefetch(policy, settings.trainer.fsdp_prefetch_layers)
     _fill(policy, loaded, settings, device, moved)
     return policy
 

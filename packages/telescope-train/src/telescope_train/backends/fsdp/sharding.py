@@ -99,9 +99,10 @@ def add_up_now(policy: PackedPolicy, *, is_last: bool, once: bool) -> None:
     """Say whether the next backward pass adds up gradients over ranks.
 
     It does after the last batch (`is_last`). Before it, without `once`, the ranks of a copy of the
-    model do, and the copies among each other do not.
+    model do, and the copies among each other do not. A rank that has all has nothing to add up.
     """
-    assert isinstance(policy, FSDPModule), "it is sharded"
+    if not isinstance(policy, FSDPModule):
+        return
     policy.set_requires_gradient_sync(is_last or not once)
     if not once:
         policy.set_requires_all_reduce(is_last)

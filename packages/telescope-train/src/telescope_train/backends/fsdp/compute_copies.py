@@ -1,0 +1,77 @@
+"""A policy that one rank has whole: nothing is gathered, and weights are rounded once for all rows.
+
+Master weights are the parameters of the modules. While the policy computes, copies in the dtype of
+its layers stand in their places, and each gradient of a copy is added to that of its master, so
+that batches add up in the master's dtype. FSDP does the same for several ranks.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+
+class _Place(NamedTuple):
+    """A name under which a module has a parameter; tied weights have several places."""
+
+    module: torch.nn.Module
+    name: str
+    master: Parameter
+
+
+class ComputeCopies:
+    """The copies of one policy, made when it first computes."""
+
+    def __init__(self, policy: torch.nn.Module, dtype: torch.dtype) -> None:
+        """`dtype`: that of the layers; parameters which have it already are not copied."""
+        self._policy = policy
+        self._dtype = dtype
+        self._places: list[_Place] = []
+        self._copies: dict[Parameter, Parameter] = {}
+        """By master."""
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Let the policy compute inside the block, forward and backward."""
+        if not self._places:
+            self._places = [
+                _Place(module, name, parameter)
+                for module in self._policy.modules()
+                for name, parameter in module.named_parameters(recurse=False)
+                if parameter.dtype != self._dtype
+            ]
+            self._copies = {
+                place.master: _copy_of(place.master, self._dtype) for place in self._places
+            }
+        # Each time, since torch does not count what a fused optimizer writes: stale copies would
+        # train on without an error, and rounding all is one read and half a write of the weights.
+        if self._copies:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self._copies.values()), list(self._copies))
+        for place in self._places:
+            setattr(place.module, place.name, self._copies[place.master])
+        try:
+            yield
+        finally:
+            for place in self._places:
+                setattr(place.module, place.name, place.master)
+
+
+def _copy_of(master: Parameter, dtype: torch.dtype) -> Parameter:
+    copy = Parameter(torch.empty_like(master, dtype=dtype), master.requires_grad)
+    if master.requires_grad:
+        copy.register_post_accumulate_grad_hook(partial(_add_to, master))
+    return copy
+
+
+def _add_to(master: Parameter, copy: Tensor) -> None:
+    gradient, copy.grad = copy.grad, None
+    assert gradient is not None, "the hook runs after the gradient was added up"
+    if master.grad is None:
+        master.grad = gradient.to(master.dtype)
+    else:
+        master.grad.add_(gradient)
