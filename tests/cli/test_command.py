@@ -37,7 +37,7 @@ def test_help_lists_the_verbs_and_imports_none_of_them():
         "from telescope_cli.main import main\n"
         "try: main()\n"
         "except SystemExit as ended: assert not ended.code\n"
-        "loaded = {'rich', 'pydantic', 'httpx', 'torch', 'telescope_envs', 'telescope_core'}\n"
+        "loaded = {'rich', 'pydantic', 'httpx', 'torch', 'telescope_envs', 'asyncio'}\n"
         "assert not loaded & set(sys.modules), loaded & set(sys.modules)\n"
     )
     done = subprocess.run(

@@ -6,11 +6,14 @@ This file also holds the boundary where an error becomes a message and an exit c
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from signal import SIGINT
 from typing import Annotated, NoReturn
 
 import typer
 
 from telescope_cli.verbs import Verb, VerbGroup, command_of, verb_app
+from telescope_core.interrupts import Interrupted, asked, taken
 
 VERBS = {
     "agent": Verb(
@@ -119,10 +122,17 @@ def telescope(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; always raises SystemExit."""
     try:
-        command = command_of(app)
-        command(None if arguments is None else list(arguments), prog_name="telescope")
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
+        with taken():
+            command = command_of(app)
+            command(None if arguments is None else list(arguments), prog_name="telescope")
+    except KeyboardInterrupt as interrupt:
+        _end_as_interrupted(interrupt)
+    except SystemExit as ended:
+        # Typer makes an exit of it, without a word.
+        exit_ = ended.__context__
+        if exit_ is not None and isinstance(exit_.__cause__, KeyboardInterrupt):
+            _end_as_interrupted(exit_.__cause__)
+        raise
     except Exception as error:  # the last place to turn an error into a clear message
         from telescope_core.errors import TelescopeError
         from telescope_core.terminal import escaped
@@ -132,6 +142,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise
 
 
+def _end_as_interrupted(error: KeyboardInterrupt) -> NoReturn:
+    ended = error if isinstance(error, Interrupted) else Interrupted(asked() or SIGINT)
+    _fail(str(ended), ended.exit_code)
+
+
 def _fail(message: str, exit_code: int) -> NoReturn:
-    sys.stderr.write(f"telescope: {message}\n")
+    # Nobody may be there to read it, as after SIGHUP of a terminal.
+    with suppress(OSError):
+        sys.stderr.write(f"telescope: {message}\n")
     raise SystemExit(exit_code)

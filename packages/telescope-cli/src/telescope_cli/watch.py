@@ -1,6 +1,7 @@
 """`telescope watch RUN`: the view of a run that somebody else started, while it goes on."""
 
 import json
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -46,6 +47,8 @@ def watch_command(run: RunArgument, as_json: JsonOption = False) -> None:
       telescope watch runs/quickstart --json
     """
     folder = RunFolder.open(find_run(run))
+    # Nothing is stopped but the view, and nothing has to be said of that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         state = _as_json(folder) if as_json else _on_screen(folder)
     except KeyboardInterrupt:

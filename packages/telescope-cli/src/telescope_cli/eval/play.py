@@ -1,6 +1,5 @@
 """Play the evals of one command, model by model, and record each in a folder of its own."""
 
-import asyncio
 import re
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -8,15 +7,19 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from telescope_cli.eval.endpoint import host_seen_by
 from telescope_cli.eval.model import model_folder, serve_folder
 from telescope_cli.eval.request import EvalRequest
-from telescope_cli.eval.view import EvalProgress, print_unreadable, stderr_console
+from telescope_cli.eval.view import EvalProgress, print_unreadable
 from telescope_core.environments.escapes import contained
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.evals import EvalFolder, EvalResult, run_eval
+from telescope_core.interruptible import run
+from telescope_core.interrupts import Interrupted, held, raise_if_asked
+from telescope_core.records import RunState
 from telescope_core.reports import write_eval_report
 
 
@@ -36,23 +39,15 @@ def evaluate(
     """Play all `requests`; with several of them, an error of one does not stop the others."""
     if resume and output is None:
         raise ConfigError("--resume needs --output with the folder of the eval to continue")
-    if len(requests) == 1:
-        (request,) = requests
-        folders = [_open_folder(request, output or _default_path(request), output, resume=resume)]
-        root = folders[0].path
-    else:
-        root = output or _new_root()
-        paths = _distinct([root / _folder_name(request) for request in requests])
-        folders = [
-            _open_folder(one, path, path, resume=resume and EvalFolder.holds_eval(path))
-            for one, path in zip(requests, paths, strict=True)
-        ]
-    pairs = list(zip(requests, folders, strict=True))
     outcomes: list[Outcome] = []
     with ExitStack() as stack:
-        stack.enter_context(_resumable(root))
-        for folder in folders:
-            stack.enter_context(_recorded(folder))
+        with held():
+            root, folders = _open_folders(requests, output, resume=resume)
+            stack.enter_context(_resumable(root))
+            for folder in folders:
+                stack.enter_context(_recorded(folder))
+        raise_if_asked()
+        pairs = list(zip(requests, folders, strict=True))
         for _, group in groupby(pairs, key=lambda pair: pair[0].model):
             outcomes += _evaluate_model(list(group), stop_at_error=len(requests) == 1)
     return outcomes
@@ -85,12 +80,13 @@ def _evaluate_one(
 ) -> Outcome:
     try:
         with contained():
-            result = asyncio.run(_play(request, folder, base_url, model))
+            result = run(_play(request, folder, base_url, model))
     except TelescopeError as error:
         folder.fail(str(error))
         return Outcome(request=request, folder=folder, error=error)
-    folder.finish(result)
-    write_eval_report(folder)
+    with held():
+        folder.finish(result)
+        write_eval_report(folder)
     return Outcome(request=request, folder=folder, result=result)
 
 
@@ -158,6 +154,22 @@ def _endpoint(
         yield served
 
 
+def _open_folders(
+    requests: Sequence[EvalRequest], output: Path | None, *, resume: bool
+) -> tuple[Path, list[EvalFolder]]:
+    """Return the folder of the whole command, and the folder of each eval."""
+    if len(requests) == 1:
+        (request,) = requests
+        folder = _open_folder(request, output or _default_path(request), output, resume=resume)
+        return folder.path, [folder]
+    root = output or _new_root()
+    paths = _distinct([root / _folder_name(request) for request in requests])
+    return root, [
+        _open_folder(one, path, path, resume=resume and EvalFolder.holds_eval(path))
+        for one, path in zip(requests, paths, strict=True)
+    ]
+
+
 def _open_folder(
     request: EvalRequest, path: Path, output: Path | None, *, resume: bool
 ) -> EvalFolder:
@@ -216,24 +228,25 @@ def _recorded(folder: EvalFolder) -> Generator[None, None, None]:
     """Record in the folder why an eval that was begun, or waited for its turn, did not finish."""
     try:
         yield
-    except KeyboardInterrupt:
-        folder.fail_unless_ended("interrupted from the keyboard")
+    except Interrupted as error:
+        with held():
+            folder.end_unless_ended(RunState.INTERRUPTED, f"interrupted by {error.number.name}")
         raise
     except Exception as error:
-        folder.fail_unless_ended(f"{type(error).__name__}: {error}")
+        with held():
+            reason = f"{type(error).__name__}: {error}"
+            folder.end_unless_ended(RunState.FAILED, reason)
         raise
 
 
 @contextmanager
 def _resumable(path: Path) -> Generator[None, None, None]:
-    """Print after Ctrl-C how to continue."""
+    """Say after a signal what is kept, and how to continue."""
     try:
         yield
-    except KeyboardInterrupt:
-        stderr_console().print(
-            f"Finished rollouts are in {path}; repeat the command with "
-            f"--output {path} --resume to continue.",
-            highlight=False,
-            soft_wrap=True,
-        )
-        raise
+    except Interrupted as error:
+        raise Interrupted(
+            error.number,
+            f"{error}. Finished rollouts are in {path}; repeat the command with "
+            f"--output {quote(str(path))} --resume to continue",
+        ) from error

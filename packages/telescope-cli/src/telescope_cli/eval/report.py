@@ -107,11 +107,12 @@ def _refresh_report(run: RunFolder) -> None:
 
 
 def _state_line(info: RunInfo, state: RunState) -> Text:
+    killed = f"interrupted: process {info.pid} ended without finishing"
     texts = {
         RunState.RUNNING: f"running, process {info.pid} on {info.host}",
         RunState.FINISHED: f"finished {info.ended_at}",
         RunState.FAILED: f"failed {info.ended_at}: {info.reason}",
-        RunState.INTERRUPTED: f"interrupted: process {info.pid} ended without finishing",
+        RunState.INTERRUPTED: f"ended {info.ended_at}: {info.reason}" if info.ended_at else killed,
     }
     styles = {RunState.FAILED: "red", RunState.INTERRUPTED: "yellow"}
     return Text(f"{texts[state]} (started {info.started_at})", style=styles.get(state, ""))

@@ -1,6 +1,5 @@
 """`EvalRequest`: one environment and one model of a `telescope eval` command, checked."""
 
-import asyncio
 import hashlib
 import os
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from telescope_core.chat.client import ApiKey
 from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.environments.escapes import contained
 from telescope_core.evals import EvalSettings
+from telescope_core.interruptible import run
 from telescope_core.processes.settings import ProcessSettings
 from telescope_core.secret_names import secrets_line
 from telescope_core.types import JsonValue
@@ -79,7 +79,7 @@ def checked(requests: Sequence[EvalRequest]) -> list[EvalRequest]:
         if request.base_url is None:
             model_folder(request.model)
     with contained():
-        return asyncio.run(_checked(requests))
+        return run(_checked(requests))
 
 
 async def _checked(requests: Sequence[EvalRequest]) -> list[EvalRequest]:

@@ -2,7 +2,8 @@
 
 The loop updates a heartbeat, which a thread checks. When the heartbeat stops, the thread reads the
 stack of the loop's thread. The culprit is the innermost frame of the author's code. Code that
-blocks the loop until the deadline of a rollout is interrupted, and Ctrl-C interrupts it at once.
+blocks the loop until the deadline of a rollout is interrupted, and Ctrl-C, or another signal that
+asks the process to end, interrupts it at once.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 from telescope_core.code_places import shown_path
+from telescope_core.interrupts import NUMBERS
 
 _log = logging.getLogger(__name__)
 _LIBRARIES = (str(Path(asyncio.__file__).parents[1]), str(Path(__file__).parents[1]))
@@ -85,9 +87,10 @@ class LoopWatch:
         """Longest delay of a heartbeat so far, in seconds."""
         self.deadline_s: float | None = None
         """After blocking this long, code is interrupted; None = never."""
-        self._previous_handler: Any = None
+        self._previous_handlers: dict[int, Any] = {}
         self._asked_at_s = 0.0
-        """When Ctrl-C was pressed; a block that had just begun is ended once it is noticed."""
+        """When the process was asked to end; a block that had just begun is ended once noticed."""
+        self._asked_by: int = signal.SIGINT
 
     def start(self) -> None:
         """Start watching the running loop; a second call has no effect."""
@@ -101,10 +104,11 @@ class LoopWatch:
             target=self._watch, args=(loop, threading.get_ident()), name="loop-watch", daemon=True
         )
         self._thread.start()
-        handler = signal.getsignal(signal.SIGINT)
-        if callable(handler) and threading.current_thread() is threading.main_thread():
-            self._previous_handler = handler
-            signal.signal(signal.SIGINT, self._on_ctrl_c)
+        if threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.getsignal(number) for number in NUMBERS}
+            self._previous_handlers = {one: by for one, by in handlers.items() if callable(by)}
+            for number in self._previous_handlers:
+                signal.signal(number, self._on_signal)
 
     def stop(self) -> None:
         """Stop watching. Idempotent."""
@@ -115,8 +119,9 @@ class LoopWatch:
             self._thread.join()
             self._thread = None
         # Another watch that was started later still hands its signals on to this one.
-        if self._previous_handler and signal.getsignal(signal.SIGINT) == self._on_ctrl_c:
-            signal.signal(signal.SIGINT, self._previous_handler)
+        for number, handler in self._previous_handlers.items():
+            if signal.getsignal(number) == self._on_signal:
+                signal.signal(number, handler)
 
     @property
     def _period_s(self) -> float:
@@ -131,12 +136,15 @@ class LoopWatch:
         self._beat_s = now_s
         self._schedule(loop)
 
-    def _on_ctrl_c(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """End blocking code at once; a loop that runs can end its tasks in order."""
-        if not self._stopped.is_set() and self._late_s > self._threshold_s:
+        is_blocked = not self._stopped.is_set() and self._late_s > self._threshold_s
+        is_again = self._asked_at_s > self._beat_s
+        self._asked_at_s, self._asked_by = time.monotonic(), number
+        if not is_again:
+            self._previous_handlers[number](number, frame)
+        if is_blocked:
             raise KeyboardInterrupt
-        self._asked_at_s = time.monotonic()
-        self._previous_handler(number, frame)
 
     @property
     def _late_s(self) -> float:
@@ -160,7 +168,7 @@ class LoopWatch:
             if blocked is not None:
                 blocked = replace(blocked, duration_s=late_s)
                 if self._asked_at_s > self._beat_s:
-                    interrupt_main()
+                    interrupt_main(self._asked_by)
                 elif suspect is not None:
                     ending.of(blocked, deadline_s=self.deadline_s)
             elif late_s > self._threshold_s and suspect is not None and suspect is earlier:

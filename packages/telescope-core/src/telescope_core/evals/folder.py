@@ -176,11 +176,11 @@ class EvalFolder:
         """Mark the eval as failed, and record why."""
         self._end(RunState.FAILED, reason)
 
-    def fail_unless_ended(self, reason: str) -> None:
-        """Mark the eval as failed, if it has neither finished nor failed."""
+    def end_unless_ended(self, state: RunState, reason: str) -> None:
+        """Mark the eval as failed or interrupted, if it has not ended yet."""
         info = self.info()
         if info is not None and info.state is RunState.RUNNING:
-            self.fail(reason)
+            self._end(state, reason)
 
     def result(self) -> EvalResult | None:
         """Return the result; None when the eval has none."""

@@ -40,7 +40,8 @@ class RunState(StrEnum):
     FAILED = "failed"
     """It stopped with an error, which `reason` describes."""
     INTERRUPTED = "interrupted"
-    """It was killed: its process is gone and never recorded an end."""
+    """A signal asked it to end, which `reason` names; or it was killed: its process is gone and
+    never recorded an end."""
 
 
 NOTHING_SAVED = "nothing was saved"
@@ -70,7 +71,7 @@ class RunInfo(BaseModel):
     name: str
     state: RunState = RunState.RUNNING
     reason: str = ""
-    """Why the run failed; empty otherwise."""
+    """Why the run failed or was interrupted; empty otherwise."""
     started_at: str
     ended_at: str | None = None
     host: str

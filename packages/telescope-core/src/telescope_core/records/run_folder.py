@@ -255,6 +255,10 @@ class RunFolder:
         """Mark the run as failed, and record why."""
         self._end(RunState.FAILED, reason)
 
+    def interrupt(self, reason: str) -> None:
+        """Mark the run as ended by a signal, which `reason` names."""
+        self._end(RunState.INTERRUPTED, reason)
+
     def log_metrics(self, row: Mapping[str, JsonValue]) -> None:
         """Append one row of metrics; non-finite numbers are recorded as null."""
         append_json_line(self.path / "metrics.jsonl", row)

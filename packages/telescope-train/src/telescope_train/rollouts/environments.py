@@ -14,6 +14,7 @@ from typing import NamedTuple
 from telescope_core.code_names import names_class
 from telescope_core.environment_record import EnvironmentRecord, elsewhere, record_of
 from telescope_core.errors import TelescopeError
+from telescope_core.interruptible import run
 from telescope_core.locate import locate_environment
 from telescope_core.open import check_workers, open_environment, runs_in_process
 from telescope_core.processes import Isolation, ProcessSettings
@@ -114,7 +115,7 @@ def prepare_environments(config: TrainConfig) -> RunEnvironments:
             clients[_key(one.entry)] = one.open()
         except TelescopeError as error:
             problems.append(str(error))
-    checked = asyncio.run(_check([one for one in found if _key(one.entry) in clients], clients))
+    checked = run(_check([one for one in found if _key(one.entry) in clients], clients))
     return RunEnvironments(
         found=tuple(found),
         opened=_by_entry(config, clients),

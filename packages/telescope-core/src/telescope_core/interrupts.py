@@ -1,0 +1,164 @@
+"""Signals that ask a process to end: SIGTERM, SIGHUP and SIGINT (Ctrl-C).
+
+The first of them says at once that the program stops, and ends in order what runs: on an event loop
+that `interruptible.run` has started, the main task is cancelled; elsewhere `Interrupted` is raised
+where the main thread is. Further ones change nothing on an event loop, so that no cleanup is cut
+short. A signal that was ignored before, as by `nohup` or by `&` in a script, stays ignored.
+
+The state is that of the process, as handlers of signals are.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+NUMBERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+Later = Callable[[Callable[[], None]], Any]
+"""Calls a function on the event loop, from wherever the main thread is."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal has asked this process to end; the text says what is kept, and how to go on."""
+
+    def __init__(self, number: int, text: str = "") -> None:
+        self.number = signal.Signals(number)
+        super().__init__(text or f"interrupted by {self.number.name}")
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell shows for a program that a signal has ended."""
+        return 128 + self.number
+
+
+class _Signals:
+    """The signal that came first, and how what runs now is ended."""
+
+    def __init__(self) -> None:
+        self.first: signal.Signals | None = None
+        self.has_cut_short = False
+        self.is_taken = False
+        self.num_held = 0
+        self.cancel: Callable[[], None] | None = None
+        self.later: Later | None = None
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        is_first = self.first is None
+        self.first = self.first or signal.Signals(number)
+        name = signal.Signals(number).name
+        if is_first:
+            self._say(f"stopping ({name}) ...")
+        else:
+            self._say(f"still stopping ({name}); kill -KILL {os.getpid()} ends it at once")
+        if self.num_held:
+            return
+        if self.cancel is None or self.later is None:
+            self.has_cut_short = True
+            raise Interrupted(self.first)
+        if is_first:
+            self.has_cut_short = True
+            self.later(self.cancel)
+
+    def _say(self, line: str) -> None:
+        text = f"telescope: {line}\n"
+        # A display that is redrawn in place shows what is written by way of sys.stderr. Where there
+        # is none, the line must not wait for an event loop that somebody blocks.
+        if self.later is not None and sys.stderr.isatty():
+            self.later(lambda: _write(text))
+        else:
+            _write(text)
+
+
+_signals = _Signals()
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except RuntimeError:  # the signal came in the middle of another write
+        os.write(2, text.encode())
+    except (OSError, ValueError):  # nobody reads it any more, as after SIGHUP of a terminal
+        return
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+@contextmanager
+def kept() -> Generator[None]:
+    """Give these signals their handlers back after a block in which a library takes them."""
+    if not _is_main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in NUMBERS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextmanager
+def taken() -> Generator[None]:
+    """Take these signals while the block runs; in another thread than the main one, do nothing."""
+    if _signals.is_taken or not _is_main_thread():
+        yield
+        return
+    _signals.first, _signals.has_cut_short, _signals.is_taken = None, False, True
+    with kept():
+        for number in NUMBERS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, _signals.on_signal)
+        try:
+            yield
+        finally:
+            _signals.is_taken = False
+
+
+def asked() -> signal.Signals | None:
+    """Return the signal that has asked this process to end, if one has."""
+    return _signals.first
+
+
+def cut_short() -> signal.Signals | None:
+    """Return the signal for which something was ended before its time, if it was."""
+    return _signals.first if _signals.has_cut_short else None
+
+
+def note(number: int) -> None:
+    """Take it that signal `number` came, which a library has handled in place of this module."""
+    _signals.first = _signals.first or signal.Signals(number)
+
+
+def raise_if_asked() -> None:
+    """Raise Interrupted if a signal has asked this process to end."""
+    if _signals.first is not None:
+        _signals.has_cut_short = True
+        raise Interrupted(_signals.first)
+
+
+@contextmanager
+def held() -> Generator[None]:
+    """Let no signal cut the block short; what comes meanwhile is known to `asked` afterwards."""
+    _signals.num_held += 1
+    try:
+        yield
+    finally:
+        _signals.num_held -= 1
+
+
+@contextmanager
+def cancelling(cancel: Callable[[], None], later: Later) -> Generator[None]:
+    """While the block runs, the first signal calls `cancel` by way of `later`."""
+    before = _signals.cancel, _signals.later
+    _signals.cancel, _signals.later = cancel, later
+    try:
+        yield
+    finally:
+        _signals.cancel, _signals.later = before

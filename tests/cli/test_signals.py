@@ -1,0 +1,123 @@
+"""Commands that a signal asks to end: what they say, how they end, and what they clean up."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+TERM, HUP, INT = signal.SIGTERM, signal.SIGHUP, signal.SIGINT
+LIMIT_S = 60
+VERBS = '''
+import asyncio
+import os
+import signal
+import sys
+import time
+
+from telescope_cli.main import VERBS, main
+from telescope_cli.verbs import Verb
+from telescope_core.interruptible import run
+
+
+def play() -> None:
+    """Wait on an event loop, and clean up for as long as the test likes."""
+
+    async def wait() -> None:
+        print("ready", flush=True)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            print("cleaning", flush=True)
+            await asyncio.to_thread(sys.stdin.readline)
+            print("clean", flush=True)
+
+    run(wait())
+
+
+def sleep() -> None:
+    """Wait without an event loop."""
+    print("ready", flush=True)
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    for name in ("play", "sleep"):
+        VERBS[name] = Verb(target=f"verbs:{name}", help=name)
+    main()
+'''
+
+
+@contextmanager
+def running(folder: Path, verb: str, *, ignored: int | None = None) -> Iterator[subprocess.Popen]:
+    (folder / "verbs.py").write_text(VERBS)
+    process = subprocess.Popen(
+        [sys.executable, "verbs.py", verb],
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=None if ignored is None else lambda: signal.signal(ignored, signal.SIG_IGN),
+    )
+    try:
+        assert process.stdout.readline() == "ready\n", process.stderr.read()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("number", [TERM, HUP, INT])
+def test_a_loop_ends_in_order_though_more_signals_come(tmp_path: Path, number: int) -> None:
+    with running(tmp_path, "play") as process:
+        process.send_signal(number)
+        assert process.stdout.readline() == "cleaning\n"
+        assert process.stderr.readline().startswith("telescope: stopping")
+        for again in (INT, TERM, INT):
+            process.send_signal(again)
+            assert f"kill -KILL {process.pid}" in process.stderr.readline()
+        out, errors = process.communicate("\n", timeout=LIMIT_S)
+    assert out == "clean\n"
+    assert errors == f"telescope: interrupted by {signal.Signals(number).name}\n"
+    assert process.returncode == 128 + number
+
+
+@pytest.mark.parametrize("number", [TERM, HUP, INT])
+def test_what_has_no_loop_ends_at_once(tmp_path: Path, number: int) -> None:
+    with running(tmp_path, "sleep") as process:
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=LIMIT_S)
+    name = signal.Signals(number).name
+    assert errors.splitlines() == [
+        f"telescope: stopping ({name}) ...",
+        f"telescope: interrupted by {name}",
+    ]
+    assert process.returncode == 128 + number
+
+
+@pytest.mark.parametrize("verb", ["play", "sleep"])
+def test_what_a_shell_has_ignored_stays_ignored_and_sigterm_ends_it(
+    tmp_path: Path, verb: str
+) -> None:
+    with running(tmp_path, verb, ignored=INT) as process:
+        process.send_signal(INT)
+        process.send_signal(TERM)
+        _, errors = process.communicate("\n", timeout=LIMIT_S)
+    assert "SIGINT" not in errors
+    assert process.returncode == 128 + TERM
+
+
+def test_a_terminal_that_is_gone_takes_no_words(tmp_path: Path) -> None:
+    with running(tmp_path, "play") as process:
+        process.stderr.close()
+        process.send_signal(HUP)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.wait(LIMIT_S) == 128 + HUP
+    assert not os.path.exists(f"/proc/{process.pid}")
