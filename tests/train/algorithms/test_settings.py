@@ -58,14 +58,13 @@ NO_EFFECT: dict[str, list[tuple[list[str], str]]] = {
     "clip_low": [([], "0.1"), (SAPO, "0.1"), (["--algorithm", "dapo", CLIP, "false"], "0.1")],
     "clip_high": [([], "0.1"), (SAPO, "0.1")],
     "clip_ratio_c": [([], "3"), (["--algorithm", "cispo"], "3"), (SAPO, "3")],
-    "ppo_clip_ref_logprobs": [([], "batch"), ([CLIP, "--use_decoupled_loss"], "batch")],
+    "ppo_clip_ref_logprobs": [([], "batch"), ([CLIP, "--use_decoupled_loss"], "rollout")],
     "tis_cap": [([IN_STEP], "3"), ([CLIP], "3")],
     "tis_mode": [([IN_STEP], "icepop")],
     "tis_floor": [([IN_STEP], "0.5"), ([TIS], "0.5")],
     "tis_logprob_clamp": [([IN_STEP], "5"), (GSPO, "5")],
     "seq_is_mask_low": [([], "0.5")],
     "seq_is_mask_high": [([], "1.5")],
-    "recompute_logprob": [([], "false"), ([CLIP], "false"), ([CLIP], "true")],
     "behave_imp_weight_cap": [
         ([CLIP], "3"),
         ([CLIP, "--use_decoupled_loss", "--recompute_logprob", "false"], "3"),
@@ -76,6 +75,20 @@ NO_EFFECT: dict[str, list[tuple[list[str], str]]] = {
     "dr_grpo_loss_agg_mode": [([], "token_mean")],
 }
 """Setting -> flags beside which it would have no effect, with a value."""
+
+SAYS_WHAT_IS_SO: dict[str, list[tuple[list[str], str]]] = {
+    "advantage_norm": [
+        (["--algorithm", "reinforce_pp"], "batch"),
+        (["--algorithm", "reinforce_pp_baseline"], "batch"),
+        (["--algorithm", "rloo"], "group"),
+    ],
+    "use_ppo_clip": [(["--algorithm", "cispo"], "false")],
+    "clip_low": [([], "0.2")],
+    "ppo_clip_ref_logprobs": [([CLIP, "--use_decoupled_loss"], "batch"), ([], "rollout")],
+    "tis_cap": [([IN_STEP], "2.0")],
+    "recompute_logprob": [([], "false"), ([CLIP], "false"), ([CLIP], "true")],
+}
+"""Setting -> flags beside which it has no effect, with a value that holds there without it."""
 
 IN_EVERY_COMBINATION = {
     "algorithm",
@@ -136,7 +149,7 @@ def everything_computed(flags: list[str]) -> np.ndarray:
 def test_every_setting_is_walked():
     fields = set(AlgorithmSection.model_fields)
     assert set(EFFECTIVE) | ELSEWHERE == fields
-    assert set(NO_EFFECT) | IN_EVERY_COMBINATION | ELSEWHERE == fields
+    assert set(NO_EFFECT) | set(SAYS_WHAT_IS_SO) | IN_EVERY_COMBINATION | ELSEWHERE == fields
 
 
 @pytest.mark.parametrize("field", EFFECTIVE)
@@ -154,6 +167,13 @@ def test_a_setting_without_effect_is_refused_with_the_fix(field):
             section([*flags, f"--{field}", value])
         # And nothing else is said, such as of a value that nobody gave.
         assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("field", SAYS_WHAT_IS_SO)
+def test_a_value_that_holds_anyway_changes_nothing(field):
+    for flags, value in SAYS_WHAT_IS_SO[field]:
+        written = everything_computed([*flags, f"--{field}", value])
+        np.testing.assert_array_equal(written, everything_computed(flags))
 
 
 @pytest.mark.slow

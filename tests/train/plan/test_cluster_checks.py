@@ -28,7 +28,7 @@ def config(**sections: Any) -> TrainConfig:
     ("sections", "expected"),
     [
         ({"ray": {"ray_trainer_placement_strategy": "SPREAD"}}, "has no effect without ray_addr"),
-        ({"ray": {"ray_inference_placement_strategy": "PACK"}}, "has no effect without ray_addr"),
+        ({"ray": {"ray_inference_placement_strategy": "SPREAD"}}, "has no effect without ray_addr"),
         ({"ray": {"ray_environment_placement": "SPREAD"}}, "has no effect without ray_address"),
         ({"ray": {"ray_environment_cpus_per_worker": 2.0}}, "set ray_environment_placement"),
         ({"ray": CLUSTER, "inference": {"inference_host": "127.0.0.1"}}, "cannot be reached from"),

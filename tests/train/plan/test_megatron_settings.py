@@ -72,7 +72,6 @@ TWO, FOUR = {"trainer": {"trainer_num_workers": 2}}, {"trainer": {"trainer_num_w
         ),
         ({"trainer": {"gradient_checkpointing": "auto"}}, "'auto'", {"trainer": {}}),
         ({"model": {"model_dtype": "bfloat16"}}, "model_dtype.*float32", {"model": {}}),
-        ({"sequence_parallel": True}, "sequence_parallel", {**TWO, "tensor_parallel_size": 2}),
         ({"fp8": True}, "megatron_use_transformer_engine", {"use_transformer_engine": True}),
         (
             {"optimizer_offload_fraction": 0.5},

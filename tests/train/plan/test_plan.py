@@ -148,7 +148,7 @@ def test_what_somebody_should_know_is_said_in_the_plan_and_at_the_start(
     flags, more, expected, capsys
 ):
     prepared = prepare(load_train_config([], [*flags, *more]))
-    notes = notes_of(prepared.config)
+    notes = notes_of(prepared)
     assert [one for one in notes if expected in one]
     assert make_plan(prepared).notes == notes
     text = " ".join(render_plan(make_plan(prepared)).split())

@@ -9,9 +9,11 @@ from pydantic import BaseModel
 import telescope_train
 from telescope_core.config import leaf_paths
 from telescope_core.errors import ConfigError
+from telescope_train.algorithms.record import known_algorithms
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.config.names import FOREIGN_NAMES
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
+from telescope_train.plan.checks.config import config_found
 from telescope_train.plan.load import load_train_config
 
 SOURCE = Path(telescope_train.__file__).parent
@@ -84,7 +86,7 @@ def test_every_setting_is_read_by_the_trainer():
         (["--env_isolation", "none", "--env_workers", "2"], "rollout.env_workers has no effect"),
         (
             ["--environments", '[{"name": "a:B"}]', "--env_memory_limit_mb", "512"],
-            "rollout.env_memory_limit_mb has no effect: no environment of this run starts",
+            "rollout.env_memory_limit_mb has no effect because no environment of this run starts",
         ),
         (
             ["--environments", '[{"name": "a:B", "env_workers": 2}]'],
@@ -102,7 +104,7 @@ def test_every_setting_is_read_by_the_trainer():
             "env_addresses has no effect with env_isolation = 'none'",
         ),
         (
-            ["--tis_cap", "2.0", "--max_async_rollout", "0"],
+            ["--tis_cap", "3.0", "--max_async_rollout", "0"],
             "algorithm.tis_cap has no effect without use_tis",
         ),
         (["--adam_betas", "[0.9, 1.0]"], "adam_betas[1] must be at least 0 and below 1, got 1"),
@@ -270,6 +272,134 @@ def test_a_switch_with_more_than_two_positions():
     assert load(name, "--debug").trainer.gradient_checkpointing is True
     assert load(name, "false").trainer.gradient_checkpointing is False
     assert load(name, "selective").trainer.gradient_checkpointing == "selective"
+
+
+EVALS = ["--evals", '[{"name": "a", "eval_every": 2, "temperature": 0, "top_k": 1}]']
+SITUATIONS = {
+    "plain": [],
+    "synchronous": ["--max_async_rollout", "0"],
+    "off": [
+        *("--enable_prompt_prefetch", "false", "--weight_broadcast_mode", "per_tensor"),
+        *("--lr_scheduler", "none", "--env_isolation", "none"),
+    ],
+    "on": [
+        *("--use_wandb", "--debug", "--use_lora", "--checkpoint_every", "2"),
+        *("--checkpoint_keep_last", "1", "--enable_vllm_tracing", "--weight_broadcast_cpu_staging"),
+    ],
+    "evals": [*EVALS, "--inference_num_workers", "2", "--eval_num_servers", "1"],
+    "cluster": ["--ray_address", "auto", "--ray_environment_placement", "SPREAD"],
+    "clipped": ["--use_ppo_clip", "--use_decoupled_loss"],
+    "divided": ["--megatron_tensor_parallel_size", "2", "--trainer_num_workers", "2"],
+}
+
+
+@pytest.mark.parametrize(
+    ("backend", "situation"),
+    [
+        (backend, situation)
+        for backend, missing in (("fsdp", "divided"), ("megatron", "on"))
+        for situation in SITUATIONS
+        if situation != missing
+    ],
+)
+def test_a_value_that_holds_by_itself_may_be_written(backend, situation):
+    walked: list[str] = []
+    for algorithm in known_algorithms():
+        flags = ["--algorithm", algorithm, "--train_backend", backend, *SITUATIONS[situation]]
+        try:
+            config = load(*flags)
+        except ConfigError:  # what the situation needs is not there, such as a loss that clips
+            continue
+        walked.append(algorithm)
+        written = TrainConfig.model_validate_json(config.model_dump_json(), strict=True)
+        assert not config_found(written).problems, algorithm
+    assert "grpo" in walked
+
+
+def test_the_settings_of_a_run_are_a_settings_file(tmp_path):
+    file = tmp_path / "resolved.yaml"
+    for algorithm in ("grpo", "reinforce_pp"):
+        config = load("--algorithm", algorithm)
+        file.write_text(config.model_dump_json(), encoding="utf-8")
+        assert load_train_config([file]) == config
+
+
+SEEDS = {
+    "synchronous": [
+        *("--max_async_rollout", "0", "--recompute_logprob", "false"),
+        *("--use_decoupled_loss", "false"),
+    ],
+    "reinforce_pp": ["--algorithm", "reinforce_pp", "--advantage_norm", "batch"],
+    "stable": ["--learning_rate", "1e-6", "--warmup_steps", "10", "--use_ppo_clip"],
+    "rloo": ["--algorithm", "rloo", "--group_size", "16"],
+    "async": [
+        *("--max_async_rollout", "2", "--use_tis", "--tis_cap", "2", "--max_off_policy_steps", "4"),
+    ],
+    "decoupled": [
+        *("--use_ppo_clip", "--use_decoupled_loss", "--behave_imp_weight_cap", "5"),
+        *("--number_of_minibatches", "1"),
+    ],
+    "aggressive": [
+        *("--kl_penalty_tau", "0", "--learning_rate", "5e-6", "--use_ppo_clip"),
+        *("--ppo_epochs", "4"),
+    ],
+    "careful": [
+        *("--group_size", "32", "--grad_clip", "0.001", "--ppo_epochs", "1"),
+        *("--warmup_steps", "10", "--max_async_rollout", "1"),
+        *("--kl_penalty_tau", "0.1", "--reference_update_every", "5"),
+    ],
+    "overlong": ["--filter_overlong", "--max_tokens", "1024"],
+    "logs": [
+        *("--debug", "--use_wandb", "--wandb_upload_logs", "--wandb_upload_logs_detailed"),
+        "--wandb_upload_logs_stdout",
+    ],
+}
+"""What the four guides that this project began with say to set, in the names of this project."""
+
+
+@pytest.mark.parametrize("recipe", SEEDS)
+def test_recipes_are_accepted_as_they_are_written(recipe):
+    load(*SEEDS[recipe])
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (SEEDS["reinforce_pp"], ['algorithm.advantage_norm = "batch"']),
+        (SEEDS["synchronous"], ["algorithm.recompute_logprob = false"]),
+        (["--algorithm", "rloo", "--advantage_norm", "group"], ["algorithm.advantage_norm"]),
+        (["--algorithm", "gspo", "--use_ppo_clip", "false"], ["algorithm.use_ppo_clip = false"]),
+        (["--megatron_tensor_parallel_size", "1"], ["megatron.megatron_tensor_parallel_size = 1"]),
+        ([], []),
+    ],
+)
+def test_redundant_settings_are_told(flags, told):
+    found = config_found(load(*flags))
+    assert not found.problems
+    assert len(found.redundant) == len(told)
+    for name in told:
+        assert name in found.note
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--algorithm", "reinforce_pp", "--advantage_norm", "group"],
+        ["--algorithm", "rloo", "--advantage_norm", "batch"],
+        ["--algorithm", "dr_grpo", "--advantage_norm", "batch"],
+        ["--algorithm", "cispo", "--use_ppo_clip"],
+        ["--use_ppo_clip", "--use_decoupled_loss", "--ppo_clip_ref_logprobs", "rollout"],
+        ["--train_backend", "megatron", "--gradient_checkpointing", "false"],
+    ],
+)
+def test_what_contradicts_what_holds_is_refused(flags):
+    with pytest.raises(ConfigError, match="has no effect"):
+        load(*flags)
+
+
+def test_an_algorithm_with_one_norm_says_so_in_the_record():
+    assert load("--algorithm", "reinforce_pp").algorithm.advantage_norm == "batch"
+    assert load("--algorithm", "grpo").algorithm.advantage_norm == "group"
 
 
 def test_all_problems_are_reported_at_once():

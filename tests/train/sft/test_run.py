@@ -137,7 +137,7 @@ def test_environments_that_cannot_be_learnt_from(config_file, tmp_path, name, er
             [*MEGATRON, "--use_lora", "true"],
             "^use_lora.*'megatron'",
         ),
-        ([*MEGATRON, "--fsdp_replicate_size", "1"], "^fsdp_replicate_size.*'megatron'"),
+        ([*MEGATRON, "--fsdp_replicate_size", "2"], "^fsdp_replicate_size.*'megatron'"),
     ],
 )
 def test_settings_that_cannot_be_used(config_file, tmp_path, flags, message):

@@ -137,7 +137,7 @@ def announce(prepared: Prepared, *, begins_again: bool = False) -> None:
     if begins_again:
         print_notes(["the earlier try saved nothing, so the run begins again in its folder"])
     print_secrets(prepared.environments.secrets, os.environ)
-    print_notes(notes_of(prepared.config))
+    print_notes(notes_of(prepared))
 
 
 def _on_cluster(prepared: Prepared, folder: RunFolder) -> None:

@@ -3,7 +3,7 @@
 from telescope_train.algorithms.objective import resolved
 from telescope_train.algorithms.record import Algorithm, load_algorithm
 from telescope_train.config.algorithm_section import AlgorithmSection
-from telescope_train.config.fields import decided
+from telescope_train.config.fields import decided, was_set
 from telescope_train.config.schema import TrainConfig
 
 
@@ -13,15 +13,21 @@ def has_ratio(section: AlgorithmSection, algorithm: Algorithm) -> bool:
 
 
 def algorithm_in_use(config: TrainConfig) -> AlgorithmSection:
-    """Return the section `[algorithm]` with `use_tis` decided if it is null.
+    """Return the section `[algorithm]` with what other settings decide and nobody set.
 
-    A plain policy gradient is biased on samples that older weights drew, so its tokens are weighted
-    by default. A loss that contains a ratio to old log-probs corrects for their age by itself.
+    This is the `advantage_norm` of an algorithm that has only one, the old log-probs of a decoupled
+    loss, and `use_tis` if it is null. A plain policy gradient is biased on samples that older
+    weights drew, so its tokens are weighted by default. A loss that contains a ratio to old
+    log-probs corrects for their age by itself.
     """
     section = config.algorithm
+    algorithm = load_algorithm(section.algorithm)
+    if algorithm.fixed_norm is not None and not was_set(section, "advantage_norm"):
+        section = decided(section, advantage_norm=algorithm.fixed_norm)
+    if section.use_decoupled_loss and not was_set(section, "ppo_clip_ref_logprobs"):
+        section = decided(section, ppo_clip_ref_logprobs="batch")
     if section.use_tis is not None:
         return section
-    algorithm = load_algorithm(section.algorithm)
     is_late = config.scheduling.max_async_rollout > 0 or section.number_of_minibatches > 1
     is_corrected = section.use_decoupled_loss or has_ratio(section, algorithm)
     return decided(section, use_tis=is_late and not is_corrected)

@@ -54,6 +54,8 @@ class Algorithm:
     compares: Literal["group", "batch"] = "batch"
     """Rollouts that the advantage of one depends on: those of its group, or all of the batch. With
     `advantage_norm` "batch" it is always the batch."""
+    fixed_norm: Literal["group", "batch"] | None = None
+    """The `advantage_norm` that it always has, if it has one and does not read the setting."""
     min_group_size: int = 2
     """Fewest rollouts of one example that it can learn from."""
     takes_negative_rewards: bool = True
@@ -61,7 +63,8 @@ class Algorithm:
 
 
 OWN_SETTINGS = ("advantage_norm", "sapo_tau_pos", "sapo_tau_neg", "dr_grpo_loss_agg_mode")
-"""Settings that only some algorithms read. They are refused with the others."""
+"""Settings that only some algorithms read. With the others, a value that differs from what holds
+there is refused."""
 
 
 def known_algorithms() -> list[str]:

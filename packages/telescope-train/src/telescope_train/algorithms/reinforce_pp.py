@@ -29,6 +29,7 @@ ALGORITHM = Algorithm(
     loss=policy_gradient,
     weighting="token",
     compares="batch",
+    fixed_norm="batch",
     use_ppo_clip=False,
     clip_low=0.2,
     clip_high=0.2,

@@ -1,6 +1,9 @@
 """The types and the base class that the sections of the config share."""
 
-from typing import Annotated, Literal, TypeVar
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,3 +37,61 @@ def decided(section: SomeSection, **values: object) -> SomeSection:
 def was_set(section: BaseModel, field: str) -> bool:
     """Return whether `field` was given a value in a file or by a flag."""
     return field in section.model_fields_set and getattr(section, field) is not None
+
+
+class Redundant(str):
+    """A setting with its value, which changes nothing: that value holds without it too."""
+
+    __slots__ = ()
+
+
+def unused(
+    section: BaseModel, name: str, why: str, *, holds: Collection[object] | None = None
+) -> Iterator[str]:
+    """Yield a problem if a setting that has no effect was given, as `name has no effect why`.
+
+    `name` is the setting as messages call it and ends in the name of the field. `holds` are the
+    values that say what is so anyway; None = the default. One of them contradicts nothing and is
+    `Redundant` instead of a problem.
+    """
+    field = re.findall(r"\w+", name)[-1]
+    if not was_set(section, field):
+        return
+    if holds is None:
+        info = type(section).model_fields[field]
+        holds = [info.get_default(call_default_factory=True, validated_data={})]
+    if getattr(section, field) in holds:
+        written = section.model_dump(mode="json", include={field})[field]
+        yield Redundant(f"{name} = {json.dumps(written)}")
+    else:
+        yield f"{name} has no effect {why}"
+
+
+MOST_NAMED = 12
+"""Settings that change nothing which a note names; a file of every default has many more."""
+
+
+class Found(NamedTuple):
+    """What checks of settings have found."""
+
+    problems: tuple[str, ...]
+    redundant: tuple[str, ...]
+    """Settings that were given and change nothing, each with its value."""
+
+    @property
+    def note(self) -> str:
+        """What to tell about redundant settings; empty if there are none."""
+        shown = ", ".join(self.redundant[:MOST_NAMED])
+        rest = len(self.redundant) - MOST_NAMED
+        more = f", and {rest} more" if rest > 0 else ""
+        told = f"given, but changes nothing, because it holds without being set: {shown}{more}"
+        return told if self.redundant else ""
+
+
+def sorted_out(found: Iterable[str]) -> Found:
+    """Return what is refused apart from what is only told, each once."""
+    messages = tuple(dict.fromkeys(found))
+    return Found(
+        problems=tuple(one for one in messages if not isinstance(one, Redundant)),
+        redundant=tuple(one for one in messages if isinstance(one, Redundant)),
+    )

@@ -2,16 +2,20 @@
 
 from collections.abc import Iterator
 
-from telescope_train.config.fields import was_set
+from telescope_train.config.fields import sorted_out, was_set
 from telescope_train.config.schema import TrainConfig
+from telescope_train.plan.checks.config import config_found
+from telescope_train.plan.prepared import Prepared
 
 MANY_STEPS = 20
 """Steps that are a loss if they have to be taken again."""
 
 
-def notes_of(config: TrainConfig) -> tuple[str, ...]:
+def notes_of(prepared: Prepared) -> tuple[str, ...]:
     """Return one line for each; empty if there is nothing to say."""
-    return (*_checkpoint_notes(config), *_scheduling_notes(config))
+    config = prepared.config
+    given = sorted_out((*config_found(config).redundant, *prepared.redundant)).note
+    return (*_checkpoint_notes(config), *_scheduling_notes(config), *([given] if given else []))
 
 
 def _checkpoint_notes(config: TrainConfig) -> Iterator[str]:

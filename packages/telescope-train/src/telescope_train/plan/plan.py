@@ -142,7 +142,7 @@ def make_plan(prepared: Prepared) -> Plan:
         memory=memory_of(config, prepared.facts, limit, device=prepared.device),
         evals=tuple(_eval_plan(config, entry) for entry in config.evals.evals),
         outputs=_outputs(config),
-        notes=notes_of(config),
+        notes=notes_of(prepared),
         problems=prepared.problems,
     )
 

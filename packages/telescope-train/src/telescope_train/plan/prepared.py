@@ -11,6 +11,7 @@ from telescope_core.errors import ConfigError, TelescopeError
 from telescope_train.chat.template import template_problems
 from telescope_train.checkpoints.resume import ResumePoint, location_problems, resume_point
 from telescope_train.cluster.ports import port_problems
+from telescope_train.config.fields import sorted_out, unused
 from telescope_train.config.schema import TrainConfig
 from telescope_train.models.device import Device, compute_dtype, machine_device, machine_gpus
 from telescope_train.models.facts import (
@@ -49,6 +50,8 @@ class Prepared:
     """Bytes of each GPU of this machine, 0 where unknown; empty on CPU and on a cluster's nodes."""
     problems: tuple[str, ...]
     """Why the run cannot start on this machine; empty when it can."""
+    redundant: tuple[str, ...] = ()
+    """Settings that were given and change nothing on this device, each with its value."""
 
     @property
     def dtype(self) -> str:
@@ -61,8 +64,10 @@ class Prepared:
         Raises ConfigError if the settings do not fit the device.
         """
         device: Device = "cuda" if has_gpus else "cpu"
-        problems = tuple(_device_problems(self.config, device))
-        found = replace(self, device=device, problems=problems)
+        on_device = sorted_out(_device_problems(self.config, device))
+        found = replace(
+            self, device=device, problems=on_device.problems, redundant=on_device.redundant
+        )
         found.require_sound()
         return found
 
@@ -101,6 +106,7 @@ def prepare(config: TrainConfig) -> Prepared:
             problems += gpu_problems(config, facts, limit, gpus)
         problems += port_problems(config)
         problems += _device_problems(config, device)
+    found = sorted_out(problems)
     return Prepared(
         config=config,
         device=device,
@@ -109,7 +115,8 @@ def prepare(config: TrainConfig) -> Prepared:
         environments=environments,
         resume=resume,
         gpus=gpus,
-        problems=tuple(dict.fromkeys(problems)),
+        problems=found.problems,
+        redundant=found.redundant,
     )
 
 
@@ -180,8 +187,9 @@ def _device_problems(config: TrainConfig, device: Device) -> Iterator[str]:
                 f"trainer.{name} has no effect without a GPU: everything is in CPU memory "
                 "already; remove it"
             )
-    if "gpu_memory_utilization" in config.inference.model_fields_set:
-        yield (
-            "inference.gpu_memory_utilization has no effect without a GPU: on CPU, vLLM reserves "
-            "VLLM_CPU_KVCACHE_SPACE GiB, an environment variable; remove the setting"
-        )
+    yield from unused(
+        config.inference,
+        "inference.gpu_memory_utilization",
+        "without a GPU: on CPU, vLLM reserves VLLM_CPU_KVCACHE_SPACE GiB, an environment "
+        "variable; remove the setting",
+    )

@@ -14,11 +14,14 @@ from telescope_train.backends.fsdp.layout import fsdp_layout
 from telescope_train.config.fields import (
     Count,
     Dtype,
+    Found,
     Index,
     NotNegative,
     Positive,
     Ratio,
     Section,
+    sorted_out,
+    unused,
     was_set,
 )
 from telescope_train.config.megatron_section import MegatronSection
@@ -52,7 +55,7 @@ SHARED = (
 )
 """Settings that mean the same in `[trainer]` of `telescope train`."""
 FSDP, MEGATRON = "fsdp", "megatron"
-_SECTION = re.compile(r"\b(trainer|model|megatron)\.(?=[a-z])")
+_SECTION = re.compile(r"\b(trainer|model|megatron|checkpoint)\.(?=[a-z])")
 """Sections that settings have in `telescope train` alone."""
 
 
@@ -184,30 +187,38 @@ _OF_TRAIN = dict.fromkeys(
 def load_sft_config(files: Sequence[Path], flags: Sequence[str] = ()) -> SftConfig:
     """Return settings that fit together; raises ConfigError naming those that do not."""
     config = load_config(SftConfig, files, flags, refused_names=_OF_TRAIN)
-    _check_source(config)
     names = [environment.name for environment in config.environments]
     if len(set(names)) != len(names):
         raise ConfigError(f"environments: each can be listed only once, got {', '.join(names)}")
-    if config.lr_scheduler == "none" and "warmup_steps" in config.model_fields_set:
-        raise ConfigError('lr_scheduler "none" has no warm-up; remove warmup_steps')
     if config.warmup_steps > config.number_of_steps:
         raise ConfigError(
             f"warmup_steps must not exceed number_of_steps, got {config.warmup_steps} "
             f"and {config.number_of_steps}"
         )
-    for problem in _rank_problems(config):
-        raise ConfigError(problem)
-    for problem in checkpoint_problems(checkpoint_section(config), config.number_of_steps):
-        raise ConfigError(problem.removeprefix("checkpoint."))
+    if problems := settings_found(config).problems:
+        raise ConfigError("\n".join(problems))
     if config.make_tiny_model and Path(config.model).resolve() == Path(config.output).resolve():
         raise ConfigError("model and output must be different folders if make_tiny_model is set")
     return config
 
 
+def settings_found(config: SftConfig) -> Found:
+    """Return which settings do not fit together, and which were given and change nothing."""
+    steps = checkpoint_problems(checkpoint_section(config), config.number_of_steps)
+    found = sorted_out((*_source_problems(config), *_rank_problems(config), *steps))
+    problems = (_SECTION.sub("", problem) for problem in found.problems)
+    redundant = (_SECTION.sub("", setting) for setting in found.redundant)
+    return Found(problems=tuple(problems), redundant=tuple(redundant))
+
+
 def _rank_problems(config: SftConfig) -> Iterator[str]:
-    for field in LORA_FIELDS:
-        if was_set(config, field) and not config.use_lora:
-            yield f"{field} has no effect without use_lora; set use_lora = true, or remove {field}"
+    if config.lr_scheduler == "none":
+        why = "with lr_scheduler 'none', which has no warm-up; remove warmup_steps"
+        yield from unused(config, "warmup_steps", why, holds=(0, 10))
+    if not config.use_lora:
+        for field in LORA_FIELDS:
+            why = f"without use_lora; set use_lora = true, or remove {field}"
+            yield from unused(config, field, why)
     if config.ray_address is not None and config.trainer_num_workers == 1:
         yield (
             "ray_address has no effect with one rank, which runs in this process; raise "
@@ -228,8 +239,7 @@ def _rank_problems(config: SftConfig) -> Iterator[str]:
             fsdp_layout(trainer, config.trainer_num_workers)
         except ConfigError as error:
             problems.append(str(error))
-    for problem in problems:
-        yield _SECTION.sub("", problem)
+    yield from problems
 
 
 def trainer_section(config: SftConfig) -> TrainerSection:
@@ -258,20 +268,19 @@ def checkpoint_section(config: SftConfig) -> CheckpointSection:
     )
 
 
-def _check_source(config: SftConfig) -> None:
-    """Raise ConfigError unless there is one source of examples and its settings have an effect."""
+def _source_problems(config: SftConfig) -> Iterator[str]:
+    """Yield a message unless there is one source of examples, and for settings without effect."""
     if bool(config.environments) == (config.dataset is not None):
-        raise ConfigError(
+        yield (
             "set either [[environments]], whose gold answers are learned, or dataset, whose "
             f"conversations are learned; got {'both' if config.environments else 'neither'}"
         )
-    fields = ("dataset_subset", "dataset_split", "dataset_revision", "messages_field", "too_long")
-    given = [field for field in fields if was_set(config, field)]
-    if config.dataset is None and given:
-        raise ConfigError(f"{given[0]} has no effect without dataset; remove it")
-    if config.dataset is not None and Path(config.dataset).expanduser().exists():
+        return
+    if config.dataset is None:
+        fields = ("dataset_subset", "dataset_split", "dataset_revision")
+        for field in (*fields, "messages_field", "too_long"):
+            yield from unused(config, field, "without dataset; remove it")
+    elif Path(config.dataset).expanduser().exists():
         for field in ("dataset_revision", "dataset_subset"):
-            if was_set(config, field):
-                raise ConfigError(
-                    f"{field} has no effect: {config.dataset!r} is on this machine; remove it"
-                )
+            why = f"because {config.dataset!r} is on this machine; remove it"
+            yield from unused(config, field, why)

@@ -21,6 +21,7 @@ from telescope_train.batches.packing import pack
 from telescope_train.batches.weighting import token_weights
 from telescope_train.chat.template import read_chat_template
 from telescope_train.chat.tokenizer import load_stop_ids, load_tokenizer
+from telescope_train.checkpoints.damage import restore
 from telescope_train.checkpoints.folders import RunCheckpoint
 from telescope_train.checkpoints.saver import Checkpointer
 from telescope_train.config.schema import ModelSection
@@ -28,11 +29,13 @@ from telescope_train.models.location import require_replaceable
 from telescope_train.models.tiny import character_tokenizer, make_tiny_model
 from telescope_train.sft.checkpoints import (
     checkpointer,
+    how_to_go_on,
     log_folder,
+    resume_notes,
     rows_until,
     sft_resume_point,
 )
-from telescope_train.sft.config import SftConfig, trainer_section
+from telescope_train.sft.config import SftConfig, settings_found, trainer_section
 from telescope_train.sft.examples import GoldSamples, dataset_samples, gold_samples
 from telescope_train.sft.ranks import open_ranks
 
@@ -64,16 +67,21 @@ def run_sft(
 ) -> Path:
     """Train, write the model to `config.output` and return that folder.
 
-    `tell` gets one line for each environment that reads secrets.
+    `tell` gets a line about settings that change nothing, and for each environment with secrets.
 
     Settings, measurements and checkpoints go to `<output>-log/`. Nothing is written before the
     settings, the tokenizer and the environments have proved usable.
     """
     output = Path(config.output)
     require_replaceable(output)
+    if note := settings_found(config).note:
+        tell(note)
     if config.make_tiny_model:
         require_replaceable(Path(config.model))
     point = sft_resume_point(config)
+    if point is not None:
+        for note in resume_notes(config, point):
+            tell(note)
     tokenizer = _tokenizer(config)
     ends = () if config.make_tiny_model else load_stop_ids(config)
     if config.dataset is not None:
@@ -99,7 +107,7 @@ async def _train_and_export(
     settings = backend_settings(config)
     async with open_ranks(config, settings) as ranks:
         if point is not None:
-            await ranks.load_checkpoint(_from_anywhere(point.state_path))
+            await restore(ranks, point, how_to_go_on(config))
         saving = checkpointer(config, settings, ranks, resumed_from=point)
         num_done = point.step if point else 0
         path = log_folder(config) / "metrics.jsonl"

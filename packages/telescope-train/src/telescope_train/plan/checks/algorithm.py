@@ -13,7 +13,7 @@ from telescope_train.algorithms.record import (
     load_algorithm,
 )
 from telescope_train.config.algorithm_section import AlgorithmSection
-from telescope_train.config.fields import was_set
+from telescope_train.config.fields import unused, was_set
 from telescope_train.config.schema import TrainConfig
 
 TWICE = "which would count the ratio to the sampler twice"
@@ -29,13 +29,27 @@ def algorithm_problems(config: TrainConfig) -> Iterator[str]:
     section = algorithm_in_use(config)
     yield from _group_size_problems(config, algorithm)
     yield from _conflicts(section, algorithm)
+    holding = _holding(section, algorithm)
     for fields, effect in _effects(section, algorithm):
         if effect is not None:
-            yield from (
-                f"algorithm.{field} has no effect {effect}, or remove {field}"
-                for field in fields
-                if was_set(section, field)
-            )
+            for field in fields:
+                why, holds = f"{effect}, or remove {field}", holding.get(field)
+                yield from unused(section, f"algorithm.{field}", why, holds=holds)
+
+
+def _holding(section: AlgorithmSection, algorithm: Algorithm) -> dict[str, tuple[object, ...]]:
+    """Return the values that say what is so where a setting has no effect, but for defaults."""
+    own = resolved(AlgorithmSection(algorithm=section.algorithm), algorithm)
+    decoupled = section.use_decoupled_loss
+    return {
+        **({"advantage_norm": (algorithm.fixed_norm,)} if algorithm.fixed_norm else {}),
+        # A loss of its own clips as it does, which is not this clip.
+        "use_ppo_clip": (False,),
+        **{name: (getattr(own, name),) for name in ("clip_low", "clip_high", "clip_ratio_c")},
+        "ppo_clip_ref_logprobs": ("batch",) if decoupled else ("rollout",),
+        # Nothing is recomputed while nothing reads it.
+        "recompute_logprob": (True, False),
+    }
 
 
 def _effects(

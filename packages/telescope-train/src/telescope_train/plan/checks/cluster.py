@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from telescope_train.config.fields import was_set
+from telescope_train.config.fields import unused
 from telescope_train.config.schema import TrainConfig
 
 _SETTINGS = {
@@ -47,21 +47,25 @@ def cluster_problems(config: TrainConfig) -> Iterator[str]:
         yield from _own_cluster_problems(config)
     else:
         yield from _joined_cluster_problems(config)
-    if was_set(config.ray, "ray_environment_cpus_per_worker") and not _places_environments(config):
-        yield (
-            "ray.ray_environment_cpus_per_worker has no effect while environments are played on "
-            "this machine; set ray_environment_placement, or remove it"
+    if not _places_environments(config):
+        yield from unused(
+            config.ray,
+            "ray.ray_environment_cpus_per_worker",
+            "while environments are played on this machine; set ray_environment_placement, or "
+            "remove it",
         )
     yield from _argument_problems(config)
 
 
 def _own_cluster_problems(config: TrainConfig) -> Iterator[str]:
     for name in ("ray_inference_placement_strategy", "ray_trainer_placement_strategy"):
-        if was_set(config.ray, name):
-            yield (
-                f"ray.{name} has no effect without ray_address: a cluster of the run's own is one "
-                "node; set ray_address, or remove it"
-            )
+        yield from unused(
+            config.ray,
+            f"ray.{name}",
+            "without ray_address: a cluster of the run's own is one node; set ray_address, or "
+            "remove it",
+            holds=("PACK", "STRICT_PACK"),
+        )
     if _places_environments(config):
         yield (
             "ray.ray_environment_placement has no effect without ray_address: a cluster of the "

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from telescope_core.errors import ConfigError, unknown_name
 from telescope_train.chat.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 from telescope_train.chat.formats.choose import AUTO
-from telescope_train.config.fields import was_set
+from telescope_train.config.fields import Found, sorted_out, unused
 from telescope_train.config.schema import EnvironmentEntry, TrainConfig
 from telescope_train.plan.checks.algorithm import algorithm_problems
 from telescope_train.plan.checks.cluster import cluster_problems
@@ -28,7 +28,14 @@ _PARSERS = {"tool_call_parser": TOOL_CALL_PARSERS, "reasoning_parser": REASONING
 
 def check_config(config: TrainConfig) -> None:
     """Raise ConfigError with one line for each problem."""
-    problems = [
+    found = config_found(config)
+    if found.problems:
+        raise ConfigError("\n".join(found.problems))
+
+
+def config_found(config: TrainConfig) -> Found:
+    """Return what is wrong with settings on any machine, and which change nothing."""
+    checks = [
         *_environment_problems(config),
         *process_problems(config),
         *_length_problems(config),
@@ -46,8 +53,7 @@ def check_config(config: TrainConfig) -> None:
         *routing_problems(config),
         *_name_problems(config),
     ]
-    if problems:
-        raise ConfigError("\n".join(problems))
+    return sorted_out(checks)
 
 
 def _environment_problems(config: TrainConfig) -> Iterator[str]:
@@ -129,12 +135,13 @@ def _eval_problems(config: TrainConfig) -> Iterator[str]:
     yield from _eval_server_problems(config)
     for index, entry in enumerate(section.evals):
         where = f"evals[{index}] ({entry.name})"
-        for field in ("top_p", "top_k", "min_p"):
-            if not entry.temperature and was_set(entry, field):
-                yield (
-                    f"{where}: {field} has no effect with temperature 0, which always takes the "
-                    f"likeliest token; remove {field}, or raise the temperature"
+        for field, holds in (("top_p", None), ("top_k", (1,)), ("min_p", None)):
+            if not entry.temperature:
+                why = (
+                    "with temperature 0, which always takes the likeliest token; remove "
+                    f"{field}, or raise the temperature"
                 )
+                yield from unused(entry, f"{where}: {field}", why, holds=holds)
         if max(entry.pass_k) > entry.rollouts:
             yield (
                 f"{where}: pass_k {max(entry.pass_k)} needs at least that many rollouts per "
@@ -166,10 +173,12 @@ def _eval_server_problems(config: TrainConfig) -> Iterator[str]:
             "evals.eval_num_servers has no effect without eval_every: no evaluation runs while "
             "rollouts are sampled; set eval_every, or remove eval_num_servers"
         )
-    if was_set(section, "eval_start_end_use_all_servers") and not number:
-        yield (
-            "evals.eval_start_end_use_all_servers has no effect without eval_num_servers: evals "
-            "use all servers anyway; set eval_num_servers, or remove it"
+    if not number:
+        yield from unused(
+            section,
+            "evals.eval_start_end_use_all_servers",
+            "without eval_num_servers: evals use all servers anyway; set eval_num_servers, or "
+            "remove it",
         )
 
 

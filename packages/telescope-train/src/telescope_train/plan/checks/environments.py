@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from telescope_core.errors import ConfigError
 from telescope_core.processes.settings import split_address
-from telescope_train.config.fields import was_set
+from telescope_train.config.fields import unused
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
 from telescope_train.rollouts.environments import starts_processes
 
@@ -19,11 +19,11 @@ def process_problems(config: TrainConfig) -> Iterator[str]:
     ]
     if not started:
         for field in ("env_workers", "env_memory_limit_mb"):
-            if was_set(section, field):
-                yield (
-                    f"rollout.{field} has no effect: no environment of this run starts a process "
-                    f"here; set env_isolation = 'process', or remove {field}"
-                )
+            why = (
+                "because no environment of this run starts a process here; set env_isolation = "
+                f"'process', or remove {field}"
+            )
+            yield from unused(section, f"rollout.{field}", why)
     for kind, entries in (("environments", config.environments), ("evals", config.evals.evals)):
         for index, entry in enumerate(entries):
             yield from _entry_problems(entry, f"{kind}[{index}] ({entry.name})", config)
@@ -42,9 +42,11 @@ def _entry_problems(
         yield (
             f"{where}: env_addresses has no effect with env_isolation = 'none'; remove one of them"
         )
-    is_given = isinstance(entry, EnvironmentEntry) and entry.env_workers is not None
-    if is_given and not starts_processes(entry, isolation):
-        yield (
-            f"{where}: env_workers has no effect: the environment starts no process here; set "
-            "env_isolation = 'process', or remove env_workers (and env_addresses, if it has any)"
+    if isinstance(entry, EnvironmentEntry) and not starts_processes(entry, isolation):
+        yield from unused(
+            entry,
+            f"{where}: env_workers",
+            "because the environment starts no process here; set env_isolation = 'process', or "
+            "remove env_workers (and env_addresses, if it has any)",
+            holds=(config.rollout.env_workers,),
         )

@@ -10,7 +10,7 @@ from telescope_train.backends.megatron.layout import (
     layout_problems,
     model_problems,
 )
-from telescope_train.config.fields import was_set
+from telescope_train.config.fields import unused
 from telescope_train.config.megatron_section import MegatronSection
 from telescope_train.config.schema import TrainConfig
 from telescope_train.config.trainer_section import TrainerSection
@@ -64,10 +64,11 @@ def section_problems(
         if trainer.train_backend not in entry_points(group="telescope.backends").names:
             return  # refused as a name, and perhaps a typo of this one
         for name in sorted(section.model_fields_set):
-            yield (
-                f"megatron.{name} has no effect with train_backend = {trainer.train_backend!r}; "
-                f"set train_backend = {BACKEND!r}, or remove {name}"
+            why = (
+                f"with train_backend = {trainer.train_backend!r}; set train_backend = "
+                f"{BACKEND!r}, or remove {name}"
             )
+            yield from unused(section, f"megatron.{name}", why)
         return
     if find_spec("megatron") is None:
         yield (
@@ -75,24 +76,35 @@ def section_problems(
             "telescope-train[megatron]"
         )
     yield from layout_problems(section, trainer.trainer_num_workers)
-    yield from _trainer_problems(trainer, model_dtype)
-    is_asked = was_set(section, "megatron_sequence_parallel") and section.megatron_sequence_parallel
-    if is_asked and section.megatron_tensor_parallel_size == 1:
-        yield (
-            "megatron.megatron_sequence_parallel has no effect without tensor-parallel ranks; "
-            "raise megatron_tensor_parallel_size, or remove it"
+    yield from _trainer_problems(section, trainer, model_dtype)
+    if section.megatron_tensor_parallel_size == 1:
+        # On by default, and off says what is so.
+        yield from unused(
+            section,
+            "megatron.megatron_sequence_parallel",
+            "without tensor-parallel ranks; raise megatron_tensor_parallel_size, or remove it",
+            holds=(True, False),
         )
     for name, needed in _NEEDS.items():
-        value = getattr(section, name)
-        if was_set(section, name) and value is not False and not getattr(section, needed):
-            yield f"megatron.{name} has no effect without {needed}; turn that on, or remove {name}"
+        if not getattr(section, needed):
+            default = type(section).model_fields[name].default
+            why = f"without {needed}; turn that on, or remove {name}"
+            yield from unused(section, f"megatron.{name}", why, holds=(default, False))
 
 
-def _trainer_problems(trainer: TrainerSection, model_dtype: str) -> Iterator[str]:
+def _trainer_problems(
+    section: MegatronSection, trainer: TrainerSection, model_dtype: str
+) -> Iterator[str]:
     """Yield settings of other sections that this backend does not follow."""
+    own = {
+        "gradient_checkpointing": (
+            (True, "full") if section.megatron_gradient_checkpointing else (False,)
+        ),
+        "optimizer_cpu_offload": (section.megatron_optimizer_cpu_offload,),
+    }
     for name, advice in _NO_EFFECT.items():
-        if was_set(trainer, name):
-            yield f"trainer.{name} has no effect with train_backend = {BACKEND!r}; {advice}"
+        why = f"with train_backend = {BACKEND!r}; {advice}"
+        yield from unused(trainer, f"trainer.{name}", why, holds=own.get(name))
     if trainer.optimizer != "adamw":
         yield (
             f"trainer.optimizer = {trainer.optimizer!r} is one of backend fsdp; use 'adamw', and "

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from telescope_core.errors import ConfigError
-from telescope_train.config.fields import was_set
+from telescope_train.config.fields import unused
 from telescope_train.config.schema import TrainConfig
 from telescope_train.observability.trackers.tracker import load_tracker, names_in_use
 
@@ -24,15 +24,17 @@ def observability_problems(config: TrainConfig) -> Iterator[str]:
     section = config.observability
     for name, needed in _NEEDS.items():
         value = getattr(section, needed)
-        if was_set(section, name) and (value is None or value is False):
-            yield (
-                f"observability.{name} has no effect without {needed}; set {needed}, or remove "
-                f"{name}"
-            )
-    if was_set(config.inference, "otlp_receiver_port") and not config.inference.enable_vllm_tracing:
-        yield (
-            "inference.otlp_receiver_port has no effect without enable_vllm_tracing; set "
-            "enable_vllm_tracing = true, or remove otlp_receiver_port"
+        if value is None or value is False:
+            # It is on by default, and off says what is so: nothing is uploaded.
+            holds = (True, False) if name == "wandb_upload_logs" else None
+            why = f"without {needed}; set {needed}, or remove {name}"
+            yield from unused(section, f"observability.{name}", why, holds=holds)
+    if not config.inference.enable_vllm_tracing:
+        yield from unused(
+            config.inference,
+            "inference.otlp_receiver_port",
+            "without enable_vllm_tracing; set enable_vllm_tracing = true, or remove "
+            "otlp_receiver_port",
         )
     asked = {"wandb": section.use_wandb, "tensorboard": section.use_tensorboard}
     for name in names_in_use(asked, section.trackers):

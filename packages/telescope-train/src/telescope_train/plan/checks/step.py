@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from telescope_core.errors import ConfigError
 from telescope_train.algorithms.corrections import has_ratio
 from telescope_train.algorithms.record import load_algorithm
-from telescope_train.config.fields import was_set
+from telescope_train.config.fields import unused
 from telescope_train.config.schema import TrainConfig
 from telescope_train.rollouts.accept import BUILT_IN, EXPECTED
 from telescope_train.step.stream_rules import stream_problem
@@ -21,20 +21,20 @@ SWITCHES = {
 }
 """Setting -> the setting without which it has no effect, and what to set that to."""
 _NEEDS_SAMPLING_AHEAD = {
-    "in_flight_update": "no request is under way when weights change",
-    "max_off_policy_steps": "every token is sampled by the weights that it trains",
+    "in_flight_update": ("no request is under way when weights change", ("pause",)),
+    "max_off_policy_steps": ("every token is sampled by the weights that it trains", (8, 0)),
 }
-"""Setting of `[scheduling]` -> why it needs rollouts that are sampled ahead."""
+"""Setting of `[scheduling]` -> why it needs rollouts that are sampled ahead, and which values say
+what is so without."""
 
 
 def step_problems(config: TrainConfig) -> Iterator[str]:
     """Yield a message for each problem in the settings of a step."""
     section = config.algorithm
     for field, (switch, remedy) in SWITCHES.items():
-        if was_set(section, field) and getattr(section, field) and not getattr(section, switch):
-            yield (
-                f"algorithm.{field} has no effect without {switch}; set {remedy}, or remove {field}"
-            )
+        if not getattr(section, switch):
+            why = f"without {switch}; set {remedy}, or remove {field}"
+            yield from unused(section, f"algorithm.{field}", why)
     problem = stream_problem(config)
     if problem is not None:
         yield problem
@@ -65,10 +65,11 @@ def _scheduling_problems(config: TrainConfig) -> Iterator[str]:
             f"({ahead}): a batch is begun up to {ahead} updates before it is trained, and all of "
             f"it would be thrown away; raise the first, or lower the second"
         )
-    if was_set(section, "prompt_prefetch_buffer_size") and not section.enable_prompt_prefetch:
-        yield (
-            "scheduling.prompt_prefetch_buffer_size has no effect without enable_prompt_prefetch; "
-            "set enable_prompt_prefetch = true, or remove it"
+    if not section.enable_prompt_prefetch:
+        yield from unused(
+            section,
+            "scheduling.prompt_prefetch_buffer_size",
+            "without enable_prompt_prefetch; set enable_prompt_prefetch = true, or remove it",
         )
     if section.batch_order == "finished" and not ahead:
         yield (
@@ -81,12 +82,13 @@ def _unused_scheduling(config: TrainConfig) -> Iterator[str]:
     """Yield settings that were given and change nothing."""
     section = config.scheduling
     if not section.max_async_rollout:
-        for field, why in _NEEDS_SAMPLING_AHEAD.items():
-            if was_set(section, field):
-                yield (
-                    f"scheduling.{field} has no effect with max_async_rollout = 0: {why}; raise "
-                    f"max_async_rollout, or remove {field}"
-                )
+        for field, (why, holds) in _NEEDS_SAMPLING_AHEAD.items():
+            yield from unused(
+                section,
+                f"scheduling.{field}",
+                f"with max_async_rollout = 0: {why}; raise max_async_rollout, or remove {field}",
+                holds=holds,
+            )
     open_rollouts, servers = section.max_open_rollouts, config.inference.inference_num_workers
     most = (
         section.max_concurrent_prompts_per_server

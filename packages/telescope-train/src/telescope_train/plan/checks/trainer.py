@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from telescope_core.errors import ConfigError
 from telescope_train.backends.fsdp.layout import fsdp_layout
-from telescope_train.config.fields import was_set
+from telescope_train.config.fields import unused
 from telescope_train.config.schema import CheckpointSection, TrainConfig
 from telescope_train.config.trainer_section import TrainerSection
 from telescope_train.models.served_adapter import VLLM_RANKS, served_adapter
@@ -19,11 +19,13 @@ def trainer_problems(config: TrainConfig) -> Iterator[str]:
     for index, beta in enumerate(section.adam_betas):
         if not 0 <= beta < 1:
             yield f"trainer.adam_betas[{index}] must be at least 0 and below 1, got {beta:g}"
-    if was_set(section, "min_lr_ratio") and section.lr_scheduler in ("constant", "none"):
-        yield (
-            f"trainer.min_lr_ratio has no effect with lr_scheduler = {section.lr_scheduler!r}; "
-            "use 'linear' or 'cosine', or remove min_lr_ratio"
+    if section.lr_scheduler in ("constant", "none"):
+        why = (
+            f"with lr_scheduler = {section.lr_scheduler!r}; use 'linear' or 'cosine', or remove "
+            "min_lr_ratio"
         )
+        # The default, and what is so: the learning rate ends where it was.
+        yield from unused(section, "trainer.min_lr_ratio", why, holds=(0.0, 1.0))
     if section.warmup_steps and section.lr_scheduler == "none":
         yield (
             "trainer.warmup_steps has no effect with lr_scheduler = 'none'; "
@@ -89,17 +91,12 @@ def _fsdp_problems(section: TrainerSection) -> Iterator[str]:
 
 def _lora_problems(config: TrainConfig) -> Iterator[str]:
     section = config.trainer
-    for field in LORA_FIELDS:
-        if was_set(section, field) and not section.use_lora:
-            yield (
-                f"trainer.{field} has no effect without use_lora; "
-                f"set use_lora = true, or remove {field}"
-            )
-    if was_set(config.weights, "lora_transfer") and not section.use_lora:
-        yield (
-            "weights.lora_transfer has no effect without use_lora; set use_lora = true, or remove "
-            "lora_transfer"
-        )
+    if not section.use_lora:
+        for field in LORA_FIELDS:
+            why = f"without use_lora; set use_lora = true, or remove {field}"
+            yield from unused(section, f"trainer.{field}", why)
+        why = "without use_lora; set use_lora = true, or remove lora_transfer"
+        yield from unused(config.weights, "weights.lora_transfer", why)
     highest = VLLM_RANKS[-1]
     if served_adapter(config) is not None and section.lora_rank > highest:
         yield (
@@ -123,11 +120,8 @@ def checkpoint_problems(section: CheckpointSection, number_of_steps: int) -> Ite
         )
     if not section.checkpoint_every:
         for field in ("checkpoint_keep_last", "checkpoint_keep_every"):
-            if was_set(section, field):
-                yield (
-                    f"checkpoint.{field} has no effect without checkpoint_every; "
-                    f"set checkpoint_every, or remove {field}"
-                )
+            why = f"without checkpoint_every; set checkpoint_every, or remove {field}"
+            yield from unused(section, f"checkpoint.{field}", why)
         return
     if section.checkpoint_every > number_of_steps:
         yield (

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points
 
 from telescope_core.errors import unknown_name
-from telescope_train.config.fields import was_set
+from telescope_train.config.fields import unused
 from telescope_train.config.schema import TrainConfig
 from telescope_train.config.weights_section import AUTO_TRANSPORT, STORED, TRANSPORTS_GROUP
 from telescope_train.models.device import Device
@@ -22,28 +22,31 @@ def weights_problems(config: TrainConfig) -> Iterator[str]:
             "weights.weight_transport = 'ipc' works inside one GPU, which trainer and server share "
             "with colocate = true; set it, or use 'auto'"
         )
-    if section.weight_broadcast_mode == "per_tensor" and was_set(
-        section, "weight_broadcast_bucket_mb"
-    ):
-        yield (
-            "weights.weight_broadcast_bucket_mb has no effect with weight_broadcast_mode = "
-            "'per_tensor', which sends each tensor by itself; remove one"
+    if section.weight_broadcast_mode == "per_tensor":
+        yield from unused(
+            section,
+            "weights.weight_broadcast_bucket_mb",
+            "with weight_broadcast_mode = 'per_tensor', which sends each tensor by itself; remove "
+            "one",
         )
     if section.weight_broadcast_cpu_staging and name in STORED:
         yield (
             f"weights.weight_broadcast_cpu_staging has no effect with weight_transport = {name!r}: "
             "weights are in files before servers pause; remove it"
         )
-    if was_set(section, "weight_broadcast_pin_memory") and not section.weight_broadcast_cpu_staging:
-        yield (
-            "weights.weight_broadcast_pin_memory has no effect without "
-            "weight_broadcast_cpu_staging; set that too, or remove it"
+    if not section.weight_broadcast_cpu_staging:
+        yield from unused(
+            section,
+            "weights.weight_broadcast_pin_memory",
+            "without weight_broadcast_cpu_staging; set that too, or remove it",
+            holds=(True, False),
         )
     backend = config.trainer.train_backend
-    if was_set(section, "weight_broadcast_free_grad_buffers") and backend != "megatron":
-        yield (
-            "weights.weight_broadcast_free_grad_buffers has no effect with train_backend = "
-            f"{backend!r}, which frees gradients after each step; remove it"
+    if backend != "megatron":
+        yield from unused(
+            section,
+            "weights.weight_broadcast_free_grad_buffers",
+            f"with train_backend = {backend!r}, which frees gradients after each step; remove it",
         )
 
 
@@ -57,11 +60,12 @@ def weights_device_problems(config: TrainConfig, device: Device) -> Iterator[str
             f"weights.weight_transport = {section.weight_transport!r} needs a GPU, and this "
             "machine has none; use 'auto', 'gloo' or 'disk'"
         )
-    if section.weight_broadcast_pin_memory and was_set(section, "weight_broadcast_pin_memory"):
-        yield (
-            "weights.weight_broadcast_pin_memory has no effect without a GPU, which would read "
-            "from it; remove it"
-        )
+    yield from unused(
+        section,
+        "weights.weight_broadcast_pin_memory",
+        "without a GPU, which would read from it; remove it",
+        holds=(True, False),
+    )
     if config.inference.colocate:
         yield (
             "inference.colocate shares a GPU between trainer and server, and this machine has "
@@ -74,11 +78,12 @@ def colocation_problems(config: TrainConfig) -> Iterator[str]:
     """Yield a message for each setting that does not fit one GPU for trainer and server."""
     inference = config.inference
     if not inference.colocate:
-        if was_set(inference, "colocate_sleep_level"):
-            yield (
-                "inference.colocate_sleep_level has no effect without colocate: servers with a GPU "
-                "of their own never sleep; set colocate, or remove it"
-            )
+        yield from unused(
+            inference,
+            "inference.colocate_sleep_level",
+            "without colocate: servers with a GPU of their own never sleep; set colocate, or "
+            "remove it",
+        )
         return
     for where, value, expected in (
         ("trainer.trainer_num_workers", config.trainer.trainer_num_workers, 1),
