@@ -9,7 +9,7 @@ import pytest
 
 from telescope_core.chat.trouble import showing_troubles
 from telescope_core.errors import EnvironmentProcessError
-from telescope_core.processes.client import NOTHING, WorkerClient
+from telescope_core.processes.client import WorkerClient
 from telescope_core.processes.frames import (
     LENGTH_BYTES,
     Beat,
@@ -19,6 +19,7 @@ from telescope_core.processes.frames import (
     WorkerFrame,
 )
 from telescope_core.processes.handshake import Identity
+from telescope_core.processes.replies import read_nothing
 from telescope_core.processes.settings import StageDeadlines
 from telescope_core.processes.watch import beating, io_bytes
 from telescope_core.protocol_versions import PROTOCOL_MAX
@@ -172,7 +173,7 @@ def test_work_for_others_is_no_sign():
             asyncio.create_task(
                 worker.ask(
                     FetchExample(split=Split.TRAIN, index=0),
-                    NOTHING,
+                    read_nothing,
                     within_s=LOAD_S,
                     shows_work=True,
                 )

@@ -23,3 +23,14 @@ def escaped(text: str) -> str:
     The same escape is valid in JSON, so JSON that is escaped after it was written keeps its value.
     """
     return _ACTING_IN_LINES.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def foreign(text: str, most: int) -> str:
+    """Return text of others for a terminal, a page or a log: escaped, and without its middle.
+
+    Of more than `most` characters, three quarters at the beginning and a quarter at the end stay.
+    """
+    if len(text) > most:
+        head, tail = most - most // 4, most // 4
+        text = f"{text[:head]} ... ({len(text) - most} characters left out) ... {text[-tail:]}"
+    return escaped(text)

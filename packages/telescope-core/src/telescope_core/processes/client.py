@@ -43,14 +43,21 @@ from telescope_core.processes.frames import (
     Welcome,
     Withdraw,
     WorkerFrame,
-    without_tokens,
 )
 from telescope_core.processes.handshake import Identity, declared_secrets, hello, load_error
 from telescope_core.processes.launch import Lifeline, WorkerPlace
+from telescope_core.processes.replies import (
+    MOST_ERROR_CHARACTERS,
+    Reader,
+    UnreadableReplyError,
+    read_nothing,
+    read_rollout,
+)
 from telescope_core.processes.settings import StageDeadlines
 from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
 from telescope_core.protocols import LATE_SCORE_S, PlayRequest, Policy
 from telescope_core.scoring_news import Listener, who_hears_of_scoring
+from telescope_core.terminal import foreign
 from telescope_core.types import Completion, Rollout, RolloutStatus, StopReason, Turn
 
 T = TypeVar("T")
@@ -59,16 +66,17 @@ _GROWN_BYTES = 2**20
 _DONE_BYTES = 4096
 """Bytes that it reads or writes between two beats, which are a part of that by themselves."""
 _DECODER: msgspec.msgpack.Decoder[WorkerFrame] = msgspec.msgpack.Decoder(WorkerFrame)
-_ROLLOUT = msgspec.msgpack.Decoder(Rollout)
-NOTHING: "msgspec.msgpack.Decoder[None]" = msgspec.msgpack.Decoder(type=None)
+_MOST_LINE_CHARACTERS = 500
+"""Longest line of a worker that a person is shown."""
 
 
 class RequestFailed(Exception):
     """The worker answered a request with a failure."""
 
     def __init__(self, failure: Failure) -> None:
-        super().__init__(f"{failure.kind}: {failure.message}")
-        self.failure = failure
+        self.kind = foreign(failure.kind, _MOST_LINE_CHARACTERS)
+        self.text = foreign(failure.message, MOST_ERROR_CHARACTERS)
+        super().__init__(f"{self.kind}: {self.text}")
 
 
 @dataclass(slots=True, eq=False)
@@ -171,12 +179,12 @@ class WorkerClient:
         secrets = welcome.secrets if self._place.gets_secrets else ()
         values = declared_secrets(secrets, os.environ)
         opening = Open(settings=dict(settings), secrets=values)
-        await self.ask(opening, NOTHING, within_s=self._deadlines.load_s, shows_work=True)
+        await self.ask(opening, read_nothing, within_s=self._deadlines.load_s, shows_work=True)
 
     async def ask(
         self,
         request: Request,
-        answer: "msgspec.msgpack.Decoder[T]",
+        read: "Reader[T]",
         *,
         within_s: float,
         shows_work: bool = False,
@@ -195,7 +203,7 @@ class WorkerClient:
             self.kill(f"did not answer {what} and {idle}")
             raise EnvironmentProcessError(f"{self.label} {self._why_killed}") from None
         except RequestFailed as error:
-            raise load_error(error.failure.kind, error.failure.message) from None
+            raise load_error(error.kind, error.text) from None
         except asyncio.CancelledError:
             self._connection.send(Cancel(id=call.id))
             raise
@@ -203,7 +211,10 @@ class WorkerClient:
             self._calls.pop(call.id, None)
         if value is None:
             raise StrayCancelError(f"{self.label}, {what}: {stray_cancel('')}")
-        return answer.decode(value)
+        try:
+            return read(value)
+        except UnreadableReplyError as error:
+            raise EnvironmentProcessError(self._unreadable(what, error)) from None
 
     async def _worked_on(
         self, result: "asyncio.Future[T]", what: str, within_s: float, *, shows_work: bool
@@ -264,7 +275,11 @@ class WorkerClient:
         if value is None:
             stray = stray_cancelled(name, request)
             return replace(stray, turns=tuple(call.turns))
-        rollout = without_tokens(_ROLLOUT.decode(value))
+        try:
+            rollout = read_rollout(value)
+        except UnreadableReplyError as error:
+            text = f"{type(error).__name__}: {name}: {self._unreadable('play', error)}"
+            return _failed(name, request, call, text, StopReason.ERROR)
         return replace(
             rollout,
             environment=name,
@@ -301,12 +316,25 @@ class WorkerClient:
         close_s = self._deadlines.close_s
         if self.is_alive and self._greeting.done():
             with suppress(TelescopeError):  # the worker is ended below in any case
-                await self.ask(Close(), NOTHING, within_s=close_s)
+                await self.ask(Close(), read_nothing, within_s=close_s)
         self._connection.close("it was closed")
         if self.lifeline is not None:
             await self.lifeline.end(within_s=close_s)
         if self._burial is not None:
             await self._burial
+
+    def _unreadable(self, what: str, error: UnreadableReplyError) -> str:
+        """Retire this worker, whose code sent it; returns what to say of its reply.
+
+        It has answered, so this is no death of a worker that cannot be kept alive.
+        """
+        self.is_retired = True
+        self.num_finished += 1
+        return (
+            f"{self.label} sent a reply to {what} that cannot be read ({error}); the worker is "
+            "replaced; look for code of the environment that writes to the worker's descriptors, "
+            "or use the same version of telescope-core on both sides"
+        )
 
     def _begin(
         self, frame: Request, *, rollout_id: str = "", policy: Policy | None = None
@@ -339,7 +367,8 @@ class WorkerClient:
                 self._note_work(frame)
                 self.last_beat = frame
                 if frame.trouble:
-                    relay(f"{self.label}: {frame.trouble}")
+                    line = " ".join(frame.trouble[: 4 * _MOST_LINE_CHARACTERS].split())
+                    relay(f"{self.label}: {foreign(line, _MOST_LINE_CHARACTERS)}")
                 self.lag_s = max(self.lag_s, frame.lag_s)
             case Welcome() | Refused():
                 self._greeted(frame)
@@ -378,7 +407,7 @@ class WorkerClient:
         elif isinstance(frame, Welcome):
             self._greeting.set_result(frame)
         else:
-            text = f"{self.label} refused: {frame.reason}"
+            text = f"{self.label} refused: {foreign(frame.reason, MOST_ERROR_CHARACTERS)}"
             self._greeting.set_exception(load_error(frame.kind, text))
 
     def _end(self, frame: Reply | Stopped | Failure) -> None:
@@ -395,6 +424,9 @@ class WorkerClient:
         if call is None or call.policy is None or call.ended.done():
             text = "the rollout has ended"
             self._connection.send(Failure(id=frame.id, kind="EndpointError", message=text))
+            return
+        if frame.id in self._completing:
+            self._connection.abort(f"a second request for completion {frame.id} arrived")
             return
         started_s = time.monotonic()
         task = asyncio.get_running_loop().create_task(

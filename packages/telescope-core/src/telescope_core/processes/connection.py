@@ -23,6 +23,7 @@ from telescope_core.processes.frames import (
     length_of,
     to_bytes,
 )
+from telescope_core.terminal import foreign
 
 Incoming = TypeVar("Incoming")
 _THREAD_SEND_S = 1.0
@@ -145,9 +146,9 @@ class Connection(asyncio.Protocol, Generic[Incoming]):
     def _decode(self, body: bytes) -> Incoming:
         try:
             return self._decoder.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(
-                f"a malformed message of {len(body)} bytes arrived ({error})"
+                f"a malformed message of {len(body)} bytes arrived ({foreign(str(error), 300)})"
             ) from error
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -7,7 +7,7 @@ ignored. `docs/reference/environment-protocol.md` describes the exchange.
 
 import struct
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -29,6 +29,9 @@ MAX_HELLO_BYTES = 64 * 2**10
 """Largest frame in bytes that is accepted before the host has shown its token."""
 _LENGTH = struct.Struct(">I")
 LENGTH_BYTES = _LENGTH.size
+Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+"""A time in seconds that a worker tells of itself; not a number that is none."""
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 UNNUMBERED = -1
 """Id of a request that has not been sent."""
 
@@ -200,19 +203,19 @@ class Withdraw(_Frame, tag="withdraw"):
 class Beat(_Frame, tag="beat"):
     """Worker, twice a second, from a thread: the state of its process."""
 
-    lag_s: float
+    lag_s: Amount
     """Longest delay of the event loop since the last beat, in seconds."""
-    blocked_s: float
+    blocked_s: Amount
     """Seconds for which the event loop has been blocked until now; 0 = it is not blocked."""
     blocked_call: int
     """Id of the play request whose code blocks the loop; -1 = none, or not known."""
     blocked_where: str
     """`file:line in function` of that code."""
-    memory_bytes: int
+    memory_bytes: Count
     """Resident memory of the process."""
-    num_stuck_threads: int
+    num_stuck_threads: Count
     """Threads that still run code of rollouts that have ended."""
-    io_bytes: int = 0
+    io_bytes: Count = 0
     """Bytes that the process has read and written since its start; 0 = not known."""
     trouble: str = ""
     """Trouble since the last beat with endpoints that the environment's own code asks."""

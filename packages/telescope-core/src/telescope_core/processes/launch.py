@@ -22,6 +22,7 @@ from telescope_core.errors import EnvironmentProcessError
 from telescope_core.processes.settings import LOG_VARIABLE, split_address
 from telescope_core.records.output_logs import ENVIRONMENT_OUTPUT, OutputLog
 from telescope_core.secret_names import require_own_secrets, secret_values
+from telescope_core.terminal import foreign
 
 _PASSED_ON = """
     PATH HOME USER LANG LANGUAGE TZ TMPDIR TEMP TMP SYSTEMROOT SHELL TERM
@@ -230,7 +231,7 @@ class LocalWorker:
         return f"{_how_ended(self._process.poll())}{self._last_words()}"
 
     def _last_words(self) -> str:
-        lines = self._output.tail(_TAIL_LINES)[-_TAIL_CHARACTERS:]
+        lines = foreign(self._output.tail(_TAIL_LINES), _TAIL_CHARACTERS)
         where = "" if self._log_path is None else f"; its log is {self._log_path}"
         return f"{where}; its last lines:\n{lines}" if lines else where
 

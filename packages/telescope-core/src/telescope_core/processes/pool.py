@@ -7,13 +7,11 @@ and replaced. Only its own rollouts come back as failures, with `EnvironmentProc
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import msgspec
-
 from telescope_core.errors import EnvironmentProcessError
-from telescope_core.processes.client import NOTHING, WorkerClient
+from telescope_core.processes.client import WorkerClient
 from telescope_core.processes.frames import (
     Describe,
     FetchExample,
@@ -25,15 +23,19 @@ from telescope_core.processes.frames import (
 )
 from telescope_core.processes.handshake import Identity
 from telescope_core.processes.launch import WorkerPlace
+from telescope_core.processes.replies import (
+    Reader,
+    read_description,
+    read_example,
+    read_gold,
+    read_group_of,
+    read_nothing,
+)
 from telescope_core.processes.settings import ProcessSettings
 from telescope_core.protocols import PlayRequest, Policy
 from telescope_core.types import EnvironmentDescription, Example, Group, Rollout, Split
 
 T = TypeVar("T")
-_DESCRIPTION = msgspec.msgpack.Decoder(EnvironmentDescription)
-_EXAMPLE = msgspec.msgpack.Decoder(Example)
-_GROUP = msgspec.msgpack.Decoder(Group)
-_GOLD: "msgspec.msgpack.Decoder[Rollout | None]" = msgspec.msgpack.Decoder(Rollout | None)
 _LOOK_EVERY_S = 0.25
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 10.0
@@ -104,7 +106,7 @@ class EnvironmentPool:
         description = self._description
         if description is None:
             load_s = self._processes.deadlines.load_s
-            description = await self._ask(Describe(), _DESCRIPTION, within_s=load_s)
+            description = await self._ask(Describe(), read_description, within_s=load_s)
             self._description = description
         return description
 
@@ -113,19 +115,18 @@ class EnvironmentPool:
         load_s = self._processes.deadlines.load_s
         return await self._ask(
             FetchExample(split=split, index=index),
-            _EXAMPLE,
+            read_example,
             within_s=load_s,
         )
 
     async def gold(self, split: Split, index: int) -> Rollout | None:
         """Return the scored rollout of the gold answer; None when there is none."""
         deadlines = self._processes.deadlines
-        gold = await self._ask(
+        return await self._ask(
             Gold(split=split, index=index),
-            _GOLD,
+            read_gold,
             within_s=deadlines.load_s + deadlines.score_s,
         )
-        return None if gold is None else without_tokens(gold)
 
     async def play(self, request: PlayRequest, policy: Policy) -> Rollout:
         """Play and score one rollout on the least busy worker.
@@ -147,12 +148,11 @@ class EnvironmentPool:
             example_id=group.example_id,
             rollouts=tuple(without_tokens(rollout) for rollout in group.rollouts),
         )
-        scored = await self._ask(
+        return await self._ask(
             ScoreGroup(split=split, example_index=example_index, group=sent),
-            _GROUP,
+            read_group_of(group),
             within_s=self._processes.deadlines.score_s,
         )
-        return with_turns_of(scored, group)
 
     async def cancel(self, rollout_id: str) -> None:
         """Stop a rollout; unknown ids are ignored."""
@@ -165,7 +165,7 @@ class EnvironmentPool:
         hang_s = self._processes.deadlines.hang_s
         await asyncio.gather(
             *(
-                worker.ask(Health(), NOTHING, within_s=hang_s)
+                worker.ask(Health(), read_nothing, within_s=hang_s)
                 for worker in self._workers()
                 if worker.is_alive
             )
@@ -208,14 +208,12 @@ class EnvironmentPool:
     def _workers(self) -> list[WorkerClient]:
         return [seat.worker for seat in self._seats if seat.worker is not None] + self._leaving
 
-    async def _ask(
-        self, request: Request, answer: "msgspec.msgpack.Decoder[T]", *, within_s: float
-    ) -> T:
+    async def _ask(self, request: Request, read: "Reader[T]", *, within_s: float) -> T:
         """Send a request to any worker, and to another one when that worker dies."""
         for attempt in range(1, _ASK_ATTEMPTS + 1):
             worker = await self._least_busy()
             try:
-                return await worker.ask(request, answer, within_s=within_s, shows_work=True)
+                return await worker.ask(request, read, within_s=within_s, shows_work=True)
             except EnvironmentProcessError:
                 if attempt == _ASK_ATTEMPTS:
                     raise
@@ -326,15 +324,6 @@ def _has_started(seat: _Seat, task: "asyncio.Task[None]") -> None:
     seat.starting = None
     if not task.cancelled():
         task.exception()  # marks it as retrieved; `_least_busy` raises it
-
-
-def with_turns_of(scored: Group, group: Group) -> Group:
-    """Return `scored` with the turns of the same rollouts in `group`."""
-    turns = {rollout.index: rollout.turns for rollout in group.rollouts}
-    return replace(
-        scored,
-        rollouts=tuple(replace(rollout, turns=turns[rollout.index]) for rollout in scored.rollouts),
-    )
 
 
 def _listed(rollout_ids: list[str]) -> str:

@@ -1,0 +1,145 @@
+"""Read what a worker answers: bytes of an environment's code, which may be anything.
+
+A reply that cannot be read, or that says what no environment can mean, raises UnreadableReplyError.
+Texts are cut and escaped, because terminals, pages and logs show them.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+
+from telescope_core.processes.frames import ProtocolError, without_tokens
+from telescope_core.terminal import foreign
+from telescope_core.types import (
+    EnvironmentDescription,
+    Example,
+    Group,
+    Rollout,
+    RolloutStatus,
+    Turn,
+)
+
+T = TypeVar("T")
+Reader: TypeAlias = Callable[[msgspec.Raw], T]
+MOST_ERROR_CHARACTERS = 8000
+"""Longest text of an error, which has the last lines that a worker printed."""
+_MOST_NAME_CHARACTERS = 200
+_MOST_COUNT = 2**31
+"""Above all numbers of tokens, turns and examples; records hold them in 32 bits."""
+
+
+class UnreadableReplyError(ProtocolError):
+    """A reply of a worker cannot be read, or means nothing."""
+
+
+def _reader(kind: Any) -> "Reader[Any]":
+    decoder = msgspec.msgpack.Decoder(kind)
+
+    def read(value: msgspec.Raw) -> Any:
+        try:
+            return decoder.decode(value)
+        # The last three: bytes that are no text, what is nested too deep, and too large numbers.
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+            raise UnreadableReplyError(
+                f"{type(error).__name__}: {foreign(str(error), 300)}"
+            ) from None
+
+    return read
+
+
+read_nothing: "Reader[None]" = _reader(None)
+read_example: "Reader[Example]" = _reader(Example)
+_description: "Reader[EnvironmentDescription]" = _reader(EnvironmentDescription)
+_rollout: "Reader[Rollout]" = _reader(Rollout)
+_gold: "Reader[Rollout | None]" = _reader(Rollout | None)
+_group: "Reader[Group]" = _reader(Group)
+
+
+def read_rollout(value: msgspec.Raw) -> Rollout:
+    """Return a rollout that was played or failed, without token ids and log-probs."""
+    return _sound(_rollout(value))
+
+
+def read_gold(value: msgspec.Raw) -> Rollout | None:
+    """Return the rollout of a gold answer; None when there is none."""
+    found = _gold(value)
+    return None if found is None else _sound(found)
+
+
+def read_description(value: msgspec.Raw) -> EnvironmentDescription:
+    """Return what an environment declares."""
+    found = _description(value)
+    ranges = [found.reward_min, found.reward_max, found.success_threshold]
+    ranges += [end for one in found.metrics.values() for end in (one.low, one.high) if end]
+    _require(_are_finite(ranges), "a range that is no range of numbers")
+    _require(found.reward_min <= found.reward_max, "a reward_min above reward_max")
+    sizes = [size for size in found.num_examples.values() if size is not None]
+    _require(all(size >= 0 for size in sizes), "a negative number of examples")
+    return found
+
+
+def read_group_of(group: Group) -> "Reader[Group]":
+    """Return what reads `group` with its group rewards.
+
+    Everything else stays as it is here, whatever the worker says of it.
+    """
+
+    def read(value: msgspec.Raw) -> Group:
+        scored = [_sound(one) for one in _group(value).rollouts]
+        asked = [one.index for one in group.rollouts]
+        _require(
+            [one.index for one in scored] == asked, "other rollouts than it was asked to score"
+        )
+        for one, own in zip(scored, group.rollouts, strict=True):
+            _require((one.reward is None) == (own.reward is None), "rewards for other rollouts")
+        rollouts = (
+            replace(own, reward=one.reward, rewards=one.rewards, metrics=one.metrics, info=one.info)
+            for one, own in zip(scored, group.rollouts, strict=True)
+        )
+        return replace(group, rollouts=tuple(rollouts))
+
+    return read
+
+
+def _require(is_sound: bool, otherwise: str) -> None:
+    if not is_sound:
+        raise UnreadableReplyError(f"it has {otherwise}")
+
+
+def _are_finite(numbers: Iterable[float]) -> bool:
+    return all(math.isfinite(number) for number in numbers)
+
+
+def _sound(rollout: Rollout) -> Rollout:
+    """Return `rollout` if what it says can be; with texts that can be shown."""
+    is_failed = rollout.status is RolloutStatus.FAILED
+    is_known = is_failed or rollout.status is RolloutStatus.KEPT
+    _require(is_known, f"the status {rollout.status.value!r}, which only the host gives")
+    _require((rollout.reward is None) == is_failed, "a reward where it failed, or none where not")
+    numbers = [*rollout.rewards.values(), *rollout.metrics.values(), rollout.score_s]
+    _require(_are_finite([*numbers, rollout.reward or 0.0]), "a number that is not finite")
+    _require(rollout.score_s >= 0, "a negative time")
+    _require(all(0 <= note.turn < _MOST_COUNT for note in rollout.info), "a note of no turn")
+    _require(all(map(_is_possible, rollout.turns)), "a turn with impossible numbers")
+    return replace(
+        without_tokens(rollout),
+        status_reason=foreign(rollout.status_reason, _MOST_NAME_CHARACTERS),
+        error=None if rollout.error is None else foreign(rollout.error, MOST_ERROR_CHARACTERS),
+        rewards=_named(rollout.rewards),
+        metrics=_named(rollout.metrics),
+    )
+
+
+def _is_possible(turn: Turn) -> bool:
+    done = turn.completion
+    counts = [done.num_prompt_tokens, done.num_completion_tokens, done.num_retries]
+    counts += [done.oldest_version, done.newest_version]
+    times = [turn.started_s, turn.ended_s, turn.temperature or 0.0]
+    return all(0 <= count < _MOST_COUNT for count in counts) and _are_finite(times)
+
+
+def _named(values: Mapping[str, float]) -> dict[str, float]:
+    return {foreign(name, _MOST_NAME_CHARACTERS): value for name, value in values.items()}
