@@ -222,14 +222,14 @@ async def _run(config: TrainConfig, rank: MortalRank, killed_after: int | None) 
     ranks = AllRanks([rank])
     restarts = Restarts(3)
     if point is not None:
-        await ranks.load_checkpoint(point.checkpoint.state_path)
+        await ranks.load_checkpoint(point.checkpoint.state_path, point.checkpoint.state_proofs)
 
     async def go_back(died):
         begun = newest_to_go_on(config, point)
         folder.go_back(restart_at(begun, died, folder.last_step()))
         rank.start()
         if begun is not None:
-            await ranks.load_checkpoint(begun.state_path)
+            await ranks.load_checkpoint(begun.state_path, begun.state_proofs)
         return begun
 
     await live(

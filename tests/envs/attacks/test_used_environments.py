@@ -15,9 +15,11 @@ from telescope_envs.install.data import venv_folder
 from telescope_envs.records.links import links
 from telescope_train.checkpoints.folders import CheckpointManifest
 from telescope_train.checkpoints.resume import resume_point
+from telescope_train.checkpoints.sampler_state import write_sampler_state
 from telescope_train.config.schema import TrainConfig
 from telescope_train.plan.load import load_train_config
 from telescope_train.rollouts import environments
+from telescope_train.rollouts.sampled import SamplerState
 
 __all__ = ["home", "install", "telescope"]
 
@@ -85,6 +87,8 @@ def save_checkpoint(config: TrainConfig) -> None:
         environment_records=records_of(config),
     )
     Path("saved/checkpoint.json").write_text(manifest.model_dump_json())
+    state = SamplerState(next_batch=3, draw_position=0, batches={})
+    write_sampler_state(Path("saved"), state)
 
 
 def test_a_downgrade_by_a_changed_lock_is_refused_at_resume(install):

@@ -25,6 +25,7 @@ from telescope_train.checkpoints.folders import (
     expendable,
 )
 from telescope_train.checkpoints.resume import is_over, newest_to_go_on, resume_point
+from telescope_train.checkpoints.sampler_state import write_sampler_state
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
 from telescope_train.config.eval_folders import evals_left
 from telescope_train.config.schema import TrainConfig
@@ -313,6 +314,7 @@ def checkpoint_at(folder: Path, step: int, *, name: str = "", whole: bool = True
         config={},
     )
     (path / "checkpoint.json").write_text(manifest.model_dump_json())
+    write_sampler_state(path, SamplerState(next_batch=step, draw_position=0, batches={}))
     if whole:
         (path / "state" / ".metadata").write_text("")
 
@@ -428,7 +430,7 @@ async def test_a_disk_that_is_full_keeps_the_checkpoint_before(tiny, tmp_path, m
             return True
 
         async def finish_checkpoint(self):
-            """Nothing to wait for."""
+            return {}
 
     def no_room(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -24,7 +24,7 @@ class QuickRanks:
         return True
 
     async def finish_checkpoint(self):
-        """Nothing to wait for."""
+        return {}
 
 
 def describe(folder: Path, settings: ModelSection) -> None:

@@ -30,6 +30,7 @@ from telescope_core.reports.train_report import write_train_report
 from telescope_core.types import WeightVersion
 from telescope_train.backends.protocol import RankDiedError
 from telescope_train.batches.packing import Packing
+from telescope_train.checkpoints.damage import by_its_path, by_moving_it, restore
 from telescope_train.checkpoints.folders import RunCheckpoint
 from telescope_train.checkpoints.resume import (
     is_over,
@@ -134,6 +135,7 @@ def announce(prepared: Prepared, *, begins_again: bool = False) -> None:
     point = prepared.resume
     if point is not None:
         print_resume(point.checkpoint.step, str(point.checkpoint.path), point.changed)
+        print_notes(point.notes)
     if begins_again:
         print_notes(["the earlier try saved nothing, so the run begins again in its folder"])
     print_secrets(prepared.environments.secrets, os.environ)
@@ -328,7 +330,7 @@ async def _go_back(opened: Opened, died: RankDiedError) -> RunCheckpoint | None:
         # Another try would wait for the same room: a node is gone, and the others are full.
         raise ProcessDiedError(f"{died}. The ranks cannot start again: {error}") from None
     if begun is not None:
-        await ranks.load_checkpoint(begun.state_path.absolute())
+        await restore(ranks, begun, by_moving_it)
     await opened.policies.turns.servers_work()
     await publisher.restore(restart.step)
     return begun
@@ -389,7 +391,8 @@ async def _restore(
         return 0
     checkpoint = prepared.resume.checkpoint
     await publisher.weights_change()
-    await ranks.load_checkpoint(checkpoint.state_path.absolute())
+    how = by_moving_it if prepared.resume.is_same_run else by_its_path
+    await restore(ranks, checkpoint, how)
     await publisher.publish(checkpoint.step)
     return checkpoint.step
 

@@ -1,23 +1,34 @@
 """Folders that appear complete or not at all, and distributed checkpoints (torch DCP).
 
-Every rank calls every function. A checkpoint can be read by a different number of ranks.
+Every rank calls every function. A checkpoint can be read by a different number of ranks. Each file
+is digested by the thread that writes it, so that whoever reads it can prove that it is the same.
 """
 
+import hashlib
+import io
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import (
+    FileSystem,
+    FileSystemReader,
+    FileSystemWriter,
+)
 from torch.distributed.checkpoint.planner import SavePlanner
 
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.records.folders import partial_folder, put_in_place
+from telescope_core.records.proofs import FileProof, wrong_contents
+from telescope_train.backends.protocol import DamagedStateError
 from telescope_train.models.location import require_replaceable
 
 
@@ -41,20 +52,89 @@ def folder_of_all_ranks(folder: Path) -> Iterator[Path]:
     dist.barrier()
 
 
+class _ProvingStream:
+    """A file that is written from its beginning to its end, and digested on the way."""
+
+    def __init__(self, stream: io.IOBase) -> None:
+        self._stream: Any = stream
+        self._digest = hashlib.sha256()
+        self._num_bytes = 0
+
+    def write(self, content: Any) -> int:
+        # hashlib lets other threads work while it reads, so that training goes on.
+        self._digest.update(content)
+        self._num_bytes += memoryview(content).nbytes
+        return self._stream.write(content)
+
+    def tell(self) -> int:
+        return self._num_bytes
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def proof(self) -> FileProof:
+        return FileProof(num_bytes=self._num_bytes, sha256=self._digest.hexdigest())
+
+
+class _ProvingFileSystem(FileSystem):
+    """Keeps the proof of each file that is written through it, by its name."""
+
+    def __init__(self) -> None:
+        self.proofs: dict[str, FileProof] = {}
+
+    @contextmanager
+    def create_stream(
+        self, path: "str | os.PathLike[str]", mode: str
+    ) -> Generator[io.IOBase, None, None]:
+        with super().create_stream(path, mode) as stream:
+            proving = _ProvingStream(stream)
+            yield cast(io.IOBase, proving)
+        self.proofs[Path(path).name] = proving.proof()
+
+    def rename(self, path: "str | os.PathLike[str]", new_path: "str | os.PathLike[str]") -> None:
+        super().rename(path, new_path)
+        self.proofs[Path(new_path).name] = self.proofs.pop(Path(path).name)
+
+
+class _ProvingWriter(FileSystemWriter):
+    """Writes the files of a checkpoint, and knows their proofs."""
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__(folder)
+        self.fs = _ProvingFileSystem()
+
+
 class Saving:
     """A state that is being written in the background; call `wait` once."""
 
-    def __init__(self, folder: Path, written: "Future[Any]", group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        written: "Future[Any]",
+        group: dist.ProcessGroup,
+        proofs: Mapping[str, FileProof],
+    ) -> None:
+        """`proofs`: of each file by its name, complete when `written` is done."""
         self._folder = folder
         self._written = written
         self._group = group
+        self._proofs = proofs
 
     def is_done(self) -> bool:
         """Return whether this rank has finished writing or failed."""
         return self._written.done()
 
-    def wait(self) -> None:
-        """Wait until every rank's part is on disk; raises TelescopeError if that fails."""
+    def wait(self) -> dict[str, FileProof]:
+        """Wait until every rank's part is on disk; raises TelescopeError if that fails.
+
+        Returns the proof of each file that this rank wrote, by its name in the folder.
+        """
         try:
             self._written.result()
         except (OSError, RuntimeError, CheckpointException) as error:
@@ -64,6 +144,7 @@ class Saving:
             ) from error
         finally:
             dist.destroy_process_group(self._group)
+        return dict(self._proofs)
 
 
 def start_saving(folder: str | Path, state: dict[str, Any]) -> Saving:
@@ -74,25 +155,26 @@ def start_saving(folder: str | Path, state: dict[str, Any]) -> Saving:
     """
     group = dist.new_group(backend="gloo")
     # The writer stages in the foreground, so training may change the tensors once this returns.
-    writer = FileSystemWriter(folder)
+    writer = _ProvingWriter(folder)
     written = dcp.async_save(state, storage_writer=writer, async_stager=writer, process_group=group)
     assert isinstance(written, Future), "the writer stages in the foreground"
-    return Saving(Path(folder), written, group)
+    return Saving(Path(folder), written, group, writer.fs.proofs)
 
 
 def write_in_background(folder: Path, state: dict[str, Any], planner: SavePlanner) -> Saving:
     """Write `state`, which nobody changes any more, by `planner` while the caller continues."""
     group = dist.new_group(backend="gloo")
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+    writer = _ProvingWriter(folder)
     written = thread.submit(
         dcp.save,
         state,
-        storage_writer=FileSystemWriter(folder),
+        storage_writer=writer,
         planner=planner,
         process_group=group,
     )
     thread.shutdown(wait=False)
-    return Saving(folder, written, group)
+    return Saving(folder, written, group, writer.fs.proofs)
 
 
 def save_state(folder: str | Path, state: dict[str, Any]) -> None:
@@ -101,9 +183,38 @@ def save_state(folder: str | Path, state: dict[str, Any]) -> None:
         start_saving(partial, state).wait()
 
 
+def require_proved(
+    folder: Path, proofs: Mapping[str, FileProof], moved: Callable[[], None] | None = None
+) -> None:
+    """Raise DamagedStateError on every rank if a file in `folder` is not what was written.
+
+    `proofs`: of each file by its name there. Each rank reads a share of them, so that all of it is
+    read once, about 1 GB/s and rank. `moved` is called for every 4 MiB.
+    """
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    # The largest files, those of the ranks, go round first, so that each rank gets one of them.
+    by_size = sorted(proofs, key=lambda name: (-proofs[name].num_bytes, name))
+    found: list[Any] = [wrong_contents(folder, proofs, by_size[rank::num_ranks], moved)]
+    if num_ranks > 1:
+        mine, found = found[0], [None] * num_ranks
+        dist.all_gather_object(found, mine)
+    wrong = [line for lines in found for line in lines]
+    if wrong:
+        raise DamagedStateError(folder, wrong)
+
+
 def load_state(folder: str | Path, state: dict[str, Any]) -> None:
-    """Fill `state` in place from `folder`, which must hold all of its keys: see `saved_keys`."""
-    dcp.load(state, storage_reader=FileSystemReader(Path(folder)))
+    """Fill `state` in place from `folder`, which must hold all of its keys: see `saved_keys`.
+
+    Raises DamagedStateError if a file cannot be read.
+    """
+    try:
+        dcp.load(state, storage_reader=FileSystemReader(Path(folder)))
+    except CheckpointException as error:
+        first, _ = next(iter(error.failures.values()))
+        if isinstance(first, torch.OutOfMemoryError):
+            raise first from None
+        raise DamagedStateError(Path(folder), [f"{type(first).__name__}: {first}"]) from error
 
 
 def saved_keys(folder: str | Path) -> set[str]:

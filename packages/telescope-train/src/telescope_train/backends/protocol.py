@@ -4,6 +4,7 @@
 `TrainerBackend`, in `telescope_train.backends.trainer_backend`, which needs torch; this needs none.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -11,7 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_core.errors import ProcessDiedError, TelescopeError
+from telescope_core.errors import ConfigError, ProcessDiedError, TelescopeError
+from telescope_core.records.proofs import FileProof
 from telescope_train.algorithms.corrections import algorithm_in_use
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import Shards, StepPlan
@@ -33,6 +35,19 @@ class RankDiedError(ProcessDiedError):
 
 class TransferError(TelescopeError):
     """Weights could not be sent, because of who should have received them."""
+
+
+class DamagedStateError(ConfigError):
+    """Files of a saved state are not what was written; nothing was loaded."""
+
+    def __init__(self, folder: Path, wrong: Sequence[str]) -> None:
+        """`folder`: that of the state. `wrong`: one line for each file."""
+        super().__init__(folder, wrong)  # made anew from these where another process raised it
+        self.folder, self.wrong = folder, tuple(wrong)
+
+    def __str__(self) -> str:
+        """Return the folder and what is wrong there."""
+        return f"{self.folder} is damaged: {'; '.join(self.wrong)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,12 +202,19 @@ class Ranks(Protocol):
         """Return whether every rank has finished writing or failed."""
         ...
 
-    async def finish_checkpoint(self) -> None:
-        """Wait for all parts; raises TelescopeError if one could not be written."""
+    async def finish_checkpoint(self) -> Mapping[str, FileProof]:
+        """Wait for all parts; raises TelescopeError if one could not be written.
+
+        Returns the proofs of the files by their names in the folder, as far as ranks know them.
+        """
         ...
 
-    async def load_checkpoint(self, folder: Path) -> None:
-        """Continue from the state in `folder`, whatever the number of ranks that wrote it."""
+    async def load_checkpoint(self, folder: Path, proofs: Mapping[str, FileProof]) -> None:
+        """Continue from the state in `folder`, whatever the number of ranks that wrote it.
+
+        `proofs`: of its files, which are read and compared first; empty = they are not known.
+        Raises DamagedStateError if a file is not what was written.
+        """
         ...
 
     async def save_pretrained(self, folder: Path) -> None:

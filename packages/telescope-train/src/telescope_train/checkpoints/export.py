@@ -26,6 +26,7 @@ from telescope_train.backends.megatron.architecture import architecture_of
 from telescope_train.backends.megatron.mapping import hugging_face_shapes
 from telescope_train.backends.megatron.pretrained import write_weights
 from telescope_train.backends.megatron.reading import read_weights as megatron_weights
+from telescope_train.checkpoints.damage import by_exporting, require_whole
 from telescope_train.checkpoints.folders import RunCheckpoint
 from telescope_train.config.schema import ModelSection, TrainerSection
 from telescope_train.models.load import load_model, no_progress_bars, torch_dtype
@@ -60,10 +61,13 @@ def export_checkpoint(
 ) -> Exported:
     """Write the model of `checkpoint` to `output`, whole or not at all.
 
+    Raises ConfigError, before anything is written, if a file is not what was written then.
+
     `dtype`: type of the written weights; None = as they were trained. `max_shard_size`: largest
     size of one file of weights, such as "5GB". A model that is already in `output` is replaced.
     """
     require_replaceable(output)
+    require_whole(checkpoint, by_exporting)
     config = checkpoint.manifest.config
     settings = ModelSection.model_validate(config["model"])
     trainer = TrainerSection.model_validate(config["trainer"])

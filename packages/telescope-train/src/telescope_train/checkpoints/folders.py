@@ -1,10 +1,11 @@
 """The checkpoints of a run as folders: what one holds, which are complete, which may be removed.
 
 A folder gets the name of a checkpoint by a rename once everything is in it. What a crash leaves
-behind has a name that begins with a dot, and is never taken for a checkpoint. Imports no torch.
+behind has a name that begins with a dot, and is never taken for a checkpoint. What has lost a part
+later, as by a copy that was cut, has files of other sizes than its manifest says. Imports no torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,15 +14,17 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from telescope_core.environment_record import EnvironmentRecord
-from telescope_core.errors import ConfigError
+from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.records.files import read_json, write_json
-from telescope_train.checkpoints.sampler_state import read_sampler_state, write_sampler_state
+from telescope_core.records.proofs import FileProof, proofs_of, wrong_sizes
+from telescope_train.checkpoints.sampler_state import read_sampler_state
 from telescope_train.config.run_folder import run_folder
 from telescope_train.config.schema import TrainConfig
 from telescope_train.rollouts.sampled import SamplerState
 
 FINAL = "final"
 _MANIFEST = "checkpoint.json"
+_STATE = "state/"
 FORMAT_VERSION = 2
 """2: the sampler's state holds chains of tokens (`sampler.msgpack`). 1 is still read."""
 
@@ -46,6 +49,9 @@ class CheckpointManifest(BaseModel):
     """Every setting of the run, defaults included."""
     environment_records: dict[str, EnvironmentRecord] = Field(default_factory=dict)
     """Name of each environment in the settings -> which code it was."""
+    files: dict[str, FileProof] = Field(default_factory=dict)
+    """Path in the folder -> what proves the file, of all but this one; empty in checkpoints of
+    earlier versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +81,21 @@ class RunCheckpoint:
         """Default folder for an export to Hugging Face format."""
         return self.path / "hf"
 
+    @property
+    def used(self) -> dict[str, FileProof]:
+        """The proofs of all files that a resume or an export reads: not those of an export."""
+        files = self.manifest.files
+        return {name: proof for name, proof in files.items() if not name.startswith("hf/")}
+
+    @property
+    def state_proofs(self) -> dict[str, FileProof]:
+        """The proofs of the trainer ranks' files, by their names in `state_path`."""
+        return {
+            name.removeprefix(_STATE): proof
+            for name, proof in self.manifest.files.items()
+            if name.startswith(_STATE)
+        }
+
     def ends(self, number_of_steps: int) -> bool:
         """Return whether it is the last of a run of so many steps, which is exported as well."""
         return self.path.name == FINAL and self.step == number_of_steps
@@ -92,12 +113,22 @@ def checkpoints_folder(config: TrainConfig) -> Path:
     return run_folder(config) / "checkpoints"
 
 
-def write_manifest(folder: Path, manifest: CheckpointManifest, state: SamplerState | None) -> None:
-    """Write the driver's part of a checkpoint; `state` is None if the run samples nothing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if state is not None:
-        write_sampler_state(folder, state)
-    write_json(folder / _MANIFEST, manifest.model_dump(mode="json"))
+def write_manifest(
+    folder: Path, manifest: CheckpointManifest, of_ranks: Mapping[str, FileProof]
+) -> None:
+    """Write what the checkpoint in `folder` is, and what proves each of its files.
+
+    `of_ranks`: proofs of files in `state`, as the ranks wrote them; all others are read. Raises
+    TelescopeError if a file of the ranks has not arrived as it was written.
+    """
+    known = {f"{_STATE}{name}": proof for name, proof in of_ranks.items()}
+    if wrong := wrong_sizes(folder, known):
+        raise TelescopeError(
+            f"{folder}: {'; '.join(wrong)}; look at the disk or file system, and at what else "
+            "writes there, and resume from the checkpoint before"
+        )
+    proved = manifest.model_copy(update={"files": proofs_of(folder, known)})
+    write_json(folder / _MANIFEST, proved.model_dump(mode="json"))
 
 
 def read_checkpoint(path: Path) -> RunCheckpoint:
@@ -116,16 +147,54 @@ def read_checkpoint(path: Path) -> RunCheckpoint:
         raise ConfigError(f"{path / _MANIFEST}: {where}: {first['msg']}") from None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundCheckpoints:
+    """The checkpoints in a folder."""
+
+    complete: list[RunCheckpoint]
+    """Those whose files are all there with their sizes, the oldest first."""
+    broken: dict[Path, str]
+    """Each other folder of a checkpoint -> what it lacks."""
+
+    def broken_after(self, checkpoint: RunCheckpoint) -> list[str]:
+        """Return one line for each broken checkpoint whose name says that it is newer."""
+        name = checkpoint.path.name
+        return [
+            f"{path} is not whole: {why}"
+            for path, why in sorted(self.broken.items())
+            if path.name == FINAL or (name != FINAL and path.name > name)
+        ]
+
+
+def find_checkpoints(folder: Path) -> FoundCheckpoints:
+    """Return what is in `folder`; contents are not read."""
+    complete: list[RunCheckpoint] = []
+    broken: dict[Path, str] = {}
+    for path in folder.glob("[!.]*/"):
+        if not (path / "state").is_dir():
+            if (path / _MANIFEST).is_file():
+                broken[path] = "state is missing"
+            continue
+        lacking = [name for name in (_MANIFEST, "state/.metadata") if not (path / name).is_file()]
+        if lacking:
+            broken[path] = f"{lacking[0]} is missing"
+            continue
+        try:
+            one = read_checkpoint(path)
+        except ConfigError:
+            broken[path] = f"{_MANIFEST} cannot be read"
+            continue
+        if wrong := wrong_sizes(path, one.used):
+            broken[path] = "; ".join(wrong)
+        else:
+            complete.append(one)
+    complete.sort(key=lambda one: (one.step, one.path.name == FINAL))
+    return FoundCheckpoints(complete=complete, broken=broken)
+
+
 def complete_checkpoints(folder: Path) -> list[RunCheckpoint]:
     """Return the complete checkpoints in `folder`, the oldest first."""
-    found = [
-        read_checkpoint(path)
-        for path in folder.glob("*")
-        if not path.name.startswith(".")
-        and (path / _MANIFEST).is_file()
-        and (path / "state" / ".metadata").is_file()
-    ]
-    return sorted(found, key=lambda one: (one.step, one.path.name == FINAL))
+    return find_checkpoints(folder).complete
 
 
 def expendable(

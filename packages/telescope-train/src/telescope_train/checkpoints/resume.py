@@ -16,11 +16,19 @@ from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.records import Resume, RunFolder, RunState
 from telescope_core.records.folders import end_replacing
 from telescope_core.records.identity import NOTHING_SAVED, now
+from telescope_train.checkpoints.damage import (
+    by_its_path,
+    by_moving_it,
+    read_whole,
+    require_start,
+    unproved,
+)
 from telescope_train.checkpoints.folders import (
+    FoundCheckpoints,
     RunCheckpoint,
     checkpoints_folder,
     complete_checkpoints,
-    read_checkpoint,
+    find_checkpoints,
 )
 from telescope_train.config.eval_folders import evals_left
 from telescope_train.config.origin import origin_of
@@ -48,6 +56,8 @@ class ResumePoint:
     """Permitted differences from the checkpoint's settings and environments, one line each."""
     is_at_last_step: bool = False
     """Whether the same run has no step left, only what comes after its last one."""
+    notes: tuple[str, ...] = ()
+    """What to know of the checkpoint: newer ones that are not whole, and what nothing proves."""
 
 
 Records: TypeAlias = Mapping[str, EnvironmentRecord]
@@ -57,17 +67,22 @@ Records: TypeAlias = Mapping[str, EnvironmentRecord]
 def resume_point(config: TrainConfig, records: Records) -> ResumePoint | None:
     """Return where the run continues; None if it starts from the beginning.
 
-    Raises ConfigError if there is no such checkpoint, or if settings differ that must be the same.
+    Raises ConfigError if there is no such checkpoint, if settings differ that must be the same, or
+    if files that are read here are not what was written.
     """
     own, given = checkpoints_folder(config), config.checkpoint.resume_from_checkpoint
     if config.checkpoint.resume_if_saved and _has_saved(own):
         given = LATEST
     if given is None:
         return None
+    passed_over: list[str] = []
     if given == LATEST:
-        checkpoint, is_same_run = _newest(own, config), True
+        end_replacing(own)
+        found = find_checkpoints(own)
+        checkpoint, is_same_run = _newest(found, own, config), True
+        passed_over = found.broken_after(checkpoint)
     else:
-        checkpoint, is_same_run = read_checkpoint(Path(given).expanduser()), False
+        checkpoint, is_same_run = read_whole(Path(given).expanduser(), by_its_path), False
         if checkpoint.path.resolve().parent == own.resolve():
             raise ConfigError(
                 f"{given!r} is a checkpoint of this run; continue its newest one with "
@@ -75,6 +90,8 @@ def resume_point(config: TrainConfig, records: Records) -> ResumePoint | None:
                 "--name of its own"
             )
     is_at_last_step = is_same_run and checkpoint.step == config.run.number_of_steps
+    if passed_over:
+        _require_not_finished(checkpoint, passed_over, config)
     if is_at_last_step:
         _require_unfinished(checkpoint, config)
     elif checkpoint.step >= config.run.number_of_steps:
@@ -87,14 +104,21 @@ def resume_point(config: TrainConfig, records: Records) -> ResumePoint | None:
             "false); use `telescope export`, and train the export as a new model"
         )
     before, now_ = checkpoint.manifest.config, config.model_dump(mode="json")
+    changed = (
+        *_allowed_changes(before, now_),
+        *_environment_changes(checkpoint, config, records),
+    )
+    if not (is_at_last_step and is_over(config, checkpoint)):
+        require_start(checkpoint, by_moving_it if is_same_run else by_its_path)
     return ResumePoint(
         checkpoint=checkpoint,
         is_same_run=is_same_run,
-        changed=(
-            *_allowed_changes(before, now_),
-            *_environment_changes(checkpoint, config, records),
-        ),
+        changed=changed,
         is_at_last_step=is_at_last_step,
+        notes=(
+            *(f"{line}; {checkpoint.path.name} is taken instead" for line in passed_over),
+            *unproved(checkpoint),
+        ),
     )
 
 
@@ -215,12 +239,11 @@ def _has_saved(folder: Path) -> bool:
     return bool(complete_checkpoints(folder))
 
 
-def _newest(folder: Path, config: TrainConfig) -> RunCheckpoint:
-    end_replacing(folder)
-    found = complete_checkpoints(folder)
-    if not found:
-        raise ConfigError(_nothing_to_resume(folder, config))
-    newest = found[-1]
+def _newest(found: FoundCheckpoints, folder: Path, config: TrainConfig) -> RunCheckpoint:
+    if not found.complete:
+        lacking = "".join(f"\n  {path}: {why}" for path, why in sorted(found.broken.items()))
+        raise ConfigError(f"{_nothing_to_resume(folder, config)}{lacking}")
+    newest = found.complete[-1]
     if newest.manifest.run != config.run.name:
         raise ConfigError(
             f"{str(newest.path)!r} belongs to the run {newest.manifest.run!r}, not to "
@@ -245,6 +268,18 @@ def _nothing_to_resume(folder: Path, config: TrainConfig) -> str:
         "checkpoint_every set, so that it can go on the next time (--resume-if-saved begins "
         "again in its folder)"
     )
+
+
+def _require_not_finished(
+    checkpoint: RunCheckpoint, passed_over: Sequence[str], config: TrainConfig
+) -> None:
+    """Raise where going on from an older checkpoint would take steps of a finished run again."""
+    if RunFolder.open(run_folder(config)).info().state is RunState.FINISHED:
+        raise ConfigError(
+            f"the run is finished, and {'; '.join(passed_over)}. The newest whole one is "
+            f"{checkpoint.path}; bring the file back from a copy, or move the newer ones away to "
+            f"take the steps after {checkpoint.step} again"
+        )
 
 
 def _require_unfinished(checkpoint: RunCheckpoint, config: TrainConfig) -> None:

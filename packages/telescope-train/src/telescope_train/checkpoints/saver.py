@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.records.folders import partial_folder, put_in_place, remove_folder, sweep
+from telescope_core.records.proofs import FileProof
 from telescope_core.records.room import room_for
 from telescope_core.types import WeightVersion
 from telescope_train.backends.protocol import Ranks
@@ -27,6 +28,7 @@ from telescope_train.checkpoints.folders import (
     expendable,
     write_manifest,
 )
+from telescope_train.checkpoints.sampler_state import write_sampler_state
 from telescope_train.config.schema import CheckpointSection, ModelSection, TrainConfig
 from telescope_train.models.location import locate_model
 from telescope_train.observability.timeline import CHECKPOINTS, UNRECORDED, Timeline
@@ -192,18 +194,21 @@ class Checkpointer:
         with room_for(path):
             describe = self._describe or save_model_description
             await self._in_thread(describe, partial / "model", self._run.model)
-            await self._in_thread(write_manifest, partial, manifest, state)
-        await self._until_ranks_are_done()
+            if state is not None:
+                await self._in_thread(write_sampler_state, partial, state)
+        of_ranks = await self._until_ranks_are_done()
         with room_for(path):
+            await self._in_thread(write_manifest, partial, manifest, of_ranks)
             await self._in_thread(self._publish, path)
 
-    async def _until_ranks_are_done(self) -> None:
+    async def _until_ranks_are_done(self) -> Mapping[str, FileProof]:
+        """Return the proofs of what the ranks have written, by the names of their files."""
         # A rank handles its calls one after the other. A call that waited for the writing would
         # keep the rank from training, so it gets short questions, which it answers between steps.
         while not await self._ranks.checkpoint_is_written():  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
         # Every rank has ended its writing by now, so this only raises their errors.
-        await self._ranks.finish_checkpoint()
+        return await self._ranks.finish_checkpoint()
 
     def _publish(self, path: Path) -> None:
         # Older checkpoints are removed only after the new one has its name, so that a crash in

@@ -10,7 +10,19 @@ from pathlib import Path
 from telescope_core.errors import ConfigError
 from telescope_core.records.folders import end_replacing
 from telescope_train.backends.protocol import BackendSettings, Ranks
-from telescope_train.checkpoints.folders import RunCheckpoint, complete_checkpoints, read_checkpoint
+from telescope_train.checkpoints.damage import (
+    GoOn,
+    by_its_path,
+    by_moving_it,
+    read_whole,
+    require_start,
+    unproved,
+)
+from telescope_train.checkpoints.folders import (
+    RunCheckpoint,
+    complete_checkpoints,
+    find_checkpoints,
+)
 from telescope_train.checkpoints.resume import LATEST
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
 from telescope_train.sft.config import SftConfig, checkpoint_section
@@ -39,10 +51,11 @@ def log_folder(config: SftConfig) -> Path:
 def sft_resume_point(config: SftConfig) -> RunCheckpoint | None:
     """Return the checkpoint to continue from; None if training starts from the beginning.
 
-    Raises ConfigError if there is no such checkpoint, if settings differ that must be the same, or
-    if a start from the beginning would mix its checkpoints with older ones.
+    Raises ConfigError if there is no such checkpoint, if settings differ that must be the same, if
+    files are not what was written, or if a start from the beginning would mix its checkpoints with
+    older ones.
     """
-    own = log_folder(config) / "checkpoints"
+    own = _folder(config)
     end_replacing(own)
     found, given = complete_checkpoints(own), config.resume_from_checkpoint
     if given == LATEST:
@@ -57,7 +70,26 @@ def sft_resume_point(config: SftConfig) -> RunCheckpoint | None:
             f"{str(own)!r} holds checkpoints of an earlier training; continue the newest with "
             f"resume_from_checkpoint = {LATEST!r}, choose another output, or delete them"
         )
-    return None if given is None else _checked(read_checkpoint(Path(given).expanduser()), config)
+    if given is None:
+        return None
+    return _checked(read_whole(Path(given).expanduser(), by_its_path), config)
+
+
+def resume_notes(config: SftConfig, point: RunCheckpoint) -> list[str]:
+    """Return what to know of the checkpoint `point` before training goes on from it."""
+    passed_over: list[str] = []
+    if config.resume_from_checkpoint == LATEST:
+        passed_over = find_checkpoints(_folder(config)).broken_after(point)
+    return [f"{line}; {point.path.name} is taken instead" for line in passed_over] + unproved(point)
+
+
+def how_to_go_on(config: SftConfig) -> GoOn:
+    """Return what to do about a checkpoint that is damaged."""
+    return by_moving_it if config.resume_from_checkpoint == LATEST else by_its_path
+
+
+def _folder(config: SftConfig) -> Path:
+    return log_folder(config) / "checkpoints"
 
 
 def _checked(checkpoint: RunCheckpoint, config: SftConfig) -> RunCheckpoint:
@@ -85,6 +117,7 @@ def _checked(checkpoint: RunCheckpoint, config: SftConfig) -> RunCheckpoint:
             f"{where!r} has {checkpoint.step} steps, and number_of_steps is "
             f"{config.number_of_steps}, so nothing is left to do; raise number_of_steps"
         )
+    require_start(checkpoint, how_to_go_on(config), samples=False)
     return checkpoint
 
 
@@ -104,7 +137,7 @@ def checkpointer(
     """Return the `Checkpointer` that saves the training between its steps."""
     run = SavedRun(
         name=Path(config.output).name,
-        folder=(log_folder(config) / "checkpoints").absolute(),
+        folder=_folder(config).absolute(),
         number_of_steps=config.number_of_steps,
         section=checkpoint_section(config),
         model=settings.model,

@@ -140,12 +140,12 @@ class Lives:
             await run.ranks.start_again()
             newest = self._gone_back_to(newest_to_go_on(self._config, None))
             if newest is not None:
-                await run.ranks.load_checkpoint(newest.state_path)
+                await run.ranks.load_checkpoint(newest.state_path, newest.state_proofs)
             await run.publisher.restore(0 if newest is None else newest.step)
             return newest
 
         if begun is not None:
-            await run.ranks.load_checkpoint(begun.state_path)
+            await run.ranks.load_checkpoint(begun.state_path, begun.state_proofs)
         await live(
             begun,
             lambda begun: supervised(self._steps(run, begun), [run.ranks.watch()], grace_s=0.0),

@@ -6,7 +6,7 @@ but that way.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from telescope_core.records.proofs import FileProof
 from telescope_train.backends.protocol import BatchFacts, RankDiedError
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import Shards, StepPlan
@@ -179,13 +180,14 @@ class AllRanks:
         """Return whether every rank is done with its part."""
         return all(await self._all("checkpoint_is_written"))
 
-    async def finish_checkpoint(self) -> None:
-        """Wait for all parts; raises when one could not be written."""
-        await self._all("finish_checkpoint")
+    async def finish_checkpoint(self) -> dict[str, FileProof]:
+        """Wait for all parts; raises when one could not be written. Returns the files' proofs."""
+        written: list[dict[str, FileProof]] = await self._all("finish_checkpoint")
+        return {name: proof for proofs in written for name, proof in proofs.items()}
 
-    async def load_checkpoint(self, folder: Path) -> None:
-        """Continue from the state in `folder`, whatever number of ranks wrote it."""
-        await self._all("load_checkpoint", folder)
+    async def load_checkpoint(self, folder: Path, proofs: Mapping[str, FileProof]) -> None:
+        """Continue from the state in `folder`, whose files must be those of `proofs`."""
+        await self._all("load_checkpoint", folder, dict(proofs))
 
     async def save_pretrained(self, folder: Path) -> None:
         """Write the model in Hugging Face format."""

@@ -6,10 +6,11 @@ Every method is collective: all ranks call it in the same order.
 import ctypes
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -18,12 +19,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from telescope_core.errors import ConfigError, ProcessDiedError
+from telescope_core.records.proofs import FileProof
 from telescope_core.records.room import room_for
 from telescope_train.algorithms import loss_function
 from telescope_train.algorithms.supervised import negative_log_likelihood
 from telescope_train.algorithms.token_metrics import metric_row, reduce_metrics
 from telescope_train.backends import load_backend
-from telescope_train.backends.distributed_checkpoint import Saving
+from telescope_train.backends.distributed_checkpoint import Saving, require_proved
 from telescope_train.backends.protocol import BackendSettings, BatchFacts
 from telescope_train.backends.seeding import seed_everything
 from telescope_train.backends.trainer_backend import GradientResult, Loss, UpdateResult
@@ -50,6 +52,8 @@ UNWATCHED_WAIT_S = 600.0
 """Seconds for which ranks wait for each other where nobody looks whether they move on."""
 WATCHED_WAIT_S = 30 * 24 * 3600.0
 """The same where somebody does: whoever watches ends them, however slow one of them is."""
+NO_PROOFS: Mapping[str, FileProof] = MappingProxyType({})
+"""Of a checkpoint that nothing proves, as `save_checkpoint` writes it."""
 NEVER_SAMPLED = -2
 """A weight version that no token has, for the weights between optimizer steps of one batch."""
 
@@ -323,15 +327,20 @@ class TrainerWorker:
         """Return whether `finish_checkpoint` would return at once."""
         return self._saving is None or self._saving.is_done()
 
-    def finish_checkpoint(self) -> None:
-        """Wait for the write that `start_checkpoint` began; raises TelescopeError if it failed."""
-        saving, self._saving = self._saving, None
-        if saving is not None:
-            saving.wait()
+    def finish_checkpoint(self) -> dict[str, FileProof]:
+        """Wait for the write that `start_checkpoint` began; raises TelescopeError if it failed.
 
-    def load_checkpoint(self, folder: str | Path) -> None:
-        """Continue from the checkpoint in `folder`."""
+        Returns the proof of each file that this rank wrote, by its name in the folder.
+        """
+        saving, self._saving = self._saving, None
+        return {} if saving is None else saving.wait()
+
+    def load_checkpoint(
+        self, folder: str | Path, proofs: Mapping[str, FileProof] = NO_PROOFS
+    ) -> None:
+        """Continue from the checkpoint in `folder`, whose files must be those of `proofs`."""
         with self.spans.span("load checkpoint", on_cpu=True):
+            require_proved(Path(folder), proofs, self._progress.one)
             self.backend.load_checkpoint(folder)
 
     def save_pretrained(self, folder: str | Path) -> None:

@@ -1,0 +1,126 @@
+"""What is done about a checkpoint whose files are not those that were written.
+
+One that lacks a part is passed over for the one before it, as after a crash. One whose contents
+have changed is refused, because a disk or memory that changes bits, or a copy of two folders into
+one, is to be looked at first: nobody knows what else they have changed.
+"""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from pathlib import Path
+
+from telescope_core.errors import ConfigError
+from telescope_core.records.proofs import wrong_contents
+from telescope_train.backends.protocol import DamagedStateError, Ranks
+from telescope_train.checkpoints.folders import (
+    RunCheckpoint,
+    complete_checkpoints,
+    find_checkpoints,
+    read_checkpoint,
+)
+
+GoOn = Callable[[Path, Path], str]
+"""(damaged checkpoint, the newest whole one before it) -> what to do to go on from there."""
+
+
+def by_moving_it(damaged: Path, older: Path) -> str:
+    """Return how the run that wrote both goes on."""
+    away = damaged.parent.parent / f"damaged-{damaged.name}"
+    return f"to go on from there, move it away (mv {damaged} {away}) and resume the run again"
+
+
+def by_its_path(damaged: Path, older: Path) -> str:
+    """Return how another run begins at the older one."""
+    return f"give that one: --resume_from_checkpoint {older}"
+
+
+def by_exporting(damaged: Path, older: Path) -> str:
+    """Return how to export the older one."""
+    return f"to export that one: telescope export {older}"
+
+
+def read_whole(path: Path, go_on: GoOn) -> RunCheckpoint:
+    """Return the checkpoint in `path`, whose files all have their sizes; ConfigError if not."""
+    checkpoint = read_checkpoint(path)
+    found = find_checkpoints(path.parent)
+    if (why := found.broken.get(path)) is not None:
+        raise _refused(checkpoint, [why], go_on)
+    return checkpoint
+
+
+def require_start(checkpoint: RunCheckpoint, go_on: GoOn, *, samples: bool = True) -> None:
+    """Raise ConfigError if what this process reads of a checkpoint is not what was written.
+
+    The large files of the ranks are read by them, in `restore`. `samples`: whether it is of a run
+    that samples what it trains on, whose state must be there and readable.
+    """
+    names = [
+        name
+        for name in checkpoint.used
+        if name == "state/.metadata" or not name.startswith("state/")
+    ]
+    wrong = wrong_contents(checkpoint.path, checkpoint.used, names)
+    if not wrong and samples:
+        try:
+            checkpoint.sampler_state()
+        except ConfigError as error:
+            wrong = [str(error)]
+    if wrong:
+        raise _refused(checkpoint, wrong, go_on)
+
+
+def require_whole(checkpoint: RunCheckpoint, go_on: GoOn) -> None:
+    """Read all of a checkpoint and raise ConfigError if a file is not what was written."""
+    if wrong := _wrong(checkpoint):
+        raise _refused(checkpoint, wrong, go_on)
+
+
+async def restore(ranks: Ranks, checkpoint: RunCheckpoint, go_on: GoOn) -> None:
+    """Give the ranks the state of a checkpoint; ConfigError if a file is not what was written."""
+    try:
+        # Absolute, because a rank may work in another folder.
+        await ranks.load_checkpoint(checkpoint.state_path.absolute(), checkpoint.state_proofs)
+    except DamagedStateError as error:
+        raise _refused(checkpoint, [f"state/{one}" for one in error.wrong], go_on) from error
+
+
+def unproved(checkpoint: RunCheckpoint) -> list[str]:
+    """Return what to know of a checkpoint whose files nothing proves."""
+    if checkpoint.manifest.files:
+        return []
+    return [
+        f"{checkpoint.path} was written by an earlier version, without checksums: whether its "
+        "files are what was written is not known"
+    ]
+
+
+def _wrong(checkpoint: RunCheckpoint) -> list[str]:
+    files = checkpoint.used
+    with ThreadPoolExecutor() as pool:
+        lines: Iterable[list[str]] = pool.map(
+            lambda name: wrong_contents(checkpoint.path, files, [name]), files
+        )
+        return list(chain.from_iterable(lines))
+
+
+def _refused(checkpoint: RunCheckpoint, wrong: list[str], go_on: GoOn) -> ConfigError:
+    path = checkpoint.path
+    text = f"the checkpoint {path} is damaged: {'; '.join(wrong[:3])}"
+    if len(wrong) > 3:
+        text += f"; and {len(wrong) - 3} more files"
+    older = [
+        one
+        for one in complete_checkpoints(path.parent)
+        if one.path != path and one.step <= checkpoint.step
+    ]
+    while older and _wrong(older[-1]):
+        older.pop()
+    if not older:
+        return ConfigError(
+            f"{text}. {path.parent} holds no older one that is whole; bring the file back from a "
+            "copy, or start again from the beginning"
+        )
+    return ConfigError(
+        f"{text}. The newest whole one before it is {older[-1].path}; {go_on(path, older[-1].path)}"
+    )
