@@ -15,10 +15,9 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 NUMBERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-Later = Callable[[Callable[[], None]], Any]
+Later = Callable[[Callable[[], object]], object]
 """Calls a function on the event loop, from wherever the main thread is."""
 
 
@@ -43,7 +42,7 @@ class _Signals:
         self.has_cut_short = False
         self.is_taken = False
         self.num_held = 0
-        self.cancel: Callable[[], None] | None = None
+        self.cancel: Callable[[], object] | None = None
         self.later: Later | None = None
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -154,7 +153,7 @@ def held() -> Generator[None]:
 
 
 @contextmanager
-def cancelling(cancel: Callable[[], None], later: Later) -> Generator[None]:
+def cancelling(cancel: Callable[[], object], later: Later) -> Generator[None]:
     """While the block runs, the first signal calls `cancel` by way of `later`."""
     before = _signals.cancel, _signals.later
     _signals.cancel, _signals.later = cancel, later

@@ -24,6 +24,7 @@ from telescope_train.chat.renderer import Renderer, load_renderer
 from telescope_train.cluster.colocation import SharedGpu, Turns, sleep_level
 from telescope_train.cluster.network import Network
 from telescope_train.cluster.node_meters import metered_nodes
+from telescope_train.cluster.ray_cluster import HeadProcesses
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.evals.servers import EvalCalls, EvalServers
 from telescope_train.inference.client import TokenClient
@@ -97,6 +98,7 @@ class Opened:
     view: LiveView
     processes: Processes
     policies: Policies
+    head: HeadProcesses
 
 
 async def open_renderer(prepared: Prepared, folder: RunFolder, view: LiveView) -> Renderer:

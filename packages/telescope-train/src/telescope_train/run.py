@@ -10,22 +10,22 @@ are watched, so that a death is reported as the cause and not as the failures th
 When trainer ranks die, the last two parts are opened again from a checkpoint; the others stay.
 """
 
-import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
+from telescope_core import interruptible, interrupts
 from telescope_core.chat.trouble import showing_troubles
 from telescope_core.collector import rare_collections
-from telescope_core.errors import ConfigError, NoRoomError, ProcessDiedError, TelescopeError
+from telescope_core.errors import ConfigError, ProcessDiedError, TelescopeError
 from telescope_core.gateway.recorded import RecordedEnvironment
 from telescope_core.protocols import EnvironmentClient
 from telescope_core.records import RunFolder
 from telescope_core.records.events import drop_events
-from telescope_core.records.logs import SHOWN_AS
 from telescope_core.reports.train_report import write_train_report
 from telescope_core.types import WeightVersion
 from telescope_train.backends.protocol import RankDiedError
@@ -40,11 +40,12 @@ from telescope_train.checkpoints.resume import (
 )
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
 from telescope_train.cluster.placement import bundles_of
-from telescope_train.cluster.ray_cluster import cluster_has_gpus, ray_cluster
+from telescope_train.cluster.ray_cluster import HeadProcesses, cluster_has_gpus, ray_cluster
 from telescope_train.cluster.supervision import supervised
 from telescope_train.config.eval_folders import AFTER, BEFORE
 from telescope_train.diagnostics.engine_check import check_engine
 from telescope_train.diagnostics.step_rules import diagnoses
+from telescope_train.ending import end_early
 from telescope_train.evals.beside import AfterEvals, EvalsBeside, TurnsAfterEvals
 from telescope_train.evals.live import LiveEvals
 from telescope_train.joined import Joined, open_nodes
@@ -101,32 +102,41 @@ def run_training(prepared: Prepared) -> dict[str, Any]:
     failure later marks the run folder as failed and leaves everything in it readable.
     """
     prepared.require_sound()
+    with interrupts.taken():
+        return _recorded_run(prepared)
+
+
+def _recorded_run(prepared: Prepared) -> dict[str, Any]:
     config, point = prepared.config, prepared.resume
-    folder = open_run_folder(config, point, prepared.environments.records)
-    announce(prepared, begins_again=point is None and bool(folder.info().resumes))
-    log = run_logs(config, folder).begin("driver", secrets=run_secrets(prepared))
+    # Whatever signal comes, a run that has a folder says there how it has ended.
+    with interrupts.held():
+        folder = open_run_folder(config, point, prepared.environments.records)
+        log = run_logs(config, folder).begin("driver", secrets=run_secrets(prepared))
     try:
+        interrupts.raise_if_asked()
+        announce(prepared, begins_again=point is None and bool(folder.info().resumes))
         if point is None or not is_over(config, point.checkpoint):
             _on_cluster(prepared, folder)
         _LOGGER.info("the run has taken its last step")
     except BaseException as error:
-        _LOGGER.info("the run has failed: %s", _reason(error), extra={SHOWN_AS: "error"})
-        # A full disk may be the failure: it must not be hidden by another one.
-        with suppress(OSError, NoRoomError):
-            folder.fail(_reason(error))
-        raise
+        with interrupts.held():
+            ended = end_early(config, folder, error)
+        if ended is error:
+            raise
+        raise ended from error
     finally:
         log.close()
-    summary = make_summary(config, folder)
-    folder.write_summary(summary)
-    try:
-        require_disjoint(summary)
-    except TelescopeError as error:
-        folder.fail(str(error))
-        raise
-    folder.finish()
-    write_train_report(folder)
-    print_summary(summary)
+    with interrupts.held():
+        summary = make_summary(config, folder)
+        folder.write_summary(summary)
+        try:
+            require_disjoint(summary)
+        except TelescopeError as error:
+            folder.fail(str(error))
+            raise
+        folder.finish()
+        write_train_report(folder)
+        print_summary(summary)
     return summary
 
 
@@ -145,19 +155,30 @@ def announce(prepared: Prepared, *, begins_again: bool = False) -> None:
 def _on_cluster(prepared: Prepared, folder: RunFolder) -> None:
     config = prepared.config
     bundles = bundles_of(config, prepared.device)
-    with ray_cluster(config.ray, bundles, debug=config.run.debug), rare_collections():
+    with (
+        ray_cluster(
+            config.ray, bundles, debug=config.run.debug, keep_logs=folder.logs_path / "ray"
+        ) as head,
+        rare_collections(),
+    ):
         if config.ray.ray_address is not None:
             prepared = prepared.on_cluster(has_gpus=cluster_has_gpus())
             prepared = replace(prepared, config=with_absolute_model(prepared.config))
-        asyncio.run(_run(prepared, folder))
+        try:
+            interruptible.run(_run(prepared, folder, head))
+        except Exception:
+            # Whatever has failed, the first death is the cause.
+            head.check()
+            raise
 
 
-async def _run(prepared: Prepared, folder: RunFolder) -> None:
+async def _run(prepared: Prepared, folder: RunFolder, head: HeadProcesses) -> None:
     """Open every part, train, and close every part whatever happens."""
     config = prepared.config
     names = [entry.name for entry in config.environments]
     before = folder.metrics() if prepared.resume is not None else ()
     with (
+        ExitStack() as closing,
         LiveView(config.run.number_of_steps, names, rows_before=before) as view,
         showing_troubles(view.warn),
     ):
@@ -178,16 +199,19 @@ async def _run(prepared: Prepared, folder: RunFolder) -> None:
                     prepared, folder, processes, recording, renderer=renderer, gateway=gateway
                 ) as policies,
             ):
-                await _while_watched(
-                    Opened(
-                        prepared=prepared,
-                        folder=folder,
-                        view=view,
-                        processes=processes,
-                        policies=policies,
-                    ),
-                    joined,
+                opened = Opened(
+                    prepared=prepared,
+                    folder=folder,
+                    view=view,
+                    processes=processes,
+                    policies=policies,
+                    head=head,
                 )
+                try:
+                    await _while_watched(opened, joined)
+                finally:
+                    # No signal cuts short what is closed from here on.
+                    closing.enter_context(interrupts.held())
 
 
 async def _while_watched(opened: Opened, joined: Joined) -> None:
@@ -195,7 +219,7 @@ async def _while_watched(opened: Opened, joined: Joined) -> None:
     policies, config = opened.policies, opened.prepared.config
     if apart := joined.logs.nodes:
         opened.view.note(f"logs are fetched from {', '.join(apart)}")
-    watches = [*keeping(opened), timing_ranks(opened), joined.logs.run()]
+    watches = [*keeping(opened), timing_ranks(opened), joined.logs.run(), opened.head.watch()]
     watches.append(Concurrency.of(config, policies.seats.lanes, policies.pool).run())
     if (meters := run_meters(opened)) is not None:
         watches.append(meters.run())
@@ -226,11 +250,17 @@ async def _train(opened: Opened) -> None:
         None if prepared.resume is None else prepared.resume.checkpoint,
         lambda begun: supervised(_take_steps(ready, begun), [ranks.watch()], grace_s=grace_s),
         go_back=lambda died: _go_back(opened, died),
-        died=lambda died: restarts.count(died, opened.folder.last_step()),
+        died=partial(_note_death, opened, restarts),
     )
     if evals.eval_after_training:
         view.phase("evals after training")
         await ready.evals.whole_round(AFTER, prepared.config.run.number_of_steps)
+
+
+def _note_death(opened: Opened, restarts: Restarts, died: RankDiedError) -> None:
+    # If Ray itself has died, new ranks cannot be started.
+    opened.head.check()
+    restarts.count(died, opened.folder.last_step())
 
 
 async def _get_ready(opened: Opened) -> _Ready:
@@ -440,12 +470,3 @@ def _recorded(
     clients: Mapping[str, EnvironmentClient], view: LiveView
 ) -> dict[str, EnvironmentClient]:
     return {name: RecordedEnvironment(one, note=view.note) for name, one in clients.items()}
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted from the keyboard"
-    if isinstance(error, TelescopeError):
-        kind = "a process died" if isinstance(error, ProcessDiedError) else "stopped"
-        return f"{kind}: {error}"
-    return f"{type(error).__name__}: {error}"

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
@@ -10,12 +10,13 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from telescope_cli.eval.endpoint import host_seen_by
+from telescope_cli.eval.endpoint import Endpoint, host_seen_by
 from telescope_cli.eval.model import model_folder, serve_folder
 from telescope_cli.eval.request import EvalRequest
 from telescope_cli.eval.view import EvalProgress, print_unreadable
+from telescope_core.chat.client import ApiKey
 from telescope_core.environments.escapes import contained
-from telescope_core.errors import ConfigError, TelescopeError
+from telescope_core.errors import ConfigError, NoRoomError, TelescopeError
 from telescope_core.evals import EvalFolder, EvalResult, run_eval
 from telescope_core.interruptible import run
 from telescope_core.interrupts import Interrupted, held, raise_if_asked
@@ -60,9 +61,9 @@ def _evaluate_model(
     outcomes: list[Outcome] = []
     request, folder = pairs[0]
     try:
-        with _endpoint(request, folder) as (base_url, served_model):
+        with _endpoint(request, folder) as endpoint:
             for one, place in pairs:
-                outcomes.append(_evaluate_one(one, place, base_url, served_model))
+                outcomes.append(_evaluate_one(one, place, endpoint))
                 error = outcomes[-1].error
                 if stop_at_error and error is not None:
                     raise error
@@ -75,12 +76,10 @@ def _evaluate_model(
     return outcomes
 
 
-def _evaluate_one(
-    request: EvalRequest, folder: EvalFolder, base_url: str, model: str | None
-) -> Outcome:
+def _evaluate_one(request: EvalRequest, folder: EvalFolder, endpoint: Endpoint) -> Outcome:
     try:
         with contained():
-            result = run(_play(request, folder, base_url, model))
+            result = run(_play(request, folder, endpoint))
     except TelescopeError as error:
         folder.fail(str(error))
         return Outcome(request=request, folder=folder, error=error)
@@ -90,9 +89,7 @@ def _evaluate_one(
     return Outcome(request=request, folder=folder, result=result)
 
 
-async def _play(
-    request: EvalRequest, folder: EvalFolder, base_url: str, model: str | None
-) -> EvalResult:
+async def _play(request: EvalRequest, folder: EvalFolder, endpoint: Endpoint) -> EvalResult:
     from telescope_core.chat.client import ChatClient
     from telescope_core.chat.http import RequestLimits
     from telescope_core.chat.trouble import showing_troubles
@@ -103,7 +100,7 @@ async def _play(
     done, problems = folder.read()
     print_unreadable(problems)
     limits = RequestLimits(request_timeout_s=settings.deadline_s)
-    client = ChatClient(base_url, model, api_key=request.api_key, limits=limits)
+    client = ChatClient(endpoint.base_url, endpoint.model, api_key=endpoint.api_key, limits=limits)
     processes = replace(request.processes, log_folder=folder.path / "logs")
     environment = open_environment(request.environment, request.environment_settings, processes)
     try:
@@ -136,12 +133,10 @@ async def _play(
 
 
 @contextmanager
-def _endpoint(
-    request: EvalRequest, folder: EvalFolder
-) -> Generator[tuple[str, str | None], None, None]:
-    """Yield the URL and model name of the endpoint; without one, start a server for it."""
+def _endpoint(request: EvalRequest, folder: EvalFolder) -> Generator[Endpoint, None, None]:
+    """Yield the endpoint that answers; without a URL, start a server for the model."""
     if request.base_url is not None:
-        yield request.base_url, request.model
+        yield Endpoint(request.base_url, request.model, request.api_key)
         return
     template = folder.path / "chat_template.jinja"
     if request.chat_template is not None:
@@ -151,7 +146,7 @@ def _endpoint(
         log_path=folder.path / "server.log",
         chat_template=None if request.chat_template is None else template,
     ) as served:
-        yield served
+        yield Endpoint(served.base_url, served.model, ApiKey(served.api_key))
 
 
 def _open_folders(
@@ -229,11 +224,12 @@ def _recorded(folder: EvalFolder) -> Generator[None, None, None]:
     try:
         yield
     except Interrupted as error:
-        with held():
+        with held(), suppress(OSError, NoRoomError):
             folder.end_unless_ended(RunState.INTERRUPTED, f"interrupted by {error.number.name}")
         raise
     except Exception as error:
-        with held():
+        # A full disk may be the failure: it must not be hidden by another one.
+        with held(), suppress(OSError, NoRoomError):
             reason = f"{type(error).__name__}: {error}"
             folder.end_unless_ended(RunState.FAILED, reason)
         raise

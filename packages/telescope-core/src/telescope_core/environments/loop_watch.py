@@ -90,7 +90,7 @@ class LoopWatch:
         self._previous_handlers: dict[int, Any] = {}
         self._asked_at_s = 0.0
         """When the process was asked to end; a block that had just begun is ended once noticed."""
-        self._asked_by: int = signal.SIGINT
+        self._asked_by = signal.SIGINT
 
     def start(self) -> None:
         """Start watching the running loop; a second call has no effect."""
@@ -140,7 +140,7 @@ class LoopWatch:
         """End blocking code at once; a loop that runs can end its tasks in order."""
         is_blocked = not self._stopped.is_set() and self._late_s > self._threshold_s
         is_again = self._asked_at_s > self._beat_s
-        self._asked_at_s, self._asked_by = time.monotonic(), number
+        self._asked_at_s, self._asked_by = time.monotonic(), signal.Signals(number)
         if not is_again:
             self._previous_handlers[number](number, frame)
         if is_blocked:

@@ -14,8 +14,9 @@ from telescope_core.types import JsonValue
 
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically; half a surrogate pair, which UTF-8 lacks, becomes `?`."""
-    with whole_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", errors="replace")
+    content = text.encode("utf-8", errors="replace")
+    with whole_file(path, needed_bytes=len(content)) as temporary:
+        temporary.write_bytes(content)
 
 
 def write_json(path: Path, value: JsonValue) -> None:
@@ -44,7 +45,7 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
 
 def append_content(path: Path, content: bytes) -> None:
     """Append whole lines in a single write, on a new line if the last one was cut short."""
-    with room_for(path):
+    with room_for(path, needed_bytes=len(content)):
         path.parent.mkdir(parents=True, exist_ok=True)
         _append(path, content)
 

@@ -15,14 +15,15 @@ from telescope_core.records.room import room_for
 
 
 @contextmanager
-def whole_file(path: Path) -> Generator[Path]:
+def whole_file(path: Path, *, needed_bytes: int | None = None) -> Generator[Path]:
     """Yield a temporary path, which is renamed to `path` when the block ends without an error.
 
     Creates the parent folder of `path`. Readers see the old file or the new one, never a part.
+    `needed_bytes`: size of the new one, where it is known.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with room_for(path):
+        with room_for(path, needed_bytes=needed_bytes):
             path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
             os.replace(temporary, path)

@@ -129,7 +129,9 @@ class ProcessLog:
             self._root.removeHandler(one)
         for one, level in self._levels:
             one.setLevel(level)
-        self._handler.close()
+        # Nothing that goes wrong with a log is raised, as a full disk when its file is closed.
+        with suppress(OSError):
+            self._handler.close()
         self._handler = None
 
 

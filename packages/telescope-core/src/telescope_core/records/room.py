@@ -17,33 +17,53 @@ _NO_ROOM = {
 
 
 @contextmanager
-def room_for(path: Path, *kinds: type[Exception]) -> Generator[None]:
+def room_for(
+    path: Path, *kinds: type[Exception], needed_bytes: int | None = None
+) -> Generator[None]:
     """Raise NoRoomError for `path` when what is written in this block finds no room.
 
-    `kinds`: what a library raises for it in place of OSError.
+    `kinds`: what a library raises for it in place of OSError. `needed_bytes`: size of what is
+    written, where it is known.
     """
     try:
         yield
     except (OSError, *kinds) as error:
-        code = _code_of(error)
-        if code is None:
+        lack = lack_of_room(path, error, needed_bytes=needed_bytes)
+        if lack is None:
             raise
-        raise NoRoomError(
-            f"cannot write {path}: {_NO_ROOM[code]} ({_free(path)}). Nothing there is half "
-            "written. Make room, for example by removing checkpoints that nobody needs, and "
-            "go on: for `telescope train`, with --resume"
-        ) from error
+        raise lack from error
 
 
-def _code_of(error: Exception) -> int | None:
+def lack_of_room(
+    path: Path, error: BaseException, *, needed_bytes: int | None = None
+) -> NoRoomError | None:
+    """Return `error` of a write to `path` as a lack of room; None if it is something else.
+
+    Libraries hide what the system said. Of their errors, one is taken for a lack of room if there
+    is less than `needed_bytes`.
+    """
+    folder = path.parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    free_bytes = shutil.disk_usage(folder).free
+    code = _code_of(error)
+    is_short = not isinstance(error, OSError) and free_bytes < (needed_bytes or 0)
+    if code is None and not is_short:
+        return None
+    needed = "" if needed_bytes is None else f", {_size(needed_bytes)} are needed"
+    return NoRoomError(
+        f"cannot write {path}: {_NO_ROOM[code or errno.ENOSPC]} ({_size(free_bytes)} are free in "
+        f"{os.path.abspath(folder)}{needed}). Nothing there is half written. Make room, for "
+        "example by removing checkpoints that nobody needs, and go on: for `telescope train`, with "
+        "--resume"
+    )
+
+
+def _code_of(error: BaseException) -> int | None:
     if isinstance(error, OSError):
         return error.errno if error.errno in _NO_ROOM else None
     return next((code for code in _NO_ROOM if f"os error {code}" in str(error)), None)
 
 
-def _free(path: Path) -> str:
-    folder = path.parent
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    free_mb = shutil.disk_usage(folder).free / 2**20
-    return f"{free_mb:,.0f} MiB are free in {os.path.abspath(folder)}"
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB" if num_bytes >= 2**20 else f"{num_bytes:,} bytes"

@@ -8,7 +8,7 @@ import hashlib
 import io
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +24,12 @@ from torch.distributed.checkpoint.filesystem import (
     FileSystemWriter,
 )
 from torch.distributed.checkpoint.planner import SavePlanner
+from torch.distributed.tensor import DTensor
 
 from telescope_core.errors import ConfigError, TelescopeError
+from telescope_core.file_proofs import FileProof, wrong_contents
 from telescope_core.records.folders import partial_folder, put_in_place
-from telescope_core.records.proofs import FileProof, wrong_contents
+from telescope_core.records.room import lack_of_room
 from telescope_train.backends.protocol import DamagedStateError
 from telescope_train.models.location import require_replaceable
 
@@ -119,12 +121,17 @@ class Saving:
         written: "Future[Any]",
         group: dist.ProcessGroup,
         proofs: Mapping[str, FileProof],
+        num_bytes: int,
     ) -> None:
-        """`proofs`: of each file by its name, complete when `written` is done."""
+        """`proofs`: of each file by its name, complete when `written` is done.
+
+        `num_bytes`: size of the tensors of this rank.
+        """
         self._folder = folder
         self._written = written
         self._group = group
         self._proofs = proofs
+        self._num_bytes = num_bytes
 
     def is_done(self) -> bool:
         """Return whether this rank has finished writing or failed."""
@@ -138,13 +145,32 @@ class Saving:
         try:
             self._written.result()
         except (OSError, RuntimeError, CheckpointException) as error:
-            raise TelescopeError(
-                f"the checkpoint {self._folder} could not be written: {error}; "
-                "make room or choose another checkpoint_dir, and resume from the one before"
+            first: BaseException = error
+            if isinstance(error, CheckpointException):
+                # Its own text is the tracebacks of all ranks.
+                first, _ = next(iter(error.failures.values()))
+            lack = lack_of_room(self._folder, first, needed_bytes=self._num_bytes)
+            raise lack or TelescopeError(
+                f"the checkpoint {self._folder} could not be written: "
+                f"{str(first).strip().partition(chr(10))[0]}; choose another checkpoint_dir, and "
+                "resume from the one before"
             ) from error
         finally:
             dist.destroy_process_group(self._group)
         return dict(self._proofs)
+
+
+def num_bytes_of(state: object) -> int:
+    """Return the size of the tensors in `state` that are on this rank."""
+    if isinstance(state, DTensor):
+        state = state.to_local()
+    if isinstance(state, torch.Tensor):
+        return state.nbytes
+    if isinstance(state, Mapping):
+        return sum(map(num_bytes_of, cast("Mapping[object, object]", state).values()))
+    if isinstance(state, list | tuple):
+        return sum(map(num_bytes_of, cast("Sequence[object]", state)))
+    return 0
 
 
 def start_saving(folder: str | Path, state: dict[str, Any]) -> Saving:
@@ -158,7 +184,7 @@ def start_saving(folder: str | Path, state: dict[str, Any]) -> Saving:
     writer = _ProvingWriter(folder)
     written = dcp.async_save(state, storage_writer=writer, async_stager=writer, process_group=group)
     assert isinstance(written, Future), "the writer stages in the foreground"
-    return Saving(Path(folder), written, group, writer.fs.proofs)
+    return Saving(Path(folder), written, group, writer.fs.proofs, num_bytes_of(state))
 
 
 def write_in_background(folder: Path, state: dict[str, Any], planner: SavePlanner) -> Saving:
@@ -174,7 +200,7 @@ def write_in_background(folder: Path, state: dict[str, Any], planner: SavePlanne
         process_group=group,
     )
     thread.shutdown(wait=False)
-    return Saving(folder, written, group, writer.fs.proofs)
+    return Saving(folder, written, group, writer.fs.proofs, num_bytes_of(state))
 
 
 def save_state(folder: str | Path, state: dict[str, Any]) -> None:

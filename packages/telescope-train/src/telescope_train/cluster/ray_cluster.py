@@ -3,18 +3,24 @@
 import asyncio
 import math
 import os
+import secrets
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
 import ray
+from ray._private import ray_constants
 from ray._private.utils import read_ray_address
+from ray._raylet import AuthenticationTokenLoader
 from ray.exceptions import ActorUnavailableError, AuthenticationError, RayActorError, RayError
 
+from telescope_core import interrupts
 from telescope_core.errors import ConfigError, ProcessDiedError, TelescopeError
 from telescope_train.cluster.placement import Bundle
 from telescope_train.config.schema import RaySection
@@ -30,6 +36,14 @@ UNREACHABLE_S = 120.0
 
 Ray declares a node dead that has not answered for about half a minute."""
 LOOK_AGAIN_S = 1.0
+HEAD_EVERY_S = 0.25
+"""Seconds between two looks at Ray's own processes. Ray tells the death of a rank at once, and that
+its own processes died is to be known first."""
+TOKEN_PATH_VARIABLE = "RAY_AUTH_TOKEN_PATH"
+KEPT_LOG_BYTES = 2**20
+"""Most that is kept of each log of a cluster of the run's own that failed."""
+TIMED_OUT = "timed out during startup"
+"""Stands in what Ray says when one of its processes took longer to start than it waits."""
 MAX_TEMP_PATH = 30
 """Characters of the longest temporary folder in which Ray's sockets have room for their paths."""
 
@@ -46,9 +60,48 @@ class UnreachableError(ProcessDiedError):
     """The connection to an actor broke while it had a call; whether the call was made is open."""
 
 
+class RayDiedError(ProcessDiedError):
+    """A process of Ray has died without which nothing of the run goes on."""
+
+
+class HeadProcesses:
+    """The processes of Ray, started by this one, that a run cannot do without."""
+
+    def __init__(self, processes: Sequence[psutil.Process]) -> None:
+        self._names = {one: one.name() for one in processes}
+
+    @classmethod
+    def found(cls) -> "HeadProcesses":
+        """Return those of the cluster that was just started; on one that was joined, none."""
+        children = psutil.Process().children()
+        return cls([one for one in children if one.name() in ("gcs_server", "raylet")])
+
+    def check(self) -> None:
+        """Raise RayDiedError if one of them has ended."""
+        for process, name in self._names.items():
+            # One that has ended stays a zombie until Ray looks at it.
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                raise RayDiedError(
+                    f"Ray's {name} (process {process.pid}) died, and with it all processes that it "
+                    "has started; look for the cause in its log and in the kernel log (out of "
+                    "memory?)"
+                )
+
+    async def watch(self) -> None:
+        """Never return; raises RayDiedError as soon as one has ended."""
+        while True:
+            self.check()
+            await asyncio.sleep(HEAD_EVERY_S)
+
+
 @contextmanager
-def ray_cluster(section: RaySection, bundles: Sequence[Bundle], *, debug: bool) -> Iterator[None]:
-    """Be connected to a cluster that can hold `bundles`, for as long as the context lasts."""
+def ray_cluster(
+    section: RaySection, bundles: Sequence[Bundle], *, debug: bool, keep_logs: Path | None = None
+) -> Iterator[HeadProcesses]:
+    """Be connected to a cluster that can hold `bundles`, for as long as the context lasts.
+
+    `keep_logs`: where the logs of a cluster of the run's own go if the context ends in a failure.
+    """
     # Ray reads these variables when it starts its processes, so they are set before `ray.init`.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Placement decides which GPUs a process sees. Ray must not hide them from one that has none.
@@ -62,31 +115,73 @@ def ray_cluster(section: RaySection, bundles: Sequence[Bundle], *, debug: bool) 
         "namespace": section.ray_namespace,
         "runtime_env": dict(section.ray_runtime_env) or None,
     }
-    with _connected(section.ray_address, bundles, options):
-        yield
-
-
-@contextmanager
-def _connected(
-    address: str | None, bundles: Sequence[Bundle], options: dict[str, Any]
-) -> Iterator[None]:
-    if address is not None:
+    if (address := section.ray_address) is not None:
         _require_listening(address)
         _init(options | {"address": address})
         try:
-            yield
+            yield HeadProcesses([])
         finally:
-            ray.shutdown()
+            _shut_down()
         return
     folder = _session_folder()
-    _init(options | _own_cluster(bundles, folder))
+    with _token_of_its_own(folder):
+        try:
+            _start(options | _own_cluster(bundles, folder))
+        except KeyboardInterrupt:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        head = HeadProcesses.found()
+        try:
+            yield head
+        except Exception:
+            _shut_down()
+            if keep_logs is not None:
+                _keep_logs(folder, keep_logs)
+            raise
+        finally:
+            _shut_down()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _shut_down() -> None:
+    # Cut short, it would leave processes behind.
+    with interrupts.held():
+        ray.shutdown()
+
+
+@contextmanager
+def _token_of_its_own(folder: Path) -> Iterator[None]:
+    """Give the cluster in `folder` a token that nobody but this user can read.
+
+    Ray's own goes to `~/.ray`, which there need not be, and where everybody may read it.
+    """
+    path = folder / "auth_token"
+    path.touch(mode=0o600)
+    path.write_text(secrets.token_hex(32), encoding="ascii")
+    before = os.environ.get(TOKEN_PATH_VARIABLE)
+    os.environ[TOKEN_PATH_VARIABLE] = str(path)
+    # Ray keeps the token that this process has used before.
+    AuthenticationTokenLoader.instance().reset_cache()
     try:
         yield
     finally:
-        ray.shutdown()
-    # Only after a run that went well: Ray's own logs are in there, and may hold the cause of a
-    # failure.
-    shutil.rmtree(folder, ignore_errors=True)
+        path.unlink(missing_ok=True)
+        del os.environ[TOKEN_PATH_VARIABLE]
+        if before is not None:
+            os.environ[TOKEN_PATH_VARIABLE] = before
+        AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _keep_logs(session: Path, folder: Path) -> None:
+    """Copy what the processes of Ray wrote to their logs, of each at most its end."""
+    # What there is of it may help; that a disk is full must not hide the failure.
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in (session / "session_latest" / "logs").iterdir():
+            if path.is_file() and (size := path.stat().st_size):
+                with path.open("rb") as stream:
+                    stream.seek(max(0, size - KEPT_LOG_BYTES))
+                    (folder / path.name).write_bytes(stream.read())
 
 
 def _require_listening(address: str) -> None:
@@ -146,6 +241,8 @@ def _own_cluster(bundles: Sequence[Bundle], folder: Path) -> dict[str, Any]:
         # Without an address, Ray follows `RAY_ADDRESS`, and the note that a `ray start` leaves in
         # its folder even when that cluster is long gone.
         "address": "local",
+        # All that Ray starts then listens on this machine alone.
+        "_node_ip_address": "127.0.0.1",
         "_temp_dir": str(folder),
         "num_cpus": max(os.cpu_count() or 1, math.ceil(needed)),
         "object_store_memory": OBJECT_STORE_BYTES,
@@ -164,23 +261,57 @@ def _session_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="telescope-ray-", dir=parent))
 
 
+def _start(options: dict[str, Any]) -> None:
+    """Start a cluster; raises ConfigError with Ray's reason if that fails twice.
+
+    Ray gives its processes half a minute. On a busy machine, what the first try has read from the
+    disk is there in the second.
+    """
+    # Otherwise Ray takes another address of this machine in place of 127.0.0.1.
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    problem: Exception | None = None
+    for _ in range(2):
+        others = set(psutil.Process().children(recursive=True))
+        try:
+            _init(options)
+        except Exception as error:  # noqa: BLE001 - Ray has no class for a start that takes long
+            problem = error
+            # Ray forgets what it has started until then.
+            for child in set(psutil.Process().children(recursive=True)) - others:
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+            interrupts.raise_if_asked()
+            if TIMED_OUT not in str(error):
+                break
+        else:
+            return
+    raise ConfigError(
+        f"cannot start Ray on this machine: {str(problem).strip()}; its logs are in "
+        f"{options['_temp_dir']}. Look for other work that keeps the processors busy, for free "
+        "memory, free space there and a limit on processes (ulimit -u), or set ray_address to a "
+        "cluster that runs already"
+    ) from problem
+
+
 def _init(options: dict[str, Any]) -> None:
-    """Start or join a cluster; raises ConfigError with Ray's reason if that fails."""
-    address = options["address"]
+    """Start or join a cluster; raises ConfigError with Ray's reason if joining fails."""
+    # Ray's C++ would end this process with a list of its frames at SIGTERM.
+    ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
     try:
-        ray.init(**options)
+        with interrupts.kept(), interrupts.held():
+            ray.init(**options)
     # What Ray raises depends on the step that failed: these are all that its code and libraries
-    # use for an address that cannot be read, a cluster that is gone, and processes that do not
-    # start.
+    # use for an address that cannot be read, and a cluster that is gone.
     except (ConnectionError, OSError, RuntimeError, ValueError, RayError) as error:
         ray.shutdown()  # it may have started some of its processes
-        if address == "local":
-            raise ConfigError(
-                f"cannot start Ray on this machine: {error}; its logs are in "
-                f"{options['_temp_dir']}. Look for free memory, free space there and a limit on "
-                "processes, or set ray_address to a cluster that runs already"
-            ) from error
-        raise _unreachable(address, error) from error
+        if options["address"] == "local":
+            raise
+        raise _unreachable(options["address"], error) from error
+    except SystemExit:
+        # What Ray does at SIGTERM while it starts.
+        interrupts.note(signal.SIGTERM)
+        ray.shutdown()
+    interrupts.raise_if_asked()
 
 
 def cluster_has_gpus() -> bool:

@@ -5,10 +5,13 @@ seed and the number of steps done, so it is not saved.
 """
 
 import json
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from telescope_core import interrupts
 from telescope_core.errors import ConfigError
-from telescope_core.records.folders import end_replacing
+from telescope_core.records.folders import end_replacing, sweep
 from telescope_train.backends.protocol import BackendSettings, Ranks
 from telescope_train.checkpoints.damage import (
     GoOn,
@@ -86,6 +89,28 @@ def resume_notes(config: SftConfig, point: RunCheckpoint) -> list[str]:
 def how_to_go_on(config: SftConfig) -> GoOn:
     """Return what to do about a checkpoint that is damaged."""
     return by_moving_it if config.resume_from_checkpoint == LATEST else by_its_path
+
+
+def interrupted_text(config: SftConfig, error: interrupts.Interrupted) -> str:
+    """Return what is kept of a training that a signal has ended, and how it continues."""
+    if saved := complete_checkpoints(_folder(config)):
+        return (
+            f"{error}; step {saved[-1].step} is saved in {saved[-1].path}: continue with "
+            f"--resume_from_checkpoint {LATEST}"
+        )
+    advice = "" if config.checkpoint_every else "; set checkpoint_every to be able to continue"
+    return f"{error}; no checkpoint was saved, so training begins again{advice}"
+
+
+@contextmanager
+def no_half_checkpoints(config: SftConfig) -> Generator[None]:
+    """Remove a checkpoint that was being written when the block failed; nobody may write then."""
+    try:
+        yield
+    except BaseException:
+        with interrupts.held(), suppress(OSError):
+            sweep(_folder(config))
+        raise
 
 
 def _folder(config: SftConfig) -> Path:

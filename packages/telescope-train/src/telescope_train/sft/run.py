@@ -3,8 +3,6 @@
 The same samples, packing and trainer ranks as reinforcement learning, with another loss.
 """
 
-import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +12,9 @@ from pathlib import Path
 import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from telescope_core import interruptible, interrupts
 from telescope_core.config import save_resolved
+from telescope_core.records.files import append_json_line, write_text
 from telescope_train.backends.protocol import BackendSettings, Ranks
 from telescope_train.batches.batch import PackedBatch, StepPlan, TrainingSample
 from telescope_train.batches.packing import pack
@@ -27,10 +27,13 @@ from telescope_train.checkpoints.saver import Checkpointer
 from telescope_train.config.schema import ModelSection
 from telescope_train.models.location import require_replaceable
 from telescope_train.models.tiny import character_tokenizer, make_tiny_model
+from telescope_train.plan.checks.model import look_at_model
 from telescope_train.sft.checkpoints import (
     checkpointer,
     how_to_go_on,
+    interrupted_text,
     log_folder,
+    no_half_checkpoints,
     resume_notes,
     rows_until,
     sft_resume_point,
@@ -72,6 +75,19 @@ def run_sft(
     Settings, measurements and checkpoints go to `<output>-log/`. Nothing is written before the
     settings, the tokenizer and the environments have proved usable.
     """
+    with interrupts.taken():
+        try:
+            return _run_sft(config, on_row, tell)
+        except interrupts.Interrupted as error:
+            with interrupts.held():
+                raise interrupts.Interrupted(
+                    error.number, interrupted_text(config, error)
+                ) from error
+
+
+def _run_sft(
+    config: SftConfig, on_row: Callable[[SftRow], None], tell: Callable[[str], None]
+) -> Path:
     output = Path(config.output)
     require_replaceable(output)
     if note := settings_found(config).note:
@@ -83,17 +99,23 @@ def run_sft(
         for note in resume_notes(config, point):
             tell(note)
     tokenizer = _tokenizer(config)
+    if not config.make_tiny_model:
+        look = look_at_model(config, dtype=config.model_dtype)
+        look.require_sound()
+        for note in look.notes:
+            tell(note)
     ends = () if config.make_tiny_model else load_stop_ids(config)
     if config.dataset is not None:
         samples = dataset_samples(config, tokenizer, end_ids=ends)
     else:
-        samples = asyncio.run(gold_samples(config, tokenizer, end_ids=ends, tell=tell))
+        samples = interruptible.run(gold_samples(config, tokenizer, end_ids=ends, tell=tell))
     if config.make_tiny_model and point is None:
         make_tiny_model(config.model, seed=config.seed)
     folder = log_folder(config)
     folder.mkdir(parents=True, exist_ok=True)
     save_resolved(config, folder / "config.json")
-    asyncio.run(_train_and_export(config, samples, point, on_row))
+    with no_half_checkpoints(config):
+        interruptible.run(_train_and_export(config, samples, point, on_row))
     return output
 
 
@@ -112,12 +134,13 @@ async def _train_and_export(
         num_done = point.step if point else 0
         path = log_folder(config) / "metrics.jsonl"
         known = rows_until(path, num_done) if point else []
-        with path.open("w", encoding="utf-8") as rows:
-            rows.writelines(f"{line}\n" for line in known)
+        write_text(path, "".join(f"{line}\n" for line in known))
+        try:
             async for row in train(config, samples, ranks, saving, num_done=num_done):
-                rows.write(json.dumps({"step": row.step, **row.metrics}) + "\n")
-                rows.flush()
+                append_json_line(path, {"step": row.step, **row.metrics})
                 on_row(row)
+        finally:
+            await saving.close()
         await ranks.save_pretrained(_from_anywhere(Path(config.output)))
 
 

@@ -1,0 +1,74 @@
+"""How a run ends before its last step: what its folder says of it, and what a person is told.
+
+The first error is what is told. What fails because of it, or while everything is closed, is not.
+"""
+
+import logging
+from contextlib import suppress
+from signal import SIGINT
+
+from telescope_core.errors import NoRoomError, ProcessDiedError, TelescopeError
+from telescope_core.interrupts import Interrupted
+from telescope_core.records import RunFolder
+from telescope_core.records.folders import sweep
+from telescope_core.records.logs import SHOWN_AS
+from telescope_train.checkpoints.folders import checkpoints_folder, complete_checkpoints
+from telescope_train.config.schema import TrainConfig
+
+_LOGGER = logging.getLogger(__name__)
+
+
+def end_early(config: TrainConfig, folder: RunFolder, error: BaseException) -> BaseException:
+    """Record why the run has ended, and return what is raised in place of `error`.
+
+    A checkpoint that was being written is removed. No process of the run may write any more.
+    """
+    error = _first(error)
+    # A full disk may be the failure: it must not be hidden by another one.
+    with suppress(OSError, NoRoomError):
+        sweep(checkpoints_folder(config))
+    if isinstance(error, KeyboardInterrupt):
+        number = error.number if isinstance(error, Interrupted) else SIGINT
+        reason = f"interrupted by {number.name} at step {folder.last_step()}"
+        _LOGGER.info("the run was %s", reason, extra={SHOWN_AS: "warning"})
+        with suppress(OSError, NoRoomError):
+            folder.interrupt(reason)
+        return Interrupted(number, f"{reason}; {how_to_go_on(config)}")
+    reason = _reason(error)
+    _LOGGER.info("the run has failed: %s", reason, extra={SHOWN_AS: "error"})
+    with suppress(OSError, NoRoomError):
+        folder.fail(reason)
+    if isinstance(error, ProcessDiedError):
+        steps = f"The run ended at step {folder.last_step()}"
+        return ProcessDiedError(f"{error}. {steps}; {how_to_go_on(config)}")
+    return error
+
+
+def how_to_go_on(config: TrainConfig) -> str:
+    """Return what is kept of a run that has ended, and how it continues."""
+    saved = [
+        one
+        for one in complete_checkpoints(checkpoints_folder(config))
+        if one.manifest.run == config.run.name and one.manifest.has_training_state
+    ]
+    if saved:
+        return f"step {saved[-1].step} is saved in {saved[-1].path}: continue with --resume"
+    every = config.checkpoint.checkpoint_every
+    advice = "" if every else "; set checkpoint_every to be able to continue"
+    return f"no checkpoint was saved, so only --resume-if-saved begins again in its folder{advice}"
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return the first lack of room, where `error` is another: what is closed finds none either."""
+    found, at = error, error
+    while isinstance(error, OSError | NoRoomError) and at is not None:
+        found = at if isinstance(at, NoRoomError) else found
+        at = at.__context__
+    return found
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, TelescopeError):
+        kind = "a process died" if isinstance(error, ProcessDiedError) else "stopped"
+        return f"{kind}: {error}"
+    return f"{type(error).__name__}: {error}"
