@@ -19,7 +19,7 @@ from telescope_core.errors import EndpointError
 from telescope_core.open import open_environment
 from telescope_core.scripted import ScriptedClient
 
-LIMIT_S = 900
+LIMIT_S = 2900
 NUM_AT_ONCE = 6
 
 

@@ -56,7 +56,7 @@ def told(tmp_path_factory) -> tuple[dict, dict]:
     ]
     seen = []
     for process in running:
-        out, errors = process.communicate(timeout=900)
+        out, errors = process.communicate(timeout=2900)
         assert process.returncode == 0, errors[-4000:]
         seen.append(dict(zip(RELEASES, json.loads(out.splitlines()[-1]), strict=True)))
     return seen[0], seen[1]

@@ -57,7 +57,7 @@ def run_jobs(jobs, folder) -> None:
         start_new_session=True,
     ) as ranks:
         try:
-            output, _ = ranks.communicate(timeout=900)
+            output, _ = ranks.communicate(timeout=2900)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(ranks.pid, signal.SIGKILL)

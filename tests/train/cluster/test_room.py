@@ -89,7 +89,7 @@ def test_room_is_found_by_strategy_and_elsewhere_after_a_loss() -> None:
             },
             capture_output=True,
             text=True,
-            timeout=800,
+            timeout=2900,
             check=False,
         )
     assert done.returncode == 0, done.stderr[-3000:]
