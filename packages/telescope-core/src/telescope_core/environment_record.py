@@ -1,11 +1,14 @@
 """`EnvironmentRecord`: which environment a run or an eval used, down to the bytes.
 
-Two records with the same `lock_digest` ran the same wheel on the same packages and Python.
+Two records with the same `lock_digest` ran the same wheel on the same packages and Python. Code
+that this Python imports from a folder is known by the digests of its files.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+from telescope_core.code_files import code_files, digest_of_files, file_changes
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 
 _SHORT = 12
@@ -24,16 +27,29 @@ class EnvironmentRecord:
     lock_digest: str = ""
     dependencies: tuple[str, ...] = ()
     """`name==version` of each package that is installed with it."""
+    files: dict[str, str] = field(default_factory=dict[str, str])
+    """Each file that its code consists of, and each that its settings name -> digest of its
+    content, see `code_files`; empty where there are none, or in records of earlier versions."""
+
+    @property
+    def digest(self) -> str:
+        """What names its code: the lock's digest, else that of its files; empty = not known."""
+        return self.lock_digest or digest_of_files(self.files)
 
     @property
     def text(self) -> str:
         """The identity of the environment on one line."""
-        digest = f", digest {self.lock_digest[:_SHORT]}" if self.lock_digest else ""
+        digest = f", digest {self.digest[:_SHORT]}" if self.digest else ""
         return f"{self.id} {self.version} ({self.place}{digest})"
 
 
-def record_of(location: EnvironmentLocation) -> EnvironmentRecord:
-    """Return the record of the environment at `location`."""
+def record_of(
+    location: EnvironmentLocation, settings: Mapping[str, Any] | None = None
+) -> EnvironmentRecord:
+    """Return the record of the environment at `location`, which reads its files.
+
+    `settings`: those of the environment that were given.
+    """
     return EnvironmentRecord(
         id=location.id,
         version=location.version,
@@ -42,6 +58,7 @@ def record_of(location: EnvironmentLocation) -> EnvironmentRecord:
         wheel_sha256=location.wheel_sha256,
         lock_digest=location.lock_digest,
         dependencies=location.dependencies,
+        files=code_files(location, settings or {}),
     )
 
 
@@ -55,8 +72,9 @@ def changes(before: EnvironmentRecord, after: EnvironmentRecord) -> list[str]:
 
     Apart from id and version, a field is compared only when both records know it.
     """
+    files = file_changes(before.files, after.files)
     if before.lock_digest and before.lock_digest == after.lock_digest:
-        return []
+        return files
     found: list[str] = []
     if before.id != after.id:
         found.append(f"environment: {before.id} -> {after.id}")
@@ -67,6 +85,9 @@ def changes(before: EnvironmentRecord, after: EnvironmentRecord) -> list[str]:
     if _both_differ(before.wheel_sha256, after.wheel_sha256):
         found.append(f"sha256: {_short(before.wheel_sha256)} -> {_short(after.wheel_sha256)}")
     found += _dependency_changes(before.dependencies, after.dependencies)
+    # Of another release everything may differ, which its version says.
+    if before.version == after.version:
+        found += files
     if not found and _both_differ(before.lock_digest, after.lock_digest):
         found.append(f"digest: {_short(before.lock_digest)} -> {_short(after.lock_digest)}")
     if not found and bool(before.lock_digest) != bool(after.lock_digest):

@@ -6,7 +6,7 @@ Names: an installed id (`math-reasoning`, `owner/name`, with optional `@version`
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,19 @@ from telescope_core.records.logs import log_name
 from telescope_core.records.output_logs import ENVIRONMENT_OUTPUT
 
 
-def record_environment(name: str, processes: ProcessSettings | None = None) -> EnvironmentRecord:
-    """Return which code `name` means now, for the records of a run or an eval."""
+def record_environment(
+    name: str,
+    processes: ProcessSettings | None = None,
+    *,
+    settings: Mapping[str, Any] | None = None,
+) -> EnvironmentRecord:
+    """Return which code `name` means now, for the records of a run or an eval.
+
+    `settings`: its own, whose files belong to it.
+    """
     if processes is not None and processes.addresses:
         return elsewhere(name)
-    return record_of(locate_environment(name))
+    return record_of(locate_environment(name), settings)
 
 
 def open_environment(

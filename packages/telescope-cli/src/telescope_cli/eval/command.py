@@ -116,7 +116,7 @@ def eval_command(
         settings=_settings(context.params),
         selection=parse_selection(examples, example, shuffle),
         processes=processes,
-        record=record_environment(names[0], processes),
+        record=record_environment(names[0], processes, settings=left.settings),
     )
     requests = checked(_each(first, models=_distinct("model", model), environments=names))
     outcomes = evaluate(requests, output=output, resume=resume)
@@ -160,7 +160,7 @@ def _each(
             first,
             environment=name,
             model=model,
-            record=record_environment(name, first.processes),
+            record=record_environment(name, first.processes, settings=first.environment_settings),
         )
         for model, name in product(models or [None], environments)
     ]

@@ -64,6 +64,7 @@ class EvalRequest:
                 "wheel_sha256": code.wheel_sha256,
                 "lock_digest": code.lock_digest,
             },
+            "environment_files": dict(code.files),
             "env": self.environment_settings,
             "model": self.model,
             "base_url": self.base_url,

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from telescope_core.code_files import file_changes
 from telescope_core.errors import ConfigError
 from telescope_core.evals.result import EvalResult
 from telescope_core.records.files import (
@@ -30,10 +31,12 @@ from telescope_core.records.rows import RolloutRow, row_from_json, row_to_json
 from telescope_core.types import JsonValue
 
 _RESULT = TypeAdapter(EvalResult)
+_FILES = "environment_files"
 _MAY_CHANGE = frozenset(
     {
         *("num_examples", "positions", "rollouts", "ks"),
         *("concurrency", "max_retries", "max_failures_in_a_row", "base_url"),
+        _FILES,  # compared one by one
     }
 )
 """What may be different when an eval is continued: how much is played, and how fast or where."""
@@ -225,6 +228,8 @@ def _refused(old: Mapping[str, Any], new: JsonValue) -> list[str]:
         for key in changed
         if key not in _MAY_CHANGE
     ]
+    # Evals that were begun by an earlier version have none of them.
+    refused += file_changes(old.get(_FILES) or {}, new.get(_FILES) or {})
     for key in ("num_examples", "rollouts"):
         before, after = old.get(key), new.get(key)
         if isinstance(before, int) and isinstance(after, int) and after < before:

@@ -223,7 +223,7 @@ def settings_section(run: RunFolder, overview: RunOverview) -> str:
         ["setting", "value"], html.flat_settings(run.config()), num_text_columns=2
     )
     environments = [
-        (name, code.id, code.version, code.place.value, code.wheel_sha256, code.lock_digest)
+        (name, code.id, code.version, code.place.value, code.wheel_sha256, code.digest)
         for name, code in overview.info.environments.items()
     ]
     head = ["environment", "id", "version", "place", "sha256 of its wheel", "digest"]

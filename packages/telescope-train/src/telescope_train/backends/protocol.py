@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from telescope_core.errors import ConfigError, ProcessDiedError, TelescopeError
-from telescope_core.records.proofs import FileProof
+from telescope_core.file_proofs import FileProof
 from telescope_train.algorithms.corrections import algorithm_in_use
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import Shards, StepPlan

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from telescope_core.errors import ConfigError
-from telescope_core.records.proofs import wrong_contents
+from telescope_core.file_proofs import wrong_contents
 from telescope_train.backends.protocol import DamagedStateError, Ranks
 from telescope_train.checkpoints.folders import (
     RunCheckpoint,

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from telescope_core.environment_record import EnvironmentRecord
+from telescope_core.file_proofs import FileProof
 from telescope_core.records.folders import partial_folder, put_in_place, remove_folder, sweep
-from telescope_core.records.proofs import FileProof
 from telescope_core.records.room import room_for
 from telescope_core.types import WeightVersion
 from telescope_train.backends.protocol import Ranks

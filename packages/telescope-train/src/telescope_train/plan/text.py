@@ -59,8 +59,8 @@ def _head(plan: Plan) -> Iterator[str]:
 def _codes(plan: Plan) -> Iterator[str]:
     for name, code in plan.codes.items():
         parts = [f"{code.id} {code.version}".rstrip(), _PLACES[code.place]]
-        if code.lock_digest:
-            parts.append(f"digest {code.lock_digest[:12]}")
+        if code.digest:
+            parts.append(f"digest {code.digest[:12]}")
         yield _row(name, ", ".join(parts))
         if secrets := plan.secrets.get(name):
             yield _row("", f"secrets: {secrets_text(secrets)}")

@@ -35,13 +35,10 @@ class FoundEnvironment:
     processes: ProcessSettings
     location: EnvironmentLocation | None
     """None where workers on other machines play it."""
+    record: EnvironmentRecord
+    """Which code it is: read when it was found, as its files may change while the run goes on."""
     on_cluster: EnvironmentPlaces | None = None
     """Where on the cluster its workers go; None = they are started on this machine."""
-
-    @property
-    def record(self) -> EnvironmentRecord:
-        """Which code it is."""
-        return elsewhere(self.entry.name) if self.location is None else record_of(self.location)
 
     def open(self) -> EnvironmentClient:
         """Return a client; worker processes start with its first request."""
@@ -150,7 +147,13 @@ def find_environments(
         processes = replace(process_settings(entry, config), log_name=log_name)
         found.append(
             FoundEnvironment(
-                entry=entry, processes=processes, location=location, on_cluster=on_cluster
+                entry=entry,
+                processes=processes,
+                location=location,
+                record=elsewhere(entry.name)
+                if location is None
+                else record_of(location, entry.env),
+                on_cluster=on_cluster,
             )
         )
     return found, problems

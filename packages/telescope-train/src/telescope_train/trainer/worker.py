@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from telescope_core.errors import ConfigError, ProcessDiedError
-from telescope_core.records.proofs import FileProof
+from telescope_core.file_proofs import FileProof
 from telescope_core.records.room import room_for
 from telescope_train.algorithms import loss_function
 from telescope_train.algorithms.supervised import negative_log_likelihood

@@ -11,6 +11,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 _CHUNK_BYTES = 4 * 2**20
+_WHOLE_BYTES = 64 * 2**20
+"""Files up to this size are read as a whole by `quick_digest`."""
+_NUM_SAMPLES, _SAMPLE_BYTES = 256, 64 * 1024
 
 
 class FileProof(BaseModel):
@@ -73,3 +76,21 @@ def wrong_contents(
             )
         found += wrong
     return found
+
+
+def quick_digest(path: Path) -> str:
+    """Return what names the content of a file, in at most a tenth of a second.
+
+    Of more than 64 MiB it is the SHA-256 of the size and of 256 parts of 64 KiB from the first to
+    the last byte. Weights that were trained, or rows that were written anew, differ in all of them;
+    a single bit may differ in none.
+    """
+    size = path.stat().st_size
+    if size <= _WHOLE_BYTES:
+        return proof_of(path).sha256
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as stream:
+        for number in range(_NUM_SAMPLES):
+            stream.seek(number * (size - _SAMPLE_BYTES) // (_NUM_SAMPLES - 1))
+            digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
