@@ -29,7 +29,7 @@ RAY_OPTIONS = {
     *("--head", "--node-ip-address", "--port", "--address"),
 }
 """Options of `ray start` that the script uses."""
-WAITING = "sleep 600 >/dev/null 2>&1 & trap 'kill $!; exit 130' INT; echo waits >>\"$CALLS\"; wait"
+WAITING = "sleep 600 >/dev/null 2>&1 & trap 'kill $!; exit 143' TERM; echo waits >>\"$CALLS\"; wait"
 """A run that can be interrupted once it has said that it waits."""
 
 
@@ -123,12 +123,12 @@ def test_a_signal_interrupts_the_run_and_time_puts_it_back(cluster, is_over_time
     job = submitted(cluster, "run.toml", RUN=WAITING)
     until_it_waits(cluster)
     job.send_signal(signal.SIGUSR1 if is_over_time else signal.SIGTERM)
-    assert ended(job)[0] == 130
+    assert ended(job)[0] == 143
     assert (["requeue", "1234567"] in calls(cluster, "scontrol")) == is_over_time
 
 
 def test_a_run_that_ends_as_time_is_up_is_not_begun_again(cluster):
-    job = submitted(cluster, "run.toml", RUN=WAITING.replace("exit 130", "exit 0"))
+    job = submitted(cluster, "run.toml", RUN=WAITING.replace("exit 143", "exit 0"))
     until_it_waits(cluster)
     job.send_signal(signal.SIGUSR1)
     assert ended(job)[0] == 0

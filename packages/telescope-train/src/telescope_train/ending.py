@@ -54,8 +54,8 @@ def how_to_go_on(config: TrainConfig) -> str:
     if saved:
         return f"step {saved[-1].step} is saved in {saved[-1].path}: continue with --resume"
     every = config.checkpoint.checkpoint_every
-    advice = "" if every else "; set checkpoint_every to be able to continue"
-    return f"no checkpoint was saved, so only --resume-if-saved begins again in its folder{advice}"
+    advice = "" if every else ", and set checkpoint_every, so that it can continue the next time"
+    return f"no checkpoint was saved: begin again in the same folder with --resume-if-saved{advice}"
 
 
 def _first(error: BaseException) -> BaseException:
