@@ -2,14 +2,14 @@
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from telescope_train.config.names import FOREIGN_NAMES, REFUSED_NAMES
+from telescope_train.config.names import FOREIGN_NAMES, NO_EQUAL_NAMES, REFUSED_NAMES
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
 
 TARGET = Path(__file__).parents[1] / "docs" / "reference" / "config.md"
@@ -91,9 +91,18 @@ def other_names() -> Iterator[str]:
     """Yield the section about names that are not settings of this version."""
     yield "## Names that are answered, not accepted"
     yield ""
-    yield "What other systems call a setting, and what it is called here:"
+    yield (
+        "Names of verifiers, TRL, AReaL, prime-rl, verl, SkyRL, slime, OpenRLHF and NeMo-RL. A "
+        "file of theirs is answered in one message. First what is called otherwise here:"
+    )
     yield ""
-    yield ", ".join(f"`{there}` (`{here}`)" for there, here in sorted(FOREIGN_NAMES.items())) + "."
+    yield from grouped(
+        "setting here", FOREIGN_NAMES, lambda answer: f"`{answer.partition(': ')[0]}`"
+    )
+    yield ""
+    yield "Without an equal here (`critic.**` is all of a section):"
+    yield ""
+    yield from grouped("what to know", NO_EQUAL_NAMES, str)
     yield ""
     yield (
         "Refused for the rollouts that are trained on (evaluations have them): "
@@ -101,6 +110,17 @@ def other_names() -> Iterator[str]:
         + "; [why](../design/035-sampling.md)."
     )
     yield ""
+
+
+def grouped(title: str, answers: Mapping[str, str], shown: Callable[[str], str]) -> Iterator[str]:
+    """Yield a table of the names that have the same answer."""
+    names: dict[str, list[str]] = {}
+    for name, answer in answers.items():
+        names.setdefault(shown(answer), []).append(f"`{name}`")
+    yield f"| {title} | names elsewhere |"
+    yield "|---|---|"
+    for answer in sorted(names):
+        yield f"| {answer} | {', '.join(sorted(names[answer]))} |"
 
 
 if __name__ == "__main__":

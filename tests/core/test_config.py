@@ -70,8 +70,12 @@ def load(files: list[Path], *flags: str) -> Toy:
         Toy,
         files,
         flags,
-        refused_names={"coarse": "it would be wrong; use rate"},
-        foreign_names={"lr": "rate"},
+        refused_names={
+            "coarse": "it would be wrong; use rate",
+            "critic.**": "nothing is judged",
+            "store.*": "keep it yourself",
+        },
+        foreign_names={"lr": "rate", "batch": "size: of one batch", "clip.use": "use_clip"},
     )
 
 
@@ -177,8 +181,16 @@ def test_yaml_scalars_are_those_of_version_1_2(write):
         ("[fit]\nitems = []", "set it above the first [section]"),
         ("lr = 1", "here it is called 'rate' (fit.rate)"),
         ("[fit]\nlr = 1", "here it is called 'rate' (fit.rate)"),
-        ("coarse = 1", "coarse: 'coarse' is refused here: it would be wrong; use rate"),
-        ("[fit]\ncoarse = 1", "fit.coarse: 'coarse' is refused here: it would be wrong"),
+        ("coarse = 1", "coarse: 'coarse' is no setting here: it would be wrong; use rate"),
+        ("[fit]\ncoarse = 1", "fit.coarse: 'coarse' is no setting here: it would be wrong"),
+        ("[tuner.schedule]\nlr = 1", "tuner.schedule.lr: unknown setting 'lr'; here it is called"),
+        ("[tuner]\nrate = 1", "there is no section [tuner] here, and 'rate' is a setting; set it"),
+        ("[critic.net]\nrate = 1", "there is no [critic] here: nothing is judged"),
+        ("[store]\nlr = 1", "store.lr: unknown setting 'lr'; here it is called 'rate'"),
+        ("[store]\nrate = 1", "store.rate: there is no [store] here: keep it yourself"),
+        ("[shape]\nside = 1", "shape.side: unknown setting"),
+        ("[[runs]]\nlr = 1", "runs.lr: unknown setting 'lr'; here it is called 'rate'"),
+        ("batch = 1", "here it is called 'size' (body.size): of one batch"),
         ("fit = 3", "expected a table [fit] of settings, got 3"),
         ("rate = 'x'", "fit.rate: expected a valid number, got 'x'"),
         ("use_clip = 1", "fit.use_clip: expected true or false, got 1"),
@@ -221,10 +233,47 @@ def test_mistakes_in_a_file_name_the_file_the_key_and_the_fix(write, text, expec
         (["--items", '[{"nam": "x"}]'], "unknown setting 'nam'; did you mean 'name'"),
         (["--"], "unexpected argument '--'"),
         (["--lr", "1"], "here it is called 'rate'"),
+        (
+            ["--actor.rate", "1"],
+            "there is no section [actor] here, and 'rate' is a setting; set it",
+        ),
+        (["--actor.optim.lr", "1"], "here it is called 'rate'"),
+        (["--clip.use=1"], "flag --clip.use: unknown setting 'use'; here it is called 'use_clip'"),
+        (["--shape.side", "1"], "flag --shape.side: unknown setting"),
+        (["--betas.0", "1"], "pass a list or table as a whole, in JSON"),
     ],
 )
 def test_mistakes_in_flags(flags, expected):
     assert expected in error([], "--body", "b", *flags)
+
+
+def test_assignments_as_other_systems_take_them_are_answered():
+    assert "argument +actor.lr=1: unknown setting 'lr'; here it is called 'rate'" in error(
+        [Path("+actor.lr=1")]
+    )
+    assert "a setting is written --fit.rate VALUE" in error([Path("fit.rate=1")])
+
+
+def test_all_unknown_names_are_answered_in_one_message(write):
+    foreign = "[actor]\nlr = 1\nbatch = 2\ncoarse = 3\n[critic]\nrate = 1\nfoo.bar = 2\n"
+    other = write("ratte = 1\nzzz = 1\n", "b.toml")
+    message = error([write(foreign), other], "--lr", "1", "--body", "b")
+    lines = message.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == [
+        f"{other.parent / 'run.toml'}: 5 names are not settings here; write what you need under "
+        "the names on the right",
+        f"{other}: 2 names are not settings here",
+        "flags: 1 names are not settings here; write what you need under the names on the right",
+    ]
+    assert "    actor.lr -> fit.rate" in lines
+    assert "    actor.batch -> body.size (of one batch)" in lines
+    assert "    actor.coarse: it would be wrong; use rate" in lines
+    assert "    critic: nothing is judged" in lines
+    assert "    ratte, zzz" in lines
+    assert "    --lr -> fit.rate" in lines
+    few = error([write("ratte = 1\n[fit]\nlr = 2\n")], "--body", "b")
+    assert len(few.splitlines()) == 2
+    assert "did you mean 'rate'" in few
 
 
 def test_every_wrong_value_is_reported_at_once(write):

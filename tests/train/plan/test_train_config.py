@@ -11,7 +11,7 @@ from telescope_core.config import leaf_paths
 from telescope_core.errors import ConfigError
 from telescope_train.algorithms.record import known_algorithms
 from telescope_train.backends.protocol import BackendSettings
-from telescope_train.config.names import FOREIGN_NAMES
+from telescope_train.config.names import FOREIGN_NAMES, NO_EQUAL_NAMES, REFUSED_NAMES
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
 from telescope_train.plan.checks.config import config_found
 from telescope_train.plan.load import load_train_config
@@ -39,9 +39,11 @@ def test_defaults_pass_every_check():
 
 def test_leaf_names_are_unique_and_apart_from_foreign_ones():
     leaves = leaf_paths(TrainConfig)
-    assert not set(FOREIGN_NAMES) & set(leaves)
-    for target in FOREIGN_NAMES.values():
-        assert target in leaves
+    assert not {*FOREIGN_NAMES, *NO_EQUAL_NAMES} & set(leaves)
+    assert not set(FOREIGN_NAMES) & {*NO_EQUAL_NAMES, *REFUSED_NAMES}
+    of_tables = {*EnvironmentEntry.model_fields, *EvalEntry.model_fields}
+    targets = {answer.partition(": ")[0] for answer in FOREIGN_NAMES.values()}
+    assert not targets - {*leaves, *of_tables}
 
 
 def test_every_field_has_a_description():
@@ -110,7 +112,7 @@ def test_every_setting_is_read_by_the_trainer():
         (["--adam_betas", "[0.9, 1.0]"], "adam_betas[1] must be at least 0 and below 1, got 1"),
         (["--min_lr_ratio", "0.1"], "min_lr_ratio has no effect"),
         (["--lr_scheduler", "none", "--warmup_steps", "2"], "warmup_steps has no effect"),
-        (["--output", "a"], "'output' is refused here: it is a setting of `telescope sft`"),
+        (["--output", "a"], "'output' is no setting here: it is a setting of `telescope sft`"),
         (["--lora_rank", "8"], "trainer.lora_rank has no effect without use_lora"),
         (["--lora_transfer", "adapter"], "weights.lora_transfer has no effect without use_lora"),
         (
@@ -167,14 +169,14 @@ def test_every_setting_is_read_by_the_trainer():
         (["--weight_transport", "nickel"], "unknown weight_transport 'nickel'"),
         (["--eval_after_training"], "need at least one [[evals]]"),
         (["--evals", '[{"name": "a"}]'], "evals[0] (a): would never run"),
-        (["--top_p", "0.9"], "'top_p' is refused here: it takes tokens out of the distribution"),
+        (["--top_p", "0.9"], "'top_p' is no setting here: it takes tokens out of the distribution"),
         (
             ["--environments", '[{"name": "a", "top_k": 20}]'],
-            "environments[0].top_k: 'top_k' is refused here",
+            "environments[0].top_k: 'top_k' is no setting here",
         ),
         (
             ["--rollout.repetition_penalty", "1.1"],
-            "'repetition_penalty' is refused here: it changes the distribution",
+            "'repetition_penalty' is no setting here: it changes the distribution",
         ),
         (["--evals", '[{"name": "a", "eval_every": 2, "top_p": 0}]'], "top_p: expected greater"),
         (["--evals", '[{"name": "a", "eval_every": 2, "top_k": 0}]'], "top_k: expected"),

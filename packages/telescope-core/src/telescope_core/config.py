@@ -10,7 +10,7 @@ where the setting is, what was expected and what was given.
 import json
 import types
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -18,30 +18,22 @@ from typing import Any, Literal, TypeVar, cast
 from pydantic import BaseModel, ValidationError
 
 from telescope_core.config_files import read_settings_file
-from telescope_core.errors import ConfigError, nearest, unknown_name
+from telescope_core.errors import ConfigError
 from telescope_core.records.folders import whole_file
+from telescope_core.setting_names import (
+    KeyPath,
+    Names,
+    Unknown,
+    as_model,
+    item_model,
+    names_of,
+    paths_below,
+    refusal,
+)
 from telescope_core.setting_problems import Problem, problems_of
 from telescope_core.types import JsonValue
 
 Schema = TypeVar("Schema", bound=BaseModel)
-KeyPath = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Names:
-    schema: type[BaseModel]
-    sections: Mapping[str, type[BaseModel]]
-    leaves: Mapping[str, KeyPath]
-    """Leaf name -> (section, leaf), or (leaf,) for a setting outside any section."""
-    tables: Mapping[str, Collection[str]]
-    """Name of each list of tables, such as `environments` -> setting names of one entry."""
-    foreign: Mapping[str, str]
-    refused: Mapping[str, str]
-    """Name -> why it is no setting there, and what to do."""
-
-    def annotation(self, path: KeyPath) -> object:
-        owner = self.sections[path[0]] if len(path) == 2 else self.schema
-        return owner.model_fields[path[-1]].annotation
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,15 +58,23 @@ def load_config(
     """Return the validated settings; raises ConfigError for anything that cannot be used.
 
     `foreign_names` maps the name of a setting in other systems to its name here, and
-    `refused_names` the name of one that is left out on purpose to the reason.
+    `refused_names` the name of one that is left out on purpose to the reason; `Names` says how.
     """
-    names = _names_of(schema, foreign_names or {}, refused_names or {})
-    layers = _Layers()
+    names = names_of(
+        schema, leaf_paths(schema), foreign=foreign_names or {}, refused=refused_names or {}
+    )
+    layers, unknown = _Layers(), list[Unknown]()
     for path in files:
-        for key_path, value in _read_document(read_settings_file(path), str(path), names).items():
+        if "=" in path.name and not path.exists():
+            unknown.append(_assignment(str(path), names))
+            continue
+        document = read_settings_file(path)
+        for key_path, value in _read_document(document, str(path), names, unknown).items():
             layers.add(key_path, value, str(path))
-    for key_path, value, origin in _read_flags(flags, names):
+    for key_path, value, origin in _read_flags(flags, names, unknown):
         layers.add(key_path, value, origin)
+    if unknown:
+        raise refusal(unknown, names)
     return _validated(schema, names, layers)
 
 
@@ -108,43 +108,12 @@ def leaf_paths(schema: type[BaseModel]) -> dict[str, tuple[str, ...]]:
     """Return leaf name -> path for every setting; the schema must not use a leaf name twice."""
     paths: dict[str, KeyPath] = {}
     for name, info in schema.model_fields.items():
-        section = _as_model(info.annotation)
+        section = as_model(info.annotation)
         found = [(name, leaf) for leaf in section.model_fields] if section else [(name,)]
         for path in found:
             assert path[-1] not in paths, f"{path} and {paths[path[-1]]} share a leaf name"
             paths[path[-1]] = path
     return paths
-
-
-def _names_of(
-    schema: type[BaseModel],
-    foreign: Mapping[str, str],
-    refused: Mapping[str, str],
-) -> _Names:
-    models = {name: _as_model(info.annotation) for name, info in schema.model_fields.items()}
-    sections = {name: model for name, model in models.items() if model is not None}
-    fields = [pair for owner in (schema, *sections.values()) for pair in owner.model_fields.items()]
-    items = {name: _item_model(info.annotation) for name, info in fields}
-    return _Names(
-        schema=schema,
-        sections=sections,
-        tables={name: item.model_fields for name, item in items.items() if item is not None},
-        leaves=leaf_paths(schema),
-        foreign=foreign,
-        refused=refused,
-    )
-
-
-def _as_model(annotation: object) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return None
-
-
-def _item_model(annotation: object) -> type[BaseModel] | None:
-    arguments = typing.get_args(annotation)
-    is_list = typing.get_origin(annotation) in (list, tuple)
-    return _as_model(arguments[0]) if is_list and arguments else None
 
 
 def _merged(old: JsonValue, new: JsonValue) -> JsonValue:
@@ -155,8 +124,9 @@ def _merged(old: JsonValue, new: JsonValue) -> JsonValue:
 
 
 def _read_document(
-    document: Mapping[str, JsonValue], origin: str, names: _Names
+    document: Mapping[str, JsonValue], origin: str, names: Names, unknown: list[Unknown]
 ) -> dict[KeyPath, JsonValue]:
+    """Return the settings of a file; what is none goes to `unknown`."""
     values: dict[KeyPath, JsonValue] = {}
     for key, value in document.items():
         if key in names.sections and (isinstance(value, Mapping) or key not in names.leaves):
@@ -168,66 +138,37 @@ def _read_document(
         else:
             found = {names.leaves.get(key, (key,)): value}
         for path, inner in found.items():
-            _require_known(path, f"{origin}: {'.'.join(path)}", names)
+            is_below = isinstance(inner, Mapping) and names.knows(path)
+            if not names.knows(path) or (is_below and not names.takes_tables(path)):
+                below = paths_below(path, inner)
+                unknown += (Unknown(origin, ".".join(one), one) for one in below)
+                continue
             if path in values:
                 raise ConfigError(
                     f"{origin}: {path[-1]} is set twice, at the top and in [{path[0]}]; remove one"
                 )
-            _require_known_items(names.annotation(path), inner, f"{origin}: {path[-1]}", names)
+            unknown += _unknown_in_items(names.annotation(path), inner, origin, path[-1])
             values[path] = inner
     return values
 
 
-def _require_known(path: KeyPath, where: str, names: _Names) -> None:
-    key = path[-1]
-    if names.leaves.get(key) == path:
-        return
-    if len(path) == 1:
-        raise _unknown(key, [*names.leaves, *names.sections], where, names)
-    section = path[0]
-    if section not in names.sections:
-        raise _unknown(section, [*names.sections, *names.leaves], where, names)
-    home = names.leaves.get(key)
-    if home is not None:
-        place = f"in [{home[0]}]" if len(home) > 1 else "above the first [section]"
-        raise ConfigError(
-            f"{where}: {key!r} is a setting, but it does not belong to [{section}]; set it {place}"
-        )
-    close = nearest(key, names.sections[section].model_fields)
-    raise _unknown(key, close or [*names.leaves, *names.sections], where, names)
-
-
-def _require_known_items(annotation: object, value: JsonValue, where: str, names: _Names) -> None:
-    model = _item_model(annotation)
+def _unknown_in_items(
+    annotation: object, value: JsonValue, origin: str, name: str
+) -> Iterator[Unknown]:
+    model = item_model(annotation)
     if model is None or not isinstance(value, Sequence) or isinstance(value, str):
         return
     for index, item in enumerate(value):
-        if not isinstance(item, Mapping):
-            continue
-        for key in item:
+        for key in item if isinstance(item, Mapping) else ():
             if key not in model.model_fields:
-                raise _unknown(key, list(model.model_fields), f"{where}[{index}].{key}", names)
+                place = f"{name}[{index}].{key}"
+                yield Unknown(origin, place, (name, key), list(model.model_fields))
 
 
-def _unknown(key: str, candidates: Collection[str], where: str, names: _Names) -> ConfigError:
-    here = names.foreign.get(key)
-    if here is not None:
-        return ConfigError(
-            f"{where}: unknown setting {key!r}; here it is called {here!r} "
-            f"({'.'.join(names.leaves[here])})"
-        )
-    if key in names.refused:
-        return ConfigError(f"{where}: {key!r} is refused here: {names.refused[key]}")
-    for table, fields in names.tables.items():
-        if key in fields:
-            return ConfigError(
-                f"{where}: {key!r} is a setting of each [[{table}]] entry; set it there in a "
-                "settings file"
-            )
-    return ConfigError(f"{where}: {unknown_name('setting', key, candidates)}")
-
-
-def _read_flags(flags: Sequence[str], names: _Names) -> list[tuple[KeyPath, JsonValue, str]]:
+def _read_flags(
+    flags: Sequence[str], names: Names, unknown: list[Unknown]
+) -> list[tuple[KeyPath, JsonValue, str]]:
+    """Return the settings of flags; what is none goes to `unknown`, with its value."""
     found: list[tuple[KeyPath, JsonValue, str]] = []
     rest = list(flags)
     while rest:
@@ -238,26 +179,42 @@ def _read_flags(flags: Sequence[str], names: _Names) -> list[tuple[KeyPath, Json
                 "with all settings files before the first flag"
             )
         name, has_text, text = flag[2:].partition("=")
+        origin = f"flag --{name}"
         path = _flag_path(name, names)
+        if not names.knows(path):
+            unknown.append(Unknown(origin, "", path))
+            while not has_text and rest and not rest[0].startswith("--"):
+                rest.pop(0)
+            continue
         kinds = _plain_kinds(names.annotation(path))
         if not has_text:
             text = _next_text(flag, rest, kinds)
         value = _flag_value(text, kinds)
-        _require_known_items(names.annotation(path), value, f"flag --{name}", names)
-        found.append((path, value, f"flag --{name}"))
+        unknown += _unknown_in_items(names.annotation(path), value, origin, path[-1])
+        found.append((path, value, origin))
     return found
 
 
-def _flag_path(name: str, names: _Names) -> KeyPath:
+def _assignment(text: str, names: Names) -> Unknown:
+    """Return the name in `name=value`, as other systems are given settings; one here is a flag."""
+    name = text.lstrip("+~").partition("=")[0]
+    path = _flag_path(name, names)
+    if names.knows(path):
+        raise ConfigError(f"unexpected argument {text!r}; a setting is written --{name} VALUE")
+    return Unknown(f"argument {text}", "", path)
+
+
+def _flag_path(name: str, names: Names) -> KeyPath:
     head, *rest = name.replace("-", "_").split(".")
     path = (head, *rest) if rest else names.leaves.get(head, (head,))
-    is_inside_value = bool(rest) and head in names.leaves and head not in names.sections
-    if len(rest) > 1 or is_inside_value:
+    # A part of a list or table has no flag of its own.
+    depth = 2 if head in names.sections else 1
+    whole = path[:2] if depth == 2 else names.leaves.get(head, path)
+    if len(rest) >= depth and names.knows(whole) and names.takes_tables(whole):
         raise ConfigError(
             f"flag --{name}: expected --key or --section.key; pass a list or table as a whole, "
             f"in JSON: --{head} '[...]'"
         )
-    _require_known(path, f"flag --{name}", names)
     return path
 
 
@@ -297,7 +254,7 @@ def _flag_value(text: str, kinds: set[object]) -> JsonValue:
         return text
 
 
-def _validated(schema: type[Schema], names: _Names, layers: _Layers) -> Schema:
+def _validated(schema: type[Schema], names: Names, layers: _Layers) -> Schema:
     document: dict[str, Any] = {section: {} for section in names.sections}
     for path, value in layers.values.items():
         target = document[path[0]] if len(path) == 2 else document
@@ -309,7 +266,7 @@ def _validated(schema: type[Schema], names: _Names, layers: _Layers) -> Schema:
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
 
-def _describe(problem: Problem, names: _Names, layers: _Layers) -> str:
+def _describe(problem: Problem, names: Names, layers: _Layers) -> str:
     location = problem.place
     if not location:
         return f"settings: {problem.message}"

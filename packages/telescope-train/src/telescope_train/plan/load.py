@@ -5,7 +5,12 @@ from pathlib import Path
 
 from telescope_core.config import load_config
 from telescope_train.algorithms.corrections import algorithm_in_use
-from telescope_train.config.names import FOREIGN_NAMES, REFUSED_NAMES, SUPERVISED_NAMES
+from telescope_train.config.names import (
+    FOREIGN_NAMES,
+    NO_EQUAL_NAMES,
+    REFUSED_NAMES,
+    SUPERVISED_NAMES,
+)
 from telescope_train.config.schema import TrainConfig
 from telescope_train.plan.checks.config import check_config
 
@@ -17,7 +22,7 @@ def load_train_config(files: Sequence[Path], flags: Sequence[str] = ()) -> Train
         files,
         flags,
         foreign_names=FOREIGN_NAMES,
-        refused_names=REFUSED_NAMES | SUPERVISED_NAMES,
+        refused_names=REFUSED_NAMES | NO_EQUAL_NAMES | SUPERVISED_NAMES,
     )
     check_config(config)
     return config.model_copy(update={"algorithm": algorithm_in_use(config)})

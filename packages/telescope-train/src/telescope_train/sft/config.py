@@ -25,6 +25,7 @@ from telescope_train.config.fields import (
     was_set,
 )
 from telescope_train.config.megatron_section import MegatronSection
+from telescope_train.config.names import FOREIGN_NAMES, NO_EQUAL_NAMES
 from telescope_train.config.schema import CheckpointSection, TrainConfig
 from telescope_train.config.trainer_section import (
     LORA_TARGETS,
@@ -182,11 +183,37 @@ _OF_TRAIN = dict.fromkeys(
     "it is a section of `telescope train`, and this is `telescope sft`",
 )
 """Section that a file for `telescope train` has -> that it is one."""
+_FOREIGN = {
+    name: here
+    for name, here in FOREIGN_NAMES.items()
+    if here.partition(": ")[0] in SftConfig.model_fields and name not in SftConfig.model_fields
+} | {
+    **dict.fromkeys(
+        ("train_batch_size", "global_batch_size"), "batch_size: examples in one optimizer step"
+    ),
+    **dict.fromkeys(
+        ("max_length", "max_seq_length", "max_seq_len"), "seq_len: too_long says what else happens"
+    ),
+    "dataset_name": "dataset",
+    "train_files": "dataset",
+    "dataset_train_split": "dataset_split",
+    "output_dir": "output",
+    "max_steps": "number_of_steps",
+    "logging_steps": "loss_log_every",
+    "truncation": "too_long",
+}
+_NO_EQUAL = {
+    name: why
+    for name, why in NO_EQUAL_NAMES.items()
+    if name not in {*SftConfig.model_fields, *_FOREIGN}
+}
 
 
 def load_sft_config(files: Sequence[Path], flags: Sequence[str] = ()) -> SftConfig:
     """Return settings that fit together; raises ConfigError naming those that do not."""
-    config = load_config(SftConfig, files, flags, refused_names=_OF_TRAIN)
+    config = load_config(
+        SftConfig, files, flags, foreign_names=_FOREIGN, refused_names=_NO_EQUAL | _OF_TRAIN
+    )
     names = [environment.name for environment in config.environments]
     if len(set(names)) != len(names):
         raise ConfigError(f"environments: each can be listed only once, got {', '.join(names)}")

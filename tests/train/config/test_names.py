@@ -1,0 +1,94 @@
+"""Every name of another system has an answer: what it is called here, or why there is none."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from peer_names import PEERS, document_of, paths_of
+
+from telescope_cli.main import main
+from telescope_core.config import leaf_paths
+from telescope_core.errors import ConfigError
+from telescope_train.config.schema import TrainConfig
+from telescope_train.plan.load import load_train_config
+
+OURS = leaf_paths(TrainConfig)
+ANSWERS = {
+    "num_iterations": "algorithm.ppo_epochs",
+    "num_batches_ahead": "scheduling.max_async_rollout",
+    "bf16": "model.mixed_precision_dtype",
+    "max_concurrent": "scheduling.max_concurrent_prompts_per_server",
+    "eval_strategy": "eval_every of each [[evals]] entry",
+    "eval_steps": "eval_every of each [[evals]] entry",
+    "batch_size": "rollout.prompts_batch_size_for_trainer",
+    "generation_timeout": "rollout.rollout_timeout_s",
+    "num_generations": "rollout.group_size",
+    "rollouts_per_example": "rollout.group_size",
+    "beta": "algorithm.kl_penalty_tau",
+    "max_grad_norm": "trainer.grad_clip",
+    "max_seq_len": "trainer.seq_len",
+    "lr_scheduler_type": "trainer.lr_scheduler",
+    "max_steps": "run.number_of_steps",
+    "max_new_tokens": "rollout.max_tokens",
+    "wandb.project": "observability.wandb_project",
+    "wandb.name": "observability.wandb_run_name",
+    "actor.recompute_logprob": "[algorithm]",
+    "rollout.max_head_offpolicyness": "scheduling.max_async_rollout",
+    "actor.ppo_n_minibatches": "algorithm.number_of_minibatches",
+    "model.name": "model.model",
+    "actor_rollout_ref.rollout.n": "rollout.group_size",
+    "trainer.optim.lr": "trainer.learning_rate",
+    "optimizer.lr": "trainer.learning_rate",
+    "micro_batch_size": "packed into rows of seq_len",
+    "per_device_train_batch_size": "packed into rows of seq_len",
+    "gradient_accumulation_steps": "number_of_minibatches says",
+    "max_prompt_len": "a prompt has no limit of its own",
+    "use_deterministic_algorithms": "seed_sampling = true and stream_gradients = false",
+    "actor.megatron.use_deterministic_algorithms": "stream_gradients = false",
+    "critic.optim.lr": "there is no value model",
+    "data.train_batch_size": "rollout.prompts_batch_size_for_trainer",
+    "data.image_key": "[[environments]]",
+}
+"""Name as it is written elsewhere -> what the answer to it, alone, must say."""
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_name_alone_is_answered(name):
+    with pytest.raises(ConfigError) as caught:
+        load_train_config([], [f"--{name}", "1"])
+    assert ANSWERS[name] in str(caught.value)
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_a_whole_file_of_another_system_is_answered_in_one_message(peer, tmp_path):
+    file = tmp_path / f"{peer}.yaml"
+    file.write_text(json.dumps(document_of(PEERS[peer])), encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_train_config([file])
+    message = str(caught.value)
+    assert message.startswith(f"{file}: ")
+    assert "not known:" not in message
+    assert all(len(line) <= 80 for line in message.splitlines()[1:])
+    # Each name that differs is in the message, by itself or with its section.
+    plain = " ".join(message.split())
+    for path in paths_of(PEERS[peer]):
+        parts = tuple(path.split("."))
+        if OURS.get(parts[-1]) in (parts, (parts[0], parts[-1])) or parts[0] in OURS:
+            continue
+        beginnings = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+        named = (re.search(rf"(?<![\w.]){re.escape(one)}(?![\w.])", plain) for one in beginnings)
+        assert any(named), path
+
+
+def test_the_command_ends_with_exit_code_2(tmp_path, capsys):
+    file = tmp_path / "verl.yaml"
+    file.write_text(json.dumps(document_of(PEERS["verl"])), encoding="utf-8")
+    with pytest.raises(SystemExit) as ended:
+        main(["train", str(file), "--dry-run"])
+    assert ended.value.code == 2
+    assert "actor_rollout_ref.rollout.n -> rollout.group_size" in capsys.readouterr().err
