@@ -39,6 +39,11 @@ def code_files(location: EnvironmentLocation, settings: Mapping[str, Any]) -> di
     return dict(sorted(found.items()))
 
 
+def source_files(module: str) -> dict[str, str]:
+    """Return the digest of each file that a module consists of, as far as it is not installed."""
+    return _Sources((), module).digests()
+
+
 def digest_of_files(files: Mapping[str, str]) -> str:
     """Return one digest of all; empty if there are none."""
     text = "".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items()))

@@ -110,7 +110,7 @@ def _recorded_run(prepared: Prepared) -> dict[str, Any]:
     config, point = prepared.config, prepared.resume
     # Whatever signal comes, a run that has a folder says there how it has ended.
     with interrupts.held():
-        folder = open_run_folder(config, point, prepared.environments.records)
+        folder = open_run_folder(config, point, prepared.environments.records, prepared.inputs)
         log = run_logs(config, folder).begin("driver", secrets=run_secrets(prepared))
     try:
         interrupts.raise_if_asked()
@@ -300,7 +300,7 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
     drop_events(folder.events_path, after=state.first_repeated_batch, is_repeated=state.repeated())
     sampler.restore(state)
     checkpointer = Checkpointer(
-        SavedRun.of(config, prepared.environments.records),
+        SavedRun.of(config, prepared.environments.records, prepared.inputs),
         ranks,
         sampler,
         resumed_from=None if begun is None else begun.path,

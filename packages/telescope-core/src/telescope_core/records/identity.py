@@ -85,6 +85,8 @@ class RunInfo(BaseModel):
     """Oldest first."""
     environments: dict[str, EnvironmentRecord] = Field(default_factory=dict)
     """Name of the environment in the settings -> record of its code."""
+    inputs: dict[str, str] = Field(default_factory=dict)
+    """Each file that the run reads beside its environments, as `setting: file`, and its digest."""
     chat_template: dict[str, JsonValue] = Field(default_factory=dict)
     """What the chat template does to sampled turns; empty before it is tested."""
     reward_ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)

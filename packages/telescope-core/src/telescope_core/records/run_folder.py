@@ -160,6 +160,10 @@ class RunFolder:
         """Record which environments this run uses, by their names in its settings."""
         self._write_info(self.info().model_copy(update={"environments": dict(found)}))
 
+    def note_inputs(self, found: Mapping[str, str]) -> None:
+        """Record the digests of the files that this run reads beside its environments."""
+        self._write_info(self.info().model_copy(update={"inputs": dict(found)}))
+
     def note_reward_ranges(self, found: Mapping[str, tuple[float, float]]) -> None:
         """Record the least and the largest reward of environments, by their names."""
         self._write_info(self.info().model_copy(update={"reward_ranges": dict(found)}))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -23,6 +24,8 @@ from telescope_train.config.schema import TrainConfig
 from telescope_train.rollouts.sampled import SamplerState
 
 FINAL = "final"
+NO_INPUTS: Mapping[str, str] = MappingProxyType({})
+"""Of a run that reads no files, or of which none are known."""
 _MANIFEST = "checkpoint.json"
 _STATE = "state/"
 FORMAT_VERSION = 2
@@ -49,6 +52,9 @@ class CheckpointManifest(BaseModel):
     """Every setting of the run, defaults included."""
     environment_records: dict[str, EnvironmentRecord] = Field(default_factory=dict)
     """Name of each environment in the settings -> which code it was."""
+    inputs: dict[str, str] = Field(default_factory=dict)
+    """Each file that the run reads beside its environments -> digest, see `inputs_of`; empty in
+    checkpoints of earlier versions."""
     files: dict[str, FileProof] = Field(default_factory=dict)
     """Path in the folder -> what proves the file, of all but this one; empty in checkpoints of
     earlier versions."""

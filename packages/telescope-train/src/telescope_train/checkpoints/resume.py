@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from telescope_core.code_files import file_changes
 from telescope_core.environment_record import EnvironmentRecord, all_changes
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.records import Resume, RunFolder, RunState
@@ -24,12 +25,14 @@ from telescope_train.checkpoints.damage import (
     unproved,
 )
 from telescope_train.checkpoints.folders import (
+    NO_INPUTS,
     FoundCheckpoints,
     RunCheckpoint,
     checkpoints_folder,
     complete_checkpoints,
     find_checkpoints,
 )
+from telescope_train.checkpoints.inputs import FIXED
 from telescope_train.config.eval_folders import evals_left
 from telescope_train.config.origin import origin_of
 from telescope_train.config.run_folder import run_folder, run_folder_problems
@@ -64,8 +67,12 @@ Records: TypeAlias = Mapping[str, EnvironmentRecord]
 """Name of each environment in the settings -> which code it is now."""
 
 
-def resume_point(config: TrainConfig, records: Records) -> ResumePoint | None:
+def resume_point(
+    config: TrainConfig, records: Records, inputs: Mapping[str, str] = NO_INPUTS
+) -> ResumePoint | None:
     """Return where the run continues; None if it starts from the beginning.
+
+    `inputs`: digests of the other files that it reads, see `inputs_of`.
 
     Raises ConfigError if there is no such checkpoint, if settings differ that must be the same, or
     if files that are read here are not what was written.
@@ -107,6 +114,7 @@ def resume_point(config: TrainConfig, records: Records) -> ResumePoint | None:
     changed = (
         *_allowed_changes(before, now_),
         *_environment_changes(checkpoint, config, records),
+        *input_changes(checkpoint, inputs),
     )
     if not (is_at_last_step and is_over(config, checkpoint)):
         require_start(checkpoint, by_moving_it if is_same_run else by_its_path)
@@ -189,10 +197,16 @@ def _why_not_again(config: TrainConfig, folder: RunFolder, *, begun: int) -> lis
     return []
 
 
-def open_run_folder(config: TrainConfig, point: ResumePoint | None, records: Records) -> RunFolder:
+def open_run_folder(
+    config: TrainConfig,
+    point: ResumePoint | None,
+    records: Records,
+    inputs: Mapping[str, str] = NO_INPUTS,
+) -> RunFolder:
     """Return the run folder to write in: a new one, or the one that is continued."""
     folder = _opened(config, point)
     folder.note_environments(records)
+    folder.note_inputs(inputs)
     origin = origin_of(config)
     folder.note_settings(origin.given, origin.chosen, origin.defaults)
     return folder
@@ -311,6 +325,19 @@ def _allowed_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tup
     return tuple(changed.values())
 
 
+def input_changes(checkpoint: RunCheckpoint, inputs: Mapping[str, str]) -> list[str]:
+    """Return the files that differ; raises ConfigError if one of them must not differ."""
+    changed = file_changes(checkpoint.manifest.inputs, inputs)
+    fixed = [line for line in changed if line.startswith(tuple(f"file {one}" for one in FIXED))]
+    if fixed:
+        raise ConfigError(
+            f"files that {str(checkpoint.path)!r} depends on are not what they were, under the "
+            "same settings; bring them back, or start another run from an export of the "
+            f"weights:\n{_lines(fixed)}"
+        )
+    return changed
+
+
 def _environment_changes(
     checkpoint: RunCheckpoint, config: TrainConfig, records: Records
 ) -> list[str]:
@@ -319,9 +346,10 @@ def _environment_changes(
     if changed and not config.checkpoint.allow_changed_environments:
         raise ConfigError(
             "the code of the environments differs from what "
-            f"{str(checkpoint.path)!r} was trained on, so rewards may not be comparable. Install "
-            "the earlier code (run `telescope env sync` with the telescope.lock of that time), or "
-            f"pass --allow-changed-environments:\n{_lines(changed)}"
+            f"{str(checkpoint.path)!r} was trained on, so rewards may not be comparable. Bring the "
+            "earlier code back (of installed environments by `telescope env sync` with the "
+            "telescope.lock of that time), or go on with the code that is there now by "
+            f"--allow-changed-environments:\n{_lines(changed)}"
         )
     return [f"environment {line}" for line in changed]
 

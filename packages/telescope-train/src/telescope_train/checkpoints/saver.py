@@ -22,6 +22,7 @@ from telescope_train.backends.protocol import Ranks
 from telescope_train.chat.tokenizer import load_tokenizer
 from telescope_train.checkpoints.folders import (
     FINAL,
+    NO_INPUTS,
     CheckpointManifest,
     checkpoints_folder,
     complete_checkpoints,
@@ -69,10 +70,20 @@ class SavedRun:
         default_factory=dict[str, EnvironmentRecord]
     )
     """Name of each environment in the settings -> which code it is."""
+    inputs: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Digests of the other files that it reads, see `inputs_of`."""
 
     @classmethod
-    def of(cls, config: TrainConfig, environments: Mapping[str, EnvironmentRecord]) -> "SavedRun":
-        """Return what the settings of a run name; `environments` is the code it began with."""
+    def of(
+        cls,
+        config: TrainConfig,
+        environments: Mapping[str, EnvironmentRecord],
+        inputs: Mapping[str, str] = NO_INPUTS,
+    ) -> "SavedRun":
+        """Return what the settings of a run name.
+
+        `environments` and `inputs` are the code and the files that it began with.
+        """
         return cls(
             name=config.run.name,
             folder=checkpoints_folder(config).absolute(),
@@ -81,6 +92,7 @@ class SavedRun:
             model=config.model,
             config=config.model_dump(mode="json"),
             environments=environments,
+            inputs=inputs,
         )
 
 
@@ -165,6 +177,7 @@ class Checkpointer:
             has_training_state=with_training_state,
             config=dict(self._run.config),
             environment_records=dict(self._run.environments),
+            inputs=dict(self._run.inputs),
         )
         self._writing = asyncio.create_task(self._complete(path, manifest, state))
 

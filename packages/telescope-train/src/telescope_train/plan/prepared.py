@@ -4,11 +4,12 @@ This is the device and dtype, the model's sizes, the environments, and where a r
 Everything else gets it from `Prepared`, so nothing is read a second time or can change in between.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_train.chat.template import template_problems
+from telescope_train.checkpoints.inputs import inputs_of
 from telescope_train.checkpoints.resume import ResumePoint, location_problems, resume_point
 from telescope_train.cluster.ports import port_problems
 from telescope_train.config.fields import sorted_out, unused
@@ -44,6 +45,8 @@ class Prepared:
     max_model_len: int
     """Tokens of prompt and answer together that servers and trainer allow."""
     environments: RunEnvironments
+    inputs: Mapping[str, str]
+    """Digests of the files that the run reads beside its environments, before it starts."""
     resume: ResumePoint | None
     """None = from the beginning."""
     gpus: tuple[int, ...]
@@ -94,8 +97,13 @@ def prepare(config: TrainConfig) -> Prepared:
     environments = prepare_environments(config)
     problems += environments.problems
     problems += held_out_problems(config, environments.records)
+    inputs = inputs_of(
+        config.model.model,
+        chat_template=config.model.chat_template,
+        accept_fn=config.rollout.should_accept_fn,
+    )
     try:
-        resume = resume_point(config, environments.records)
+        resume = resume_point(config, environments.records, inputs)
         problems += location_problems(config, resume)
     except TelescopeError as error:
         problems.append(str(error))
@@ -113,6 +121,7 @@ def prepare(config: TrainConfig) -> Prepared:
         facts=facts,
         max_model_len=limit,
         environments=environments,
+        inputs=inputs,
         resume=resume,
         gpus=gpus,
         problems=found.problems,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from telescope_core import interrupts
 from telescope_core.errors import ConfigError
+from telescope_core.open import record_environment
 from telescope_core.records.folders import end_replacing, sweep
 from telescope_train.backends.protocol import BackendSettings, Ranks
 from telescope_train.checkpoints.damage import (
@@ -26,7 +27,8 @@ from telescope_train.checkpoints.folders import (
     complete_checkpoints,
     find_checkpoints,
 )
-from telescope_train.checkpoints.resume import LATEST
+from telescope_train.checkpoints.inputs import inputs_of
+from telescope_train.checkpoints.resume import LATEST, input_changes
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
 from telescope_train.sft.config import SftConfig, checkpoint_section
 
@@ -113,6 +115,16 @@ def no_half_checkpoints(config: SftConfig) -> Generator[None]:
         raise
 
 
+def _inputs(config: SftConfig) -> dict[str, str]:
+    """Return the digests of all files that are read, those of environments included."""
+    found = inputs_of(config.model, chat_template=config.chat_template, dataset=config.dataset)
+    for one in config.environments:
+        record = record_environment(one.name, settings=one.env)
+        found[f"environments: {one.name}"] = f"{record.version} {record.lock_digest}"
+        found |= {f"environments: {one.name}: {name}": d for name, d in record.files.items()}
+    return found
+
+
 def _folder(config: SftConfig) -> Path:
     return log_folder(config) / "checkpoints"
 
@@ -142,6 +154,7 @@ def _checked(checkpoint: RunCheckpoint, config: SftConfig) -> RunCheckpoint:
             f"{where!r} has {checkpoint.step} steps, and number_of_steps is "
             f"{config.number_of_steps}, so nothing is left to do; raise number_of_steps"
         )
+    input_changes(checkpoint, _inputs(config))
     require_start(checkpoint, how_to_go_on(config), samples=False)
     return checkpoint
 
@@ -171,6 +184,7 @@ def checkpointer(
             "model": settings.model.model_dump(mode="json"),
             "trainer": settings.trainer.model_dump(mode="json"),
         },
+        inputs=_inputs(config),
     )
     path = resumed_from.path if resumed_from else None
     return Checkpointer(run, ranks, sampler=None, resumed_from=path)
