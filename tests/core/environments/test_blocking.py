@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 
+import pytest
 from tests.asking import ask
 
 from telescope_core import SingleTurnEnvironment, StopReason, reward
@@ -39,6 +40,7 @@ async def test_an_async_reward_without_an_end_is_interrupted_at_the_deadline():
 
 SCRIPT = """
 import asyncio
+import pytest
 from tests.asking import ask
 from tests.core.environments.test_blocking import Spin
 from telescope_core.in_process import InProcessEnvironment
@@ -47,6 +49,33 @@ from telescope_core.scripted import ScriptedClient
 client = InProcessEnvironment(Spin.from_settings({}), name="spin")
 asyncio.run(client.play(ask(deadline_s=600), ScriptedClient(["x"]).policy("r")))
 """
+
+
+TAKING = """
+from telescope_core.interruptible import run
+from telescope_core.interrupts import taken
+
+with taken():
+    run(client.play(ask(deadline_s=600), ScriptedClient(["x"]).policy("r")))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_signals_that_a_program_takes_end_it_as_well(number):
+    script = SCRIPT.rpartition("asyncio.run")[0] + TAKING
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "spinning\n"
+            os.kill(process.pid, number)
+            _, errors = process.communicate(timeout=600)
+        finally:
+            process.kill()
+    assert errors.count("telescope: stopping") == 1
+    assert f"interrupted by {signal.Signals(number).name}" in errors.splitlines()[-1]
 
 
 def test_the_first_ctrl_c_ends_it():

@@ -1,17 +1,29 @@
 """A run's own Ray beside any other, joining one, and waiting for processes that may be stuck."""
 
 import asyncio
+import os
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 
+from telescope_core import interrupts
 from telescope_core.errors import ConfigError, ProcessDiedError
 from telescope_train.cluster import ray_cluster as module
 from telescope_train.cluster.placement import Bundle
-from telescope_train.cluster.ray_cluster import answer, ray_cluster
+from telescope_train.cluster.ray_cluster import (
+    HeadProcesses,
+    RayDiedError,
+    answer,
+    ray_cluster,
+)
 from telescope_train.config.schema import RaySection
 
 BUNDLES = [Bundle(cpus=1.0)]
@@ -79,6 +91,83 @@ def test_a_ray_that_does_not_start_is_one_message(
     (folder,) = [word.rstrip(".") for word in str(caught.value).split() if "telescope-ray-" in word]
     assert Path(folder).is_dir(), "where Ray's own logs would be"
     Path(folder).rmdir()
+
+
+@pytest.mark.parametrize("num_slow", [1, 2])
+def test_a_slow_start_is_tried_once_more(
+    num_slow: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tries: list[object] = []
+
+    def start(**_: object) -> None:
+        tries.append(None)
+        if len(tries) <= num_slow:
+            # What Ray raises has no class of its own.
+            raise Exception("The current node timed out during startup. This could happen")
+
+    monkeypatch.setattr(module.ray, "init", start)
+    monkeypatch.setattr(module, "_session_folder", lambda: tmp_path)
+    if num_slow == 1:
+        with ray_cluster(RaySection(), BUNDLES, debug=False):
+            assert len(tries) == 2
+        return
+    with (
+        pytest.raises(ConfigError, match=r"timed out during startup.*ulimit -u"),
+        ray_cluster(RaySection(), BUNDLES, debug=False),
+    ):
+        pass
+    assert len(tries) == 2
+
+
+def test_the_token_is_for_this_user_alone_and_needs_no_home(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module.ray, "init", lambda **_: None)
+    monkeypatch.setattr(module, "_session_folder", lambda: tmp_path)
+    monkeypatch.delenv(module.TOKEN_PATH_VARIABLE, raising=False)
+    with ray_cluster(RaySection(), BUNDLES, debug=False):
+        token = Path(os.environ[module.TOKEN_PATH_VARIABLE])
+        assert token.parent == tmp_path
+        assert token.stat().st_mode & 0o777 == 0o600
+        assert len(token.read_text()) == 64
+    assert not token.exists()
+    assert module.TOKEN_PATH_VARIABLE not in os.environ
+
+
+def test_a_signal_while_ray_starts_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def start(**_: object) -> None:
+        # As Ray does, whose handler raises SystemExit wherever it is.
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    monkeypatch.setattr(module.ray, "init", start)
+    monkeypatch.setattr(module, "_session_folder", lambda: tmp_path / "session")
+    (tmp_path / "session").mkdir()
+    before = signal.getsignal(signal.SIGTERM)
+    with (
+        interrupts.taken(),
+        pytest.raises(interrupts.Interrupted) as caught,
+        ray_cluster(RaySection(), BUNDLES, debug=False),
+    ):
+        pass
+    assert caught.value.exit_code == 143
+    assert not (tmp_path / "session").exists()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_death_of_a_process_of_ray_is_named() -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        head = HeadProcesses([psutil.Process(process.pid)])
+        head.check()
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(RayDiedError, match=f"sleep \\(process {process.pid}\\)"):
+            head.check()
+    with pytest.raises(RayDiedError):
+        head.check()
 
 
 @pytest.mark.parametrize("is_cause", [True, False])

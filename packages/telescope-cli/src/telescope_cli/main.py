@@ -121,10 +121,14 @@ def telescope(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; always raises SystemExit."""
+    with taken():
+        _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> None:
     try:
-        with taken():
-            command = command_of(app)
-            command(None if arguments is None else list(arguments), prog_name="telescope")
+        command = command_of(app)
+        command(None if arguments is None else list(arguments), prog_name="telescope")
     except KeyboardInterrupt as interrupt:
         _end_as_interrupted(interrupt)
     except SystemExit as ended:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 NUMBERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 Later = Callable[[Callable[[], object]], object]
@@ -109,7 +110,7 @@ def taken() -> Generator[None]:
     if _signals.is_taken or not _is_main_thread():
         yield
         return
-    _signals.first, _signals.has_cut_short, _signals.is_taken = None, False, True
+    _signals.is_taken = True
     with kept():
         for number in NUMBERS:
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -117,7 +118,7 @@ def taken() -> Generator[None]:
         try:
             yield
         finally:
-            _signals.is_taken = False
+            _signals.first, _signals.has_cut_short, _signals.is_taken = None, False, False
 
 
 def asked() -> signal.Signals | None:
@@ -130,9 +131,12 @@ def cut_short() -> signal.Signals | None:
     return _signals.first if _signals.has_cut_short else None
 
 
-def note(number: int) -> None:
-    """Take it that signal `number` came, which a library has handled in place of this module."""
-    _signals.first = _signals.first or signal.Signals(number)
+def raise_for(number: int) -> NoReturn:
+    """Raise Interrupted for signal `number`, which a library has taken in place of this module."""
+    if _signals.is_taken:
+        _signals.first = _signals.first or signal.Signals(number)
+        _signals.has_cut_short = True
+    raise Interrupted(number)
 
 
 def raise_if_asked() -> None:

@@ -309,8 +309,8 @@ def _init(options: dict[str, Any]) -> None:
         raise _unreachable(options["address"], error) from error
     except SystemExit:
         # What Ray does at SIGTERM while it starts.
-        interrupts.note(signal.SIGTERM)
         ray.shutdown()
+        interrupts.raise_for(signal.SIGTERM)
     interrupts.raise_if_asked()
 
 

@@ -1,0 +1,102 @@
+"""How a run ends before its last step: what its folder says, and what a person is told."""
+
+import errno
+import signal
+from pathlib import Path
+
+import pytest
+
+from telescope_core.errors import ConfigError, NoRoomError, ProcessDiedError
+from telescope_core.interrupts import Interrupted
+from telescope_core.records import RunFolder, RunState
+from telescope_core.records.room import room_for
+from telescope_train.checkpoints.folders import CheckpointManifest, checkpoints_folder
+from telescope_train.config.schema import TrainConfig
+from telescope_train.ending import end_early
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TrainConfig:
+    return TrainConfig.model_validate(
+        {
+            "run": {"name": "run", "output_dir": str(tmp_path), "number_of_steps": 9},
+            "model": {"model": "a/b"},
+            "environments": [{"name": "sums"}],
+        }
+    )
+
+
+def begun(config: TrainConfig, *, saved: int | None) -> RunFolder:
+    """Return the folder of a run that took 5 steps, with one half checkpoint."""
+    folder = RunFolder.create(Path(config.run.output_dir) / "run", config={}, name="run")
+    for step in range(1, 6):
+        folder.log_metrics({"step": step})
+    (checkpoints_folder(config) / ".step-000005.partial" / "state").mkdir(parents=True)
+    if saved is not None:
+        place = checkpoints_folder(config) / f"step-{saved:06d}"
+        (place / "state").mkdir(parents=True)
+        (place / "state" / ".metadata").touch()
+        manifest = CheckpointManifest(
+            run="run", step=saved, num_ranks=1, has_training_state=True, config={}
+        )
+        (place / "checkpoint.json").write_text(manifest.model_dump_json())
+    return folder
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_is_in_the_folder_and_in_the_words(config: TrainConfig, number: int) -> None:
+    folder = begun(config, saved=4)
+    error = KeyboardInterrupt() if number == signal.SIGINT else Interrupted(number)
+    ended = end_early(config, folder, error)
+    assert isinstance(ended, Interrupted)
+    assert ended.exit_code == 128 + number
+    info = folder.info()
+    assert (info.state, info.ended_at is None) == (RunState.INTERRUPTED, False)
+    assert info.reason == f"interrupted by {signal.Signals(number).name} at step 5"
+    assert f"step 4 is saved in {checkpoints_folder(config) / 'step-000004'}" in str(ended)
+    assert "--resume" in str(ended)
+    assert [one.name for one in checkpoints_folder(config).iterdir()] == ["step-000004"]
+
+
+def test_without_a_checkpoint_the_words_do_not_promise_one(config: TrainConfig) -> None:
+    folder = begun(config, saved=None)
+    text = str(end_early(config, folder, Interrupted(signal.SIGTERM)))
+    assert "no checkpoint" in text
+    assert "--resume-if-saved" in text
+    assert "checkpoint_every" in text
+    assert list(checkpoints_folder(config).iterdir()) == []
+
+
+def test_a_death_says_where_the_run_stood(config: TrainConfig) -> None:
+    folder = begun(config, saved=4)
+    ended = end_early(config, folder, ProcessDiedError("Ray's raylet died"))
+    assert isinstance(ended, ProcessDiedError)
+    assert folder.info().state is RunState.FAILED
+    assert "Ray's raylet died" in folder.info().reason
+    for part in ("Ray's raylet died", "step 5", "step 4", "--resume"):
+        assert part in str(ended)
+
+
+def test_what_is_closed_on_a_full_disk_does_not_hide_the_first_error(config: TrainConfig) -> None:
+    def fail() -> None:
+        try:
+            with room_for(Path("/first"), needed_bytes=5 * 2**20):
+                raise OSError(errno.ENOSPC, "no space")
+        finally:
+            raise OSError(errno.ENOSPC, "closing the logs")
+
+    with pytest.raises(OSError, match="closing") as caught:
+        fail()
+    folder = begun(config, saved=4)
+    ended = end_early(config, folder, caught.value)
+    assert isinstance(ended, NoRoomError)
+    assert "/first" in str(ended)
+    assert "5.0 MiB are needed" in str(ended)
+    assert "/first" in folder.info().reason
+
+
+def test_another_error_is_raised_as_it_is(config: TrainConfig) -> None:
+    folder = begun(config, saved=None)
+    error = ConfigError("no room for a server")
+    assert end_early(config, folder, error) is error
+    assert folder.info().reason == "stopped: no room for a server"
