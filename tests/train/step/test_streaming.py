@@ -299,5 +299,16 @@ def test_streaming_can_be_turned_off(tiny):
     assert "stream_gradients is false" in how_gradients_are_taken(config)
 
 
+def test_seeds_of_requests_are_for_runs_that_repeat(tiny):
+    """Which group ends first depends on the clock, and with it the order of the sums."""
+    config = toy_config(tiny)
+    seeded = config.rollout.model_copy(update={"seed_sampling": True})
+    config = config.model_copy(update={"rollout": seeded})
+    assert not streams_gradients(config)
+    assert "seed_sampling" in how_gradients_are_taken(config)
+    asked = config.scheduling.model_copy(update={"stream_gradients": True})
+    assert streams_gradients(config.model_copy(update={"scheduling": asked}))
+
+
 def test_an_algorithm_of_ones_own_compares_with_the_batch_unless_it_says_otherwise():
     assert Algorithm.__dataclass_fields__["compares"].default == "batch"

@@ -119,7 +119,7 @@ class RolloutSection(Section):
     seed_sampling: bool = False
     """Give each request a seed that follows from `seed` and its place in the run, so that equal
     weights sample equal tokens; the engine then draws for one request at a time, which is
-    slower."""
+    slower. Gradients are then added in one order too, see `stream_gradients`."""
     rollout_timeout_s: Positive = 300.0
     """Seconds that a rollout may take; one that is still being played then is scored as it stands,
     and trained on only without `filter_timeout`."""
@@ -149,7 +149,8 @@ class SchedulingSection(Section):
     they are ended, and sent again from where they were, behind those with a higher priority."""
     stream_gradients: Literal["auto"] | bool = "auto"
     """Train on finished groups while the rest of their batch is still being sampled, and take the
-    optimizer step when it is complete; `auto` = if no setting needs the whole batch first."""
+    optimizer step when it is complete; `auto` = unless a setting needs the whole batch first, or
+    `seed_sampling` an order of the groups that does not depend on which ends first."""
     max_off_policy_steps: Annotated[int, Field(ge=-1)] = 8
     """Weight updates by which any token may be behind the weights that train it: a rollout beyond
     is stopped at once and played again in its place; -1 = no bound."""

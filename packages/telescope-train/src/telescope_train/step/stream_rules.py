@@ -7,7 +7,10 @@ from telescope_train.config.schema import TrainConfig
 
 def streams_gradients(config: TrainConfig) -> bool:
     """Return whether finished groups are trained on while the rest of their batch is sampled."""
-    return config.scheduling.stream_gradients is not False and needs_whole_batch(config) is None
+    asked = config.scheduling.stream_gradients
+    if asked == "auto" and config.rollout.seed_sampling:
+        return False
+    return asked is not False and needs_whole_batch(config) is None
 
 
 def needs_whole_batch(config: TrainConfig) -> str | None:
@@ -40,6 +43,8 @@ def how_gradients_are_taken(config: TrainConfig) -> str:
         return "unknown, as the algorithm is"
     if reason is not None:
         return f"when the batch is complete: {reason}"
+    if not streams_gradients(config):
+        return "when the batch is complete: seed_sampling is true, so groups are added in order"
     return "as groups end, while the rest is sampled; one optimizer step per batch"
 
 
