@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from telescope_train.config.names import FOREIGN_NAMES, NO_EQUAL_NAMES, REFUSED_NAMES
+from telescope_train.config.names import FOREIGN_NAMES
+from telescope_train.config.no_equal_names import NO_EQUAL_NAMES, REFUSED_NAMES
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
 
 TARGET = Path(__file__).parents[1] / "docs" / "reference" / "config.md"
