@@ -85,8 +85,7 @@ _SAMPLES = {
     "queue_size": _ASYNC,
     **dict.fromkeys(("env.args", "environment.args"), "env: its own settings, a table"),
     "agent.num_workers": "env_workers",
-    "rollout_seed": "seed",
-    "random_seed": "seed",
+    **dict.fromkeys(("rollout_seed", "random_seed"), "seed"),
 }
 """Prompts, rollouts and how they are sampled."""
 
@@ -201,8 +200,7 @@ _LOSSES = {
         "overlong_penalty_factor",
     ),
     **dict.fromkeys(("overlong_tokens", "overlong_buffer.len"), "overlong_buffer_tokens"),
-    "tau_pos": "sapo_tau_pos",
-    "tau_neg": "sapo_tau_neg",
+    **{"tau_pos": "sapo_tau_pos", "tau_neg": "sapo_tau_neg"},
     **dict.fromkeys(
         (
             *("ppo_n_minibatches", "num_steps_per_rollout", "steps_per_generation"),
