@@ -72,7 +72,9 @@ def _has(pattern: str) -> Callable[[Path], bool]:
 def _says(text: str) -> Callable[[Path], bool]:
     def has_come(run: Path) -> bool:
         log = run / "logs" / "driver.jsonl"
-        return log.is_file() and text in log.read_text(errors="replace").rpartition("begins")[2]
+        pid = RunFolder.open(run).info().pid
+        told = log.read_text(errors="replace") if log.is_file() else ""
+        return text in told.partition(f"process {pid} on")[2]
 
     return has_come
 
@@ -119,9 +121,44 @@ def signal_once(
             stderr=errors,
             start_new_session=True,
         )
-    driver = psutil.Process(process.pid)
-    children: set[psutil.Process] = set()
-    give_up_s = time.monotonic() + LIMIT_S
+    children = _until(moment, process, run, started_at, rng)
+    sent_s = time.monotonic()
+    how = _send(process, number, rng)
+    problems: list[str] = []
+    try:
+        code = process.wait(timeout=120)
+    except subprocess.TimeoutExpired:
+        problems.append("it did not end within 120 s")
+        process.kill()
+        code = process.wait()
+    ended_in_s = time.monotonic() - sent_s
+    _, left = psutil.wait_procs(children, timeout=20)
+    for one in left:
+        problems.append(f"{one.name()} is left")
+        one.kill()
+    words = (place / "err").read_text(errors="replace")
+    problems += _problems(run, code, words, number, started_at, temporary)
+    state = RunFolder.open(run).info().state if (run / "run.json").is_file() else "no run"
+    return Outcome(
+        moment=moment.name,
+        signals=f"{number.name} {how}",
+        code=code,
+        state=str(state),
+        words=words.strip().rpartition("\n")[2],
+        ended_in_s=round(ended_in_s, 1),
+        problems=tuple(problems),
+    )
+
+
+def _until(
+    moment: Moment,
+    process: subprocess.Popen[bytes],
+    run: Path,
+    started_at: float,
+    rng: random.Random,
+) -> list[psutil.Process]:
+    """Wait for a random time after the moment; returns all that the process has started."""
+    driver, give_up_s = psutil.Process(process.pid), time.monotonic() + LIMIT_S
     while process.poll() is None:
         # What an earlier try left does not count.
         is_this_try = _modified_at(run / "run.json") >= started_at
@@ -132,46 +169,26 @@ def signal_once(
     until_s = time.monotonic() + rng.uniform(0.0, moment.within_s)
     while time.monotonic() < until_s and process.poll() is None:
         time.sleep(0.01)
-    problems: list[str] = []
     try:
-        children |= set(driver.children(recursive=True))
+        return driver.children(recursive=True)
     except psutil.NoSuchProcess:
-        problems.append("(it had ended before)")
-    sent_s = time.monotonic()
-    # Some are sent twice, some to the whole group, as a terminal and Slurm do.
+        return []
+
+
+def _send(process: subprocess.Popen[bytes], number: signal.Signals, rng: random.Random) -> str:
+    """Send the signal once, followed by another, or to the whole group, as a terminal does."""
     how = rng.choice(["once", "once", "twice", "group"])
-    if process.poll() is None:
-        if how == "group":
-            os.killpg(process.pid, number)
-        else:
-            process.send_signal(number)
-        if how == "twice":
-            time.sleep(rng.uniform(0.0, 1.5))
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-    try:
-        code = process.wait(timeout=120)
-    except subprocess.TimeoutExpired:
-        problems.append("it did not end within 120 s")
-        process.kill()
-        code = process.wait()
-    ended_in_s = time.monotonic() - sent_s
-    _, left = psutil.wait_procs(list(children), timeout=20)
-    problems += [f"{' '.join(one.cmdline())[:80]} is left" for one in left if one.is_running()]
-    words = (place / "err").read_text(errors="replace")
-    problems += _problems(run, code, words, number, started_at, temporary)
-    state = RunFolder.open(run).info().state if (run / "run.json").is_file() else "no run"
-    for one in left:
-        one.kill()
-    return Outcome(
-        moment=moment.name,
-        signals=f"{number.name} {how}",
-        code=code,
-        state=str(state),
-        words=words.strip().rpartition("\n")[2],
-        ended_in_s=round(ended_in_s, 1),
-        problems=tuple(problems),
-    )
+    if process.poll() is not None:
+        return "(it had ended before)"
+    if how == "group":
+        os.killpg(process.pid, number)
+        return how
+    process.send_signal(number)
+    if how == "twice":
+        time.sleep(rng.uniform(0.0, 1.5))
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+    return how
 
 
 def _problems(

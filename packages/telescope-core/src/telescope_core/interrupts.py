@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
 
 NUMBERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 Later = Callable[[Callable[[], object]], object]
@@ -110,7 +109,7 @@ def taken() -> Generator[None]:
     if _signals.is_taken or not _is_main_thread():
         yield
         return
-    _signals.is_taken = True
+    _signals.first, _signals.has_cut_short, _signals.is_taken = None, False, True
     with kept():
         for number in NUMBERS:
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -131,12 +130,10 @@ def cut_short() -> signal.Signals | None:
     return _signals.first if _signals.has_cut_short else None
 
 
-def raise_for(number: int) -> NoReturn:
-    """Raise Interrupted for signal `number`, which a library has taken in place of this module."""
-    if _signals.is_taken:
-        _signals.first = _signals.first or signal.Signals(number)
-        _signals.has_cut_short = True
-    raise Interrupted(number)
+def note(number: int) -> None:
+    """Take signal `number`, which a library has handled in place of this module."""
+    with held():
+        _signals.on_signal(number, None)
 
 
 def raise_if_asked() -> None:

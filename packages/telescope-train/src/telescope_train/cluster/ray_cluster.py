@@ -39,6 +39,8 @@ LOOK_AGAIN_S = 1.0
 HEAD_EVERY_S = 0.25
 """Seconds between two looks at Ray's own processes. Ray tells the death of a rank at once, and that
 its own processes died is to be known first."""
+ENDED_WITHIN_S = 3.0
+"""Seconds after the end of a cluster of the run's own within which its processes have to end."""
 TOKEN_PATH_VARIABLE = "RAY_AUTH_TOKEN_PATH"
 KEPT_LOG_BYTES = 2**20
 """Most that is kept of each log of a cluster of the run's own that failed."""
@@ -87,6 +89,14 @@ class HeadProcesses:
                     "memory?)"
                 )
 
+    def started(self) -> list[psutil.Process]:
+        """Return them and all that they have started."""
+        found: list[psutil.Process] = []
+        for process in self._names:
+            with suppress(psutil.NoSuchProcess):
+                found += [process, *process.children(recursive=True)]
+        return found
+
     async def watch(self) -> None:
         """Never return; raises RayDiedError as soon as one has ended."""
         while True:
@@ -118,10 +128,11 @@ def ray_cluster(
     if (address := section.ray_address) is not None:
         _require_listening(address)
         _init(options | {"address": address})
+        head = HeadProcesses([])
         try:
-            yield HeadProcesses([])
+            yield head
         finally:
-            _shut_down()
+            _shut_down(head)
         return
     folder = _session_folder()
     with _token_of_its_own(folder):
@@ -134,19 +145,25 @@ def ray_cluster(
         try:
             yield head
         except Exception:
-            _shut_down()
+            _shut_down(head)
             if keep_logs is not None:
                 _keep_logs(folder, keep_logs)
             raise
         finally:
-            _shut_down()
+            _shut_down(head)
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _shut_down() -> None:
+def _shut_down(head: HeadProcesses) -> None:
     # Cut short, it would leave processes behind.
     with interrupts.held():
+        started = head.started()
         ray.shutdown()
+        # Agents of Ray may live on for half a minute after it.
+        _, left = psutil.wait_procs(started, timeout=ENDED_WITHIN_S)
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 @contextmanager
@@ -274,13 +291,15 @@ def _start(options: dict[str, Any]) -> None:
         others = set(psutil.Process().children(recursive=True))
         try:
             _init(options)
-        except Exception as error:  # noqa: BLE001 - Ray has no class for a start that takes long
-            problem = error
+        except BaseException as error:
             # Ray forgets what it has started until then.
             for child in set(psutil.Process().children(recursive=True)) - others:
                 with suppress(psutil.NoSuchProcess):
                     child.kill()
-            interrupts.raise_if_asked()
+            # It has no class for a start that takes long.
+            if not isinstance(error, Exception):
+                raise
+            problem = error
             if TIMED_OUT not in str(error):
                 break
         else:
@@ -309,9 +328,10 @@ def _init(options: dict[str, Any]) -> None:
         raise _unreachable(options["address"], error) from error
     except SystemExit:
         # What Ray does at SIGTERM while it starts.
+        interrupts.note(signal.SIGTERM)
+    if interrupts.asked() is not None:
         ray.shutdown()
-        interrupts.raise_for(signal.SIGTERM)
-    interrupts.raise_if_asked()
+        interrupts.raise_if_asked()
 
 
 def cluster_has_gpus() -> bool:
