@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -83,6 +84,24 @@ def test_without_output_it_lies_in_the_checkpoint(trained, telescope):
     assert (step / "hf" / "config.json").is_file()
     assert telescope(step)[0] == 0, "an export may be made again"
     assert len(complete_checkpoints(trained / "checkpoints")) == 3
+
+
+def test_one_that_is_not_whole_is_said_and_not_exported(trained, telescope, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    shard = run / "checkpoints" / "final" / "state" / "__0_0.distcp"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    code, said, told = telescope(run, "--output", tmp_path / "out", "--json")
+    assert (code, json.loads(said)[0]["step"]) == (0, 2)
+    assert all(part in told for part in ("final", "__0_0.distcp", "step-000002 is exported"))
+    for arguments in ((run, "--steps", "3"), (shard.parents[1],)):
+        code, said, told = telescope(*arguments, "--output", tmp_path / "other")
+        assert (code, said) == (2, "")
+        assert all(part in told for part in ("final", "__0_0.distcp"))
+    manifest = run / "checkpoints" / "step-000002" / "checkpoint.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "files": {}}))
+    code, _, told = telescope(manifest.parent, "--output", tmp_path / "old")
+    assert (code, "without checksums" in told) == (0, True)
 
 
 def test_heads_of_their_own_stay_apart(tmp_path, telescope):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,8 +49,9 @@ def export_command(
 ) -> None:
     """Convert checkpoints to Hugging Face format: one, several, or all of a run.
 
-    With several checkpoints, --output gets one folder per checkpoint, and --push makes one commit
-    per checkpoint, oldest first. --push uses the token in HF_TOKEN or from `hf auth login`.
+    Every file of a checkpoint is proved by its checksum before anything is written. With several
+    checkpoints, --output gets one folder per checkpoint, and --push makes one commit per
+    checkpoint, oldest first. --push uses the token in HF_TOKEN or from `hf auth login`.
 
     For example:
 
@@ -61,12 +63,14 @@ def export_command(
     """
     _check_options(dtype, max_shard_size, push=push, private=private)
     checkpoints = _chosen(Path(source).expanduser(), steps=steps, is_all=is_all)
+    from telescope_train.checkpoints.damage import unproved
     from telescope_train.checkpoints.export import export_checkpoint, hub_token
     from telescope_train.checkpoints.export import push as upload
 
     token = hub_token() if push is not None else ""
     written: list[dict[str, object]] = []
     for checkpoint in checkpoints:
+        _tell(unproved(checkpoint))
         done = export_checkpoint(
             checkpoint,
             _target(checkpoint, output, is_one=len(checkpoints) == 1),
@@ -98,8 +102,8 @@ def _check_options(dtype: str | None, size: str, *, push: str | None, private: b
 
 
 def _chosen(source: Path, *, steps: str | None, is_all: bool) -> "list[RunCheckpoint]":
-    """Return the checkpoints to export, oldest first."""
-    from telescope_train.checkpoints.folders import complete_checkpoints, read_checkpoint
+    """Return the checkpoints to export, oldest first; stderr says which are not whole."""
+    from telescope_train.checkpoints.folders import find_checkpoints, read_checkpoint
 
     if steps is not None and is_all:
         raise ConfigError("--steps and --all cannot be combined; give only one of them")
@@ -110,15 +114,26 @@ def _chosen(source: Path, *, steps: str | None, is_all: bool) -> "list[RunCheckp
             )
         return [read_checkpoint(source)]
     folder = _checkpoints_of(source)
-    found = complete_checkpoints(folder)
-    if not found:
+    found = find_checkpoints(folder)
+    broken = [f"{path} is not whole: {why}" for path, why in sorted(found.broken.items())]
+    if not found.complete:
         raise ConfigError(
             f"{str(folder)!r} contains no complete checkpoint; one is written at the end of a run, "
-            "or every checkpoint_every steps"
+            f"or every checkpoint_every steps{''.join(f'; {line}' for line in broken)}"
         )
+    if steps is not None:
+        return [_at(found.complete, step, broken) for step in _numbers(steps)]
     if is_all:
-        return found
-    return found[-1:] if steps is None else [_at(found, step) for step in _numbers(steps)]
+        _tell(broken)
+        return found.complete
+    newest = found.complete[-1]
+    _tell(f"{line}; {newest.path.name} is exported" for line in found.broken_after(newest))
+    return [newest]
+
+
+def _tell(lines: Iterable[str]) -> None:
+    for line in lines:
+        typer.echo(f"note: {line}", err=True)
 
 
 def _checkpoints_of(run: Path) -> Path:
@@ -149,12 +164,15 @@ def _numbers(steps: str) -> list[int]:
     return sorted({int(step) for step in steps.split(",")})
 
 
-def _at(found: "list[RunCheckpoint]", step: int) -> "RunCheckpoint":
+def _at(found: "list[RunCheckpoint]", step: int, broken: list[str]) -> "RunCheckpoint":
     for checkpoint in found:
         if checkpoint.step == step:
             return checkpoint
     known = ", ".join(str(checkpoint.step) for checkpoint in found)
-    raise ConfigError(f"there is no checkpoint of step {step}; available steps: {known}")
+    raise ConfigError(
+        f"there is no whole checkpoint of step {step}; available steps: {known}"
+        f"{''.join(f'; {line}' for line in broken)}"
+    )
 
 
 def _target(checkpoint: "RunCheckpoint", output: str | None, *, is_one: bool) -> Path:

@@ -62,15 +62,17 @@ def sft_resume_point(config: SftConfig) -> RunCheckpoint | None:
     """
     own = _folder(config)
     end_replacing(own)
-    found, given = complete_checkpoints(own), config.resume_from_checkpoint
+    found, given = find_checkpoints(own), config.resume_from_checkpoint
     if given == LATEST:
-        if not found:
+        if not found.complete:
+            lacking = "".join(f"\n  {path}: {why}" for path, why in sorted(found.broken.items()))
             raise ConfigError(
                 f"resume_from_checkpoint = {LATEST!r}: {str(own)!r} holds no complete checkpoint; "
-                "remove the setting to start from the beginning, or give the folder of a checkpoint"
+                "remove the setting to start from the beginning, or give the folder of a "
+                f"checkpoint{lacking}"
             )
-        return _checked(found[-1], config)
-    if found:
+        return _checked(found.complete[-1], config)
+    if found.complete or found.broken:
         raise ConfigError(
             f"{str(own)!r} holds checkpoints of an earlier training; continue the newest with "
             f"resume_from_checkpoint = {LATEST!r}, choose another output, or delete them"
