@@ -1,12 +1,12 @@
 """Where processes go: neighbors on the same node, on free ports, over the interface of the node."""
 
-import socket
 
 import pytest
 
+from telescope_core.addresses import is_loopback
 from telescope_core.errors import ConfigError
 from telescope_train.cluster import placement
-from telescope_train.cluster.network import Network, interface_of, is_loopback
+from telescope_train.cluster.network import Network, interface_of
 from telescope_train.cluster.placement import (
     Asked,
     Bundle,
@@ -14,7 +14,7 @@ from telescope_train.cluster.placement import (
     in_order_of_nodes,
     reserve,
 )
-from telescope_train.cluster.ports import first_free_port
+from telescope_train.cluster.ports import listening, listening_from
 from telescope_train.config.schema import TrainConfig
 from telescope_train.trainer.ray_ranks import RankPlace, in_order_of_places
 
@@ -93,12 +93,11 @@ def test_what_only_this_machine_reaches(host, expected):
 
 
 def test_ports_of_servers_do_not_meet():
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
+    with listening("127.0.0.1") as other:
         taken = other.getsockname()[1]
-        found = first_free_port("127.0.0.1", taken, every=3)
-        assert found > taken
-        assert (found - taken) % 3 == 0
+        with listening_from("127.0.0.1", taken, every=3) as found:
+            port = found.getsockname()[1]
+    assert port > taken
+    assert (port - taken) % 3 == 0
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1.*inference_host"):
-        first_free_port("192.0.2.1", 8100, every=1)
+        listening_from("192.0.2.1", 8100, every=1)

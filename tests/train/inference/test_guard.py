@@ -9,6 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 import uvicorn
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from telescope_core.errors import ConfigError, EndpointError
 from telescope_core.types import Sampling
@@ -43,9 +45,12 @@ class App:
 
     def __init__(self) -> None:
         self.num_calls = 0
+        self.paths: list[str] = []
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         self.num_calls += 1
+        self.paths.append(scope["path"])
+        assert scope["raw_path"].decode() == scope["path"]
         if scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.accept"})
@@ -56,10 +61,12 @@ class App:
 
 
 @asynccontextmanager
-async def served(monkeypatch: pytest.MonkeyPatch, secret: str) -> AsyncIterator[tuple[App, str]]:
+async def served(
+    monkeypatch: pytest.MonkeyPatch, secret: str, identity: str = ""
+) -> AsyncIterator[tuple[App, str]]:
     """Serve as a vLLM server would; yields the application and its address."""
     monkeypatch.setattr(uvicorn, "Config", uvicorn.Config)  # what `install` changes is put back
-    http_server.install(secret)
+    http_server.install(secret, identity)
     app = App()
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="error"))
     with socket.socket() as listener:
@@ -117,6 +124,45 @@ async def test_a_client_without_it_is_told_so(monkeypatch):
         await client.close()
 
 
+@pytest.mark.parametrize("secret", [SECRET, ""])
+async def test_a_server_answers_as_itself_alone(monkeypatch, secret):
+    """The secret may be the same for two runs: what is meant is the life of one server."""
+    async with served(monkeypatch, secret, "aaaa") as (app, address):
+        client = TokenClient(address, identity="aaaa", secret=secret)
+        assert await client.is_alive()
+        await client.control("/resume", query="?a=b", is_repeatable=True)
+        assert await client.metrics_page() == "{}"
+        await client._open_plane()
+        assert app.paths == [ENGINE_PATH, "/resume", "/metrics", TOKEN_PLANE_PATH]
+        other = TokenClient(address, identity="bbbb", secret=secret)
+        assert not await other.is_alive()
+        assert await other.metrics_page() is None
+        for path in ("/resume", "/telescope/v1/pause", "/update_weights", "/sleep"):
+            with pytest.raises(ServerLostError, match=r"another inference server.*bbbb"):
+                await other.control(path, is_repeatable=True)
+        with pytest.raises(ServerLostError, match="another inference server"):
+            await other.generate([1], Sampling(max_tokens=1), stop_token_ids=[], cache_salt="v0")
+        assert app.num_calls == 4
+        await client.close()
+        await other.close()
+
+
+async def test_what_is_no_server_of_telescope_is_not_taken_for_one():
+    """Such as vLLM without the guard, at the address of a server that has died."""
+    app = web.Application()
+    for path in ("/resume", ENGINE_PATH, "/metrics"):
+        app.router.add_route("*", path, lambda request: web.json_response({}))
+    async with TestServer(app) as server:
+        client = TokenClient(f"http://127.0.0.1:{server.port}", identity="aaaa")
+        assert not await client.is_alive()
+        assert await client.metrics_page() is None
+        with pytest.raises(EndpointError, match="404"):
+            await client.control("/resume", is_repeatable=True)
+        with pytest.raises(ServerLostError, match="404"):
+            await client.generate([1], Sampling(max_tokens=1), stop_token_ids=[], cache_salt="v0")
+        await client.close()
+
+
 async def test_a_server_without_a_secret_answers_everybody(monkeypatch):
     async with served(monkeypatch, "") as (app, address), aiohttp.ClientSession() as session:
         async with session.get(f"{address}/health") as reply:
@@ -135,16 +181,17 @@ class ElsewhereNetwork(Network):
 
 
 @pytest.mark.parametrize(
-    ("host", "is_local", "base_url", "asks"),
+    ("host", "is_local", "base_url"),
     [
-        ("127.0.0.1", True, "http://127.0.0.1:8100", False),
-        (AT_ITS_NODE, False, "http://10.77.0.2:8100", True),
-        ("0.0.0.0", False, "http://10.77.0.2:8100", True),
-        ("192.168.0.9", True, "http://192.168.0.9:8100", True),
+        ("127.0.0.1", True, "http://127.0.0.1:8100"),
+        (AT_ITS_NODE, False, "http://10.77.0.2:8100"),
+        ("0.0.0.0", False, "http://10.77.0.2:8100"),
+        ("192.168.0.9", True, "http://192.168.0.9:8100"),
+        ("::1", True, "http://[::1]:8100"),
     ],
 )
-def test_a_server_has_the_address_of_its_node_and_a_secret_where_others_reach_it(
-    tmp_path, host, is_local, base_url, asks
+def test_a_server_has_the_address_of_its_node_and_a_secret_of_its_run(
+    tmp_path, host, is_local, base_url
 ):
     settings = ServerSettings(
         model_path="m", host=host, port=8100, log_path=tmp_path / "a.jsonl", secret=SECRET
@@ -152,7 +199,7 @@ def test_a_server_has_the_address_of_its_node_and_a_secret_where_others_reach_it
     seat = ServerSeat(network=ElsewhereNetwork(is_local=is_local))
     settled = seat.settled(settings)
     assert settled.base_url == base_url
-    assert settled.environment()[SECRET_VARIABLE] == (SECRET if asks else "")
+    assert settled.environment()[SECRET_VARIABLE] == SECRET
     assert settled.environment()["GLOO_SOCKET_IFNAME"] == "eth0"
     assert SECRET not in repr(settled)
     assert not any(SECRET in argument for argument in settled.arguments())

@@ -19,7 +19,7 @@ from telescope_train.inference import fleet
 from telescope_train.inference.fleet import ServerGroup
 from telescope_train.inference.keeper import ServerHandle, ServerSeat, Startup
 from telescope_train.inference.keeping import MOST_RESTARTS
-from telescope_train.inference.leases import CONTROL_DEADLINE_S
+from telescope_train.inference.leases import CONTROL_DEADLINE_S, Reached
 from telescope_train.inference.server import ServerSettings
 from telescope_train.simulation.trainer import TrainerSpeed
 from telescope_train.simulation.virtual_time import run_in_virtual_time
@@ -281,7 +281,8 @@ def group_of(place: Path, *says: Callable[[str], Any]) -> ServerGroup:
 
 
 def healthy(question: str) -> Startup:
-    return Startup(is_healthy=True, log_bytes=1)
+    reached = Reached("http://127.0.0.1:1", "aaaa")
+    return Startup(is_healthy=True, log_bytes=1, reached=reached)
 
 
 def dies(question: str) -> Startup:

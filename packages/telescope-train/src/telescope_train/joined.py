@@ -16,7 +16,7 @@ from telescope_core.records import RunFolder
 from telescope_train.checkpoints.folders import checkpoints_folder
 from telescope_train.cluster.environment_workers import RayLauncher
 from telescope_train.cluster.logs_home import LogsHome, logs_home
-from telescope_train.cluster.network import Network, is_loopback
+from telescope_train.cluster.network import Network
 from telescope_train.cluster.nodes import ask_nodes, living_nodes
 from telescope_train.cluster.placement import Rooms, place_environments, place_processes
 from telescope_train.config.schema import TrainConfig
@@ -33,7 +33,7 @@ class Joined:
     logs: LogsHome
     """What fetches the logs of nodes that do not share the run folder."""
     secret: str = field(repr=False)
-    """Of this start of the run: what listens where others reach it asks for it."""
+    """Of this start of the run: its servers and its receiver of traces ask for it."""
     wanted: Wanted | None = None
     """What was looked for on each node; None = nothing, on a cluster of the run's own."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -44,10 +44,6 @@ class Joined:
     def traces_at(self, config: TrainConfig) -> str:
         """Return the address of this machine at which servers reach it."""
         return config.inference.gateway_host or self.network.address()
-
-    def traces_secret(self, config: TrainConfig) -> str:
-        """Return what who sends traces has to show; empty on this machine alone."""
-        return "" if is_loopback(self.traces_at(config)) else self.secret
 
     async def find_room(self, prepared: Prepared) -> Rooms:
         """Return the room of servers and ranks.

@@ -28,7 +28,7 @@ from telescope_train.cluster.ray_cluster import HeadProcesses
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.evals.servers import EvalCalls, EvalServers
 from telescope_train.inference.client import TokenClient
-from telescope_train.inference.fleet import Secrets, ServerGroup, server_settings
+from telescope_train.inference.fleet import ServerGroup, server_settings
 from telescope_train.inference.keeper import ServerSeat
 from telescope_train.inference.keeping import Keeping
 from telescope_train.inference.leases import Lease
@@ -68,7 +68,7 @@ class Processes:
     failed_servers: Mapping[int, str] = field(default_factory=dict[int, str])
     """Why the servers with these numbers have not started."""
     secret: str = field(default="", repr=False)
-    """What servers ask for at addresses that others reach."""
+    """What servers ask for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ async def open_processes(
         max_model_len=prepared.max_model_len,
         log_folder=folder.logs_path.absolute(),
         traces_endpoint=traces_endpoint,
-        asks_for=Secrets(joined.secret, joined.traces_secret(config)),
+        secret=joined.secret,
     )
     seat = ServerSeat.of(config, joined.network)
     servers = ServerGroup.start(settings, rooms.servers.places(), seat, config)
@@ -171,7 +171,7 @@ async def open_processes(
         healthy = servers.wait_until_healthy(num_needed=num_needed)
         loaded = ranks.open(rank_settings(prepared), num_threads=threads_of(prepared))
         if config.inference.colocate:
-            failed = await one_after_another(healthy, loaded, servers.base_urls, joined.secret)
+            failed = await one_after_another(healthy, loaded, servers, joined.secret)
         else:
             failed, _ = await asyncio.gather(healthy, loaded)
         yield Processes(servers=servers, ranks=ranks, failed_servers=failed, secret=joined.secret)
@@ -183,13 +183,13 @@ async def open_processes(
 async def one_after_another(
     healthy: Awaitable[Mapping[int, str]],
     loaded: Awaitable[None],
-    base_urls: Sequence[str],
+    group: ServerGroup,
     secret: str,
 ) -> Mapping[int, str]:
     """Start servers, then ranks on the same GPU; returns which servers have failed, and why."""
     # vLLM measures what is free while it starts: nobody else may load a model then.
     failed = await healthy
-    clients = [TokenClient(url, secret=secret) for url in base_urls]
+    clients = [TokenClient(url, identity=name, secret=secret) for url, name in group.reached]
     try:
         # At level 1, because nobody could send them their first weights.
         servers = Sleeping(clients, level=1)
@@ -213,9 +213,15 @@ async def open_policies(
     gateway: Gateway,
 ) -> AsyncIterator[Policies]:
     """Connect to the servers, on behalf of the environments."""
-    urls = processes.servers.base_urls
-    replays = prepared.config.trainer.routing_replay
-    clients = [TokenClient(url, secret=processes.secret, expects_routes=replays) for url in urls]
+    clients = [
+        TokenClient(
+            one.base_url,
+            identity=one.identity,
+            secret=processes.secret,
+            expects_routes=prepared.config.trainer.routing_replay,
+        )
+        for one in processes.servers.reached
+    ]
     num_rollout_servers = len(clients) - prepared.config.evals.eval_num_servers
     pool = ServerPool(clients[:num_rollout_servers], on_event=folder.log_server, is_kept=True)
     eval_servers = EvalServers(pool, _eval_pool(clients[num_rollout_servers:], folder))

@@ -192,7 +192,7 @@ async def _run(prepared: Prepared, folder: RunFolder, head: HeadProcesses) -> No
                     folder,
                     view,
                     reached_at=joined.traces_at(config),
-                    secret=joined.traces_secret(config),
+                    secret=joined.secret,
                 ) as recording,
                 open_processes(prepared, folder, joined, recording.traces_endpoint) as processes,
                 open_policies(

@@ -12,6 +12,7 @@ from threading import Thread
 import msgspec
 import uvicorn
 
+from telescope_core.addresses import in_url
 from telescope_core.errors import ConfigError
 from telescope_core.records.arrow import arrow_modules
 from telescope_ui.app import create_app
@@ -106,7 +107,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _address(host: str, port: int) -> str:
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+    return f"http://{in_url(shown)}:{port}"
 
 
 def _say(address: str, token: str, *, as_json: bool) -> None:

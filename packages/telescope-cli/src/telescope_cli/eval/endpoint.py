@@ -4,7 +4,7 @@ import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from telescope_core.chat.client import ApiKey
 from telescope_core.errors import ConfigError
@@ -12,6 +12,15 @@ from telescope_core.processes.settings import split_address
 from telescope_core.types import JsonValue, Sampling
 
 USUAL_VARIABLE = "TELESCOPE_API_KEY"
+
+
+class Endpoint(NamedTuple):
+    """What answers for the model of an eval."""
+
+    base_url: str
+    model: str | None
+    """Its name there; None = the only one."""
+    api_key: ApiKey
 
 
 def api_key(variable: str | None) -> ApiKey:

@@ -4,9 +4,13 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from telescope_cli.eval.view import announced
 from telescope_core.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from telescope_train.inference.server import ServedModel
 
 
 def model_folder(model: str | None) -> Path:
@@ -60,8 +64,8 @@ def _similar(folder: Path) -> str:
 @contextmanager
 def serve_folder(
     folder: Path, *, log_path: Path, chat_template: Path | None
-) -> Generator[tuple[str, str], None, None]:
-    """Serve `folder` with vLLM; yields the base URL and the name of the served model.
+) -> Generator["ServedModel", None, None]:
+    """Serve `folder` with vLLM; yields where, and what requests have to show.
 
     `chat_template` is the file of what replaces the model's own.
     """
@@ -78,4 +82,4 @@ def serve_folder(
             served = stack.enter_context(
                 serve_model(str(folder), log_path=log_path, chat_template=chat_template)
             )
-        yield served.base_url, served.model
+        yield served

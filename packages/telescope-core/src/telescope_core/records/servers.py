@@ -48,6 +48,9 @@ class ServerEvent:
     state: ServerState
     version: WeightVersion
     """The weights that it holds, or held when it was lost."""
+    identity: str = ""
+    """Of this life of the server, which no other one has, of this run or another; its log begins
+    with it. Requests name it, and are answered by it alone."""
     reason: str = ""
     """For `lost` and `given up`: why."""
 

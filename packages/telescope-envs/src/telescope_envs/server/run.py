@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from telescope_core.addresses import in_url
 from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.records.files import holder_of, locked_if_free
 from telescope_envs.server.app import ServerOptions, create_app
@@ -43,7 +44,7 @@ def serve(
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         server = uvicorn.Server(config)
         shown, chosen = listening.getsockname()[:2]
-        started(f"http://[{shown}]:{chosen}" if ":" in shown else f"http://{shown}:{chosen}")
+        started(f"http://{in_url(shown)}:{chosen}")
         # uvicorn handles both signals while it serves, and raises them again after it has stopped.
         signal.signal(signal.SIGTERM, _end)
         asyncio.run(server.serve(sockets=[listening]))

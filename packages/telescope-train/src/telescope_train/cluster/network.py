@@ -6,7 +6,6 @@ of the machine resolves to, which is 127.0.0.1 in many containers, and NCCL the 
 
 import os
 from collections.abc import Mapping, MutableMapping, Sequence
-from ipaddress import ip_address
 from typing import NamedTuple
 
 import psutil
@@ -59,11 +58,3 @@ def interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str |
         if address in [one.partition("%")[0] for one in addresses]:
             return name
     return None
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only processes of the same machine reach `host`."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -1,11 +1,15 @@
-"""TCP ports of this machine: free ones, and those of a run that are already taken."""
+"""TCP ports of this machine: sockets that hold them, free ones, and who has one that is taken."""
 
 import errno
 import random
 import socket
 from contextlib import suppress
 
+import psutil
+
+from telescope_core.addresses import in_url
 from telescope_core.errors import ConfigError
+from telescope_train.config.fields import was_set
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.config.schema import TrainConfig
 
@@ -13,27 +17,97 @@ MOST_PORT = 65535
 _BELOW_CONNECTIONS = (20_000, 32_000)
 """Linux gives connections ports from 32,768 on, unless its administrator chose others."""
 _TRIES = 20
+_COMMAND_CHARACTERS = 60
+
+
+def listening(host: str, port: int = 0) -> socket.socket:
+    """Return a socket that listens at `host`: from now on, nothing else can take its port.
+
+    `port` 0 = a free one. Raises OSError.
+    """
+    # A port that is only bound could be bound once more by whoever sets SO_REUSEADDR, as vLLM does.
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio turns off Nagle's algorithm only if the protocol is given.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        # Without it, connections that have just ended hold the port for a minute.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen()
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def listening_from(host: str, first: int, *, every: int) -> socket.socket:
+    """Return what listens at the first free port of `first`, `first + every` and so on.
+
+    Servers of a run on the same machine have other remainders, so none takes another one's. Raises
+    ConfigError if there is none.
+    """
+    for port in range(first, MOST_PORT + 1, every):
+        try:
+            return listening(host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise cannot_listen(host, port, error) from None
+    raise ConfigError(
+        f"no port of {host} from {first} on is free on {socket.gethostname()}; set "
+        "inference_base_port to a lower one"
+    )
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+    """Return the error of a server that cannot listen: what is wrong, and what to set."""
+    place = f"{in_url(host)}:{port} of {socket.gethostname()}"
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(
+            f"inference server: {place} is in use{holder_of(port)}; end that, or set "
+            "inference_base_port to another port, or leave it out to take free ones"
+        )
+    if error.errno == errno.EACCES:
+        return ConfigError(
+            f"inference server: cannot listen on {place} ({error.strerror}); set "
+            "inference_base_port to 1024 or more"
+        )
+    kind = "IPv6 " if ":" in host else ""
+    return ConfigError(
+        f"inference server: this machine has no {kind}address {host!r} to listen on "
+        f"({error.strerror or error}); set inference_host to an address that it has, or leave it "
+        "out"
+    )
+
+
+def holder_of(port: int) -> str:
+    """Return ` by process PID (its command)` for who listens on `port`; empty if not known."""
+    # Processes of other users are not shown to everybody.
+    with suppress(psutil.Error, OSError):
+        for one in psutil.net_connections("tcp"):
+            if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid:
+                command = " ".join(psutil.Process(one.pid).cmdline())[:_COMMAND_CHARACTERS]
+                return f" by process {one.pid} ({command})"
+    return ""
 
 
 def port_problems(config: TrainConfig) -> list[str]:
-    """Return a message for each port of the inference servers that is already taken."""
+    """Return a message for each address of the inference servers that cannot be listened on.
+
+    Ports that were not set are none: a server takes a later one if its first choice is taken.
+    """
     section = config.inference
     host = section.inference_host or LOOPBACK
+    ports = [0]
+    if was_set(section, "inference_base_port"):
+        first = section.inference_base_port
+        ports = list(range(first, first + section.inference_num_workers))
     problems: list[str] = []
-    for port in range(
-        section.inference_base_port,
-        section.inference_base_port + section.inference_num_workers,
-    ):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                problems.append(
-                    f"inference server: cannot listen on {host}:{port} "
-                    f"({error.strerror or error}); stop the program that uses it, or set "
-                    "inference_base_port"
-                )
+    for port in ports:
+        try:
+            listening(host, port).close()
+        except (OSError, OverflowError) as error:
+            failed = error if isinstance(error, OSError) else OSError(str(error))
+            problems.append(str(cannot_listen(host, port, failed)))
     return problems
 
 
@@ -42,12 +116,11 @@ def free_port(host: str = LOOPBACK) -> int:
 
     It is below the ports that Linux gives to connections by itself, so that none of them takes it
     before the server does. When every port that was tried there is in use, it is one that the
-    system chooses.
+    system chooses. Where the socket itself can be handed over, `listening` holds the port.
     """
     chance = random.SystemRandom()
     for port in (*(chance.randrange(*_BELOW_CONNECTIONS) for _ in range(_TRIES)), 0):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
-            probe.bind((host, port))
+        with suppress(OSError), listening(host, port) as probe:
             return int(probe.getsockname()[1])
     raise ConfigError(
         f"no port of {host} is free on {socket.gethostname()}, or it has no such address; stop a "
@@ -67,7 +140,7 @@ class HeldPort:
         One that was held before is let go.
         """
         self.close()
-        self._socket = socket.create_server((host, 0))
+        self._socket = listening(host)
         return int(self._socket.getsockname()[1])
 
     def hand_over(self, port: int) -> int | None:
@@ -85,41 +158,3 @@ class HeldPort:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-
-
-def first_free_port(host: str, first: int, *, every: int) -> int:
-    """Return the first port of `first`, `first + every` and so on that is free on `host`.
-
-    Servers of a run on the same machine have other remainders, so none takes another one's. Raises
-    ConfigError if there is none.
-    """
-    for port in range(first, MOST_PORT + 1, every):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise ConfigError(
-                        f"cannot listen on {host} of {socket.gethostname()}: {error.strerror}; set "
-                        "inference_host to an address that this machine has, or leave it out"
-                    ) from None
-                continue
-            return port
-    raise ConfigError(
-        f"no port of {host} from {first} on is free on {socket.gethostname()}; set "
-        "inference_base_port to a lower one"
-    )
-
-
-def require_free_port(host: str, port: int) -> None:
-    """Raise ConfigError when something already listens on `port`."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"port {port} on {host} of {socket.gethostname()} is in use ({error.strerror}); "
-                "stop the program that listens there, or set inference_base_port to another port"
-            ) from None

@@ -27,6 +27,7 @@ from telescope_train.inference.wire import (
     ENGINE_PATH,
     MAX_FRAME_BYTES,
     ONCE_HEADER,
+    OTHER_SERVER_STATUS,
     TOKEN_PLANE_PATH,
     CancelRequest,
     Outbox,
@@ -34,6 +35,7 @@ from telescope_train.inference.wire import (
     TokenReply,
     TokenRequest,
     column,
+    root_of,
     secret_headers,
 )
 
@@ -57,16 +59,19 @@ class TokenClient:
         self,
         base_url: str,
         *,
+        identity: str = "",
         secret: str = "",
         answer_within_s: float = ANSWER_WITHIN_S,
         expects_routes: bool = False,
     ) -> None:
         """A control call with a deadline is made again after `answer_within_s` seconds.
 
-        `secret` is what the server asks for; empty = nothing. `expects_routes`: an answer that does
-        not say which experts computed it is an error.
+        `identity`: of the server's present life, as which alone it is asked; empty = whatever
+        server is there. `secret`: what it asks for; empty = nothing. `expects_routes`: an answer
+        that does not say which experts computed it is an error.
         """
         self.base_url = base_url
+        self.identity = identity
         self._answer_within_s = answer_within_s
         self._expects_routes = expects_routes
         self.num_in_flight = 0
@@ -164,7 +169,7 @@ class TokenClient:
 
     async def is_alive(self, *, within_s: float = ALIVE_WITHIN_S) -> bool:
         """Return whether the server's engine gives a sign of life within so many seconds."""
-        url = f"{self.base_url}{ENGINE_PATH}"
+        url = f"{self._root}{ENGINE_PATH}"
         try:
             async with asyncio.timeout(within_s), self._session.get(url) as response:
                 return response.status == 200
@@ -183,7 +188,7 @@ class TokenClient:
 
     async def metrics_page(self) -> str | None:
         """Return the server's Prometheus text; None if it does not come within a few seconds."""
-        url = f"{self.base_url}/metrics"
+        url = f"{self._root}/metrics"
         try:
             async with asyncio.timeout(_LOAD_S), self._session.get(url) as response:
                 page = await response.text() if response.status == 200 else None
@@ -213,6 +218,10 @@ class TokenClient:
             await self._plane.close()
         await self._session.close()
 
+    @property
+    def _root(self) -> str:
+        return root_of(self.base_url, self.identity)
+
     async def _open_plane(self) -> "Plane":
         """Return the token plane, and open it again if it was lost."""
         if self._plane is not None and self._plane.is_open:
@@ -224,7 +233,7 @@ class TokenClient:
                 if self._plane is not None:
                     # Its socket and tasks would stay open for as long as the run lasts.
                     await self._plane.close()
-                url = f"{self.base_url}{TOKEN_PLANE_PATH}"
+                url = f"{self._root}{TOKEN_PLANE_PATH}"
                 try:
                     # Compression is off: token ids shrink too little to pay for it on a fast link.
                     # A server that hangs takes the connection and says nothing more.
@@ -233,6 +242,9 @@ class TokenClient:
                             url, max_msg_size=MAX_FRAME_BYTES, compress=0
                         )
                 except (TimeoutError, aiohttp.ClientError) as error:
+                    if getattr(error, "status", None) == 403:
+                        why = "it refuses with HTTP 403 who means that one, or has another secret"
+                        raise _is_another(self.base_url, why) from None
                     raise _no_answer(url, error) from error
                 self._plane = Plane(socket, url, on_frame=self._hear)
             return self._plane
@@ -257,12 +269,14 @@ class TokenClient:
                 continue  # until the deadline of the call
 
     async def _post(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
-        url = f"{self.base_url}{path}"
-        async with self._session.post(url, data=orjson.dumps(body), headers=headers) as response:
+        url, data = f"{self._root}{path}", orjson.dumps(body)
+        async with self._session.post(url, data=data, headers=headers) as response:
             content = await response.read()
+        if response.status == OTHER_SERVER_STATUS:
+            raise _is_another(self.base_url, content.decode(errors="replace")[:500])
         if response.status != 200:
             text = content.decode(errors="replace")[:500]
-            raise EndpointError(f"{url} answered HTTP {response.status}: {text}")
+            raise EndpointError(f"{self.base_url}{path} answered HTTP {response.status}: {text}")
         return orjson.loads(content) if response.content_type == "application/json" else None
 
 
@@ -411,6 +425,12 @@ class Plane:
 def _no_answer(url: str, error: Exception) -> ServerLostError:
     return ServerLostError(
         f"no answer from the inference server at {url}: {type(error).__name__}: {error}"
+    )
+
+
+def _is_another(base_url: str, why: str) -> ServerLostError:
+    return ServerLostError(
+        f"another inference server than the one that is meant answers at {base_url}: {why}"
     )
 
 

@@ -5,8 +5,9 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -17,6 +18,7 @@ from telescope_core.records.output_logs import INFERENCE
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.keeper import ServerHandle, ServerSeat, Startup
+from telescope_train.inference.leases import Reached
 from telescope_train.inference.server import ServerSettings, Silence
 from telescope_train.inference.wire import SECRET_VARIABLE
 from telescope_train.models.served_adapter import served_adapter
@@ -48,7 +50,7 @@ class ServerGroup:
         longest wait for room on another node, when that of a server is gone.
         """
         self.servers = list(servers)
-        self._base_urls = [server.settings.base_url for server in servers]
+        self._reached = [Reached(server.settings.base_url) for server in servers]
         self._placement_s = placement_s
         self._silence_s = silence_s
         self._progress_s = progress_s
@@ -76,9 +78,9 @@ class ServerGroup:
         )
 
     @property
-    def base_urls(self) -> list[str]:
-        """Addresses of all servers, once they are healthy; of others what is known of it."""
-        return list(self._base_urls)
+    def reached(self) -> list[Reached]:
+        """How all servers are reached, once they are healthy; of others what is known of it."""
+        return list(self._reached)
 
     async def wait_until_healthy(self, *, num_needed: int) -> dict[int, str]:
         """Return once every server answers its health check or has failed to start.
@@ -122,7 +124,7 @@ class ServerGroup:
                 )
             await asyncio.sleep(WATCH_EVERY_S)
 
-    async def start_again(self, index: int) -> str:
+    async def start_again(self, index: int) -> Reached:
         """End what is left of a server, and start it; returns its address when it is healthy."""
         server = self.servers[index]
         try:
@@ -131,13 +133,15 @@ class ServerGroup:
             # The keeper is gone, with its node or without. Its watchdog has ended the server.
             with suppress(RayError):
                 ray.kill(server.keeper)
+            # The watchdog may not be through yet, and the server's port not free.
+            seat = replace(server.seat, is_port_fixed=False)
             server = ServerHandle.start(
-                server.settings, server.seat, server.place, progress_s=server.progress_s
+                server.settings, seat, server.place, progress_s=server.progress_s
             )
             self.servers[index] = server
             await self._until_placed(server, error)
         await self._until_healthy(index)
-        return self._base_urls[index]
+        return self._reached[index]
 
     async def end(self, index: int) -> None:
         """End what is left of a server, which gives its memory back."""
@@ -177,12 +181,12 @@ class ServerGroup:
         silence = Silence(self._silence_s)
         while True:
             now: Startup = await server.ask("startup")
-            self._base_urls[index] = now.base_url or self._base_urls[index]
+            self._reached[index] = now.reached
             if now.is_healthy:
                 return
             if silence.is_too_long(now.log_bytes):
                 raise ProcessDiedError(
-                    f"inference server at {self._base_urls[index]} did not become healthy, and "
+                    f"inference server at {now.reached.base_url} did not become healthy, and "
                     f"wrote nothing to its log for {self._silence_s:g} s; its log is "
                     f"{server.settings.log_path}. Look there for what it waits for, or raise "
                     "inference_startup_timeout_s"
@@ -202,18 +206,6 @@ class ServerGroup:
         # Errors are dropped: a keeper that is gone has no server left to end, and a failed cleanup
         # must not hide the failure that ended the run.
         await asyncio.gather(*(closed(one) for one in closing), return_exceptions=True)
-
-
-class Secrets(NamedTuple):
-    """What is asked for where others can reach it; empty = nothing."""
-
-    servers: str = ""
-    """By servers whose address is that of their node."""
-    traces: str = ""
-    """By who receives their traces."""
-
-
-NO_SECRETS = Secrets()
 
 
 def server_secret(environ: Mapping[str, str]) -> str:
@@ -238,12 +230,12 @@ def server_settings(
     max_model_len: int,
     log_folder: Path,
     traces_endpoint: str | None = None,
-    asks_for: Secrets = NO_SECRETS,
+    secret: str = "",
 ) -> list[ServerSettings]:
     """Return the settings of each server. Ports are consecutive; each has a log file of its own.
 
     `max_model_len`: tokens of prompt and answer together. `traces_endpoint`: where they send their
-    traces; None = they keep none. `asks_for`: what has to be shown, here and there.
+    traces; None = they keep none. `secret`: what has to be shown, here and there; empty = nothing.
     """
     inference, model = config.inference, config.model
     host = LOOPBACK if config.ray.ray_address is None else AT_ITS_NODE
@@ -251,7 +243,7 @@ def server_settings(
         ServerSettings(
             model_path=model.model,
             host=inference.inference_host or host,
-            secret=asks_for.servers,
+            secret=secret,
             port=inference.inference_base_port + index,
             log_path=log_folder / log_name(INFERENCE, str(index)),
             number=index,
@@ -270,7 +262,7 @@ def server_settings(
             trust_remote_code=model.trust_remote_code,
             fp32_lm_head=model.fp32_lm_head,
             traces_endpoint=traces_endpoint,
-            traces_secret=asks_for.traces,
+            traces_secret=secret,
             returns_routes=config.trainer.routing_replay,
             adapter=served_adapter(config),
             more_arguments=inference.vllm_arguments,

@@ -2,20 +2,22 @@
 
 import logging
 import os
+import socket
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import RayError
 
-from telescope_core.errors import ProcessDiedError
+from telescope_core.errors import ConfigError, ProcessDiedError
 from telescope_core.records.logs import Logs, telling_failure
-from telescope_train.cluster.network import ANY_ADDRESS, Network, is_loopback
-from telescope_train.cluster.ports import first_free_port
+from telescope_train.cluster.network import ANY_ADDRESS, Network
+from telescope_train.cluster.ports import cannot_listen, listening, listening_from
 from telescope_train.cluster.ray_cluster import UnreachableError, answer, is_back
 from telescope_train.cluster.starting import Stages, stages, until_started
 from telescope_train.config.fields import was_set
 from telescope_train.config.schema import TrainConfig
+from telescope_train.inference.leases import Reached
 from telescope_train.inference.server import ServerProcess, ServerSettings
 
 _LOGGER = logging.getLogger(__name__)
@@ -33,8 +35,7 @@ class Startup(NamedTuple):
     is_healthy: bool
     log_bytes: int
     """Size of its log, which grows while it does something."""
-    base_url: str = ""
-    """Where it listens; empty = where it was told to."""
+    reached: Reached
 
 
 # The server is a child of an actor and not of the driver: Ray places actors on any node, and ends
@@ -45,39 +46,60 @@ class ServerKeeper:
     """Runs on the server's node: starts the server, watches it and ends it."""
 
     def __init__(self, settings: ServerSettings, seat: "ServerSeat") -> None:
-        settings = seat.settled(settings)
+        self._seat, settings = seat, seat.settled(settings)
+        self._failed: ConfigError | None = None
+        listener: socket.socket | None = None
+        try:
+            listener = seat.listener(settings)
+            settings = replace(settings, port=listener.getsockname()[1])
+        except ConfigError as error:
+            # An actor whose constructor raises is dead, and the class of the error is lost.
+            self._failed = error
         folder = settings.log_path.parent
         # Another machine than the driver's may not have it yet.
         folder.mkdir(parents=True, exist_ok=True)
         self._log = Logs(folder=folder).begin("server", settings.base_url)
         self._is_healthy = False
         self._num_done = 0
-        self._start(settings)
+        if listener is not None:
+            self._start(settings, listener)
 
     # In a thread of its own, so that it answers while another call waits.
     @ray.method(concurrency_group=WATCHING)
     def signs_of_life(self) -> int:
         """Return a number that grows with what the keeper does and what its server prints."""
-        return self._num_done + self._server.log_bytes()
+        return self._num_done + (0 if self._failed else self._server.log_bytes())
 
-    def _start(self, settings: ServerSettings) -> None:
+    def _start(self, settings: ServerSettings, listener: socket.socket) -> None:
         with telling_failure(_LOGGER, "starting the server"):
-            self._server = ServerProcess(settings)
+            self._server = ServerProcess(settings, listener)
         self._num_done += 1
-        _LOGGER.info("server started as process %d; its output: %s", self.pid(), settings.log_path)
+        _LOGGER.info(
+            "server %s started at %s as process %d; its output: %s",
+            self._server.identity,
+            self._server.settings.base_url,
+            self.pid(),
+            settings.log_path,
+        )
 
     def pid(self) -> int:
         """Return the process id of the server."""
         return self._server.pid
 
     def startup(self) -> Startup:
-        """Return how far the server is; raises ProcessDiedError if it has ended."""
+        """Return how far the server is.
+
+        Raises ProcessDiedError if it has ended, and ConfigError if it cannot be started.
+        """
+        if self._failed is not None:
+            raise self._failed
         with telling_failure(_LOGGER, "the start of the server"):
             is_healthy = self._server.is_healthy()
         if is_healthy and not self._is_healthy:
             _LOGGER.info("server answers its health check")
         self._is_healthy = is_healthy
-        return Startup(is_healthy, self._server.log_bytes(), self._server.settings.base_url)
+        reached = Reached(self._server.settings.base_url, self._server.identity)
+        return Startup(is_healthy, self._server.log_bytes(), reached)
 
     def check(self) -> bool:
         """Return whether the engine gives a sign of life; raises ProcessDiedError if it ended."""
@@ -86,19 +108,24 @@ class ServerKeeper:
             return self._server.check_engine()
 
     def start_again(self) -> None:
-        """End what is left of the server, and start it."""
+        """End what is left of the server, and start it.
+
+        Its port may be taken meanwhile, which is no failure of the server: it takes a later one.
+        """
         # The new log begins empty, so what was printed counts as done.
         printed = self._server.log_bytes()
         self._server.close()
         self._num_done += printed + 1
         self._log.next_life()
         self._is_healthy = False
-        self._start(self._server.settings)
+        settings = self._server.settings
+        self._start(settings, self._seat.listener_again(settings))
 
     def close(self) -> None:
         """End the server."""
-        self._server.close()
-        _LOGGER.info("server ended")
+        if self._failed is None:
+            self._server.close()
+            _LOGGER.info("server ended")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +136,7 @@ class ServerSeat:
     num_servers: int = 1
     """Of the run, whose ports are next to each other."""
     is_port_fixed: bool = True
-    """Whether it must listen at the port of its settings, or takes a later one if that is taken."""
+    """Whether it must start at the port of its settings, or takes a later one if that is taken."""
 
     @classmethod
     def of(cls, config: TrainConfig, network: Network) -> "ServerSeat":
@@ -118,26 +145,32 @@ class ServerSeat:
         return cls(
             network=network,
             num_servers=section.inference_num_workers,
-            # On other machines nobody could look beforehand which ports are free.
-            is_port_fixed=network.is_local or was_set(section, "inference_base_port"),
+            is_port_fixed=was_set(section, "inference_base_port"),
         )
 
     def settled(self, settings: ServerSettings) -> ServerSettings:
-        """Return `settings` with the address on this node; raises ConfigError if there is none."""
+        """Return `settings` with the address on this node."""
         own = self.network.address()
         host = settings.host or own
-        port = settings.port
-        if not self.is_port_fixed:
-            port = first_free_port(host, port, every=self.num_servers)
         return replace(
             settings,
             host=host,
             reached_at=own if host in ANY_ADDRESS else None,
-            port=port,
-            # Others on this machine are as trusted as the run's own files.
-            secret="" if is_loopback(host) else settings.secret,
             variables=self.network.variables(os.environ),
         )
+
+    def listener(self, settings: ServerSettings) -> socket.socket:
+        """Return the socket of a server that starts; raises ConfigError if there is none."""
+        if not self.is_port_fixed:
+            return listening_from(settings.host, settings.port, every=self.num_servers)
+        try:
+            return listening(settings.host, settings.port)
+        except OSError as error:
+            raise cannot_listen(settings.host, settings.port, error) from None
+
+    def listener_again(self, settings: ServerSettings) -> socket.socket:
+        """Return that of a server that had the port of `settings`: the same one, or a later one."""
+        return replace(self, is_port_fixed=False).listener(settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from telescope_core.errors import ProcessDiedError, TelescopeError
 from telescope_core.records.servers import ServerState
-from telescope_train.inference.leases import Lease
+from telescope_train.inference.leases import Lease, Reached
 from telescope_train.inference.pool import ServerPool
 
 MOST_RESTARTS = 5
@@ -35,7 +35,7 @@ class Fleet(Protocol):
         """
         ...
 
-    async def start_again(self, index: int) -> str:
+    async def start_again(self, index: int) -> Reached:
         """End what is left of server `index`, and start it; returns its address once it is healthy.
 
         Raises ProcessDiedError if it does not become healthy.
@@ -121,9 +121,9 @@ class Keeping:
         )
         lease.become(ServerState.STARTING)
         try:
-            # It is elsewhere if its node was lost.
-            address = await self._fleet.start_again(self._first + index)
-            lease.client.base_url = address
+            # It is elsewhere if its node was lost, or its port was taken meanwhile.
+            address, identity = await self._fleet.start_again(self._first + index)
+            lease.client.base_url, lease.client.identity = address, identity
             healthy_s = clock.time()
             lease.become(ServerState.LOADING)
             await self._until_brought_in(index, lease)

@@ -39,10 +39,20 @@ ROUTABLE = {ServerState.SERVING, ServerState.UPDATING}
 _MEMBERS = {*ROUTABLE, ServerState.LOADING}
 
 
+class Reached(NamedTuple):
+    """How a server is reached in one of its lives."""
+
+    base_url: str
+    identity: str = ""
+    """What it answers to there; empty = whatever server is there is meant."""
+
+
 class ServerClient(Protocol):
     """The way to one server; see `client.TokenClient`."""
 
     base_url: str
+    identity: str
+    """Of the present life of the server: nothing else is asked."""
     num_in_flight: int
     """Requests that it has not answered yet."""
     heard_s: float
@@ -192,6 +202,7 @@ class Lease:
         return ServerEvent(
             time_s=time.time(),
             server=self.client.base_url,
+            identity=self.client.identity,
             role=self.role,
             life=self.life,
             state=self.state,

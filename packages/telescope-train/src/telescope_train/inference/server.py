@@ -2,34 +2,46 @@
 
 `ServerSettings.arguments` holds everything that differs between CPU and GPU. Log-probs are those
 of the distribution that was sampled from (`processed_logprobs`).
+
+The socket of a server is made here and handed to it, so that its port is its own from the first
+moment on. Each start has an identity, by which whoever asks at its address knows that it is meant.
 """
 
 import json
 import os
+import secrets
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from urllib.error import HTTPError, URLError
 from urllib.parse import quote
-from urllib.request import Request, urlopen
 
+import psutil
+
+from telescope_core.addresses import in_url, reached_directly
 from telescope_core.errors import ProcessDiedError
 from telescope_core.records.output_logs import INFERENCE, OutputLog
 from telescope_core.secret_names import secret_values
 from telescope_train.chat.template import template_in
-from telescope_train.cluster.ports import free_port, require_free_port
+from telescope_train.cluster.ports import cannot_listen, holder_of, listening
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.inference.tool_calls import tool_call_arguments
 from telescope_train.inference.wire import (
     ENGINE_PATH,
+    IDENTITY_VARIABLE,
+    OTHER_SERVER_STATUS,
     SECRET_VARIABLE,
+    SOCKET_VARIABLE,
     WEIGHT_ENGINE,
+    root_of,
     secret_headers,
 )
 from telescope_train.models.device import machine_device
@@ -50,6 +62,10 @@ _LAST_WORDS_S = 1.0
 """Longest wait for what a server that has ended had printed, in seconds."""
 _TAIL_LINES = 15
 _POLL_S = 0.1
+_ANSWER_S = 5.0
+"""Longest wait for a sign of life, in seconds."""
+_GROUP_ENDS_S = 30.0
+"""Longest wait for processes that were sent SIGKILL, which the memory of a GPU may delay."""
 _CPU_BLOCK_TOKENS = 32
 """Tokens of a block of vLLM's cache on CPU, the fewest that its kernels take. Requests share whole
 blocks of their prompts, so with vLLM's own 128 a group shares nothing of a shorter prompt."""
@@ -71,7 +87,8 @@ class ServerSettings:
     """Address on which it listens."""
     reached_at: str | None = None
     """Address at which others reach it; None = `host`."""
-    port: int
+    port: int = 0
+    """0 = a free one, which the settings of its process name."""
     secret: str = field(default="", repr=False)
     """What every request must show, whatever its path; empty = nothing is asked for."""
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -123,7 +140,7 @@ class ServerSettings:
     @property
     def base_url(self) -> str:
         """Root of the server, without a trailing slash."""
-        return f"http://{self.reached_at or self.host}:{self.port}"
+        return f"http://{in_url(self.reached_at or self.host)}:{self.port}"
 
     @property
     def num_processes(self) -> int:
@@ -188,6 +205,7 @@ class ServerSettings:
         """Return the environment variables of the server's process."""
         environment = {
             **os.environ,
+            **reached_directly({**os.environ, **self.variables}),
             **self.variables,
             SECRET_VARIABLE: self.secret,
             "VLLM_NO_USAGE_STATS": "1",
@@ -247,13 +265,29 @@ class Silence:
 class ServerProcess:
     """A running server. `close` ends it and everything it started."""
 
-    def __init__(self, settings: ServerSettings) -> None:
-        # Checked first: vLLM notices a taken port only after seconds of imports, and another
-        # server on it would answer the health checks in this one's name.
-        require_free_port(settings.host, settings.port)
+    def __init__(self, settings: ServerSettings, listener: socket.socket | None = None) -> None:
+        """`listener`: where it listens, owned by this object; None = as its settings say.
+
+        Raises ConfigError when it cannot listen there.
+        """
+        if listener is None:
+            try:
+                listener = listening(settings.host, settings.port)
+            except OSError as error:
+                raise cannot_listen(settings.host, settings.port, error) from None
+        with listener:
+            self.settings = replace(settings, port=listener.getsockname()[1])
+            self._start(listener.fileno())
+
+    def _start(self, descriptor: int) -> None:
+        """Start the process with the socket `descriptor`, of which it gets a copy."""
+        settings = self.settings
         settings.log_path.parent.mkdir(parents=True, exist_ok=True)
-        self.settings = settings
+        self.identity = secrets.token_hex(8)
+        """Of this start of the server; no other one has it."""
         self._was_healthy = False
+        self._asking: HTTPConnection | None = None
+        """The question for its health that waits for its answer."""
         self._output = OutputLog(
             settings.log_path,
             component=INFERENCE,
@@ -268,7 +302,12 @@ class ServerProcess:
         try:
             self._process = subprocess.Popen(
                 settings.arguments(),
-                env=settings.environment(),
+                env={
+                    **settings.environment(),
+                    IDENTITY_VARIABLE: self.identity,
+                    SOCKET_VARIABLE: str(descriptor),
+                },
+                pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output.fd,
                 stderr=subprocess.STDOUT,
@@ -301,44 +340,62 @@ class ServerProcess:
         Raises ProcessDiedError if its engine is gone: it answers 503, or has stopped listening
         while it waits for requests that its dead engine will never answer.
         """
-        # While a server starts, a refused connection only means that it does not listen yet.
+        # A server that starts has a socket and no engine that could answer.
         if not self._was_healthy:
             return True
+        connection = self._connection()
         try:
             # Not `/health`, which a server answers as well when its engine hangs.
-            urlopen(self._request(ENGINE_PATH), timeout=5.0).close()
-        except HTTPError as error:
-            is_gone = error.code == HTTPStatus.SERVICE_UNAVAILABLE
-        except URLError as error:
-            is_gone = isinstance(error.reason, ConnectionRefusedError)
-        except OSError:
+            self._ask(connection, ENGINE_PATH)
+            status = connection.getresponse().status
+        except ConnectionRefusedError:
+            status = HTTPStatus.SERVICE_UNAVAILABLE
+        except (OSError, HTTPException):
             # A timeout or a reset. Between two steps the engine may take a while, for example for
             # new weights, so one late answer proves nothing.
             return False
-        else:
-            return True
-        if is_gone:
+        finally:
+            connection.close()
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
             raise ProcessDiedError(
                 f"the engine of the inference server at {self.settings.base_url} (pid {self.pid}) "
                 f"died; its log is {self.settings.log_path}, which ends:\n"
                 f"{self._last_words()}"
             )
-        return False
+        if status in (HTTPStatus.NOT_FOUND, HTTPStatus.UNAUTHORIZED, OTHER_SERVER_STATUS):
+            raise ProcessDiedError(
+                f"another program answers at {self.settings.base_url}, the address of the "
+                f"inference server {self.identity} (pid {self.pid}), which has left it"
+                f"{holder_of(self.settings.port)}"
+            )
+        return status == HTTPStatus.OK
 
     def is_healthy(self) -> bool:
         """Whether the server answers its health check; raises ProcessDiedError if it has ended."""
         # Without this, waiting for a server that failed to start would last the whole deadline.
         self.check()
+        # The socket takes connections before the server does, so one question waits for it.
         try:
-            with urlopen(self._request("/health"), timeout=5.0) as reply:
-                self._was_healthy = reply.status == HTTPStatus.OK
-                return self._was_healthy
-        except OSError:  # it does not listen yet, or the answer is not 200
-            return False
+            if self._asking is None:
+                self._asking = self._connection()
+                self._ask(self._asking, "/health")
+            if not select.select([self._asking.sock], [], [], 0.0)[0]:
+                return False
+            self._was_healthy = self._asking.getresponse().status == HTTPStatus.OK
+        except (OSError, HTTPException):
+            self._was_healthy = False
+        self._asking.close()
+        self._asking = None
+        return self._was_healthy
 
-    def _request(self, path: str) -> Request:
-        headers = secret_headers(self.settings.secret)
-        return Request(f"{self.settings.base_url}{path}", headers=headers)
+    def _connection(self) -> HTTPConnection:
+        # It knows no proxies, unlike urllib.
+        host = self.settings.reached_at or self.settings.host
+        return HTTPConnection(host, self.settings.port, timeout=_ANSWER_S)
+
+    def _ask(self, connection: HTTPConnection, path: str) -> None:
+        url = root_of("", self.identity) + path
+        connection.request("GET", url, headers=secret_headers(self.settings.secret))
 
     def log_bytes(self) -> int:
         """Return how much it has printed."""
@@ -375,6 +432,9 @@ class ServerProcess:
         # and then its memory would be missing for the next run.
         _signal_group(self.pid, signal.SIGKILL)
         self._process.wait(timeout=10.0)
+        _until_group_ended(self.pid)
+        if self._asking is not None:
+            self._asking.close()
         # Only now: had this process died before it sent SIGKILL, the watchdog would have had
         # to. The line keeps it from killing a later group that gets the same number.
         os.write(self._watchdog, b"closed\n")
@@ -401,9 +461,11 @@ class ServedModel:
     """A model behind an OpenAI-compatible endpoint."""
 
     base_url: str
-    """Address with `/v1` at its end."""
+    """Address with `/v1` at its end, which no other server answers."""
     model: str
     """Name of the model in requests."""
+    api_key: str = field(repr=False)
+    """What requests have to show."""
 
 
 @contextmanager
@@ -411,11 +473,11 @@ def serve_model(
     model_path: str,
     *,
     log_path: Path,
-    port: int | None = None,
+    port: int = 0,
     max_model_len: int | None = None,
     chat_template: Path | None = None,
 ) -> Iterator[ServedModel]:
-    """Serve `model_path` for as long as the context lasts, on a free port unless `port` is given.
+    """Serve `model_path` for as long as the context lasts, on a free port if `port` is 0.
 
     `max_model_len`: tokens of prompt and answer together; None = the model's own limit.
     `chat_template`: a file; None = the model's own template.
@@ -425,7 +487,8 @@ def serve_model(
     settings = ServerSettings(
         model_path=model_path,
         more_arguments=tool_call_arguments(template or ""),
-        port=port if port is not None else free_port(),
+        port=port,
+        secret=secrets.token_urlsafe(32),
         log_path=log_path,
         device=device,
         num_threads=max(1, usable_cores() - 1),
@@ -433,8 +496,9 @@ def serve_model(
         max_model_len=max_model_len,
         chat_template=chat_template,
     )
-    with running(settings):
-        yield ServedModel(base_url=f"{settings.base_url}/v1", model=SERVED_MODEL_NAME)
+    with running(settings) as server:
+        root = root_of(server.settings.base_url, server.identity)
+        yield ServedModel(base_url=f"{root}/v1", model=SERVED_MODEL_NAME, api_key=settings.secret)
 
 
 def _describe_exit(code: int) -> str:
@@ -444,6 +508,23 @@ def _describe_exit(code: int) -> str:
 def _signal_group(pid: int, signal_number: int) -> None:
     with suppress(ProcessLookupError):  # every member has ended
         os.killpg(pid, signal_number)
+
+
+def _until_group_ended(group: int) -> None:
+    """Return once nothing of a group that was sent SIGKILL runs; after a while in any case."""
+    # The engine of a GPU holds memory, and may hold the port, until the system has taken it down.
+    end_s = time.monotonic() + _GROUP_ENDS_S
+    while any(_is_running(pid, group) for pid in psutil.pids()):
+        if time.monotonic() > end_s:
+            return
+        time.sleep(_POLL_S)
+
+
+def _is_running(pid: int, group: int) -> bool:
+    try:
+        return os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.Error):
+        return False
 
 
 def _start_watchdog(group: int) -> int:

@@ -12,7 +12,7 @@ from telescope_core.errors import EndpointError, TelescopeError
 from telescope_core.records.servers import ServerState
 from telescope_train.cluster.colocation import Turns
 from telescope_train.inference.keeping import Fleet
-from telescope_train.inference.leases import Lease, Member, ServerClient
+from telescope_train.inference.leases import Lease, Member, Reached, ServerClient
 from telescope_train.inference.pool import ServerPool
 
 SLEEP_PATH = "/sleep"
@@ -111,7 +111,7 @@ class InTurn:
         """Return why a server has died or hangs; see `keeping.Fleet`."""
         return await self._fleet.until_lost(index, heard_s)
 
-    async def start_again(self, index: int) -> str:
+    async def start_again(self, index: int) -> Reached:
         """Start a server in the servers' turn; returns its address once it is healthy."""
         async with self._turns.servers_turn():
             return await self._fleet.start_again(index)

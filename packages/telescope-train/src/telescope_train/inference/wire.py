@@ -30,6 +30,15 @@ ONCE_HEADER = "x-telescope-once"
 answer of the first."""
 SECRET_VARIABLE = "TELESCOPE_SERVER_SECRET"
 """Environment variable of a server with what every request must show; empty = nothing."""
+IDENTITY_VARIABLE = "TELESCOPE_SERVER_IDENTITY"
+"""Environment variable of a server with the identity of this life of it."""
+SOCKET_VARIABLE = "TELESCOPE_SERVER_SOCKET"
+"""Environment variable of a server with the descriptor of the socket that it is to listen on."""
+LIVES_PATH = "/telescope/lives/"
+"""`/telescope/lives/IDENTITY/PATH` is PATH of the server with that identity. Any other server of
+Telescope answers 421 there, and other programs do not know it: an answer proves whose it is."""
+OTHER_SERVER_STATUS = 421
+"""HTTP's "misdirected request"; vLLM answers it to nothing."""
 PAUSE_PATH = "/telescope/v1/pause"
 """Stops the engine between two steps and keeps its requests, until `/resume`. vLLM's own `/pause`
 sleeps for 20 ms after the engine has paused, and always drops the caches."""
@@ -53,6 +62,11 @@ _ITEM_OVERHEAD_BYTES = 64
 def secret_headers(secret: str) -> dict[str, str]:
     """Return the headers with which a request shows `secret`; none if there is none."""
     return {"authorization": f"Bearer {secret}"} if secret else {}
+
+
+def root_of(base_url: str, identity: str) -> str:
+    """Return the beginning of all URLs of one life of a server; `identity` empty = of any."""
+    return f"{base_url}{LIVES_PATH}{identity}" if identity else base_url
 
 
 class SizedItem(Protocol):

@@ -17,6 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
+from telescope_core.addresses import in_url
 from telescope_core.errors import ConfigError
 from telescope_core.records.timeline import ModelCall, TimelineSpan
 from telescope_train.observability import genai_names as names
@@ -59,7 +60,7 @@ class OtlpReceiver:
     @property
     def endpoint(self) -> str:
         """Where exporters send to."""
-        return f"http://{self._host}:{self._port}{PATH}"
+        return f"http://{in_url(self._host)}:{self._port}{PATH}"
 
     async def __aenter__(self) -> "OtlpReceiver":
         app = web.Application(client_max_size=MOST_BYTES)

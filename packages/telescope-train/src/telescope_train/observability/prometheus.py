@@ -14,6 +14,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 
+from telescope_core.addresses import in_url
 from telescope_core.errors import ConfigError
 from telescope_core.records.timeline import GaugeSample
 
@@ -59,7 +60,7 @@ class PrometheusEndpoint:
     @property
     def address(self) -> str:
         """Where Prometheus finds it."""
-        return f"http://{self._host}:{self._port}/metrics"
+        return f"http://{in_url(self._host)}:{self._port}/metrics"
 
     def __enter__(self) -> "PrometheusEndpoint":
         registry = CollectorRegistry()

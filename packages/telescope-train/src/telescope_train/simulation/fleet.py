@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from telescope_core.errors import ProcessDiedError
+from telescope_train.inference.leases import Reached
 from telescope_train.simulation.engine import SimulatedEngine
 
 
@@ -32,7 +33,7 @@ class SimulatedFleet:
             await asyncio.sleep(self._progress_s)
         return why or f"it hangs: it was silent for {self._progress_s:g} s"
 
-    async def start_again(self, index: int) -> str:
+    async def start_again(self, index: int) -> Reached:
         """Start a server; returns its address when it is healthy."""
         self._engines[index].die("it is ended")
         await asyncio.sleep(self._start_s)
@@ -40,4 +41,4 @@ class SimulatedFleet:
             self._failed_starts -= 1
             raise ProcessDiedError("it died while it started, as planned")
         self._engines[index].start_again()
-        return self._engines[index].name
+        return Reached(self._engines[index].name)

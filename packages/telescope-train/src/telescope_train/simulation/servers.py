@@ -73,6 +73,7 @@ class SimulatedClient:
     ) -> None:
         """`sent` gives the digest of what the trainer sends."""
         self.base_url = engine.name
+        self.identity = ""
         self.num_in_flight = 0
         self.heard_s = 0.0
         self.engine = engine

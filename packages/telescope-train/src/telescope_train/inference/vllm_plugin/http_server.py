@@ -1,5 +1,8 @@
-"""vLLM's HTTP server: its guard, large frames, and clients that are busy for a while."""
+"""vLLM's HTTP server: its guard and socket, large frames, and clients that are busy for a while."""
 
+import os
+import socket
+from contextlib import suppress
 from typing import Any
 
 import uvicorn
@@ -8,10 +11,10 @@ from telescope_train.inference.vllm_plugin.guard import Guard
 from telescope_train.inference.wire import MAX_FRAME_BYTES
 
 
-def install(secret: str) -> None:
+def install(secret: str, identity: str = "") -> None:
     """Change the defaults of every server of this process; it asks for `secret`, if there is one.
 
-    vLLM passes none of these options on.
+    `identity`: of this life of the server. vLLM passes none of these options on.
     """
     config = uvicorn.Config
 
@@ -20,7 +23,27 @@ def install(secret: str) -> None:
         # driver may be busy for longer, for example while it writes a large step. A client that is
         # really gone closes its socket, or its address stops answering.
         sockets = {"ws_max_size": MAX_FRAME_BYTES, "ws_ping_timeout": None}
-        guarded = Guard(app, secret) if secret else app
+        guarded = Guard(app, secret, identity) if secret or identity else app
         return config(guarded, *arguments, **{**sockets, **options})
 
     uvicorn.Config = configured  # type: ignore[assignment,misc]
+
+
+def listen_on(descriptor: int) -> None:
+    """Make vLLM listen on a socket that this process was given, in place of one of its own.
+
+    vLLM would bind the port itself, with SO_REUSEADDR and long before it listens: two servers could
+    then have the same port, and one of them would answer for both.
+    """
+    from vllm.entrypoints.launchers import launcher
+
+    os.set_inheritable(descriptor, False)
+    given = socket.socket(fileno=descriptor)
+
+    def close_in_child() -> None:
+        # An engine in a process of its own would hold the port after the death of this one.
+        with suppress(OSError):
+            os.close(descriptor)
+
+    os.register_at_fork(after_in_child=close_in_child)
+    launcher.create_server_socket = lambda *_, **__: given

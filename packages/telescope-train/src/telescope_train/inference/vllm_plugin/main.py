@@ -11,7 +11,7 @@ import sys
 from telescope_core.collector import rare_collections
 from telescope_train.inference.server import CPU_KERNELS_VARIABLE, ENGINE_THREAD_VARIABLE
 from telescope_train.inference.vllm_plugin import adapter, cpu_kernels, engine_thread, http_server
-from telescope_train.inference.wire import SECRET_VARIABLE
+from telescope_train.inference.wire import IDENTITY_VARIABLE, SECRET_VARIABLE, SOCKET_VARIABLE
 
 
 def main() -> None:
@@ -24,8 +24,12 @@ def main() -> None:
         if os.environ.get(CPU_KERNELS_VARIABLE) == "1":
             sys.argv += cpu_kernels.install()
             adapter.install_cpu_kernel()
-    # Taken out, so that no process that the engine starts, and no report of vLLM's, has it.
-    http_server.install(os.environ.pop(SECRET_VARIABLE, ""))
+    # Taken out, so that no process that the engine starts, and no report of vLLM's, has them.
+    secret, identity = (os.environ.pop(one, "") for one in (SECRET_VARIABLE, IDENTITY_VARIABLE))
+    http_server.install(secret, identity)
+    if descriptor := os.environ.pop(SOCKET_VARIABLE, ""):
+        http_server.listen_on(int(descriptor))
+    sys.stdout.write(f"this is the inference server {identity}\n")
     with rare_collections():
         runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
     # The server has closed. Shutting down the interpreter with everything that vLLM loaded would

@@ -1,0 +1,35 @@
+"""Addresses of a run's own processes: how they are written, and that no proxy stands before them.
+
+Proxies of the environment variables are for what is elsewhere. A request to a process of this run
+would never arrive through one: it is on this machine, or on a node that the proxy does not know.
+"""
+
+from collections.abc import Mapping
+from ipaddress import ip_address
+
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+_VARIABLES = ("no_proxy", "NO_PROXY")
+"""Programs read one or the other: gRPC only the first, some of Go and Java only the second."""
+
+
+def in_url(host: str) -> str:
+    """Return `host` as a URL has it: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only processes of the same machine reach `host`."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def reached_directly(environ: Mapping[str, str], hosts: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the variables that keep proxies away from loopback and `hosts`.
+
+    What `environ` excepts already stays excepted, in whichever of the two spellings it is set.
+    """
+    given = [one.strip() for name in _VARIABLES for one in environ.get(name, "").split(",")]
+    excepted = dict.fromkeys([*filter(None, given), *LOOPBACK_HOSTS, *hosts])
+    return dict.fromkeys(_VARIABLES, "*" if "*" in excepted else ",".join(excepted))
