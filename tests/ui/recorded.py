@@ -148,7 +148,7 @@ def write_run(path: Path, *, steps: int = 3) -> RunFolder:
     )
     run.write_self_tests([{"name": "packing", "value": 0.0, "limit": 1.0, "unit": "", "note": ""}])
     for tag, version, solved in (("before", 0, 2), ("after", steps, 6)):
-        _write_eval(run, tag, version=version, solved=solved)
+        write_eval(run, tag, version=version, solved=solved)
     (run.logs_path / "server-0.log").write_text(
         "starting\n"
         "INFO 06-15 15:06:41 [api.py:1] ready\n"
@@ -245,8 +245,11 @@ def _write_events(path: Path, steps: int) -> None:
         file.write_text("".join(f"{line}\n" for line in lines))
 
 
-def _write_eval(run: RunFolder, tag: str, *, version: int, solved: int) -> None:
-    folder = run.evals_path / f"math-{tag}"
+def write_eval(
+    run: RunFolder, tag: str, *, version: int, solved: int, name: str = "math", folder: str = ""
+) -> None:
+    """Write an eval called `name` and its point; `folder` is what the point says of its folder."""
+    place = run.evals_path / (folder or f"{name}-{tag}")
     rows = [
         RolloutRow(
             step=version,
@@ -261,16 +264,16 @@ def _write_eval(run: RunFolder, tag: str, *, version: int, solved: int) -> None:
         for example in range(8)
     ]
     for one in rows:
-        append_json_line(folder / "rollouts.jsonl", row_to_json(one))
+        append_json_line(place / "rollouts.jsonl", row_to_json(one))
     description = EnvironmentDescription(
         **{"name": "math", "version": "1.0.0", "reward_min": 0.0, "reward_max": 1.0},
         **{"success_threshold": 1.0, "num_examples": {}, "network": "none"},
     )
     settings = EvalSettings(num_examples=8, rollouts=1, sampling=Sampling(max_tokens=4))
-    write_result(folder, result_of(rows, settings, description, model="m", duration_s=2.0))
+    write_result(place, result_of(rows, settings, description, model="m", duration_s=2.0))
     run.log_eval_point(
         EvalPoint(
-            **{"time_s": BEGAN_S + STEP_S * version, "name": "math", "tag": tag},
+            **{"time_s": BEGAN_S + STEP_S * version, "name": name, "tag": tag, "folder": folder},
             **{"version": version, "state": EvalPointState.DONE, "num_scored": 8},
             **{"reward": solved / 8, "duration_s": 2.0},
         )

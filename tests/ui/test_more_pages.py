@@ -5,10 +5,11 @@ from dataclasses import replace
 from urllib.parse import quote
 
 import pytest
-from tests.ui.recorded import BEGAN_S, row, write_steps
+from tests.ui.recorded import BEGAN_S, row, write_eval, write_steps
 from tests.ui.served import answered
 
 from telescope_core.records import RunFolder
+from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_core.types import Message, ToolCall
 
 RUN = "/runs/first"
@@ -33,6 +34,41 @@ def test_queues_and_workers_are_on_the_page_of_machines(tmp_path, run):
     assert [one["environment"] for one in page["workers"]] == ["a/b c", "math"]
     assert page["workers"][0]["latest"] == {"restarts": 1.0, "loop_lag_s": 0.5}
     assert page["workers"][0]["curves"]["metrics"]["workers/a/b c/restarts"] == [0.0, 1.0]
+
+
+def test_evals_named_by_a_file_have_one_point_each_with_numbers_and_version(tmp_path, run):
+    name = "./envs.py:Big"
+    for tag, version, solved in (("before", 0, 2), ("step-2", 2, 5)):
+        folder = f"envs.py-Big-{tag}"
+        write_eval(run, tag, version=version, solved=solved, name=name, folder=folder)
+    skipped = EvalPoint(
+        **{"time_s": BEGAN_S, "name": name, "tag": "step-4", "version": 4},
+        **{"state": EvalPointState.SKIPPED, "reason": "late", "folder": "envs.py-Big-step-4"},
+    )
+    run.log_eval_point(skipped)
+    (run.evals_path / "envs.py-Big-step-6").mkdir()  # the eval that is going on
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        (shown,) = ui.get("/runs/r/evals")["evals"]
+        assert shown["name"] == name
+        assert [(one["tag"], one["mean"], one["version"]) for one in shown["points"]] == [
+            *(("before", 0.25, 0), ("step-2", 0.625, 2), ("step-4", None, 4)),
+            ("step-6", None, None),
+        ]
+        addresses = [one["address"] for one in shown["points"]]
+        assert addresses[2] is None
+        page = ui.get(addresses[1])
+        assert (page["version"], page["against"]) == (2, "envs.py-Big-before")
+        ui.get(addresses[3])
+        noted = ui.get("/runs/r")["eval_points"]
+        assert [one["folder"] for one in noted] == [
+            *("envs.py-Big-before", "envs.py-Big-step-2"),
+            None,
+        ]
+        seen = ui.get("/runs/r/examples/math/e0")["evals"]
+    assert [(one["folder"], one["version"]) for one in seen] == [
+        ("envs.py-Big-before", 0),
+        ("envs.py-Big-step-2", 2),
+    ]
 
 
 def test_what_the_run_found_wrong_is_on_its_overview(tmp_path, run):

@@ -276,7 +276,8 @@ def test_a_resumed_run_plays_the_evals_that_it_was_stopped_in(tmp_path):
     (stopped_point,) = world.points
     assert stopped_point.state is EvalPointState.FAILED
     assert stopped_point.reason == "it was stopped with the steps that it was beside"
-    assert (world.folder.evals_path / "held-out-step-2").is_dir()
+    assert stopped_point.folder == "held-out-step-2"
+    assert (world.folder.evals_path / stopped_point.folder).is_dir()
 
     async def go_on() -> World:
         again = World(world.folder, scenario(), num_own=1)

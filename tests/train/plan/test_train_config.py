@@ -213,6 +213,10 @@ def test_every_setting_is_read_by_the_trainer():
             "evals: 'a' is listed 2 times",
         ),
         (
+            ["--evals", '[{"name": "a/b:C", "eval_every": 2}, {"name": "a-b:C", "eval_every": 2}]'],
+            "would be recorded in the same folder",
+        ),
+        (
             ["--evals", '[{"name": "a", "eval_every": 2, "max_tokens": 9999}]'],
             "evals[0] (a): max_tokens (9999) must be below trainer.seq_len (4096)",
         ),

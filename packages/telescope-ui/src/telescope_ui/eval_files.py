@@ -54,11 +54,12 @@ class PlacedRow(NamedTuple):
 
 def eval_keys(run: Path) -> dict[str, EvalKey]:
     """Return the evals of a run by their folders, in the order of the weights."""
-    found = {path.name: _key(path.name) for path in folders(run, "evals")}
+    found = {path.name: key_of(path.name) for path in folders(run, "evals")}
     return dict(sorted(found.items(), key=lambda item: (item[1].name, item[1].order, item[0])))
 
 
-def _key(folder: str) -> EvalKey:
+def key_of(folder: str) -> EvalKey:
+    """Return what the name of a folder says, whether or not it is there."""
     match = _TAGGED.fullmatch(folder)
     return EvalKey(folder, "") if match is None else EvalKey(match[1], match[2])
 

@@ -53,6 +53,8 @@ class EvalPoint:
     """k -> pass@k."""
     duration_s: float = 0.0
     """Seconds that it took."""
+    folder: str = ""
+    """Name of its folder in `evals`, whether or not that is there; empty = not recorded."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> "EvalPoint":

@@ -1,5 +1,6 @@
 """`/runs/{run}/evals`: points with intervals, paired verdicts, and examples that flipped."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -9,7 +10,15 @@ from telescope_core.evals.result import EvalResult, TaskScore
 from telescope_core.evals.stats import Estimate
 from telescope_core.reports.differences import sentence
 from telescope_ui.answers import JsonObject, ParameterError
-from telescope_ui.eval_files import EvalKey, eval_key, eval_keys, result_of, row_in, rows_of
+from telescope_ui.eval_files import (
+    EvalKey,
+    eval_key,
+    eval_keys,
+    key_of,
+    result_of,
+    row_in,
+    rows_of,
+)
 from telescope_ui.index import queries
 from telescope_ui.index.database import Database
 from telescope_ui.one_run import OneRun
@@ -27,24 +36,18 @@ _OF_POINT = ("state", "reason", "time_s", "num_scored", "num_failed", "duration_
 
 def evals_page(run: OneRun) -> JsonObject:
     """Return all evals of a run, by name and in the order of the weights."""
-    points = eval_points(run)
-    noted = {(point.get("name"), point.get("tag")): point for point in points}
-    keys = eval_keys(run.path)
-    missing = {
-        f"{name}-{tag}": EvalKey(str(name), str(tag))
-        for name, tag in noted
-        if f"{name}-{tag}" not in keys
-    }
+    noted = {(_name(point), str(point.get("tag"))): point for point in eval_points(run)}
+    folder_of = {_key(folder, noted): folder for folder in eval_keys(run.path)}
+    everything = {EvalKey(*key) for key in noted} | set(folder_of)
     by_name: dict[str, list[JsonObject]] = {}
     results: dict[str, list[tuple[str, EvalResult]]] = {}
-    everything = sorted({**keys, **missing}.items(), key=lambda item: item[1].order)
-    for folder, key in everything:
-        result = result_of(run.path, folder) if folder in keys else None
+    for key in sorted(everything, key=lambda key: (key.order, key)):
+        folder = folder_of.get(key)
+        result = None if folder is None else result_of(run.path, folder)
         before = results.setdefault(key.name, [])
-        point = _point(run, folder, key, noted=noted.get((key.name, key.tag)), result=result)
-        point["folder"] = folder if folder in keys else None
+        point = _point(run, folder, key, noted=noted.get(key), result=result)
         point["versus_first"] = point["versus_previous"] = None
-        if result is not None:
+        if folder is not None and result is not None:
             if before:
                 point["versus_first"] = _verdict(before[0], result)
                 point["versus_previous"] = _verdict(before[-1], result)
@@ -57,16 +60,34 @@ def evals_page(run: OneRun) -> JsonObject:
     }
 
 
+def _name(point: JsonObject) -> str:
+    return str(point.get("name"))
+
+
+def _key(folder: str, noted: Mapping[tuple[str, str], JsonObject]) -> EvalKey:
+    """Return the key of an eval by the name that it has in the settings, as far as that is known.
+
+    The name of a folder has no path: an eval of `./envs.py:Sums` is in `envs.py-Sums-before`.
+    """
+    own = key_of(folder)
+    for point in noted.values():
+        known = point["folder"]
+        if known is not None and key_of(known).name == own.name:
+            return EvalKey(_name(point), own.tag)
+    return own
+
+
 def _point(
     run: OneRun,
-    folder: str,
+    folder: str | None,
     key: EvalKey,
     *,
     noted: JsonObject | None,
     result: EvalResult | None,
 ) -> JsonObject:
     found: JsonObject = {name: (noted or {}).get(name) for name in _OF_POINT}
-    found |= {"tag": key.tag, "address": run.address("evals", folder), "measure": None}
+    address = None if folder is None else run.address("evals", folder)
+    found |= {"tag": key.tag, "folder": folder, "address": address, "measure": None}
     found |= {**dict.fromkeys(("mean", "low", "high", "num_tasks", "reward")), "pass_at": {}}
     if result is None:
         return found
@@ -118,7 +139,8 @@ def eval_page(run: OneRun, folder: str, asked: EvalParameters) -> JsonObject:
     other = None if against is None else result_of(run.path, against)
     compared = None if result is None or other is None else _compared(other, result)
     where = _addresses(run, folder)
-    point = next((p for p in eval_points(run) if (p.get("name"), p.get("tag")) == tuple(key)), None)
+    # An eval that was stopped and played again has two points, and the last one counts.
+    point = {one["folder"]: one for one in eval_points(run)}.get(folder)
     flips: list[JsonObject] = []
     if result is not None and other is not None and against is not None:
         flips = _flips(
@@ -259,7 +281,7 @@ def eval_rollout_page(
 
 def example_in_evals(run: OneRun, environment: str, example_id: str) -> list[JsonObject]:
     """Return what evals made of one example, in the order of the weights."""
-    points = {f"{point.get('name')}-{point.get('tag')}": point for point in eval_points(run)}
+    points = {point["folder"]: point for point in eval_points(run)}
     found: list[JsonObject] = []
     for folder, key in eval_keys(run.path).items():
         result = result_of(run.path, folder)

@@ -120,12 +120,12 @@ def restarts(run: OneRun) -> list[JsonObject]:
 def eval_points(run: OneRun) -> list[JsonObject]:
     """Return what became of each eval, with the folder that it is in, if it is there."""
     there = {path.name for path in folders(run.path, "evals")}
-    return [{**point, "folder": _folder(point, there)} for point in run.eval_points.rows()]
-
-
-def _folder(point: JsonObject, there: set[str]) -> str | None:
-    name = f"{point.get('name')}-{point.get('tag')}"
-    return name if name in there else None
+    found: list[JsonObject] = []
+    for point in run.eval_points.rows():
+        # Older runs recorded no folder, and named it so where the name of the eval allowed it.
+        folder = point.get("folder") or f"{point.get('name')}-{point.get('tag')}"
+        found.append({**point, "folder": folder if folder in there else None})
+    return found
 
 
 def server_events(run: OneRun) -> list[JsonObject]:

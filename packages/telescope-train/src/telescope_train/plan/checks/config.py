@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from telescope_core.errors import ConfigError, unknown_name
 from telescope_train.chat.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 from telescope_train.chat.formats.choose import AUTO
+from telescope_train.config.eval_folders import eval_folder_name
 from telescope_train.config.fields import Found, sorted_out, unused
 from telescope_train.config.schema import EnvironmentEntry, TrainConfig
 from telescope_train.plan.checks.algorithm import algorithm_problems
@@ -126,6 +127,14 @@ def _eval_problems(config: TrainConfig) -> Iterator[str]:
     names = Counter(entry.name for entry in section.evals)
     for name in sorted(name for name, count in names.items() if count > 1):
         yield f"evals: {name!r} is listed {names[name]} times; keep one"
+    by_folder: dict[str, str] = {}
+    for name in names:
+        other = by_folder.setdefault(eval_folder_name(name, ""), name)
+        if other != name:
+            yield (
+                f"evals: {other!r} and {name!r} would be recorded in the same folder, because "
+                "'/' and ':' are written as '-'; rename one of them"
+            )
     around = section.eval_before_training or section.eval_after_training
     if around and not section.evals:
         yield (
