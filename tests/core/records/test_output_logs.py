@@ -16,6 +16,7 @@ from telescope_core.records.output_logs import (
     ENVIRONMENT_OUTPUT,
     INFERENCE,
     OutputLog,
+    first_error,
     is_output,
 )
 
@@ -168,3 +169,23 @@ def test_which_logs_are_output():
     assert is_output("server.log")
     assert not is_output("driver.jsonl")
     assert not is_output(log_name("environment", "maze 0"))
+
+
+@pytest.mark.parametrize(
+    ("printed", "first"),
+    [
+        (
+            "INFO: fine\nTraceback (most recent call last):\n  File 'a', line 1, in f\n    g()\n"
+            "OSError: no such device\n\nDuring handling of the above exception, another exception "
+            "occurred:\n\nTraceback (most recent call last):\n  File 'b'\nRuntimeError: engine\n",
+            "OSError: no such device",
+        ),
+        ("terminate called after throwing\nwhat(): x\n*** SIGABRT received at", "terminate called"),
+        ("RuntimeError: caught and told by somebody\nall is well\n", ""),
+        ("Traceback (most recent call last):\n  File 'a'\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_first_error_is_found_among_what_was_printed(printed: str, first: str):
+    assert first_error(printed).startswith(first)
+    assert bool(first_error(printed)) == bool(first)

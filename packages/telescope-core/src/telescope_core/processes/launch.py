@@ -20,7 +20,7 @@ from typing import Protocol
 from telescope_core.dataset_source import DATASETS_VARIABLE
 from telescope_core.errors import EnvironmentProcessError
 from telescope_core.processes.settings import LOG_VARIABLE, split_address
-from telescope_core.records.output_logs import ENVIRONMENT_OUTPUT, OutputLog
+from telescope_core.records.output_logs import ENVIRONMENT_OUTPUT, OutputLog, first_error
 from telescope_core.secret_names import require_own_secrets, secret_values
 from telescope_core.terminal import foreign
 
@@ -36,6 +36,7 @@ _PASSED_ON = """
 PASSED_ON = frozenset(_PASSED_ON.split())
 """The environment variables that a worker sees, besides LC_*: no keys and no tokens."""
 _TAIL_LINES = 12
+_SEARCHED_LINES = 50
 _TAIL_CHARACTERS = 4000
 _POLL_S = 0.01
 _EPITAPH_S = 1.0
@@ -233,6 +234,10 @@ class LocalWorker:
     def _last_words(self) -> str:
         lines = foreign(self._output.tail(_TAIL_LINES), _TAIL_CHARACTERS)
         where = "" if self._log_path is None else f"; its log is {self._log_path}"
+        if error := foreign(
+            first_error(self._output.tail(_SEARCHED_LINES)), _TAIL_CHARACTERS // 10
+        ):
+            where = f"; it printed: {error}{where}"
         return f"{where}; its last lines:\n{lines}" if lines else where
 
     async def _has_ended(self, within_s: float) -> bool:

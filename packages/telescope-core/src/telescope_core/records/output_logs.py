@@ -13,7 +13,7 @@ import re
 import select
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import Lock, Thread
 
@@ -37,8 +37,30 @@ _LEVELS = {
 }
 _LEVEL = re.compile(rf"\b({'|'.join(_LEVELS)})\b")
 _DATED = re.compile(r"\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d")
+_FAULT = re.compile(
+    r"\*\*\* SIG\w+ received|terminate called|Check failed|\bFATAL\b|Fatal Python error"
+    r"|[Ss]egmentation fault|[Oo]ut of memory|cannot allocate memory",
+)
+"""What says in one line that a process ends by a fault."""
 _HEAD = 120
 """Characters at the beginning of a line in which its level is looked for."""
+
+
+def first_error(text: str) -> str:
+    """Return the line of what a process printed that says what went wrong first; empty if none.
+
+    Of a traceback, that is the line with the exception.
+    """
+    is_traceback = False
+    for line in text.splitlines():
+        if "Traceback (most recent call last)" in line:
+            is_traceback = True
+        elif is_traceback:
+            if line.strip() and not line.startswith((" ", "\t")):
+                return line.strip()
+        elif _FAULT.search(line):
+            return line.strip()
+    return ""
 
 
 def is_output(name: str) -> bool:
@@ -60,8 +82,13 @@ class OutputLog:
         source: str = "",
         hide: Iterable[str] = (),
         max_bytes: int = MAX_BYTES,
+        hear: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """`path`: of the log; None = only its tail is kept. `hide`: values that are left out."""
+        """`path`: of the log; None = only its tail is kept. `hide`: values that are left out.
+
+        `hear` is given each line, without those values, in a thread.
+        """
+        self._hear = hear
         self._hide = set(hide)
         self._handler: JsonLines | None = None
         if path is not None:
@@ -147,7 +174,9 @@ class OutputLog:
     def _write(self, line: bytes) -> None:
         # A progress bar is drawn over itself: what a terminal would show is kept.
         text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
-        self._tail.append(hidden(text, self._hide))
+        shown = hidden(text, self._hide)
+        self._tail.append(shown)
+        self._hear(shown)
         level = _LEVEL.search(text[:_HEAD])
         if level is not None:
             self._level = _LEVELS[level[1]]

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -16,12 +17,14 @@ from typing import Any, Protocol
 import psutil
 import ray
 from ray._private import ray_constants
+from ray._private.ray_logging import stdout_deduplicator
 from ray._private.utils import read_ray_address
 from ray._raylet import AuthenticationTokenLoader
 from ray.exceptions import ActorUnavailableError, AuthenticationError, RayActorError, RayError
 
 from telescope_core import interrupts
 from telescope_core.errors import ConfigError, ProcessDiedError, TelescopeError
+from telescope_core.records.output_logs import first_error
 from telescope_train.cluster.placement import Bundle
 from telescope_train.config.schema import RaySection
 
@@ -42,6 +45,7 @@ its own processes died is to be known first."""
 ENDED_WITHIN_S = 3.0
 """Seconds after the end of a cluster of the run's own within which its processes have to end."""
 TOKEN_PATH_VARIABLE = "RAY_AUTH_TOKEN_PATH"
+_PID = re.compile(r"\bpid: (\d+)")
 KEPT_LOG_BYTES = 2**20
 """Most that is kept of each log of a cluster of the run's own that failed."""
 TIMED_OUT = "timed out during startup"
@@ -264,8 +268,9 @@ def _own_cluster(bundles: Sequence[Bundle], folder: Path) -> dict[str, Any]:
         "num_cpus": max(os.cpu_count() or 1, math.ceil(needed)),
         "object_store_memory": OBJECT_STORE_BYTES,
         # After a driver is killed, Ray's agents live on for as long as they try to reach its head
-        # process again.
-        "_system_config": {"gcs_rpc_server_reconnect_timeout_s": 5},
+        # process again. When that has died, Ray ends the driver after this time: until then it has
+        # to have closed everything.
+        "_system_config": {"gcs_rpc_server_reconnect_timeout_s": 15},
     }
 
 
@@ -286,6 +291,8 @@ def _start(options: dict[str, Any]) -> None:
     """
     # Otherwise Ray takes another address of this machine in place of 127.0.0.1.
     ray_constants.ENABLE_RAY_CLUSTER = False
+    # The end of that log comes from an agent of Ray, on stdout. `HeadProcesses` tells the death.
+    stdout_deduplicator.skip_re = re.compile("^Raylet is terminated")
     problem: Exception | None = None
     for _ in range(2):
         others = set(psutil.Process().children(recursive=True))
@@ -406,6 +413,21 @@ async def _signs_of_life(watched: Watched | None, timeout_s: float) -> int | Non
         return None  # a death is the answer's to report
 
 
+def _printed_by(death: str) -> str:
+    """Return the first error that a process of Ray printed, whose `death` Ray tells with its id.
+
+    Empty if it printed none, or on another machine.
+    """
+    node, pid = ray._private.worker._global_node, _PID.search(death)
+    if node is None or pid is None:
+        return ""
+    found = ""
+    with suppress(OSError):
+        for path in Path(node.get_logs_dir_path()).glob(f"worker-*-{pid[1]}.err"):
+            found = found or first_error(path.read_text(encoding="utf-8", errors="replace"))
+    return found
+
+
 def _shown(answered: "asyncio.Future[Any]", process: str) -> Any:
     """Return the answer, or raise what a user should see instead of Ray's error."""
     try:
@@ -416,7 +438,7 @@ def _shown(answered: "asyncio.Future[Any]", process: str) -> Any:
     except RayActorError as error:
         lines = str(error).splitlines()
         # What a constructor raised is at the end of its traceback.
-        why = lines[-1] if error.actor_init_failed else lines[0]
+        why = lines[-1] if error.actor_init_failed else _printed_by(str(error)) or lines[0]
         raise ProcessDiedError(
             f"{process} died: {why}; "
             "look for the cause in the run folder's logs/ and in the kernel log (out of memory?)"
