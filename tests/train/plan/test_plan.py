@@ -1,11 +1,14 @@
 """The dry run: arithmetic, memory, and everything that keeps a run from starting."""
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.ports import free_port
@@ -48,10 +51,33 @@ class Echo(SingleTurnEnvironment):
 """
 
 
+@pytest.fixture(scope="session")
+def save_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return what writes a random model with a tokenizer of two words."""
+    from tokenizers import Tokenizer, models
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    def save(**fields: Any) -> Path:
+        folder = tmp_path_factory.mktemp("saved")
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields)).save_pretrained(folder)
+        words = Tokenizer(models.WordLevel({"<unk>": 0, "say": 1}, unk_token="<unk>"))
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+        tokenizer.save_pretrained(folder)
+        config = folder / "tokenizer_config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": "say"}))
+        return folder
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def saved(save_model: Callable[..., Path]) -> Path:
+    return save_model(**QWEN3)
+
+
 @pytest.fixture
-def flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN3))
+def flags(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    shutil.copytree(saved, tmp_path / "model")
     (tmp_path / "plan_environment.py").write_text(ENVIRONMENT)
     monkeypatch.syspath_prepend(tmp_path)
     entries = '[{"name": "plan_environment:Echo"}]'
@@ -197,9 +223,9 @@ def test_on_a_gpu_the_plan_goes_by_what_is_left_of_it(flags):
     assert "ranks measure" in how_activations_are_kept(unknown)
 
 
-def test_a_model_of_another_kind_has_unknown_size_but_a_plan(flags, tmp_path):
-    (tmp_path / "model" / "config.json").write_text('{"model_type": "gpt2", "n_embd": 8}')
-    found = plan(flags)
+def test_a_model_of_another_kind_has_unknown_size_but_a_plan(flags, save_model):
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 50}
+    found = plan(flags, "--model", str(save_model(model_type="gpt2", **sizes)))
     assert found.num_parameters is None
     assert found.problems == ()
     assert "unknown" in render_plan(found)

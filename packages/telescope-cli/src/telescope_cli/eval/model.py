@@ -76,7 +76,9 @@ def serve_folder(
             "or give --base-url of an endpoint that serves the model"
         )
     from telescope_train.inference.server import serve_model
+    from telescope_train.plan.checks.model import require_served
 
+    require_served(str(folder))
     with ExitStack() as stack:
         with announced(f"Starting vLLM for {folder} (log: {log_path})"):
             served = stack.enter_context(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from telescope_core.errors import ConfigError
 from telescope_train.chat.template import SHIPPED_MARKS, read_chat_template
-from telescope_train.models.location import first_line, locate_model
+from telescope_train.models.location import locate_model
+from telescope_train.models.source import problems_of
 
 if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -37,7 +38,7 @@ class ModelSettings(Protocol):
 # The settings as a whole, so that no caller can leave one out.
 def load_tokenizer(settings: ModelSettings) -> "PreTrainedTokenizerBase":
     """Load the tokenizer of the model with its chat template; ConfigError if it has none."""
-    tokenizer = _load(settings)
+    tokenizer = bare_tokenizer(settings)
     if settings.chat_template is not None:
         tokenizer.chat_template = read_chat_template(settings.chat_template)
         require_marks(tokenizer, settings.chat_template)
@@ -51,20 +52,17 @@ def load_tokenizer(settings: ModelSettings) -> "PreTrainedTokenizerBase":
 
 def vocabulary_size(settings: ModelSettings) -> int:
     """Return the number of tokens of the model's tokenizer, with those that were added."""
-    return len(_load(settings))
+    return len(bare_tokenizer(settings))
 
 
-def _load(settings: ModelSettings) -> "PreTrainedTokenizerBase":
+def bare_tokenizer(settings: ModelSettings) -> "PreTrainedTokenizerBase":
+    """Load the tokenizer of the model as it is, with or without a chat template."""
     from transformers import AutoTokenizer
 
     location = locate_model(settings.model)
     trust = settings.trust_remote_code
-    try:
+    with problems_of(f"the tokenizer of model {settings.model!r}"):
         return AutoTokenizer.from_pretrained(location, trust_remote_code=trust)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"the tokenizer of model {settings.model!r} cannot be loaded: {first_line(error)}"
-        ) from error
 
 
 def require_marks(tokenizer: "PreTrainedTokenizerBase", chat_template: str) -> None:
@@ -91,7 +89,8 @@ def load_stop_ids(settings: ModelSettings) -> tuple[int, ...]:
     configs: list[object] = []
     with suppress(OSError):  # a model need not have a generation config
         configs.append(GenerationConfig.from_pretrained(location))
-    configs.append(AutoConfig.from_pretrained(location, trust_remote_code=trust))
+    with problems_of(f"model {settings.model!r}"):
+        configs.append(AutoConfig.from_pretrained(location, trust_remote_code=trust))
     return _stop_ids(configs)
 
 

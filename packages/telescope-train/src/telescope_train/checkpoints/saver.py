@@ -31,7 +31,7 @@ from telescope_train.checkpoints.folders import (
 )
 from telescope_train.checkpoints.sampler_state import write_sampler_state
 from telescope_train.config.schema import CheckpointSection, ModelSection, TrainConfig
-from telescope_train.models.location import locate_model
+from telescope_train.models.source import read_source
 from telescope_train.observability.timeline import CHECKPOINTS, UNRECORDED, Timeline
 from telescope_train.rollouts.sampled import SamplerState
 
@@ -271,11 +271,15 @@ def _tell_failure(given_up: "asyncio.Future[Any]") -> None:
 
 def save_model_description(folder: Path, settings: ModelSection) -> None:
     """Write the description to `folder`, so that the weights can become a model again anywhere."""
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import GenerationConfig
 
-    location = locate_model(settings.model)
-    trust = settings.trust_remote_code
-    AutoConfig.from_pretrained(location, trust_remote_code=trust).save_pretrained(folder)
+    # As it is trained: a config may say that the head is tied where the files have another.
+    source = read_source(
+        settings.model,
+        dtype=settings.model_dtype,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    source.config.save_pretrained(folder)
     with suppress(OSError):  # a model need not have a generation config
-        GenerationConfig.from_pretrained(location).save_pretrained(folder)
+        GenerationConfig.from_pretrained(source.location).save_pretrained(folder)
     load_tokenizer(settings).save_pretrained(folder)

@@ -29,7 +29,7 @@ from transformers.utils import logging
 
 from telescope_core.errors import ConfigError
 from telescope_core.records.folders import whole_folder
-from telescope_train.models.load import no_progress_bars, torch_dtype
+from telescope_train.models.load import no_progress_bars, require_loaded, torch_dtype
 from telescope_train.models.location import first_line, require_replaceable
 
 MAGIC = b"GGUF"
@@ -182,12 +182,15 @@ def _split_of(source: Path) -> tuple[str, bool]:
 def _model(source: Path) -> PreTrainedModel:
     """Return the model with plain float32 weights, without a trace of how they were stored."""
     with _told_as_config_error(source):
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(source.parent),
             gguf_file=source.name,
             dtype=torch.float32,
             quantization_config=GgufConfig(dequantize=True),
+            output_loading_info=True,
         )
+    model, info = loaded
+    require_loaded(str(source), model, info)
     config = model.config
     for name in ("quantization_config", "_model_name_or_path"):
         if hasattr(config, name):

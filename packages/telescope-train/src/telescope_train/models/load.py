@@ -5,26 +5,24 @@ first and filled from its files afterwards.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     GenerationConfig,
-    PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.utils import logging as transformers_logging
 
 from telescope_core.errors import ConfigError
-from telescope_train.models.facts import EXPERT_SETTINGS
 from telescope_train.models.file_names import KNOWN_MIXTURES, file_parts
-from telescope_train.models.location import first_line, locate_model
-from telescope_train.models.weight_files import WeightFiles
+from telescope_train.models.fit import Misfit, empty_model, misfit_text
+from telescope_train.models.source import ModelSource, problems_of, read_source, untie
+from telescope_train.models.weight_files import WeightFiles, not_finite
 
 _log = logging.getLogger(__name__)
 
@@ -53,10 +51,8 @@ def load_model(
     name: str, *, dtype: str = "float32", trust_remote_code: bool = False
 ) -> LoadedModel:
     """Load a causal language model to CPU memory; raises ConfigError if that is impossible."""
-    location = locate_model(name)
-    with _problems_of(name):
-        config = _config(location, name, trust_remote_code)
-        return _whole(location, config, dtype, trust_remote_code)
+    source = read_source(name, dtype=dtype, trust_remote_code=trust_remote_code)
+    return _whole(source, dtype, trust_remote_code)
 
 
 def prepare_model(
@@ -64,36 +60,16 @@ def prepare_model(
 ) -> LoadedModel:
     """Return a model whose weights are still in its `files`, on torch's device `meta`.
 
-    Where transformers would do more than copy tensors of files to parameters (quantized weights,
-    files that are not safetensors, other names), the model is loaded whole, without `files`.
+    Where transformers would do more than copy tensors of files to parameters (files that are not
+    safetensors, other names), the model is loaded whole, without `files`.
     """
-    location = locate_model(name)
-    with _problems_of(name):
-        config = _config(location, name, trust_remote_code)
-        empty = _empty(location, config, dtype, trust_remote_code)
-        if empty is not None:
-            return empty
-        _log.warning("%s cannot be read in parts, so every rank loads all of it", name)
-        return _whole(location, config, dtype, trust_remote_code)
-
-
-@contextmanager
-def _problems_of(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ConfigError(f"model {name!r} cannot be loaded: {first_line(error)}") from error
-
-
-def _config(location: str, name: str, trust_remote_code: bool) -> PreTrainedConfig:
-    config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)
-    for field in EXPERT_SETTINGS:
-        if getattr(config, field, None) and config.model_type not in KNOWN_MIXTURES:
-            raise ConfigError(
-                f"model {name!r} is a mixture of experts of type {config.model_type!r}; this "
-                f"version trains those of type {', '.join(KNOWN_MIXTURES)}, and dense models"
-            )
-    return config
+    source = read_source(name, dtype=dtype, trust_remote_code=trust_remote_code)
+    with problems_of(f"model {name!r}"):
+        empty = None if trust_remote_code else _empty(source, dtype)
+    if empty is not None:
+        return empty
+    _log.warning("%s cannot be read in parts, so every rank loads all of it", name)
+    return _whole(source, dtype, trust_remote_code)
 
 
 def has_experts(model: PreTrainedModel) -> bool:
@@ -101,43 +77,53 @@ def has_experts(model: PreTrainedModel) -> bool:
     return model.config.model_type in KNOWN_MIXTURES
 
 
-def _whole(
-    location: str, config: PreTrainedConfig, dtype: str, trust_remote_code: bool
-) -> LoadedModel:
-    with no_progress_bars():
-        model = AutoModelForCausalLM.from_pretrained(
-            location,
-            config=config,
+def _whole(source: ModelSource, dtype: str, trust_remote_code: bool) -> LoadedModel:
+    with problems_of(f"model {source.name!r}"), no_progress_bars():
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source.location,
+            config=source.config,
             dtype=torch_dtype(dtype),
             trust_remote_code=trust_remote_code,
+            output_loading_info=True,
         )
-    return LoadedModel(model=model, vocab_size=config.get_text_config().vocab_size)
+    require_loaded(source.name, model, info)
+    head = model.get_output_embeddings()
+    if head is not None and head.weight is not model.get_input_embeddings().weight:
+        untie(model.config)  # which .bin files decide only when they are read
+    return LoadedModel(model=model, vocab_size=source.config.get_text_config().vocab_size)
 
 
-def _empty(
-    location: str, config: PreTrainedConfig, dtype: str, trust_remote_code: bool
-) -> LoadedModel | None:
+def require_loaded(name: str, model: PreTrainedModel, info: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless transformers found every weight of `model`, and all are finite.
+
+    `info`: what it returns with `output_loading_info`.
+    """
+    found = Misfit.of(info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"])
+    if not found.is_empty:
+        raise ConfigError(misfit_text(name, found, model.config))
+    broken = [name for name, value in model.named_parameters() if not value.isfinite().all()]
+    if broken:
+        raise not_finite(name, broken)
+
+
+def _empty(source: ModelSource, dtype: str) -> LoadedModel | None:
     """Return the model without weights; None if they must be loaded in another way."""
-    if trust_remote_code or getattr(config, "quantization_config", None) is not None:
-        return None
-    files = WeightFiles.of(location)
+    files, config = source.files, source.config
     if files is None:
         return None
-    # A generator of no device: drawing numbers that nobody keeps must not move that of the run.
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch_dtype(dtype))
-    names = (
+    model = empty_model(config, dtype)
+    names = {
         part.name
         for name, parameter in model.named_parameters()
         for part in file_parts(name, tuple(parameter.shape), config.model_type)
-    )
+    }
     if files.missing(names) or not _buffers_are_known(model):
         return None
     if isinstance(model, PreTrainedModel) and model._keep_in_fp32_modules:
         return None
     with suppress(OSError):
-        model.generation_config = GenerationConfig.from_pretrained(location)
-    model.config.name_or_path = location
+        model.generation_config = GenerationConfig.from_pretrained(source.location)
+    model.config.name_or_path = source.location
     return LoadedModel(
         model=model.eval(), vocab_size=config.get_text_config().vocab_size, files=files
     )

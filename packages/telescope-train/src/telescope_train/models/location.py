@@ -6,6 +6,9 @@ from pathlib import Path
 from telescope_core.errors import ConfigError, nearest
 from telescope_core.records.files import read_json
 
+ADAPTER_CONFIG = "adapter_config.json"
+"""What peft writes beside the weights of an adapter."""
+
 
 def locate_model(name: str, *, output_dir: str = "runs") -> str:
     """Return the folder or Hub id that `name` means; raises ConfigError if it can be neither.
@@ -15,6 +18,8 @@ def locate_model(name: str, *, output_dir: str = "runs") -> str:
     """
     path = Path(name).expanduser()
     if path.is_dir():
+        if (path / ADAPTER_CONFIG).is_file():
+            raise ConfigError(_adapter(name, path))
         if not (path / "config.json").is_file():
             raise ConfigError(
                 f"model {name!r} is a folder without config.json, so it holds no model; "
@@ -27,6 +32,18 @@ def locate_model(name: str, *, output_dir: str = "runs") -> str:
     if looks_local or path.parent.is_dir() or path.is_relative_to(output_dir):
         raise ConfigError(f"model {name!r} does not exist{_advice(path)}")
     return name
+
+
+def _adapter(name: str, path: Path) -> str:
+    base = (read_json(path / ADAPTER_CONFIG) or {}).get("base_model_name_or_path")
+    of = f" of {base!r}" if base else ""
+    merge = "merge it with peft's merge_and_unload, save that, and give the folder"
+    if not (path / "config.json").is_file():
+        return f"model {name!r} is an adapter{of} ({ADAPTER_CONFIG}), not a whole model; {merge}"
+    return (
+        f"model {name!r} holds a model and an adapter{of} ({ADAPTER_CONFIG}): transformers would "
+        f"load both, and servers the model alone; {merge}, or remove the adapter's files"
+    )
 
 
 def _advice(path: Path) -> str:

@@ -1,27 +1,45 @@
-"""`WeightFiles`: the safetensors files of a model, of which any rows are read without the rest."""
+"""`WeightFiles`: the safetensors files of a model, of which any rows are read without the rest.
+
+Imports no torch before it reads.
+"""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
-from transformers.utils import cached_file
 
 from telescope_core.errors import ConfigError
-from telescope_train.models.location import first_line, locate_model
+from telescope_train.models.location import first_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_REMEDY = "download the model again, or save it again with transformers"
+
+
+class StoredTensor(NamedTuple):
+    """What the header of a file says of one tensor."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: str
+    """As safetensors calls it, such as "BF16"."""
 
 
 class WeightFiles:
-    """Reads tensors by name; files stay open until it is dropped."""
+    """Reads tensors by name; files stay open until it is dropped.
 
-    def __init__(self, location: str, paths: dict[str, Path]) -> None:
+    Reading raises ConfigError for what cannot be read, and for numbers that are not finite.
+    """
+
+    def __init__(self, location: str, tensors: dict[str, StoredTensor]) -> None:
         self._location = location
-        self._paths = paths
+        self.tensors = tensors
+        """Name of each tensor in any of the files -> what its header says."""
         self._open: dict[Path, Any] = {}
         self.on_read: Callable[[], None] = lambda: None
         """Is called after each tensor or part of one that was read."""
@@ -30,82 +48,135 @@ class WeightFiles:
     def of(cls, location: str) -> "WeightFiles | None":
         """Return those of a folder, or of an id on the Hugging Face Hub, downloading them.
 
-        None if the model has no safetensors files.
+        None if the model has no safetensors files. ConfigError if a file is cut, or an index and
+        its files disagree.
         """
-        index = _found(location, _INDEX)
-        if index is not None:
-            files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            found = {name: _found(location, name) for name in set(files.values())}
-            missing = sorted(name for name, path in found.items() if path is None)
-            if missing:
-                raise ConfigError(
-                    f"model {location!r}: {_INDEX} names {', '.join(missing)}, which "
-                    f"{'is' if len(missing) == 1 else 'are'} not there; download the model again"
-                )
-            paths = {name: path for name, path in found.items() if path is not None}
-            return cls(location, {name: paths[file] for name, file in files.items()})
-        single = _found(location, _SINGLE)
-        if single is None:
-            return None
-        with safe_open(single, framework="pt") as opened:
-            return cls(location, dict.fromkeys(opened.keys(), single))
-
-    @classmethod
-    def required(cls, model: str) -> "WeightFiles":
-        """Like `of` a model by any name of it; ConfigError if there are none or they are broken."""
-        location = locate_model(model)
-        try:
-            files = cls.of(location)
-        except (OSError, SafetensorError, ValueError) as error:
-            raise _unreadable(model, error) from error
-        if files is None:
+        single, index = _found(location, _SINGLE), _found(location, _INDEX)
+        if index is None:
+            if single is None:
+                return None
+            return cls(location, _stored(location, single))
+        names = _weight_map(location, index)
+        if single is not None and set(names.values()) != {_SINGLE}:
             raise ConfigError(
-                f"model {model!r} has no {_SINGLE}, the only format that this backend reads; save "
-                "it again with transformers"
+                f"model {location!r} has its weights twice: in {_SINGLE}, and in the files that "
+                f"{_INDEX} names; remove one of both"
             )
-        return files
+        found = {name: _found(location, name) for name in sorted(set(names.values()))}
+        gone = [name for name, path in found.items() if path is None]
+        if gone:
+            raise ConfigError(
+                f"model {location!r}: {_INDEX} names {', '.join(gone)}, which "
+                f"{'is' if len(gone) == 1 else 'are'} not there; download the model again"
+            )
+        tensors: dict[str, StoredTensor] = {}
+        for path in found.values():
+            assert path is not None, "those that are gone were refused"
+            for name, stored in _stored(location, path).items():
+                if name in tensors:
+                    raise ConfigError(
+                        f"model {location!r}: {name} is in {tensors[name].path.name} and in "
+                        f"{path.name}; {_REMEDY}"
+                    )
+                tensors[name] = stored
+        for name, file in names.items():
+            if name not in tensors or tensors[name].path.name != Path(file).name:
+                raise ConfigError(
+                    f"model {location!r}: {_INDEX} says that {name} is in {file}, which does not "
+                    f"have it; {_REMEDY}"
+                )
+        return cls(location, tensors)
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Return those of `names` that no file has."""
-        return [name for name in names if name not in self._paths]
+        return [name for name in names if name not in self.tensors]
 
-    def read(self, name: str) -> Tensor:
-        """Return a whole tensor in CPU memory; ConfigError if there is none."""
-        if name not in self._paths:
+    def read(self, name: str) -> "Tensor":
+        """Return a whole tensor in CPU memory."""
+        if name not in self.tensors:
             raise ConfigError(
                 f"model {self._location!r} has no tensor {name!r}, which its config.json asks for; "
                 "save it again with transformers, or use another model"
             )
-        try:
-            whole = self._file(self._paths[name]).get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise _unreadable(self._location, error) from error
-        self.on_read()
-        return whole
+        with self._problems_of(name):
+            whole = self._file(name).get_tensor(name)
+        return self._checked(name, whole)
 
-    def rows(self, name: str, start: int, stop: int, shape: tuple[int, ...]) -> Tensor:
+    def rows(self, name: str, start: int, stop: int, shape: tuple[int, ...]) -> "Tensor":
         """Return rows `start` to `stop` of a tensor that must have `shape` as a whole."""
-        part = self._file(self._paths[name]).get_slice(name)
-        if tuple(part.get_shape()) != shape:
+        stored = self.tensors[name].shape
+        if stored != shape:
             raise ConfigError(
                 f"model {self._location!r}: expected {name} to be {list(shape)} as config.json "
-                f"says, its file has {part.get_shape()}; download or export the model again"
+                f"says, its file has {list(stored)}; download or export the model again"
             )
-        rows = part[start:stop] if start < stop else torch.empty(0, *shape[1:])
-        self.on_read()
-        return rows
+        with self._problems_of(name):
+            rows = self._file(name).get_slice(name)[start:stop]
+        return self._checked(name, rows)
 
-    def _file(self, path: Path) -> Any:
+    def _checked(self, name: str, value: "Tensor") -> "Tensor":
+        if not value.isfinite().all():
+            raise not_finite(self._location, [name])
+        self.on_read()
+        return value
+
+    @contextmanager
+    def _problems_of(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            raise _unreadable(self._location, self.tensors[name].path, error) from error
+
+    def _file(self, name: str) -> Any:
+        path = self.tensors[name].path
         if path not in self._open:
             self._open[path] = safe_open(path, framework="pt")
         return self._open[path]
 
 
-def _unreadable(model: str, error: Exception) -> ConfigError:
-    return ConfigError(f"model {model!r} cannot be read: {first_line(error)}")
+def not_finite(model: str, names: Sequence[str]) -> ConfigError:
+    """Return the error for weights that are NaN or infinite."""
+    return ConfigError(
+        f"model {model!r} has numbers that are not finite in {', '.join(names[:3])}"
+        f"{', ...' if len(names) > 3 else ''}: the training that wrote them went wrong, or the "
+        "file is damaged; take an earlier checkpoint, or download the model again"
+    )
+
+
+def _weight_map(location: str, index: Path) -> dict[str, str]:
+    try:
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {str(name): str(file) for name, file in names.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"model {location!r}: {_INDEX} is no index of tensors and their files: "
+            f"{first_line(error)}; {_REMEDY}"
+        ) from error
+
+
+def _stored(location: str, path: Path) -> dict[str, StoredTensor]:
+    """Return what the header of one file says; the file must be as long as that."""
+    try:
+        with safe_open(path, framework="numpy") as opened:
+            parts = {name: opened.get_slice(name) for name in sorted(opened.keys())}
+            return {
+                name: StoredTensor(path, tuple(part.get_shape()), part.get_dtype())
+                for name, part in parts.items()
+            }
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(location, path, error) from error
+
+
+def _unreadable(model: str, path: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"model {model!r}: {path.name} cannot be read: {first_line(error)}; is it complete? "
+        f"{_REMEDY}"
+    )
 
 
 def _found(location: str, name: str) -> Path | None:
+    from transformers.utils import cached_file
+
     path = cached_file(
         location,
         name,

@@ -26,6 +26,7 @@ from telescope_train.plan.checks.megatron import (
     megatron_device_problems,
     megatron_model_problems,
 )
+from telescope_train.plan.checks.model import ModelLook, look_at_model
 from telescope_train.plan.checks.routing import routing_device_problems, routing_model_problems
 from telescope_train.plan.checks.weights import weights_device_problems
 from telescope_train.plan.gpus import gpu_problems
@@ -55,6 +56,8 @@ class Prepared:
     """Why the run cannot start on this machine; empty when it can."""
     redundant: tuple[str, ...] = ()
     """Settings that were given and change nothing on this device, each with its value."""
+    notes: tuple[str, ...] = ()
+    """What the files of the model show that somebody should know who trains it."""
 
     @property
     def dtype(self) -> str:
@@ -84,8 +87,11 @@ def prepare(config: TrainConfig) -> Prepared:
     """Read this machine; what stands in the way is in `problems`, nothing is raised or written."""
     problems: list[str] = []
     device, facts, resume = machine_device(), UNKNOWN_FACTS, None
+    look = ModelLook()
     try:
         facts = read_model_facts(config.model.model, output_dir=config.run.output_dir)
+        look = look_at_model(config.model, dtype=config.model.model_dtype)
+        problems += look.problems
     except TelescopeError as error:
         problems.append(str(error))
     limit = _max_model_len(config, facts)
@@ -126,6 +132,7 @@ def prepare(config: TrainConfig) -> Prepared:
         gpus=gpus,
         problems=found.problems,
         redundant=found.redundant,
+        notes=look.notes,
     )
 
 

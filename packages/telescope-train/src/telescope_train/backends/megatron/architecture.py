@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 
 from telescope_core.errors import ConfigError
 from telescope_train.backends.megatron.layout import ModelSizes, family_problems
-from telescope_train.config.schema import ModelSection
-from telescope_train.models.location import first_line, locate_model
 
 _VOCABULARY_MULTIPLE = 128
 """The embedding is padded to a multiple of this, so that other numbers of ranks can read it."""
@@ -62,18 +60,6 @@ class Architecture:
     def padded_vocab_size(self) -> int:
         """Rows of the embedding as it is held, for every number of ranks the same."""
         return -(-self.vocab_size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
-
-
-def read_config(section: ModelSection) -> PretrainedConfig:
-    """Return the Hugging Face config of the model; ConfigError if it cannot be read."""
-    try:
-        return AutoConfig.from_pretrained(
-            locate_model(section.model), trust_remote_code=section.trust_remote_code
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"model {section.model!r} cannot be loaded: {first_line(error)}"
-        ) from error
 
 
 def architecture_of(config: PretrainedConfig) -> Architecture:

@@ -23,7 +23,6 @@ from telescope_train.backends.megatron.architecture import (
     Architecture,
     architecture_of,
     empty_model,
-    read_config,
     rotary_frequencies,
 )
 from telescope_train.backends.megatron.layout import (
@@ -47,7 +46,7 @@ from telescope_train.models.attention.choice import AttentionChoice, choose_atte
 from telescope_train.models.attention.sharing import PrefixSharing, choose_sharing, no_sharing
 from telescope_train.models.load import torch_dtype
 from telescope_train.models.location import locate_model
-from telescope_train.models.weight_files import WeightFiles
+from telescope_train.models.source import read_source, require_tensors
 
 _GENERATION = "generation_config.json"
 
@@ -80,14 +79,18 @@ def build(
     `moved` hears of each tensor that was read.
     """
     section = settings.megatron
-    hf_config = read_config(settings.model)
+    trust = settings.model.trust_remote_code
+    source = read_source(
+        settings.model.model, dtype=settings.compute_dtype, trust_remote_code=trust
+    )
+    hf_config = source.config
     architecture = architecture_of(hf_config)
+    files = require_tensors(source, hugging_face_shapes(architecture))
     layout = megatron_layout(section, dist.get_world_size())
     problems = list(model_problems(section, architecture.sizes))
     if problems:
         raise ConfigError("\n".join(problems))
     dtype = torch_dtype(settings.compute_dtype)
-    trust = settings.model.trust_remote_code
     attention = choose_attention(
         empty_model(_few_experts(hf_config), trust_remote_code=trust, dtype=dtype),
         device,
@@ -106,7 +109,7 @@ def build(
         attention=(sharing.attention or attention).kind,
         device=device,
     )
-    config, files = transformer_config(building), WeightFiles.required(settings.model.model)
+    config = transformer_config(building)
     files.on_read = moved
     weights = RankWeights(build_model(building, config), architecture)
     weights.load(files)

@@ -1,0 +1,62 @@
+"""What keeps the model of a run from being trained, as its config, headers and tokenizer show."""
+
+from importlib.util import find_spec
+from typing import NamedTuple
+
+from telescope_core.errors import ConfigError, TelescopeError
+from telescope_train.chat.tokenizer import ModelSettings, bare_tokenizer
+from telescope_train.chat.vocabulary import require_rows
+from telescope_train.config.schema import ModelSection
+from telescope_train.models.source import read_source, served_source
+
+
+class ModelLook(NamedTuple):
+    """What was found."""
+
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What somebody should know who trains it."""
+
+    def require_sound(self) -> None:
+        """Raise ConfigError with one line for each problem."""
+        if self.problems:
+            raise ConfigError("\n".join(self.problems))
+
+
+def look_at_model(settings: ModelSettings, *, dtype: str) -> ModelLook:
+    """Compare the config of the model with the headers of its files, and its tokenizer with both.
+
+    `dtype`: in which its weights are held.
+    """
+    if find_spec("torch") is None:
+        return ModelLook(notes=("torch is not installed here, so no file of the model was read",))
+    trust = settings.trust_remote_code
+    notes: list[str] = []
+    try:
+        source = read_source(settings.model, dtype=dtype, trust_remote_code=trust)
+        if source.has_own_head:
+            notes.append(
+                "config.json says that the output head is the embedding (tie_word_embeddings), "
+                "and the files have a head of its own: that is trained, as transformers loads it"
+            )
+        if source.files is None:
+            notes.append(
+                "the model has no safetensors files, so its tensors are only compared with its "
+                "config once they are loaded"
+            )
+        rows = source.config.get_text_config().vocab_size
+        note = require_rows(settings.model, bare_tokenizer(settings), rows)
+    except TelescopeError as error:
+        return ModelLook(problems=(str(error),), notes=tuple(notes))
+    return ModelLook(notes=(*notes, *([note] if note else [])))
+
+
+def require_served(folder: str) -> None:
+    """Raise ConfigError where config, files and tokenizer of a model to be served disagree.
+
+    A server would fill in what is missing, or leave out what it does not know, and not say so.
+    """
+    source = served_source(folder)
+    if source is not None:
+        rows = source.config.get_text_config().vocab_size
+        require_rows(folder, bare_tokenizer(ModelSection(model=folder)), rows)
