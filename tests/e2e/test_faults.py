@@ -1,6 +1,7 @@
 """Kill -9 in mid-run: the error names what died, the run folder opens, no process stays."""
 
 import asyncio
+import re
 import subprocess
 import sys
 import time
@@ -104,6 +105,23 @@ def cmdline(process: psutil.Process) -> list[str]:
         return []
 
 
+def require_only_what_the_page_says_listens(driver: int) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "several-nodes.md").read_text()
+    _, _, section = page.partition("### On a cluster of the run's own")
+    first_cells = [row.split("|")[1] for row in section.split("\n") if row.startswith("|")]
+    named = [name for cell in first_cells for name in re.findall(r"`([\w.:]+)`", cell)]
+    assert len(named) >= 8
+    for process in [psutil.Process(driver), *descendants(driver)]:
+        try:
+            line = " ".join(cmdline(process))
+            open_ = [one for one in process.net_connections("inet") if one.status == "LISTEN"]
+        except psutil.NoSuchProcess:
+            continue
+        hosts = {one.laddr.ip.removeprefix("::ffff:") for one in open_}
+        assert hosts <= {"127.0.0.1"}, f"{line} listens on {hosts}"
+        assert not hosts or any(name in line for name in named), f"{line} is not in the page"
+
+
 def environment_processes(driver: int) -> list[psutil.Process]:
     """Return the processes that play rollouts, without those that start them."""
     workers = [
@@ -192,6 +210,7 @@ def test_an_environment_process_and_the_only_engine_come_back_and_a_dead_rank_is
     # A GPU server's engine is a process of its own; on CPU it is one only when asked for.
     variables = {ENGINE_THREAD_VARIABLE: "0"}
     with training(tmp_path, tiny_model, free_port(), **variables) as process:
+        require_only_what_the_page_says_listens(process.pid)
         (player,) = environment_processes(process.pid)
         before = num_steps(tmp_path)
         player.kill()
