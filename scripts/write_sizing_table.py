@@ -49,6 +49,23 @@ then pipeline, then expert parallelism, in bfloat16 with the distributed optimiz
 `megatron_gradient_checkpointing`. 30B-A3B is the mixture of 128 experts.
 
 """
+GROWTH = """
+## What grows while a run goes on
+
+A run needs the same memory at step 10,000 as at step 10, apart from Ray's `gcs_server`, which
+grew by 16 KiB a step. On disk it grows. Each step has three files: its rollouts (`rollouts/`),
+what the trainer found of their tokens (`token_facts/`), and their events (`events/`); a fourth
+one in `attempts/` if rollouts were played again. Everything else is in files that hold many
+steps. So 10,000 steps are 30,000 files: think of that where a file system limits their number,
+and pack the folders of runs that have ended. `record_token_facts = false` leaves out a third of
+them.
+
+With 16 short rollouts a step, a run folder grew by 36 KiB a step over 1,600 steps, most of it
+in these files. In longer rollouts, each token that the model wrote takes 5 to 7 bytes in
+`rollouts/` and about 5 in `token_facts/`. A checkpoint has the size of the trainer's state
+([saving](../how-to/resume-and-checkpoints.md#saving)); `checkpoint_keep_last` bounds how many
+there are.
+"""
 
 
 def qwen3(size: str) -> dict[str, Any]:
@@ -162,7 +179,8 @@ def reference() -> str:
     models = {size: qwen3(size) for size in SHAPES} | {"30B-A3B": mixture()}
     head = ["Qwen3", "GPUs", "tensor", "pipeline", "expert", "memory of a rank"]
     megatron = [megatron_row(name, model) for name, model in models.items()]
-    return f"{HEAD}\n{table([['Qwen3', *names], *rows])}{MEGATRON}{table([head, *megatron])}"
+    tables = f"{table([['Qwen3', *names], *rows])}{MEGATRON}{table([head, *megatron])}"
+    return f"{HEAD}\n{tables}{GROWTH}"
 
 
 if __name__ == "__main__":
