@@ -19,7 +19,7 @@ from telescope_train.inference import fleet
 from telescope_train.inference.fleet import ServerGroup
 from telescope_train.inference.keeper import ServerHandle, ServerSeat, Startup
 from telescope_train.inference.keeping import MOST_RESTARTS
-from telescope_train.inference.leases import CONTROL_DEADLINE_S, Reached
+from telescope_train.inference.leases import CONTROL_DEADLINE_S, Loss, Reached, ServerDiedError
 from telescope_train.inference.server import ServerSettings
 from telescope_train.simulation.trainer import TrainerSpeed
 from telescope_train.simulation.virtual_time import run_in_virtual_time
@@ -251,7 +251,7 @@ def test_a_server_that_dies_before_it_serves_is_given_up_after_pauses_that_grow(
             await world.pool.leases[1].until(ServerState.GIVEN_UP)
 
         told = await world.keeping(work(), start_s=1.0)
-        assert told[-1].endswith("is given up, and the run goes on without it")
+        assert "is given up, and the run goes on without it" in told[-1]
         began_s = [one.time_s for one in world.events if one.state is ServerState.STARTING]
         assert len(began_s) == MOST_RESTARTS
         assert asyncio.get_running_loop().time() > 67
@@ -324,7 +324,7 @@ def test_only_the_engine_s_own_signs_of_life_count(tmp_path: Path) -> None:
         group = group_of(tmp_path, lambda question: clock.time() < 1000)
         # Its tokens go on for longer than its answers.
         why = await group.until_lost(0, lambda: min(clock.time(), 2000))
-        assert why.startswith("it hangs: for 12")
+        assert why.reason.startswith("it hangs: for 12")
         assert 2120 < clock.time() < 2125
 
     run_in_virtual_time(main)
@@ -430,21 +430,68 @@ def test_a_keeper_may_take_any_time_to_start_while_the_cluster_does_something(
 def test_a_restart_that_is_refused_for_any_reason_does_not_end_the_run(tmp_path: Path) -> None:
     async def main(world: World) -> None:
         class Fleet:
-            async def until_lost(self, index: int, heard_s: Callable[[], float]) -> str:
-                return await world.engines[index].until_in_trouble()
+            async def until_lost(self, index: int, heard_s: Callable[[], float]) -> Loss:
+                return Loss(await world.engines[index].until_in_trouble())
 
-            async def start_again(self, index: int) -> str:
-                raise ConfigError("port 1 is in use")
+            async def start_again(self, index: int) -> Reached:
+                raise ConfigError("no port is free")
 
         async def work() -> None:
             world.engines[0].die("killed")
             await world.pool.leases[0].until(ServerState.GIVEN_UP)
-            assert "port 1 is in use" in world.pool.leases[0].reason
+            assert "no port is free" in world.pool.leases[0].reason
             assert len((await world.sample("a", 3)).token_ids) == 3
 
         await world.keeping(work(), fleet=Fleet())
 
     in_world(main)
+
+
+class DyingFleet:
+    """Servers that die as they start, each time of what is planned next."""
+
+    def __init__(self, world: World, causes: list[str]) -> None:
+        self.world, self.causes = world, causes
+
+    async def until_lost(self, index: int, heard_s: Callable[[], float]) -> Loss:
+        await self.world.engines[index].until_in_trouble()
+        return Loss(f"it died of {self.causes[0]}", self.causes.pop(0))
+
+    async def start_again(self, index: int) -> Reached:
+        error = ServerDiedError(f"it died of {self.causes[0]}")
+        error.cause = self.causes.pop(0)
+        raise error
+
+
+def test_two_deaths_of_one_cause_before_any_token_end_the_run() -> None:
+    """Whatever ends it will end it again. Numbers that differ, such as addresses, say nothing."""
+
+    async def main(world: World) -> None:
+        async def work() -> None:
+            world.engines[0].die("no head of 16")
+            await asyncio.Event().wait()
+
+        causes = ["ValueError: head of 16 at 0x1a", "ValueError: head of 16 at 0x2b"]
+        with pytest.raises(ProcessDiedError, match=r"twice in a row.*one cause.*head of 16"):
+            await world.keeping(work(), fleet=DyingFleet(world, causes))
+        lives = [one for one in world.events if one.state is ServerState.STARTING]
+        assert [one.reason for one in lives] == ["it died of ValueError: head of 16 at 0x1a"]
+        assert asyncio.get_running_loop().time() < 10
+
+    in_world(main, num_servers=1)
+
+
+@pytest.mark.parametrize("causes", [["A: a", "B: b"] * 3, [""] * 6])
+def test_deaths_of_several_causes_or_of_none_are_tried_again(causes: list[str]) -> None:
+    async def main(world: World) -> None:
+        async def work() -> None:
+            world.engines[0].die("it was killed")
+            await asyncio.Event().wait()
+
+        with pytest.raises(ProcessDiedError, match=rf"{MOST_RESTARTS + 1} times in a row"):
+            await world.keeping(work(), fleet=DyingFleet(world, causes))
+
+    in_world(main, num_servers=1)
 
 
 def test_a_death_while_a_server_waits_for_weights_is_noticed_then() -> None:

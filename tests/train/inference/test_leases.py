@@ -346,7 +346,7 @@ def test_a_server_that_never_starts_is_given_up_and_the_run_goes_on_with_the_oth
 
         told = await world.keeping(work(), failed_starts=10**6, start_s=1.0)
         assert len(told) == MOST_RESTARTS + 1
-        assert told[-1].endswith("is given up, and the run goes on without it")
+        assert "is given up, and the run goes on without it" in told[-1]
 
     in_world(main)
 

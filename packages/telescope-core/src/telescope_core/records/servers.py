@@ -52,7 +52,8 @@ class ServerEvent:
     """Of this life of the server, which no other one has, of this run or another; its log begins
     with it. Requests name it, and are answered by it alone."""
     reason: str = ""
-    """For `lost` and `given up`: why."""
+    """For `lost` and `given up`: why. For `starting`: what the life before ended with, which may
+    be known more exactly by then."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> "ServerEvent":

@@ -18,7 +18,7 @@ from telescope_core.records.output_logs import INFERENCE
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.keeper import ServerHandle, ServerSeat, Startup
-from telescope_train.inference.leases import Reached
+from telescope_train.inference.leases import Loss, Reached, ServerDiedError
 from telescope_train.inference.server import ServerSettings, Silence
 from telescope_train.inference.wire import SECRET_VARIABLE
 from telescope_train.models.served_adapter import served_adapter
@@ -101,7 +101,7 @@ class ServerGroup:
             raise failed[0]
         return {number: str(error) for number, error in failed.items()}
 
-    async def until_lost(self, index: int, heard_s: Callable[[], float]) -> str:
+    async def until_lost(self, index: int, heard_s: Callable[[], float]) -> Loss:
         """Return why a server has died or hangs, as soon as it does."""
         # Nothing tells the driver about a death: the server is a child of the keeper's, not of
         # Ray's. So the keeper is asked. If the keeper itself is dead, `answer` raises for it.
@@ -111,13 +111,15 @@ class ServerGroup:
             try:
                 if await server.ask("check"):
                     answered_s = clock.time()
+            except ServerDiedError as error:
+                return error.loss
             except ProcessDiedError as error:
-                return str(error)
+                return Loss(str(error))
             # A step may take longer than a question waits, and its tokens are a sign of life too.
             answered_s = max(answered_s, heard_s())
             silent_s = clock.time() - answered_s
             if silent_s > self._progress_s:
-                return (
+                return Loss(
                     f"it hangs: for {silent_s:.0f} s, its engine has neither ended a step nor sent "
                     "a token (limit: inference_progress_timeout_s); its log is "
                     f"{server.settings.log_path}"

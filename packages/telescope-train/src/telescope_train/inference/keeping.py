@@ -1,7 +1,8 @@
 """Keeps the servers of a run alive: one that is lost is started again, and gets the weights.
 
 A server that is lost again and again, and did nothing in between, is given up, and the run goes on
-with the others. It ends when the last one is given up, with the reason.
+with the others; one that dies twice of the same error before it samples a token, at once. The run
+ends when the last one is given up, with the reason.
 """
 
 import asyncio
@@ -11,9 +12,12 @@ from typing import Any, Protocol
 
 from telescope_core.errors import ProcessDiedError, TelescopeError
 from telescope_core.records.servers import ServerState
-from telescope_train.inference.leases import Lease, Reached
+from telescope_train.inference.death_cause import is_same_cause
+from telescope_train.inference.leases import Lease, Loss, Reached, ServerDiedError
 from telescope_train.inference.pool import ServerPool
 
+CAUSE_SHOWS_WITHIN_S = 5.0
+"""Seconds after the loss of a server in use within which its keeper may say what it died of."""
 MOST_RESTARTS = 5
 """Times in a row that a server is started again which did nothing in the life before.
 
@@ -28,7 +32,7 @@ BACKOFF_S = (0.0, 2.0, 5.0, 15.0, 45.0)
 class Fleet(Protocol):
     """The processes of the servers; see `fleet.ServerGroup`."""
 
-    async def until_lost(self, index: int, heard_s: Callable[[], float]) -> str:
+    async def until_lost(self, index: int, heard_s: Callable[[], float]) -> Loss:
         """Return why server `index` has died or hangs, as soon as it does.
 
         `heard_s` says when it last gave a sign of life, on the clock of the event loop.
@@ -84,58 +88,77 @@ class Keeping:
     async def _keep(self, index: int, lease: Lease) -> None:
         num_restarts = 0
         began_s = asyncio.get_running_loop().time()
+        last_cause = ""
         while True:
-            await self._until_lost(index, lease)
+            cause = await self._until_lost(index, lease)
             while lease.state is ServerState.LOST:
                 if lease.has_served or asyncio.get_running_loop().time() - began_s > GOOD_LIFE_S:
                     num_restarts = 0
+                if not lease.has_sampled and is_same_cause(cause, last_cause):
+                    self._give_up(
+                        lease, "twice in a row, before it had sampled a token, of one cause"
+                    )
+                    return
                 if num_restarts == MOST_RESTARTS:
-                    self._give_up(lease)
+                    times = f"{MOST_RESTARTS + 1} times in a row without having done anything"
+                    self._give_up(lease, f"{times}, the last time because")
                     return
                 await asyncio.sleep(BACKOFF_S[num_restarts])
                 num_restarts += 1
-                began_s = await self._restart(index, lease, num_restarts)
+                last_cause = "" if lease.has_sampled else cause
+                began_s, cause = await self._restart(index, lease, num_restarts)
 
-    async def _until_lost(self, index: int, lease: Lease) -> None:
-        """Return when the lease is lost: its process has died, or it was lost in use."""
+    async def _until_lost(self, index: int, lease: Lease) -> str:
+        """Return when the lease is lost: its process has died, or it was lost in use.
+
+        Returns the first error that it printed, if it has died of one.
+        """
         number = self._first + index
         watch = asyncio.create_task(self._fleet.until_lost(number, lambda: lease.client.heard_s))
         in_use = asyncio.create_task(lease.until(ServerState.LOST))
         try:
             await asyncio.wait([watch, in_use], return_when=asyncio.FIRST_COMPLETED)
-            if watch.done():
-                self._pool.lose(lease, watch.result())
+            # A request hears first that the engine is dead, and not of what.
+            await asyncio.wait([watch], timeout=CAUSE_SHOWS_WITHIN_S)
+            if not watch.done():
+                return ""
+            loss = watch.result()
+            self._pool.lose(lease, loss.reason)
+            if loss.cause:
+                lease.reason = loss.reason
+            return loss.cause
         finally:
             for task in (watch, in_use):
                 task.cancel()
             await asyncio.wait([watch, in_use])
 
-    async def _restart(self, index: int, lease: Lease, number: int) -> float:
-        """Bring a server back, or lose it again; returns when it was healthy."""
+    async def _restart(self, index: int, lease: Lease, number: int) -> tuple[float, str]:
+        """Bring a server back, or lose it again; returns when it was healthy, and why it died."""
         clock = asyncio.get_running_loop()
-        healthy_s = math.inf
+        healthy_s, cause = math.inf, ""
         address = lease.client.base_url
         self._say(
             f"inference server {address} is lost and started again ({number} of {MOST_RESTARTS}): "
             f"{lease.reason}"
         )
-        lease.become(ServerState.STARTING)
+        lease.become(ServerState.STARTING, reason=lease.reason)
         try:
             # It is elsewhere if its node was lost, or its port was taken meanwhile.
             address, identity = await self._fleet.start_again(self._first + index)
             lease.client.base_url, lease.client.identity = address, identity
             healthy_s = clock.time()
             lease.become(ServerState.LOADING)
-            await self._until_brought_in(index, lease)
+            cause = await self._until_brought_in(index, lease)
         except TelescopeError as error:
+            cause = error.cause if isinstance(error, ServerDiedError) else ""
             # Whatever it is, such as a port that is taken, the other servers go on.
             self._pool.lose(lease, str(error))
         if lease.takes_requests:
             self._say(f"inference server {address} is back, with weights {lease.version}")
-        return healthy_s
+        return healthy_s, cause
 
-    async def _until_brought_in(self, index: int, lease: Lease) -> None:
-        """Return when a server that is loading serves, or is lost.
+    async def _until_brought_in(self, index: int, lease: Lease) -> str:
+        """Return when a server that is loading serves, or is lost; then with why it died.
 
         It may wait for the next weights for long, so its process is watched meanwhile.
         """
@@ -145,14 +168,15 @@ class Keeping:
         try:
             await asyncio.wait([bringing, watch], return_when=asyncio.FIRST_COMPLETED)
             if watch.done():
-                self._pool.lose(lease, watch.result())
+                self._pool.lose(lease, watch.result().reason)
             await bringing
+            return watch.result().cause if watch.done() else ""
         finally:
             for task in (bringing, watch):
                 task.cancel()
             await asyncio.wait([bringing, watch])
 
-    def _give_up(self, lease: Lease) -> None:
+    def _give_up(self, lease: Lease, how: str) -> None:
         """Go on without a server; raises ProcessDiedError if it was the last one."""
         reason = lease.reason
         lease.become(ServerState.GIVEN_UP, reason=reason)
@@ -160,7 +184,9 @@ class Keeping:
         is_last = all(one.state is ServerState.GIVEN_UP for one in self._pool.leases)
         if is_last and self._is_needed:
             raise ProcessDiedError(
-                f"no inference server is left: {address} was lost {MOST_RESTARTS + 1} times in a "
-                f"row without having done anything, the last time because: {reason}"
+                f"no inference server is left: {address} was lost {how}: {reason}"
             )
-        self._say(f"inference server {address} is given up, and the run goes on without it")
+        self._say(
+            f"inference server {address} is given up, and the run goes on without it. It was lost "
+            f"{how}: {reason}"
+        )

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from telescope_core.errors import ProcessDiedError
 from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
 from telescope_core.types import Sampling, WeightVersion
 from telescope_train.inference.generation import Generation
@@ -45,6 +46,26 @@ class Reached(NamedTuple):
     base_url: str
     identity: str = ""
     """What it answers to there; empty = whatever server is there is meant."""
+
+
+class Loss(NamedTuple):
+    """Why a server is lost."""
+
+    reason: str
+    cause: str = ""
+    """The first error that it printed; empty if it printed none, as when it was killed."""
+
+
+class ServerDiedError(ProcessDiedError):
+    """An inference server or its engine has died."""
+
+    cause = ""
+    """As of `Loss`."""
+
+    @property
+    def loss(self) -> Loss:
+        """The same, as of a server that is lost."""
+        return Loss(str(self), self.cause)
 
 
 class ServerClient(Protocol):
@@ -131,6 +152,8 @@ class Lease:
         """Why it was lost."""
         self.has_served = False
         """Whether it has sampled a token or gone through an update in its present life."""
+        self.has_sampled = False
+        """Whether it has sampled a token in its present life."""
         self.num_requests = 0
         """Requests that its pool has sent there and that have not ended."""
         self.num_in_lanes = 0
@@ -171,7 +194,7 @@ class Lease:
             raise AssertionError(f"{self.client.base_url} cannot be {state} after {self.state}")
         if state is ServerState.STARTING:
             self.life += 1
-            self.has_served = False
+            self.has_served = self.has_sampled = False
         if self.state is ServerState.UPDATING and state is ServerState.SERVING:
             self.has_served = True
         self.state = state

@@ -230,7 +230,7 @@ def _note_tokens(lease: Lease, life: int, begun: Generation | None, now: Generat
     """Note that a server has sampled something, if `now` is more than `begun`."""
     num_begun = 0 if begun is None else len(begun.token_ids)
     if life == lease.life and now is not None and len(now.token_ids) > num_begun:
-        lease.has_served = True
+        lease.has_served = lease.has_sampled = True
 
 
 class _Watched:

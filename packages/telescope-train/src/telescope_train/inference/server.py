@@ -27,12 +27,15 @@ from urllib.parse import quote
 import psutil
 
 from telescope_core.addresses import in_url, reached_directly
-from telescope_core.errors import ProcessDiedError
+from telescope_core.errors import ProcessDiedError, TelescopeError
 from telescope_core.records.output_logs import INFERENCE, OutputLog
 from telescope_core.secret_names import secret_values
+from telescope_core.terminal import escaped
 from telescope_train.chat.template import template_in
 from telescope_train.cluster.ports import cannot_listen, holder_of, listening
 from telescope_train.config.inference_section import LOOPBACK
+from telescope_train.inference.death_cause import DeathCause
+from telescope_train.inference.leases import ServerDiedError
 from telescope_train.inference.tool_calls import tool_call_arguments
 from telescope_train.inference.wire import (
     ENGINE_PATH,
@@ -288,8 +291,10 @@ class ServerProcess:
         self._was_healthy = False
         self._asking: HTTPConnection | None = None
         """The question for its health that waits for its answer."""
+        self._cause = DeathCause()
         self._output = OutputLog(
             settings.log_path,
+            hear=self._cause.hear,
             component=INFERENCE,
             source=str(settings.number),
             hide={
@@ -328,11 +333,8 @@ class ServerProcess:
         """Raise ProcessDiedError if the process has ended."""
         code = self._process.poll()
         if code is not None:
-            raise ProcessDiedError(
-                f"inference server at {self.settings.base_url} (pid {self.pid}) died "
-                f"{_describe_exit(code)}; its log is {self.settings.log_path}, which ends:\n"
-                f"{self._last_words()}"
-            )
+            what = f"inference server at {self.settings.base_url} (pid {self.pid}) died"
+            raise self._died(f"{what} {_describe_exit(code)}", has_ended_itself=code >= 0)
 
     def check_engine(self) -> bool:
         """Return whether the engine of a server that runs gives a sign of life within 5 s.
@@ -357,11 +359,8 @@ class ServerProcess:
         finally:
             connection.close()
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
-            raise ProcessDiedError(
-                f"the engine of the inference server at {self.settings.base_url} (pid {self.pid}) "
-                f"died; its log is {self.settings.log_path}, which ends:\n"
-                f"{self._last_words()}"
-            )
+            what = f"the engine of the inference server at {self.settings.base_url}"
+            raise self._died(f"{what} (pid {self.pid}) died", has_ended_itself=True)
         if status in (HTTPStatus.NOT_FOUND, HTTPStatus.UNAUTHORIZED, OTHER_SERVER_STATUS):
             raise ProcessDiedError(
                 f"another program answers at {self.settings.base_url}, the address of the "
@@ -401,9 +400,16 @@ class ServerProcess:
         """Return how much it has printed."""
         return self._output.num_bytes
 
-    def _last_words(self) -> str:
+    def _died(self, what: str, *, has_ended_itself: bool) -> ServerDiedError:
+        """Return that `what` has happened, with the first error of its log, or else its end."""
         self._output.drain(_LAST_WORDS_S)
-        return self._output.tail(_TAIL_LINES) or "(it printed nothing)"
+        cause = escaped(self._cause.found(has_ended_itself=has_ended_itself))
+        log = f"its log is {self.settings.log_path}"
+        end = self._output.tail(_TAIL_LINES) or "(it printed nothing)"
+        why = f" of {cause}; {log}" if cause else f"; {log}, which ends:\n{end}"
+        error = ServerDiedError(f"{what}{why}")
+        error.cause = cause
+        return error
 
     def wait_until_healthy(self, deadline_s: float = STARTUP_DEADLINE_S) -> None:
         """Return once it answers.
@@ -447,11 +453,18 @@ class ServerProcess:
 def running(
     settings: ServerSettings, *, deadline_s: float = STARTUP_DEADLINE_S
 ) -> Iterator[ServerProcess]:
-    """Run a server for as long as the context lasts; it is healthy when the context begins."""
+    """Run a server for as long as the context lasts; it is healthy when the context begins.
+
+    What fails because the server has died is raised as its death.
+    """
     server = ServerProcess(settings)
     try:
         server.wait_until_healthy(deadline_s)
         yield server
+    except TelescopeError:
+        server.check()
+        server.check_engine()
+        raise
     finally:
         server.close()
 

@@ -12,7 +12,7 @@ from telescope_core.errors import EndpointError, TelescopeError
 from telescope_core.records.servers import ServerState
 from telescope_train.cluster.colocation import Turns
 from telescope_train.inference.keeping import Fleet
-from telescope_train.inference.leases import Lease, Member, Reached, ServerClient
+from telescope_train.inference.leases import Lease, Loss, Member, Reached, ServerClient
 from telescope_train.inference.pool import ServerPool
 
 SLEEP_PATH = "/sleep"
@@ -107,7 +107,7 @@ class InTurn:
         self._fleet = fleet
         self._turns = turns
 
-    async def until_lost(self, index: int, heard_s: Callable[[], float]) -> str:
+    async def until_lost(self, index: int, heard_s: Callable[[], float]) -> Loss:
         """Return why a server has died or hangs; see `keeping.Fleet`."""
         return await self._fleet.until_lost(index, heard_s)
 

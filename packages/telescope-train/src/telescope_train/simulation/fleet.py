@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from telescope_core.errors import ProcessDiedError
-from telescope_train.inference.leases import Reached
+from telescope_train.inference.leases import Loss, Reached
 from telescope_train.simulation.engine import SimulatedEngine
 
 
@@ -25,13 +25,13 @@ class SimulatedFleet:
         self._progress_s = progress_s
         self._failed_starts = failed_starts
 
-    async def until_lost(self, index: int, heard_s: Callable[[], float]) -> str:
+    async def until_lost(self, index: int, heard_s: Callable[[], float]) -> Loss:
         """Return why a server has died, or that it hangs."""
         # Waiting for an event and not for a clock: a run in which everything waits is over.
         why = await self._engines[index].until_in_trouble()
         if not why:
             await asyncio.sleep(self._progress_s)
-        return why or f"it hangs: it was silent for {self._progress_s:g} s"
+        return Loss(why or f"it hangs: it was silent for {self._progress_s:g} s")
 
     async def start_again(self, index: int) -> Reached:
         """Start a server; returns its address when it is healthy."""

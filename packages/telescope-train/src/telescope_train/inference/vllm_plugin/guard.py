@@ -8,6 +8,7 @@ the server's own next life, and by servers of other runs.
 """
 
 import hmac
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -20,6 +21,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
+_LOGGER = logging.getLogger("vllm.telescope.guard")
+"""Under vLLM's own, whose lines are in the log of the server."""
 _NO_SECRET = (
     "this server answers only who shows the secret of its run, as the header "
     "'Authorization: Bearer SECRET'"
@@ -58,6 +61,7 @@ class Guard:
                 f"this is the inference server {self._identity}, and {meant} was meant: it has "
                 "ended, and another run or its own next life has its address"
             )
+            _LOGGER.warning("refused a request: %s", why)
             await _refuse(scope, receive, send, OTHER_SERVER_STATUS, why)
             return
         own = {**scope, "path": f"/{rest}"}

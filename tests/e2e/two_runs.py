@@ -1,0 +1,126 @@
+"""Pairs of runs that are started at the same moment on the default port, each with its own model.
+
+    python tests/e2e/two_runs.py FOLDER NUMBER_OF_PAIRS
+
+What their records must say: each server's log begins with the identity by which its own run asked,
+no identity is in both runs, no server was asked for another one, and the engine's log-probs are
+those of the run's own model, token by token.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from telescope_core.records import RunFolder
+from telescope_core.records.servers import ServerState
+from telescope_train.models.tiny import make_tiny_model
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cli_runs import TELESCOPE, environment
+
+RUN = """
+[run]
+name = "{name}"
+number_of_steps = 3
+[model]
+model = {model}
+[[environments]]
+name = "math-reasoning"
+env = {{ level = "digit", operations = "+", instruction = "" }}
+[rollout]
+group_size = 4
+prompts_batch_size_for_trainer = 4
+max_tokens = 8
+[trainer]
+learning_rate = 1e-3
+seq_len = 128
+[inference]
+max_model_len = 64
+"""
+MINUTES = 10
+MISMATCH = 1e-3
+"""Nats on average by which an engine may differ from the trainer, both in float32."""
+OTHER_MODEL = 0.01
+"""Nats by which two random models differ at the very least."""
+
+
+class Seen(NamedTuple):
+    """What the records of one run say of its servers."""
+
+    addresses: set[str]
+    identities: set[str]
+    """By which the run asked."""
+    of_logs: set[str]
+    """With which the servers of the run began."""
+    refused: list[str]
+    mismatch: float
+    """The largest of all steps, nats on average."""
+
+
+def start(place: Path, name: str, seed: int) -> "subprocess.Popen[str]":
+    """Start a run over a model of its own."""
+    model = make_tiny_model(place / f"model-{name}", seed=seed)
+    (place / f"{name}.toml").write_text(RUN.format(name=name, model=json.dumps(str(model))))
+    with (place / f"{name}.out").open("w") as output:
+        return subprocess.Popen(
+            [*TELESCOPE, "train", f"{name}.toml"],
+            cwd=place,
+            env=environment({}),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+def seen_by(run: RunFolder) -> Seen:
+    """Read what a run has recorded of its servers."""
+    events = run.server_events()
+    assert events, "a run records its servers"
+    assert all(one.state is not ServerState.LOST for one in events), events
+    lines: list[str] = []
+    for path in sorted(run.logs_path.glob("inference-*.jsonl")):
+        rows: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
+        lines += [row["message"] for row in rows]
+    begins = "this is the inference server "
+    return Seen(
+        addresses={one.server for one in events},
+        identities={one.identity for one in events},
+        of_logs={one.removeprefix(begins) for one in lines if one.startswith(begins)},
+        refused=[one for one in lines if "was meant" in one],
+        mismatch=max(float(row["mismatch/mean"]) for row in run.metrics()),
+    )
+
+
+def run_pair(place: Path) -> tuple[Seen, Seen]:
+    """Run two at once; returns what was seen of each, after all of it was checked."""
+    place.mkdir(parents=True)
+    started = {name: start(place, name, seed) for seed, name in enumerate(("one", "two"), 1)}
+    codes = {name: process.wait(60 * MINUTES) for name, process in started.items()}
+    tails = {name: (place / f"{name}.out").read_text()[-2000:] for name in started}
+    assert codes == {"one": 0, "two": 0}, tails
+    one, two = (seen_by(RunFolder.open(place / "runs" / name)) for name in started)
+    for seen in (one, two):
+        assert seen.identities == seen.of_logs
+        assert "" not in seen.identities
+        assert not seen.refused
+        assert seen.mismatch < MISMATCH < OTHER_MODEL
+    assert not one.identities & two.identities
+    assert not one.addresses & two.addresses
+    return one, two
+
+
+def main() -> None:
+    """Run as many pairs as are asked for, and say of each what was seen."""
+    folder, number = Path(sys.argv[1]), int(sys.argv[2])
+    for index in range(number):
+        began_s = time.monotonic()
+        one, two = run_pair(folder / str(index))
+        sys.stdout.write(f"{index} {time.monotonic() - began_s:.0f} s {one} {two}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
