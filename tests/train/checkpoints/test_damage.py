@@ -16,6 +16,8 @@ from telescope_train.checkpoints.damage import by_moving_it, restore
 from telescope_train.checkpoints.export import export_checkpoint
 from telescope_train.checkpoints.folders import complete_checkpoints, read_checkpoint
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
+from telescope_train.plan.notes import notes_of
+from telescope_train.plan.prepared import prepare
 from telescope_train.rollouts.sampled import SamplerState
 from telescope_train.trainer.ranks import LocalRanks
 from telescope_train.trainer.worker import TrainerWorker
@@ -204,3 +206,9 @@ def test_one_of_an_earlier_version_goes_on_and_is_told_as_unproved(saved, newest
     with pytest.raises(ConfigError, match=SAMPLER) as refused:
         point_of(saved)
     assert "step-000002" in str(refused.value)
+
+
+def test_the_plan_says_what_is_passed_over(saved, newest):
+    cut(newest / SHARD)
+    notes = notes_of(prepare(saved))
+    assert any(SHARD in note and "step-000002 is taken" in note for note in notes)

@@ -145,7 +145,6 @@ def announce(prepared: Prepared, *, begins_again: bool = False) -> None:
     point = prepared.resume
     if point is not None:
         print_resume(point.checkpoint.step, str(point.checkpoint.path), point.changed)
-        print_notes(point.notes)
     if begins_again:
         print_notes(["the earlier try saved nothing, so the run begins again in its folder"])
     print_secrets(prepared.environments.secrets, os.environ)

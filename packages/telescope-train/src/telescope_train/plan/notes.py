@@ -20,6 +20,7 @@ def notes_of(prepared: Prepared) -> tuple[str, ...]:
     config = prepared.config
     given = sorted_out((*config_found(config).redundant, *prepared.redundant)).note
     return (
+        *(prepared.resume.notes if prepared.resume is not None else ()),
         *prepared.notes,
         *_rounding_notes(config),
         *_checkpoint_notes(config),
