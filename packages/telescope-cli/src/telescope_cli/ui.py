@@ -41,7 +41,7 @@ def ui_command(
     Every page also answers with JSON (?format=json), for programs.
     Runs may go on, have ended, or have been killed; they are only read. The page is for this
     machine: it is opened with a token that is new each time. Exit codes: 0 = ended by Ctrl+C or
-    exported, 2 = a folder or an option cannot be used.
+    another signal, or exported, 2 = a folder or an option cannot be used.
 
     For example:
 

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 import socket
 import sys
 import webbrowser
@@ -12,6 +13,7 @@ from threading import Thread
 import msgspec
 import uvicorn
 
+from telescope_core import interruptible
 from telescope_core.addresses import in_url
 from telescope_core.errors import ConfigError
 from telescope_core.records.arrow import arrow_modules
@@ -64,7 +66,11 @@ def serve(
         Thread(target=arrow_modules, name="load pyarrow", daemon=True).start()
         if opens_browser and _has_screen():
             webbrowser.open(f"{address}/?token={token}")
-        uvicorn.Server(config).run(sockets=[listening])
+        server = uvicorn.Server(config)
+        # uvicorn ends in order at the other signals.
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, server.handle_exit)
+        interruptible.run(server.serve(sockets=[listening]))
     finally:
         watcher.close()
         runs.close()
