@@ -3,7 +3,9 @@
 Torch and transformers are imported by the fixtures that need them: most folders need neither.
 """
 
+import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,13 @@ import numpy as np
 import pytest
 
 from telescope_train.batches.batch import TrainingSample
+
+# Triton defines the functions of its language when it is imported: for a GPU, as other imports of
+# the tests would have it, or for its interpreter, in which kernels run without one.
+os.environ["TRITON_INTERPRET"] = "1"
+with suppress(ImportError):
+    import triton.language  # noqa: F401
+del os.environ["TRITON_INTERPRET"]
 
 if TYPE_CHECKING:
     from telescope_train.backends.protocol import BackendSettings

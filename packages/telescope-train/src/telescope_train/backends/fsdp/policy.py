@@ -22,6 +22,7 @@ from telescope_train.models.attention.kinds import AttentionKind
 from telescope_train.models.attention.sharing import PrefixSharing, choose_sharing
 from telescope_train.models.cpu_kernels import is_onednn_faster, replace_linears, replace_rms_norms
 from telescope_train.models.facts import context_problem
+from telescope_train.models.fused_layers import fuse_layers, gpu_kernels
 from telescope_train.models.layers import (
     checkpoint_activations,
     compile_layers,
@@ -190,12 +191,13 @@ def _fill(
 
 
 def _speed_up(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Replace the most expensive modules with faster ones, on a CPU without a compiler."""
-    if device.type != "cpu" or dtype != torch.float32:
-        return
-    replace_rms_norms(model)
-    if is_onednn_faster():
-        replace_linears(model)
+    """Replace the most expensive forwards with faster ones, where no compiler does."""
+    if device.type == "cuda":
+        fuse_layers(model, gpu_kernels(), device, dtype)
+    elif dtype == torch.float32:
+        replace_rms_norms(model)
+        if is_onednn_faster():
+            replace_linears(model)
 
 
 def check_context(lm: PreTrainedModel, size: int) -> None:
