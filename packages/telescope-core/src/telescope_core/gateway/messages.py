@@ -12,6 +12,8 @@ from telescope_core.gateway.refusal import Refusal, is_empty, unknown, unsupport
 from telescope_core.images import image_in
 from telescope_core.types import Image, Message, Role, ToolCall
 
+MAX_MESSAGES = 10_000
+"""Most messages of a request; every one is compared with what the rollout has said before."""
 _ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "system",
@@ -47,6 +49,13 @@ def _listed(plain: object) -> list[tuple[object, str]]:
     messages = cast(list[object], plain) if isinstance(plain, list) else []
     if not messages:
         raise wrong("messages", "a list of at least one message", cast(object, plain))
+    if len(messages) > MAX_MESSAGES:
+        raise Refusal(
+            f"messages must be at most {MAX_MESSAGES:,}, got {len(messages):,}",
+            param="messages",
+            code="request_too_large",
+            status=413,
+        )
     return [(one, f"messages[{number}]") for number, one in enumerate(messages)]
 
 

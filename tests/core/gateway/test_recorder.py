@@ -1,0 +1,137 @@
+"""What a rollout's recorder keeps: which requests failed, and which conversations there were."""
+
+from dataclasses import replace
+
+import pytest
+
+from telescope_core.errors import ContextLengthError, EndpointError
+from telescope_core.gateway.recorder import Recorder
+from telescope_core.types import Completion, Message, ToolCall, Turn
+
+HI = Message(role="user", content="hi")
+SAID = Message(
+    role="assistant",
+    content="so",
+    reasoning="hm",
+    tool_calls=(ToolCall(id="c", name="f", arguments="{}"),),
+)
+GO_ON = Message(role="tool", content="1", tool_call_id="c")
+FULL = ContextLengthError("a prompt of 90 tokens, but max_model_len is 64")
+BROKEN = EndpointError("no answer")
+
+
+def answer(message: Message = SAID) -> Completion:
+    return Completion(message=message, finish_reason="stop")
+
+
+def turn() -> Turn:
+    return Turn(completion=answer(), started_s=0.0, ended_s=1.0)
+
+
+def test_nothing_was_asked_of_a_new_recorder():
+    recorder = Recorder()
+    assert (recorder.was_asked, recorder.is_out_of_context, recorder.failure) == (
+        False,
+        False,
+        None,
+    )
+    assert (recorder.turns, recorder.conversations) == ([], ())
+
+
+def test_a_first_request_that_does_not_fit_is_a_failure_and_a_later_one_a_limit():
+    recorder = Recorder()
+    recorder.failed((HI,), FULL)
+    assert recorder.failure is FULL
+    assert not recorder.is_out_of_context
+    recorder.answered((HI,), turn())
+    assert recorder.failure is None
+    recorder.failed((HI, SAID), FULL)
+    assert recorder.is_out_of_context
+    assert recorder.failure is None
+
+
+def test_another_error_after_a_turn_is_a_failure_until_the_same_is_answered():
+    recorder = Recorder()
+    recorder.answered((HI,), turn())
+    recorder.failed((HI, SAID), BROKEN)
+    assert recorder.failure is BROKEN
+    assert not recorder.is_out_of_context
+    recorder.answered((HI,), turn())
+    assert recorder.failure is BROKEN
+    recorder.answered((HI, SAID), turn())
+    assert recorder.failure is None
+    assert len(recorder.turns) == 3
+
+
+def test_an_answer_ends_that_the_context_is_full():
+    recorder = Recorder()
+    recorder.answered((HI,), turn())
+    recorder.failed((HI, SAID), FULL)
+    recorder.answered((HI,), turn())
+    assert not recorder.is_out_of_context
+
+
+def test_a_conversation_that_goes_on_is_one():
+    recorder = Recorder()
+    recorder.heard([HI], answer())
+    recorder.heard([HI, SAID, GO_ON], answer(replace(SAID, content="end")))
+    (conversation,) = recorder.conversations
+    assert [one.content for one in conversation] == ["hi", "so", "1", "end"]
+    assert not recorder.leaves_out_thinking
+
+
+def test_a_history_that_is_as_long_as_what_was_said_goes_on():
+    recorder = Recorder()
+    recorder.heard([HI], answer())
+    recorder.heard([HI, SAID], answer(replace(SAID, content="more")))
+    assert [one.content for one in recorder.conversations[0]] == ["hi", "so", "more"]
+
+
+def test_a_shorter_or_other_history_begins_a_conversation():
+    recorder = Recorder()
+    recorder.heard([HI], answer())
+    recorder.heard([HI], answer())
+    recorder.heard([replace(HI, content="other"), SAID, GO_ON], answer())
+    assert [len(one) for one in recorder.conversations] == [2, 2, 4]
+
+
+IN_ITS_OWN_WORDS = [
+    replace(SAID, content=" so\n"),
+    replace(SAID, tool_calls=(ToolCall(id="c", name="f", arguments='{"a": 1}'),)),
+    replace(SAID, reasoning="other"),
+]
+ANOTHER = [
+    replace(SAID, role="user"),
+    replace(SAID, content="not so"),
+    replace(SAID, tool_calls=()),
+    replace(SAID, tool_calls=(ToolCall(id="d", name="f", arguments="{}"),)),
+    replace(SAID, tool_calls=(ToolCall(id="c", name="g", arguments="{}"),)),
+    replace(SAID, tool_call_id="c"),
+]
+
+
+@pytest.mark.parametrize("sent", IN_ITS_OWN_WORDS)
+def test_a_message_in_the_words_of_a_program_is_the_same(sent):
+    recorder = Recorder()
+    recorder.heard([HI], answer())
+    recorder.heard([HI, sent, GO_ON], answer())
+    assert len(recorder.conversations) == 1
+    # What was answered is kept, and not what the program made of it.
+    assert recorder.conversations[0][1] == SAID
+
+
+@pytest.mark.parametrize("sent", ANOTHER)
+def test_another_message_is_another_conversation(sent):
+    recorder = Recorder()
+    recorder.heard([HI], answer())
+    recorder.heard([HI, sent, GO_ON], answer())
+    assert len(recorder.conversations) == 2
+
+
+def test_thinking_that_is_left_out_is_noticed_and_stays_noticed():
+    recorder = Recorder()
+    recorder.heard([HI], answer())
+    recorder.heard([HI, replace(SAID, reasoning=""), GO_ON], answer())
+    assert recorder.leaves_out_thinking
+    recorder.heard([replace(HI, content="again")], answer())
+    assert recorder.leaves_out_thinking
