@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -14,15 +15,21 @@ from aiohttp import web
 from tests.ports import free_port
 from wire_cases import IMPATIENT, request
 
+from telescope_core.attempts import MAX_LOST, play_with_attempts
 from telescope_core.chat.client import ChatClient
 from telescope_core.chat.trouble import showing_troubles
-from telescope_core.errors import ConfigError, EnvironmentLoadError, EnvironmentProcessError
+from telescope_core.errors import (
+    ConfigError,
+    EnvironmentLoadError,
+    EnvironmentProcessError,
+    RolloutCrashError,
+)
 from telescope_core.open import open_environment
 from telescope_core.processes import Isolation, ProcessSettings, StageDeadlines
 from telescope_core.processes.frames import ProtocolError
 from telescope_core.protocols import EnvironmentLocation
 from telescope_core.scripted import ScriptedClient
-from telescope_core.types import Group, RolloutStatus, Split, StopReason
+from telescope_core.types import LOST_TO, Group, RolloutStatus, Split, StopReason
 
 pytestmark = pytest.mark.slow
 MEBIBYTE = 2**20
@@ -140,10 +147,11 @@ async def test_last_words_and_log_are_in_the_error(workers, tmp_path):
 
 async def test_a_worker_that_always_dies_is_given_up(workers):
     pool = workers("Suicidal", max_restarts=1)
-    for _ in range(2):
-        assert (await pool.play(request(1), scripted())).status is RolloutStatus.FAILED
+    for index in range(2):
+        played = await pool.play(request(1, rollout=index), scripted())
+        assert played.status is RolloutStatus.FAILED
     with pytest.raises(EnvironmentProcessError, match=r"gave up after 2 attempts(.|\n)*last words"):
-        await pool.play(request(1), scripted())
+        await pool.play(request(1, rollout=2), scripted())
     with pytest.raises(EnvironmentProcessError):
         await pool.health()
 
@@ -164,6 +172,90 @@ async def test_a_hang_is_named_and_the_others_are_infrastructure(workers):
     assert "hangs in rollout g1/0" in lost.error
     held.let_go.set()
     assert (await pool.play(request(2), held)).reward == 1.0
+
+
+async def attempts(pool, index: int, *, deadline_s: float = 30.0):
+    """Play one rollout as training does, with a policy of its own for each attempt."""
+    asked = request(index, deadline_s=deadline_s)
+    return await play_with_attempts(lambda _: pool.play(asked, scripted(str(index))))
+
+
+def _rare(*case: str):
+    return pytest.param(*case, marks=pytest.mark.nightly)
+
+
+CULPRITS = [
+    ("pattern", "reward", "TimeoutError", "reward Holds.holds"),
+    ("number", "reward", "TimeoutError", "reward Holds.holds"),
+    ("pattern", "play", "TimeoutError", "play Holds.play"),
+    _rare("pattern", "setup", "TimeoutError", "setup Holds.prepares"),
+    _rare("pattern", "prompt", "TimeoutError", "Holds.format_prompt"),
+    ("exit", "reward", "RolloutCrashError", "reward Holds.holds"),
+    _rare("exit", "play", "RolloutCrashError", "play Holds.play"),
+    ("crash", "reward", "RolloutCrashError", "reward Holds.holds"),
+]
+
+
+@pytest.mark.parametrize(("how", "where", "kind", "what"), CULPRITS)
+async def test_code_that_holds_or_ends_its_worker_costs_its_own_rollout(
+    workers, how, where, kind, what
+):
+    told: list[str] = []
+    pool = workers("Holds", settings={"how": how, "where": where})
+    pool.on_replaced = told.append
+    await pool.describe()
+    rollouts = await asyncio.gather(
+        attempts(pool, 1, deadline_s=2.5), *(attempts(pool, index) for index in range(2, 8))
+    )
+    culprit, *others = rollouts
+    assert (culprit.status_reason, culprit.attempt) == (kind, 1)
+    assert f"{what} (" in culprit.error
+    assert "worker_toys.py:" in culprit.error
+    assert [one.reward for one in others] == [1.0] * 6
+    await pool.health()
+    assert pool.stats()["restarts"] == 1
+    assert len(told) == 1
+    assert what in told[0]
+    assert culprit.rollout_id in told[0]
+
+
+async def test_a_rollout_that_may_have_ended_its_worker_is_played_alone(workers):
+    pool = workers("Holds", settings={"how": "kill"}, max_restarts=1)
+    await pool.describe()
+    pool.on_replaced = lambda why: None
+    culprit, *others = await asyncio.gather(*(attempts(pool, index) for index in range(1, 8)))
+    assert culprit.status_reason == "EnvironmentProcessError"
+    assert "1 rollouts are lost with it" in culprit.error
+    assert culprit.attempt == 1 + MAX_LOST
+    assert [one.reward for one in others] == [1.0] * 6
+    assert {one.attempt for one in others} <= {1, 2}
+
+
+async def test_a_group_reward_that_holds_its_worker_is_asked_once(workers):
+    deadlines = replace(IMPATIENT, hang_s=4.0)
+    pool = workers("Holds", settings={"where": "group"}, deadlines=deadlines)
+    played = await pool.play(request(1), scripted("1"))
+    group = Group(id="g1", environment="toy", example_id="1", rollouts=(played,))
+    with pytest.raises(RolloutCrashError, match=r"group_reward Holds\.holds_all"):
+        await pool.score_group(Split.TRAIN, 1, group)
+    await pool.health()
+    assert pool.stats()["restarts"] == 1
+
+
+async def test_innocent_rollouts_are_played_again_as_often_as_it_takes():
+    lost = request().rollout("toy")
+    lost = replace(
+        lost,
+        status=RolloutStatus.FAILED,
+        status_reason="EnvironmentProcessError",
+        tags={LOST_TO: "g1/0"},
+    )
+    outcomes = [lost] * (2 * MAX_LOST) + [replace(lost, status=RolloutStatus.KEPT, reward=1.0)]
+
+    async def play(attempt: int):
+        return outcomes[attempt - 1]
+
+    assert (await play_with_attempts(play)).attempt == 2 * MAX_LOST + 1
 
 
 async def test_a_frozen_process_is_noticed(workers):

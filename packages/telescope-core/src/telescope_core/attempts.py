@@ -14,6 +14,7 @@ from telescope_core.errors import (
     EndpointAccessError,
     EndpointError,
     JudgeError,
+    RolloutCrashError,
     TemplateLossError,
 )
 from telescope_core.types import Rollout, RolloutStatus, StopReason
@@ -24,7 +25,7 @@ MAX_LOST = 5
 """Further attempts that may be lost because the environment's process died during them.
 
 They are counted apart: a process plays many rollouts, and most of those that die with it are not
-the reason for its death.
+the reason for its death. Where another rollout is known to be the reason, the loss is not counted.
 """
 _TOO_LONG = ("context length", "context_length", "max_model_len")
 """What vLLM and the OpenAI API write when a prompt does not fit the model."""
@@ -45,22 +46,25 @@ async def play_with_attempts(
     `play` takes the number of the attempt, from `first` on. `on_failure` gets every attempt that
     failed, the last one included, and `on_replaced` each that another one follows.
     """
-    num_failed = num_lost = 0
+    num_failed = num_lost = num_innocent = 0
     while True:
-        attempt = first + num_failed + num_lost
+        attempt = first + num_failed + num_lost + num_innocent
         rollout = replace(await play(attempt), attempt=attempt)
         if attempt > 1:
             rollout = replace(rollout, tags={**rollout.tags, "attempts": str(attempt)})
         if rollout.status is not RolloutStatus.FAILED:
             return rollout
         on_failure(rollout)
-        if rollout.is_lost:
+        if rollout.is_innocent:
+            num_innocent += 1
+        elif rollout.is_lost:
             num_lost += 1
         else:
             num_failed += 1
         if (
             reached_limit(rollout)
             or ends_all(rollout)
+            or rollout.status_reason == RolloutCrashError.__name__
             or num_failed >= max_failed
             or num_lost > MAX_LOST
         ):

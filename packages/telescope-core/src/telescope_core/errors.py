@@ -98,6 +98,13 @@ class EnvironmentProcessError(ProcessDiedError):
     """
 
 
+class RolloutCrashError(ProcessDiedError):
+    """The code of one rollout, or of its group's reward, ended the process that played it.
+
+    Another attempt might end another process, and what is played there, so this is final.
+    """
+
+
 class NoRoomError(TelescopeError):
     """A file could not be written because there is no room for it."""
 

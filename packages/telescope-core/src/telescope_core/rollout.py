@@ -30,6 +30,7 @@ from telescope_core.environments.outcomes import (
     started_play,
     stop_reason_of,
 )
+from telescope_core.environments.running import noted
 from telescope_core.environments.turns import MultiTurnEnvironment
 from telescope_core.environments.usage import counting
 from telescope_core.errors import (
@@ -313,7 +314,7 @@ async def _played(play: Callable[[Episode[Any]], Any], episode: Episode[Any]) ->
     """Run the author's `play`, which a `@stop` method may end early."""
     try:
         with contained():
-            value: object = await started_play(play, episode)
+            value: object = await noted(started_play(play, episode), play, "play")
         return stop_reason_of(value, play=play, episode=episode)
     except EpisodeStopped:
         return StopReason.COMPLETED

@@ -24,6 +24,8 @@ Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter"]
 """Why a turn ended: the model ended it, `max_tokens` cut it (also in the middle of a tool call), it
 calls tools, or the endpoint's content filter stopped it."""
+LOST_TO = "lost_to"
+"""Tag of a lost rollout: the id of the one whose code ended, or held, the process of both."""
 WeightVersion: TypeAlias = int
 """0 = the initial weights, +1 per publish."""
 
@@ -315,6 +317,11 @@ class Rollout:
         return (
             self.status is RolloutStatus.FAILED and self.status_reason == "EnvironmentProcessError"
         )
+
+    @property
+    def is_innocent(self) -> bool:
+        """Whether it is known that another rollout was why that process died."""
+        return self.is_lost and LOST_TO in self.tags
 
     @property
     def is_truncated(self) -> bool:

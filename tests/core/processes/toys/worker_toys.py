@@ -1,6 +1,7 @@
 """Environments that behave, and environments that do what none should."""
 
 import asyncio
+import ctypes
 import logging
 import os
 import re
@@ -25,6 +26,7 @@ from telescope_core import (
     group_reward,
     metric,
     reward,
+    setup,
 )
 from telescope_core.chains import sampled_tokens
 from telescope_core.environments.toolbox import ToolConfig
@@ -176,6 +178,52 @@ class EndlessTool(ToolEnvironment, Echo):
             number: The number.
         """
         return 2 * number
+
+
+class Holds(Echo):
+    """Code of example 1 ends its process, or holds every thread of it, where `how` says."""
+
+    class Config(EnvironmentConfig):
+        size: int = 40
+        how: str = "pattern"
+        where: str = "reward"
+
+    def harm(self, example, where):
+        if example.answer != "1" or self.config.where != where:
+            return
+        match self.config.how:
+            case "pattern":
+                re.match(r"^(a|aa)+$", "a" * 64 + "b")
+            case "number":
+                str(10**10**9)
+            case "exit":
+                os._exit(3)
+            case "crash":
+                ctypes.string_at(0)
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def format_prompt(self, example):
+        self.harm(example, "prompt")
+        return example.prompt
+
+    @setup
+    def prepares(self, episode):
+        self.harm(episode.example, "setup")
+
+    async def play(self, episode):
+        await episode.generate()
+        self.harm(episode.example, "play")
+
+    @reward
+    def holds(self, rollout, example):
+        self.harm(example, "reward")
+        return 0.0
+
+    @group_reward
+    def holds_all(self, rollouts, example):
+        self.harm(example, "group")
+        return [0.0] * len(rollouts)
 
 
 class EndlessReward(Echo):

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from telescope_core.code_places import is_authors, location_of, raised_at
 from telescope_core.environments.escapes import contained
+from telescope_core.environments.running import noted, noting
 from telescope_core.environments.score_processes import ScoreProcesses
 from telescope_core.environments.tool_threads import DaemonThreads
 from telescope_core.errors import EnvironmentLoadError
@@ -142,7 +143,7 @@ async def _settled(one: MethodCall, result: object) -> object:
         return result
     try:
         with contained():
-            return await cast(Awaitable[object], result)
+            return await noted(cast(Awaitable[object], result), one.method, one.what)
     except Exception as error:
         _note(error, one)
         raise
@@ -152,7 +153,7 @@ def _in_order(calls: Sequence[MethodCall]) -> list[tuple[MethodCall, object]]:
     values: list[tuple[MethodCall, object]] = []
     for one in calls:
         try:
-            with contained():
+            with contained(), noting(one.method, one.what):
                 values.append((one, one.method(*one.arguments)))
         except StopIteration as error:
             # Neither a thread nor a coroutine can pass it on.

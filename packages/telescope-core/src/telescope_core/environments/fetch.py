@@ -3,6 +3,7 @@
 import asyncio
 
 from telescope_core.environments.calls import Caller
+from telescope_core.environments.running import noting
 from telescope_core.environments.sources import CheckedSources
 from telescope_core.protocols import ExampleSource
 from telescope_core.types import Example, Split
@@ -40,7 +41,13 @@ class ExampleFetcher:
 
     async def _read(self, key: _Key) -> Example:
         split, index = key
-        found = await self._caller.in_thread(lambda: self.source(split).example(index))
+
+        def read() -> Example:
+            source = self.source(split)
+            with noting(source.example, "data"):
+                return source.example(index)
+
+        found = await self._caller.in_thread(read)
         if len(self._known) >= _KEPT:
             self._known.pop(next(iter(self._known)))
         self._known[key] = found

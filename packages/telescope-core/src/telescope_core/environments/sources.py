@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeGuard, cast
 from telescope_core.code_places import raised_at
 from telescope_core.environments.calls import ADVICE
 from telescope_core.environments.escapes import contained
+from telescope_core.environments.running import noting
 from telescope_core.errors import DuplicateIdError, EnvironmentLoadError, TelescopeError
 from telescope_core.example_checks import checked_example
 from telescope_core.examples import ListSource, split_of
@@ -98,7 +99,7 @@ class CheckedSources:
     def _read(self, split: Split) -> ExampleSource:
         where = f"the {split} examples of {self._owner}"
         try:
-            with contained():
+            with contained(), noting(self._examples, "data"):
                 given = self._examples(split)
         except Exception as error:
             raise _placed(where, error) from error

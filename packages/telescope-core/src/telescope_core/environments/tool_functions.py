@@ -15,6 +15,7 @@ from pydantic_core import to_jsonable_python
 from telescope_core.code_places import called_at, require_method
 from telescope_core.environments.attribute_checks import is_number
 from telescope_core.environments.episode import Episode
+from telescope_core.environments.running import noted, noting
 from telescope_core.environments.tool_schema import argument_docs, simplified, summary
 from telescope_core.environments.tool_threads import DaemonThreads
 from telescope_core.errors import EnvironmentLoadError
@@ -116,8 +117,14 @@ def tool_from(function: ToolFunction, threads: DaemonThreads | None = None) -> T
     async def run(text: str, episode: Episode[Any]) -> str:
         keywords = {**arguments.read(text), **dict.fromkeys(hidden, episode)}
         if inspect.iscoroutinefunction(function):
-            return as_text(await cast(Awaitable[object], function(**keywords)))
-        return as_text(await pool.run(lambda: function(**keywords)))
+            called = cast(Awaitable[object], function(**keywords))
+            return as_text(await noted(called, function, "tool"))
+
+        def call() -> object:
+            with noting(function, "tool"):
+                return function(**keywords)
+
+        return as_text(await pool.run(call))
 
     about: dict[str, JsonValue] = {
         "name": name,

@@ -6,6 +6,7 @@ never token ids or log-probs. This side records each completion as a turn of the
 
 import asyncio
 import itertools
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from telescope_core.environments.escapes import stray_cancel
 from telescope_core.errors import (
     EndpointError,
     EnvironmentProcessError,
+    RolloutCrashError,
     StrayCancelError,
     TelescopeError,
 )
@@ -58,7 +60,7 @@ from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
 from telescope_core.protocols import LATE_SCORE_S, PlayRequest, Policy
 from telescope_core.scoring_news import Listener, who_hears_of_scoring
 from telescope_core.terminal import foreign
-from telescope_core.types import Completion, Rollout, RolloutStatus, StopReason, Turn
+from telescope_core.types import LOST_TO, Completion, Rollout, RolloutStatus, StopReason, Turn
 
 T = TypeVar("T")
 _GROWN_BYTES = 2**20
@@ -66,6 +68,8 @@ _GROWN_BYTES = 2**20
 _DONE_BYTES = 4096
 """Bytes that it reads or writes between two beats, which are a part of that by themselves."""
 _DECODER: msgspec.msgpack.Decoder[WorkerFrame] = msgspec.msgpack.Decoder(WorkerFrame)
+_SURELY_BLOCKED_S = 2.0
+"""Seconds for which code has blocked a worker before it is ended at a rollout's deadline."""
 _MOST_LINE_CHARACTERS = 500
 """Longest line of a worker that a person is shown."""
 
@@ -87,6 +91,8 @@ class _Call:
     ended: "asyncio.Future[msgspec.Raw | None]"
     """The value of the reply; None when the worker stopped the request after a Cancel."""
     rollout_id: str = ""
+    ends_s: float = math.inf
+    """When its deadline passes, on the clock of the event loop; only a rollout has one."""
     policy: Policy | None = None
     on_scoring: Listener | None = None
     """Is called when the rollout begins to be scored."""
@@ -120,6 +126,10 @@ class WorkerClient:
         self.lag_s = 0.0
         """Longest event loop lag in seconds since this value was last read and reset."""
         self.lifeline: Lifeline | None = None
+        self.suspects: frozenset[str] = frozenset()
+        """Ids of the rollouts of which one may be why it ended, if nobody knows which."""
+        self.culprit = ""
+        """Id of the rollout, or name of the other request, that is why it ended; empty = no one."""
         self._place = place
         self._identity = identity
         self._deadlines = deadlines
@@ -141,6 +151,12 @@ class WorkerClient:
     def is_alive(self) -> bool:
         """Whether requests can be sent."""
         return self._connection.is_open and not self._why_killed
+
+    @property
+    def why_replaced(self) -> str:
+        """One line about why it ended, without the last lines that it printed."""
+        line = (self.how_ended or f"{self.label} is retired").partition("; its last lines")[0]
+        return " ".join(line.split())
 
     @property
     def load(self) -> int:
@@ -204,6 +220,10 @@ class WorkerClient:
             raise EnvironmentProcessError(f"{self.label} {self._why_killed}") from None
         except RequestFailed as error:
             raise load_error(error.kind, error.text) from None
+        except EnvironmentProcessError:
+            if call.blame:
+                raise RolloutCrashError(call.blame.partition(": ")[2]) from None
+            raise
         except asyncio.CancelledError:
             self._connection.send(Cancel(id=call.id))
             raise
@@ -242,6 +262,7 @@ class WorkerClient:
         late_s = LATE_SCORE_S if request.scores_at_deadline else 0.0
         limit_s = request.deadline_s + late_s + self._deadlines.grace_s
         call = self._begin(frame, rollout_id=request.rollout_id, policy=policy)
+        call.ends_s = asyncio.get_running_loop().time() + request.deadline_s
         call.on_scoring = hears
         try:
             async with asyncio.timeout(limit_s):
@@ -260,9 +281,14 @@ class WorkerClient:
             return _failed(name, request, call, str(error), StopReason.ERROR)
         except EnvironmentProcessError as error:
             if call.blame:
-                return _failed(name, request, call, call.blame, StopReason.TIMEOUT)
+                is_late = call.blame.startswith(TimeoutError.__name__)
+                reason = StopReason.TIMEOUT if is_late else StopReason.ERROR
+                return _failed(name, request, call, call.blame, reason)
             text = f"{type(error).__name__}: {error}"
-            return _failed(name, request, call, text, StopReason.ERROR)
+            lost = _failed(name, request, call, text, StopReason.ERROR)
+            if self.culprit:
+                lost = replace(lost, tags={**lost.tags, LOST_TO: self.culprit})
+            return lost
         except asyncio.CancelledError:
             await self._stop(call)
             raise
@@ -297,12 +323,32 @@ class WorkerClient:
                 self._connection.send(Cancel(id=call.id))
 
     def blame(self, call_id: int, error: str) -> str:
-        """Note that a rollout is why this worker must end; returns its id, or "" if not known."""
+        """Note that a request is why this worker ends; returns the `culprit`."""
         call = self._calls.get(call_id)
-        if call is None:
-            return ""
-        call.blame = error
-        return call.rollout_id
+        if call is not None:
+            call.blame = error
+            self.culprit = call.rollout_id or "a request that is no rollout"
+        return self.culprit
+
+    def is_overdue(self, beat: Beat) -> bool:
+        """Return whether code that blocks the worker does so beyond its rollout's deadline.
+
+        What is scored late, as it stood then, has `LATE_SCORE_S` more. Of several rollouts that may
+        be the reason, each has its time.
+        """
+        if beat.blocked_s < _SURELY_BLOCKED_S:
+            return False
+        now_s = asyncio.get_running_loop().time()
+        named = self._calls.get(beat.blocked_call)
+        suspects = [named] if named is not None else self._not_waiting()
+        ends_s = max((call.ends_s for call in suspects), default=math.inf)
+        is_late = now_s - beat.blocked_s > ends_s
+        return now_s > ends_s + (LATE_SCORE_S if is_late else 0.0)
+
+    def _not_waiting(self) -> list[_Call]:
+        """Return the rollouts whose code may be running: those that wait for no answer."""
+        calls = self._calls.values()
+        return [call for call in calls if call.rollout_id and not call.completing]
 
     def kill(self, why: str) -> None:
         """End the worker now; the errors of its requests are its label followed by `why`."""
@@ -366,6 +412,8 @@ class WorkerClient:
             case Beat():
                 self._note_work(frame)
                 self.last_beat = frame
+                if frame.ended_by >= 0:
+                    self._note_end(frame)
                 if frame.trouble:
                     line = " ".join(frame.trouble[: 4 * _MOST_LINE_CHARACTERS].split())
                     relay(f"{self.label}: {foreign(line, _MOST_LINE_CHARACTERS)}")
@@ -384,6 +432,16 @@ class WorkerClient:
                     task.cancel()
             case _:
                 self._end(frame)
+
+    def _note_end(self, beat: Beat) -> None:
+        where = foreign(beat.blocked_where, _MOST_LINE_CHARACTERS) or "its code"
+        self.blame(
+            beat.ended_by,
+            f"{RolloutCrashError.__name__}: {where} ended the process that ran it, as os._exit and "
+            "crashes of native code do; look at the last lines of the environment's log",
+        )
+        if self.culprit:
+            self._why_killed = f"was ended by {where}, for {self.culprit}"
 
     def _note_work(self, beat: Beat) -> None:
         """Note when the worker last read or wrote something, or kept more than ever before.
@@ -477,6 +535,8 @@ class WorkerClient:
     async def _bury(self, why: str) -> None:
         """Fail every waiting request with how the worker ended and the end of its log."""
         reason = self._why_killed or f"is gone: {why}"
+        if not self.culprit:
+            self.suspects = frozenset(call.rollout_id for call in self._not_waiting())
         rollouts = self.playing
         lost = f"; {len(rollouts)} rollouts are lost with it" if rollouts else ""
         how = f"; {await self.lifeline.epitaph()}" if self.lifeline is not None else ""

@@ -219,6 +219,11 @@ class Beat(_Frame, tag="beat"):
     """Bytes that the process has read and written since its start; 0 = not known."""
     trouble: str = ""
     """Trouble since the last beat with endpoints that the environment's own code asks."""
+    is_held: bool = False
+    """Whether the whole interpreter stands still, for `blocked_s` seconds; then the worker's keeper
+    sends the beat."""
+    ended_by: int = -1
+    """Id of the request whose code has ended the process; from the keeper, and the last beat."""
 
 
 HostFrame: TypeAlias = (

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from telescope_core.errors import EnvironmentProcessError
 from telescope_core.processes.client import WorkerClient
 from telescope_core.processes.frames import (
+    Beat,
     Describe,
     FetchExample,
     Gold,
@@ -33,9 +34,16 @@ from telescope_core.processes.replies import (
 )
 from telescope_core.processes.settings import ProcessSettings
 from telescope_core.protocols import PlayRequest, Policy
+from telescope_core.terminal import foreign
 from telescope_core.types import EnvironmentDescription, Example, Group, Rollout, Split
 
 T = TypeVar("T")
+_AWAIT = "await it, or run it in a thread"
+_BOUND = (
+    'declare it @runs_in("process"), which ends it alone, or bound what it computes: the length of '
+    "a text that a pattern reads, the size of a number"
+)
+_MOST_WHERE_CHARACTERS = 300
 _LOOK_EVERY_S = 0.25
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 10.0
@@ -93,6 +101,12 @@ class EnvironmentPool:
         self._num_finished = 0
         self._measured = (time.monotonic(), 0)
         self._is_closed = False
+        self._suspects: set[str] = set()
+        """Rollouts of which one may be why a worker ended: each is played alone in a worker."""
+        self._alone = asyncio.Lock()
+        self._reserved: WorkerClient | None = None
+        """The worker in which a suspect is played, or soon will be; others get none there."""
+        self._unreserved = asyncio.Event()
         self.on_replaced: Callable[[str], None] = lambda why: None
         """Hears why a worker is replaced; must be quick, and must not fail."""
 
@@ -133,10 +147,42 @@ class EnvironmentPool:
 
         Raises EnvironmentProcessError only when no worker can be kept alive.
         """
+        if request.rollout_id in self._suspects:
+            return await self._play_alone(request, policy)
         worker = await self._least_busy()
         rollout = await worker.play(self._name, request, policy)
         self._num_finished += 1
+        if rollout.is_lost and request.rollout_id in worker.suspects:
+            self._suspects.add(request.rollout_id)
         return rollout
+
+    async def _play_alone(self, request: PlayRequest, policy: Policy) -> Rollout:
+        """Play a rollout that may be why its worker ended, where it can harm no other."""
+        async with self._alone:
+            try:
+                worker = await self._emptied()
+                rollout = await worker.play(self._name, request, policy)
+            finally:
+                self._reserved = None
+                self._unreserved.set()
+        self._num_finished += 1
+        if rollout.is_lost:
+            # Nothing is wrong with workers as such, however often this rollout ends one.
+            worker.culprit = worker.culprit or request.rollout_id
+        else:
+            self._suspects.discard(request.rollout_id)
+        return rollout
+
+    async def _emptied(self) -> WorkerClient:
+        """Return a worker that plays nothing, and gets nothing else until it is unreserved."""
+        while True:
+            worker = self._reserved = await self._least_busy()
+            self._unreserved.clear()
+            while worker.is_alive and not worker.is_retired:
+                if not worker.load:
+                    return worker
+                await asyncio.sleep(_LOOK_EVERY_S)
+            self._reserved = None
 
     async def score_group(self, split: Split, example_index: int, group: Group) -> Group:
         """Return `group` with its group rewards; token ids and log-probs are not sent."""
@@ -193,6 +239,11 @@ class EnvironmentPool:
     async def close(self) -> None:
         """End every worker and everything it started. Idempotent."""
         self._is_closed = True
+        for seat in self._seats:
+            # Nothing was asked since it ended, so that nobody has been told.
+            if seat.worker is not None and seat.worker.how_ended:
+                self.on_replaced(seat.worker.why_replaced)
+                seat.worker = None
         tasks = [seat.starting for seat in self._seats if seat.starting is not None]
         if self._watcher is not None:
             tasks.append(self._watcher)
@@ -229,8 +280,12 @@ class EnvironmentPool:
             for seat in self._seats:
                 self._fill(seat)
             ready = [seat.worker for seat in self._seats if seat.worker and seat.starting is None]
+            free = [worker for worker in ready if worker is not self._reserved]
+            if free:
+                return min(free, key=lambda worker: worker.load)
             if ready:
-                return min(ready, key=lambda worker: worker.load)
+                await self._unreserved.wait()
+                continue
             starting = [seat.starting for seat in self._seats if seat.starting is not None]
             if not starting:
                 raise EnvironmentProcessError(
@@ -252,8 +307,11 @@ class EnvironmentPool:
             seat.worker, seat.fallen, seat.last_error = None, worker, ""
             self._leaving.append(worker)
             self._num_restarts += 1
-            self.on_replaced(worker.how_ended or "it is retired")
-            seat.num_deaths = 0 if worker.num_finished else seat.num_deaths + 1
+            self.on_replaced(worker.why_replaced)
+            if worker.num_finished:
+                seat.num_deaths = 0
+            elif not worker.culprit:
+                seat.num_deaths += 1
         if seat.starting is None and seat.num_deaths <= self._processes.max_restarts:
             seat.starting = asyncio.create_task(self._start(seat))
             seat.starting.add_done_callback(lambda task: _has_started(seat, task))
@@ -293,23 +351,20 @@ class EnvironmentPool:
 
     def _judge(self, worker: WorkerClient) -> None:
         limit_bytes, hang_s = self._processes.memory_limit_bytes, self._processes.deadlines.hang_s
-        if worker.quiet_s > hang_s:
+        beat = worker.last_beat
+        quiet_s = worker.quiet_s
+        if beat is not None and beat.is_held and not beat.blocked_where:
+            quiet_s = max(quiet_s, beat.blocked_s)
+        if quiet_s > hang_s:
             worker.kill(
-                f"sent nothing for {worker.quiet_s:.0f} s: its process is stopped, or library code "
+                f"sent nothing for {quiet_s:.0f} s: its process is stopped, or library code "
                 f"blocks it; it was playing {_listed(worker.playing)}"
             )
             return
-        beat = worker.last_beat
         if beat is None:
             return
-        if beat.blocked_s > hang_s:
-            where = f"code at {beat.blocked_where} has blocked its event loop for"
-            culprit = worker.blame(
-                beat.blocked_call,
-                f"TimeoutError: {where} {beat.blocked_s:.0f} s; await it, or run it in a thread",
-            )
-            by = f" in rollout {culprit}" if culprit else ""
-            worker.kill(f"hangs{by}: {where} {beat.blocked_s:.0f} s")
+        if beat.blocked_s > hang_s or worker.is_overdue(beat):
+            self._end_blocked(worker, beat)
         elif limit_bytes is not None and beat.memory_bytes > limit_bytes:
             worker.kill(
                 f"used {beat.memory_bytes / 2**20:.0f} MiB of memory, above its limit of "
@@ -318,6 +373,19 @@ class EnvironmentPool:
             )
         elif beat.num_stuck_threads > self._processes.max_stuck_threads:
             worker.is_retired = True
+
+    def _end_blocked(self, worker: WorkerClient, beat: Beat) -> None:
+        at = foreign(beat.blocked_where, _MOST_WHERE_CHARACTERS)
+        where, advice = f"code at {at} has blocked its event loop for", _AWAIT
+        if beat.is_held:
+            where = f"{at} has held the interpreter, and with it every other rollout there, for"
+            advice = _BOUND
+            if not at:
+                where = "code that is not known has held the interpreter for"
+        where = f"{where} {beat.blocked_s:.0f} s"
+        culprit = worker.blame(beat.blocked_call, f"TimeoutError: {where}; {advice}")
+        by = f" in rollout {culprit}" if culprit else ""
+        worker.kill(f"hangs{by}: {where}")
 
 
 def _has_started(seat: _Seat, task: "asyncio.Task[None]") -> None:

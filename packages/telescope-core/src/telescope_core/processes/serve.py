@@ -8,12 +8,13 @@ import asyncio
 import itertools
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
 
+from telescope_core.environments import running
 from telescope_core.environments.base import Environment
 from telescope_core.environments.escapes import contained, stray_cancel
 from telescope_core.errors import EndpointError, StrayCancelError
@@ -87,6 +88,8 @@ class Served:
     build: Callable[[Callable[[], Environment]], Awaitable[Environment]] = asyncio.to_thread
     """Calls the function that builds the environment, whose constructor may load data, off the
     event loop: in a worker, on the main thread."""
+    notes: running.Notes | None = None
+    """Where calls of the environment's code are noted; None = nobody watches this process."""
 
 
 class Serving:
@@ -156,9 +159,14 @@ class Serving:
     def _begin(self, request: Request) -> None:
         call = ServedCall(self, request.id)
         # The task and the threads it starts copy the current context.
-        reset = CALL.set(call)
-        task: asyncio.Task[object] = asyncio.create_task(self._answer(request))
-        CALL.reset(reset)
+        notes = self._served.notes
+        context = copy_context()
+        context.run(CALL.set, call)
+        if notes is not None:
+            context.run(running.CURRENT.set, running.Request(notes, request.id))
+        task: asyncio.Task[object] = asyncio.get_running_loop().create_task(
+            self._answer(request), context=context
+        )
         self._tasks[request.id] = task
         task.add_done_callback(lambda ended: self._reply(call, ended))
 

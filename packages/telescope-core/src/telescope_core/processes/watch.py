@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
+from telescope_core.environments.running import Notes, noting
 from telescope_core.environments.tool_threads import DaemonThreads
 from telescope_core.processes.frames import Beat, to_bytes
 from telescope_core.processes.serve import CALL, ServedCall
@@ -49,7 +50,8 @@ class WorkerThreads(ThreadPoolExecutor):
             mark = (threading.get_ident(), call)
             self._running.add(mark)
             try:
-                return fn(*args, **kwargs)
+                with noting(fn, "thread"):
+                    return fn(*args, **kwargs)
             finally:
                 self._running.discard(mark)
 
@@ -65,9 +67,14 @@ class WorkerWatch:
     """Measures the running loop; a thread calls `send` with each beat and the blocking request."""
 
     def __init__(
-        self, threads: WorkerThreads, send: Callable[[Beat, ServedCall | None], None]
+        self,
+        threads: WorkerThreads,
+        send: Callable[[Beat, ServedCall | None], None],
+        notes: Notes | None = None,
     ) -> None:
+        """`notes` are shown that the interpreter runs."""
         self._threads = threads
+        self._notes = notes
         self._send = send
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
@@ -91,6 +98,8 @@ class WorkerWatch:
         next_beat_s = time.monotonic()
         while not self._loop.is_closed():
             time.sleep(_LOOK_EVERY_S)
+            if self._notes is not None:
+                self._notes.beat()
             now_s = time.monotonic()
             blocked_s = now_s - self._asked_s if self._is_asked else 0.0
             if not self._is_asked:
@@ -168,9 +177,9 @@ def _innermost(frame: FrameType | None) -> str:
     return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
 
 
-def resident_bytes() -> int:
-    """Return the resident memory of this process; without /proc, its peak resident memory."""
-    statm = Path("/proc/self/statm")
+def resident_bytes(of: str = "self") -> int:
+    """Return the resident memory of a process; without /proc, the peak of this one."""
+    statm = Path(f"/proc/{of}/statm")
     if statm.exists():
         return int(statm.read_text().split()[1]) * resource.getpagesize()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

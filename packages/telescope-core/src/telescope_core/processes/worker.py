@@ -6,6 +6,7 @@ worker waits for hosts that show the token.
 
 import argparse
 import asyncio
+import faulthandler
 import json
 import logging
 import os
@@ -24,6 +25,7 @@ import msgspec
 
 from telescope_core.chat.trouble import showing_troubles
 from telescope_core.collector import rare_collections
+from telescope_core.environments.running import Notes
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.locate import load_environment_class, locate_environment, use_search_path
 from telescope_core.processes.frames import Beat
@@ -39,6 +41,7 @@ _SPARE_ADDRESSES_BYTES = 2**30
 """Address space in addition to the memory limit, for thread stacks and mapped files."""
 _SHORTEST_TOKEN = 16
 _LOGGER = logging.getLogger(__name__)
+_leave = os._exit  # before it is noted who calls it
 
 
 class Worker:
@@ -53,7 +56,7 @@ class Worker:
         asyncio.get_running_loop().set_default_executor(threads)
         # Filled by the event loop and emptied by the thread of the watch; both are atomic.
         self._troubles: deque[str] = deque()
-        self._watch = WorkerWatch(threads, self._beat)
+        self._watch = WorkerWatch(threads, self._beat, served.notes)
 
     def host(self) -> asyncio.Protocol:
         """Return the protocol for a connection from a new host."""
@@ -93,8 +96,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except TelescopeError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(error.exit_code)
-    if options.guard_fd is not None:
-        go_on_in_kept_child(options.guard_fd)
+    # The last lines of a worker that crashes are then the calls in which it did.
+    faulthandler.enable()
+    if options.guard_fd is not None and options.fd is not None:
+        notes = Notes()
+        go_on_in_kept_child(options.guard_fd, options.fd, notes)
+        notes.watch_exits()
+        # The first beat of the watch comes after a moment, in which code may hold everything.
+        notes.beat()
+        served = replace(served, notes=notes)
     _begin_log()
     if options.memory_limit_bytes:
         _limit_memory(options.memory_limit_bytes)
@@ -112,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     # A normal exit would wait forever for threads in which environment code never returns.
-    os._exit(0)
+    _leave(0)
 
 
 def _begin_log() -> None:
@@ -218,7 +228,7 @@ async def _serve_hosts(worker: Worker, served: Served, options: argparse.Namespa
 
 
 def _exit_now(number: int, frame: FrameType | None) -> None:
-    os._exit(0)
+    _leave(0)
 
 
 def _limit_memory(limit_bytes: int) -> None:
