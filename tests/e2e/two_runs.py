@@ -18,6 +18,7 @@ from telescope_core.records import RunFolder
 from telescope_core.records.servers import ServerState
 from telescope_train.models.tiny import make_tiny_model
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parent))
 from cli_runs import TELESCOPE, environment
 

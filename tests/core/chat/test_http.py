@@ -180,10 +180,13 @@ async def test_cancelling_closes_the_connection():
         assert all(task.cancelled() for task in tasks)
 
 
-async def test_proxies_of_the_process_are_used_but_not_for_this_machine(monkeypatch):
+@pytest.mark.parametrize("variable", ["http_proxy", "all_proxy", "ALL_PROXY"])
+async def test_proxies_of_the_process_are_used_but_not_for_this_machine(monkeypatch, variable):
     http._proxy_of.cache_clear()
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
     async with serving(answer(body=b"by proxy")) as (proxy, _), serving(answer()) as (_, ask):
-        monkeypatch.setenv("http_proxy", f"http://me:secret@127.0.0.1:{proxy.port}")
+        monkeypatch.setenv(variable, f"http://me:secret@127.0.0.1:{proxy.port}")
         assert await ask() == b"fine"
         assert not proxy.arrived.is_set()
         pool = HttpPool()
@@ -192,3 +195,16 @@ async def test_proxies_of_the_process_are_used_but_not_for_this_machine(monkeypa
     http._proxy_of.cache_clear()
     assert proxy.heads[0].startswith("POST http://models.invalid/v1/x HTTP/1.1")
     assert "Proxy-Authorization: Basic bWU6c2VjcmV0" in proxy.heads[0]
+
+
+async def test_a_proxy_that_does_not_speak_http_is_refused_for_what_is_elsewhere(monkeypatch):
+    http._proxy_of.cache_clear()
+    async with serving(answer()) as (_, ask):
+        monkeypatch.setenv("all_proxy", "socks5://127.0.0.1:9")
+        monkeypatch.delenv("http_proxy", raising=False)
+        assert await ask() == b"fine"
+        pool = HttpPool()
+        with pytest.raises(EndpointError, match=r"socks5 proxy.*models\.invalid.*http_proxy"):
+            await fetch(pool, "http://models.invalid/v1/x")
+        await pool.close()
+    http._proxy_of.cache_clear()

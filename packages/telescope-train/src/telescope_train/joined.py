@@ -83,12 +83,15 @@ async def _look_at_nodes(prepared: Prepared, folder: RunFolder) -> Joined:
     config, secret = prepared.config, server_secret(os.environ)
     if config.ray.ray_address is None:
         return Joined(network=Network(is_local=True), logs=LogsHome.of_none(), secret=secret)
+    network = Network(is_local=False, driver=Network(is_local=False).address())
+    # Environments here reach the gateway at that address too.
+    os.environ.update(network.reached_directly(os.environ))
     with markers(folder.path, checkpoints_folder(config), config.model.model) as wanted:
         nodes = await asyncio.to_thread(living_nodes)
         seen = await ask_nodes(nodes, look_here, wanted)
     apart = [node for node, one in seen.items() if not one.shares_run]
     return Joined(
-        network=Network(is_local=False),
+        network=network,
         logs=logs_home(folder.logs_path.absolute(), apart),
         secret=secret,
         wanted=wanted,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from telescope_core.addresses import is_loopback
 from telescope_core.chat.trouble import Troubles
 from telescope_core.errors import EndpointError
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 10.0
 _QUOTED_CHARACTERS = 300
-_LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,10 +200,16 @@ def _proxy_of(scheme: str, host: str) -> _Proxy:
     The result is cached, because looking it up for each request costs more than the request. No
     proxy is used for local hosts: it could not reach a server on this machine.
     """
-    proxy = getproxies().get(scheme)
-    if proxy is None or host in _LOCAL_HOSTS or proxy_bypass(host):
+    proxies = getproxies()
+    proxy = proxies.get(scheme) or proxies.get("all")
+    if proxy is None or is_loopback(host) or proxy_bypass(host):
         return _Proxy()
     parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    if parts.scheme not in ("http", "https"):
+        raise EndpointError(
+            f"the environment variables name a {parts.scheme} proxy for {host}, expected one that "
+            f"speaks HTTP; set {scheme}_proxy to such a one, or except the host in no_proxy"
+        )
     address = parts.netloc.rpartition("@")[2]
     address = f"{parts.scheme}://{address}"
     if parts.username is None:

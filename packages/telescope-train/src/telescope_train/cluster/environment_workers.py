@@ -9,6 +9,7 @@ frames are the same. When the actor ends, for whatever reason, the worker's keep
 import asyncio
 import hmac
 import logging
+import os
 import secrets
 import socket
 from collections.abc import Coroutine, Mapping, Sequence
@@ -67,6 +68,8 @@ class WorkerRelay:
         place = local_place(order.environment, location, order.processes, order.index)
         self._place = replace(place, own_variables=self._own_variables)
         self._secret = secret.encode()
+        # What the worker starts speaks to the driver's gateway, and the worker gets this variable.
+        os.environ.update(self._network.reached_directly(os.environ))
         host = self._network.address()
         self._server = await asyncio.start_server(self._take, host, 0)
         return Listening(host, self._server.sockets[0].getsockname()[1], socket.gethostname())

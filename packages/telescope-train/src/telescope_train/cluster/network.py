@@ -11,6 +11,7 @@ from typing import NamedTuple
 import psutil
 import ray
 
+from telescope_core.addresses import reached_directly
 from telescope_train.config.inference_section import LOOPBACK
 
 ANY_ADDRESS = ("0.0.0.0", "::")
@@ -25,6 +26,8 @@ class Network(NamedTuple):
 
     is_local: bool
     """Whether all of them are on one machine: then they speak over its loopback."""
+    driver: str = ""
+    """The address of the driver's node; empty = this machine."""
 
     def address(self) -> str:
         """Return the address at which others reach this process."""
@@ -39,10 +42,15 @@ class Network(NamedTuple):
         wanted = INTERFACE_VARIABLES if self.is_local else (*INTERFACE_VARIABLES, NCCL_VARIABLE)
         return {variable: name for variable in wanted if variable not in environ}
 
+    def reached_directly(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that keep proxies away from this node and the driver's."""
+        hosts = {self.address(), self.driver} - {""}
+        return reached_directly(environ, tuple(sorted(hosts)))
+
     def apply(self, environ: MutableMapping[str, str] | None = None) -> None:
-        """Set those variables in this process, before it makes a process group."""
+        """Set all of those variables in this process, before it makes a process group."""
         environ = os.environ if environ is None else environ
-        environ.update(self.variables(environ))
+        environ.update(self.variables(environ) | self.reached_directly(environ))
 
 
 def addresses_by_interface() -> dict[str, list[str]]:

@@ -156,7 +156,10 @@ class ServerSeat:
             settings,
             host=host,
             reached_at=own if host in ANY_ADDRESS else None,
-            variables=self.network.variables(os.environ),
+            variables={
+                **self.network.variables(os.environ),
+                **self.network.reached_directly(os.environ),
+            },
         )
 
     def listener(self, settings: ServerSettings) -> socket.socket:

@@ -208,7 +208,7 @@ class ServerSettings:
         """Return the environment variables of the server's process."""
         environment = {
             **os.environ,
-            **reached_directly({**os.environ, **self.variables}),
+            **reached_directly(os.environ),
             **self.variables,
             SECRET_VARIABLE: self.secret,
             "VLLM_NO_USAGE_STATS": "1",

@@ -8,8 +8,12 @@ import queue
 import time
 from collections.abc import Callable
 from threading import Lock, Thread
+from urllib.parse import urlsplit
 
 import httpx
+
+from telescope_core.addresses import is_loopback
+from telescope_core.errors import ConfigError
 
 MOST_WAITING = 256
 """Requests that the collector may be behind; further ones are dropped."""
@@ -25,6 +29,15 @@ class Forwarding:
     def __init__(self, endpoint: str, *, say: Callable[[str], None] = lambda text: None) -> None:
         """`say` tells a person, once, that something is lost; any thread may call it."""
         self._endpoint = endpoint
+        is_here = is_loopback(urlsplit(endpoint).hostname or "")
+        try:
+            # Proxies of the variables are for collectors that are elsewhere.
+            self._client = httpx.Client(headers=_PROTOBUF, timeout=SEND_S, trust_env=not is_here)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(
+                f"cannot send spans to {endpoint} through the proxy that the environment variables "
+                f"name: {error}; name one that speaks HTTP, or except the collector in no_proxy"
+            ) from None
         self._say = say
         self._waiting: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
         self._holding = Lock()
@@ -65,7 +78,7 @@ class Forwarding:
             )
 
     def _work(self) -> None:
-        with httpx.Client(headers=_PROTOBUF, timeout=SEND_S) as client:
+        with self._client as client:
             while (content := self._waiting.get()) is not None:
                 try:
                     client.post(self._endpoint, content=content).raise_for_status()
