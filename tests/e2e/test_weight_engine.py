@@ -1,5 +1,6 @@
 """The engine in vLLM's workers that receives weights, without a trainer on the other side."""
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,3 +51,33 @@ def test_weights_after_the_group_was_left_are_refused(engine):
     engine.shutdown()
     with pytest.raises(RuntimeError, match="init_weight_transfer_engine"):
         engine.update_weights(ONE)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_only_layers_without_weights_of_their_own_may_get_none(is_tied, caplog):
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    from telescope_train.weights.vllm_extension import sent_nothing_to, unwarned_of
+
+    class Head(ParallelLMHead):
+        def __init__(self) -> None:
+            torch.nn.Module.__init__(self)
+            self.weight = torch.nn.Parameter(torch.zeros(2, 2))
+
+    table = torch.nn.Module()
+    table.register_buffer("cos_sin_cache", torch.zeros(2))
+    layers = {"head": Head(), "missed": torch.nn.Linear(2, 2), "table": table}
+    model = torch.nn.ModuleDict(layers)
+    for layer in layers.values():
+        get_layerwise_info(layer).load_numel_total = 1
+    found = sent_nothing_to(model, is_tied=is_tied)
+    assert found == {"Module", *(["Head"] if is_tied else [])}
+    logger = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+    logger.addHandler(caplog.handler)
+    with unwarned_of(found):
+        for layer in layers.values():
+            logger.warning("%s: Failed to load weights", type(layer).__name__)
+    logger.removeHandler(caplog.handler)
+    told = {one.getMessage().partition(":")[0] for one in caplog.records}
+    assert told == {"Linear", *([] if is_tied else ["Head"])}

@@ -435,6 +435,7 @@ async def _prove(opened: Opened, mix: Mix, packing: Packing) -> None:
         packing,
         ranks.logprobs,
         dtype=opened.prepared.dtype,
+        why_silent=lambda: next((x.reason for x in opened.policies.pool.leases if x.reason), ""),
     )
     tests = [*ranks.self_tests, agreement]
     opened.view.phase("self-tests passed: " + ", ".join(test.text for test in tests))

@@ -36,11 +36,13 @@ async def check_engine(
     logprobs: Callable[[Shards], Awaitable[list[list[NDArray[np.float32]]]]],
     *,
     dtype: str,
+    why_silent: Callable[[], str] = lambda: "",
 ) -> SelfTest:
     """Return the mean difference of the log-probs, nats, over the tokens of a few answers.
 
-    `logprobs` is the trainer's function. Raises ConfigError if the difference is larger than
-    rounding explains, and EndpointError if the servers do not answer in time.
+    `logprobs` is the trainer's function; `why_silent` says why a server was lost. Raises
+    ConfigError if the difference is larger than rounding explains, and EndpointError if the
+    servers do not answer in time.
     """
     kinds = list(sampling.values())
     asked = [(prompt, kinds[n % len(kinds)]) for n, prompt in enumerate(PROMPTS)]
@@ -52,7 +54,7 @@ async def check_engine(
     except TimeoutError:
         raise EndpointError(
             f"the inference servers did not answer {len(PROMPTS)} short prompts within "
-            f"{DEADLINE_S:g} s; the logs in the run folder may say why"
+            f"{DEADLINE_S:g} s: {why_silent() or 'no server was lost; see logs/inference-*'}"
         ) from None
     samples = [sample for answer in answers for sample in answer]
     shards = pack_with(samples, np.ones(len(samples)), packing)

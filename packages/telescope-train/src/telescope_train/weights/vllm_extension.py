@@ -5,7 +5,9 @@ creates the engine that its configuration names. One engine serves every transpo
 driver says when both ends meet.
 """
 
+import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,7 @@ from telescope_train.weights.digests import Digests
 from telescope_train.weights.transport import Receiver, load_transport, receive
 from telescope_train.weights.vllm_adapter import load_adapter
 
+_NO_WEIGHTS = "%s: Failed to load weights"
 if torch.cpu._is_amx_tile_supported():
     # Linux grants AMX to a process on request only. Without this, a bfloat16 model on a machine
     # with AMX dies of SIGILL at its first request.
@@ -134,7 +137,9 @@ class TelescopeEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         # The heads come last, because they are packed from embeddings that are in place by then.
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
-        finalize_layerwise_reload(self.model, self.model_config)
+        is_tied = getattr(self.model_config.hf_text_config, "tie_word_embeddings", False)
+        with unwarned_of(sent_nothing_to(self.model, is_tied=is_tied)):
+            finalize_layerwise_reload(self.model, self.model_config)
         repack_heads(self.model)
 
     def shutdown(self) -> None:
@@ -150,6 +155,45 @@ class TelescopeEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         digests = Digests()
         yield from receive(self._receiver, info.headers(), digests, bucket_bytes=self._bucket_bytes)
         self.received = digests
+
+
+def sent_nothing_to(model: torch.nn.Module, *, is_tied: bool) -> set[str]:
+    """Return the classes of which no layer has weights of its own that an update could bring.
+
+    Those are layers without parameters (such as tables of rotations), and the head of a model whose
+    head is the embedding. Called before the end of an update.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    names: set[str] = set()
+    missed: set[str] = set()
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if info.can_load() and info.load_numel <= 0:
+            is_none = not any(True for _ in layer.parameters(recurse=False))
+            is_none = is_none or (is_tied and isinstance(layer, ParallelLMHead))
+            (names if is_none else missed).add(type(layer).__name__)
+    return names - missed
+
+
+@contextmanager
+def unwarned_of(classes: set[str]) -> Iterator[None]:
+    """Drop vLLM's warning that layers of these classes got no weights, within the context.
+
+    It comes twice with every update, and would hide one that is true.
+    """
+
+    def is_true(record: logging.LogRecord) -> bool:
+        names = record.args if isinstance(record.args, tuple) else ()
+        return record.msg != _NO_WEIGHTS or not classes.issuperset(map(str, names))
+
+    logger = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+    logger.addFilter(is_true)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_true)
 
 
 def repack_heads(model: torch.nn.Module) -> None:
