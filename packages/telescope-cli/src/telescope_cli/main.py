@@ -4,6 +4,7 @@ A verb is one line of `VERBS`. Its target is a typer app, or a function that bec
 This file also holds the boundary where an error becomes a message and an exit code.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from telescope_cli.verbs import Verb, VerbGroup, command_of, verb_app
+from telescope_core.addresses import reached_directly
 from telescope_core.interrupts import Interrupted, asked, taken
 
 VERBS = {
@@ -121,6 +123,8 @@ def telescope(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; always raises SystemExit."""
+    # For all that this process starts, by whatever library it speaks HTTP or gRPC.
+    os.environ.update(reached_directly(os.environ))
     with taken():
         _main(arguments)
 
