@@ -44,6 +44,15 @@ BROAD_EXCEPT = {
         "libraries meet a damaged folder with whatever they trip over: the folder is named"
     ),
     "packages/telescope-cli/src/telescope_cli/main.py": "the top of the command line",
+    "packages/telescope-core/src/telescope_core/interruptible.py": (
+        "raised again as the signal that asked for the end"
+    ),
+    "packages/telescope-train/src/telescope_train/run.py": (
+        "written into the run's folder, and raised again as what a person is told"
+    ),
+    "packages/telescope-train/src/telescope_train/cluster/ray_cluster.py": (
+        "Ray has no class for a start that takes long: raised again as a ConfigError"
+    ),
     "packages/telescope-core/src/telescope_core/rollout.py": "a rollout that fails is data",
     "packages/telescope-core/src/telescope_core/in_process.py": "what was played outlives its end",
     "packages/telescope-core/src/telescope_core/environments/score_worker.py": "so in its parent",

@@ -270,7 +270,7 @@ def _own_cluster(bundles: Sequence[Bundle], folder: Path) -> dict[str, Any]:
         # After a driver is killed, Ray's agents live on for as long as they try to reach its head
         # process again. When that has died, Ray ends the driver after this time: until then it has
         # to have closed everything.
-        "_system_config": {"gcs_rpc_server_reconnect_timeout_s": 15},
+        "_system_config": {"gcs_rpc_server_reconnect_timeout_s": 30},
     }
 
 
