@@ -21,12 +21,13 @@ class InferenceSection(Section):
     inference_data_parallel_size: Count = 1
     """Copies of the model behind the address of one server, which share its requests."""
     inference_host: Annotated[str, Field(min_length=1)] | None = None
-    """Address on which the servers listen; null = 127.0.0.1, or with `ray_address` the address that
-    each server's own node has in the cluster. Whatever else than 127.0.0.1 asks for a secret of the
-    run."""
+    """Address on which the servers listen, IPv4 or IPv6 (`::1`); null = 127.0.0.1, or with
+    `ray_address` the address that each server's own node has in the cluster. On every address they
+    answer only who shows the secret of the run."""
     inference_base_port: Port = 8100
-    """Port of the first server; the others take the ports after it. With `ray_address`, a server
-    whose port is taken on its node takes a later one, unless this was set."""
+    """Port of the first server; the others take the ports after it. Unless this is set, a server
+    whose port is taken takes a later one, so that several runs on one machine do not meet. If it is
+    set, a port that is taken is refused at the start, with the process that has it."""
     inference_startup_timeout_s: Positive = 300.0
     """Seconds that a starting server may stay silent, in its log and to health checks, before the
     run gives up on it."""

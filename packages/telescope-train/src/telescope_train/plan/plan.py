@@ -13,6 +13,7 @@ from telescope_train.algorithms.corrections import age_of_rollouts
 from telescope_train.backends.megatron.layout import why_not_shared
 from telescope_train.chat.template import how_replies_are_read
 from telescope_train.checkpoints.folders import checkpoints_folder
+from telescope_train.config.fields import was_set
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.config.run_folder import run_folder
 from telescope_train.config.schema import EvalEntry, TrainConfig
@@ -200,6 +201,7 @@ def _processes(prepared: Prepared) -> tuple[ProcessPlan, ...]:
     first = inference.inference_base_port
     last = first + inference.inference_num_workers - 1
     ports = f"port {first}" if first == last else f"ports {first} to {last}"
+    ports += "" if was_set(inference, "inference_base_port") else " or free ones after"
     own_host = LOOPBACK if ray.ray_address is None else "the address of its node"
     host = inference.inference_host or own_host
     size = inference.processes_per_server
