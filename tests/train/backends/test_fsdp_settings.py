@@ -110,9 +110,10 @@ def test_a_float32_head_computes_the_log_probs_of_the_weights_it_has(
     """Beside a head in float64 over the same bfloat16 values; without it logits are rounded."""
     seen = []
 
-    def spy(hidden_TH, weight_VH, targets_T, temperatures_T, **options):
-        result = chunked_logprobs(hidden_TH, weight_VH, targets_T, temperatures_T, **options)
-        logits_TV = hidden_TH.double() @ weight_VH.double().T / temperatures_T.double()[:, None]
+    def spy(hidden_TH, head, targets_T, temperatures_T, **options):
+        result = chunked_logprobs(hidden_TH, head, targets_T, temperatures_T, **options)
+        plain_TV = hidden_TH.double() @ head.weight_VH.double().T
+        logits_TV = plain_TV / temperatures_T.double()[:, None]
         exact_T = logits_TV.log_softmax(-1).gather(-1, targets_T[:, None])[:, 0]
         seen.append((exact_T.detach(), result[0].detach().double()))
         return result

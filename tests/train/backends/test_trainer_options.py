@@ -213,9 +213,10 @@ def test_a_base_model_trains_with_the_template_of_the_settings(tiny, start, tmp_
 def test_temperatures_are_not_rounded_with_the_activations(tiny, start, monkeypatch):
     seen = []
 
-    def spy(hidden, weight, targets, temperatures, **options):
+    def spy(hidden, head, targets, temperatures, **options):
+        weight = head.weight_VH
         seen.append((hidden.dtype, weight.dtype, temperatures, options["wide_logits"]))
-        return chunked_logprobs(hidden, weight, targets, temperatures, **options)
+        return chunked_logprobs(hidden, head, targets, temperatures, **options)
 
     monkeypatch.setattr(packed, "chunked_logprobs", spy)
     settings = backend_settings(tiny)

@@ -13,6 +13,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GraniteSWAConfig,
+    GraniteSWAForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -27,9 +29,11 @@ from telescope_core.errors import ConfigError
 from telescope_train.models.attention import choice as choice_of_attention
 from telescope_train.models.attention import kinds as attention_kinds
 from telescope_train.models.attention.blocks import PACKED_ATTENTION, find_shared_sequences
+from telescope_train.models.attention.cascade import CASCADE_ATTENTION
 from telescope_train.models.attention.choice import choose_attention
 from telescope_train.models.attention.kinds import (
     ATTENTION_KINDS,
+    EAGER,
     SDPA,
     SHARING_KINDS,
     AttentionKind,
@@ -37,7 +41,11 @@ from telescope_train.models.attention.kinds import (
 )
 from telescope_train.models.attention.prefixes import SharedRow
 from telescope_train.models.attention.sharing import choose_sharing
-from telescope_train.models.attention.varlen import register_gathered_attention
+from telescope_train.models.attention.varlen import (
+    GATHERED_ATTENTION,
+    VARLEN_ATTENTION,
+    register_gathered_attention,
+)
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -192,7 +200,7 @@ WINDOWED = {
     "qwen2": lambda: Qwen2ForCausalLM(
         Qwen2Config(**SIZES, **WINDOW, use_sliding_window=True, max_window_layers=1)
     ),
-    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**GEMMA)),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**GEMMA, attn_logit_softcapping=None)),
     "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA)),
 }
 
@@ -221,7 +229,67 @@ def test_a_kind_that_ignores_windows_is_refused(family, dtype):
     )
     choice = choose_attention(WINDOWED[family](), CPU, dtype, kinds=(ignoring, SDPA))
     assert choice.kind is SDPA
-    assert "differ from single ones" in choice.refused["without_window"]
+    assert "ignores sliding_window" in choice.refused["without_window"]
+
+
+def capped(**more):
+    """A Gemma 2 whose layers have a soft cap of scores and no window."""
+    config = Gemma2Config(**GEMMA, layer_types=["full_attention"] * 3, **more)
+    return Gemma2ForCausalLM(config)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_soft_caps_of_scores_go_to_an_attention_that_knows_them(dtype):
+    """The usual cap of 50 is far above the scores of random weights, and counts all the same."""
+    choice = choose_attention(capped(), CPU, dtype)
+    assert choice.kind is EAGER
+    assert "soft caps" in choice.refused["packed_blocks"]
+    assert "or attn_logit_softcapping" in choice.refused["sdpa"]
+    plain = choose_attention(capped(attn_logit_softcapping=None), CPU, dtype)
+    assert plain.kind.name == "packed_blocks"
+
+
+def test_what_cannot_cap_scores_is_refused_by_name():
+    sharing = choose_sharing(capped(), CPU, torch.float32, is_on=True, has_dropout=False)
+    assert sharing.attention is None
+    assert "cascade: failed: does not support soft caps" in sharing.reason
+    with pytest.raises(ConfigError, match=r"soft caps.* set fsdp_context_parallel_size = 1"):
+        choose_attention(capped(), CPU, torch.float32, is_row_shared=True)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "layout"),
+    [
+        (PACKED_ATTENTION, {"packed_layout": None}),
+        (CASCADE_ATTENTION, {"cascade_layout": None}),
+        (VARLEN_ATTENTION, {"cu_seq_lens_q": None}),
+        (GATHERED_ATTENTION, {"over": VARLEN_ATTENTION, "keys_K": None, "cu_seq_lens_q": None}),
+    ],
+)
+def test_no_kernel_ignores_a_soft_cap(implementation, layout):
+    for kind in (*ATTENTION_KINDS, *SHARING_KINDS):
+        kind.prepare()
+    with pytest.raises(ValueError, match="soft caps"):
+        AttentionInterface()[implementation](None, None, None, None, None, softcap=50.0, **layout)
+
+
+def test_sinks_of_attention_are_compared_with_the_formulas_of_the_model():
+    """Its layers refuse transformers' SDPA, and Telescope's kernels would ignore the sinks."""
+    config = GraniteSWAConfig(**SIZES, layer_types=["full_attention"] * 3)
+    choice = choose_attention(GraniteSWAForCausalLM(config), CPU, torch.float32)
+    assert choice.kind is EAGER
+    assert "attention sinks" in choice.refused["packed_blocks"]
+
+
+def test_an_architecture_that_cannot_be_copied_small_is_a_clear_error():
+    class NoCopy(LlamaForCausalLM):
+        def __init__(self, config):
+            raise RuntimeError("the sizes do not fit")
+
+    model = LlamaForCausalLM(LlamaConfig(**SIZES))
+    model.__class__ = NoCopy
+    with pytest.raises(ConfigError, match=r"NoCopy cannot be tried .*the sizes do not fit"):
+        choose_attention(model, CPU, torch.float32)
 
 
 def test_windows_that_are_turned_off_do_not_count():

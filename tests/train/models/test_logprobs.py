@@ -1,12 +1,16 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed import HashStore, ProcessGroupGloo
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from telescope_train.models import logprobs
-from telescope_train.models.logprobs import HeadShard, chunked_logprobs, sharded_logprobs
+from telescope_train.models.head import PLAIN, HeadRule
+from telescope_train.models.logprobs import Head, chunked_logprobs
 from telescope_train.plan import memory
 
 T, H, V = 7, 5, 13
@@ -32,9 +36,11 @@ def inputs(dtype=torch.float64, *, num_tokens=T, hidden=H, vocab=V, scale=1.0):
     )
 
 
-def naive(hidden_TH, weight_VH, targets_T, temperatures_T):
-    logits_TV = hidden_TH @ weight_VH.T / temperatures_T[:, None]
-    all_TV = logits_TV.log_softmax(1)
+def naive(hidden_TH, weight_VH, targets_T, temperatures_T, *, bias_V=0.0, rule=PLAIN):
+    logits_TV = rule.scale * (hidden_TH @ weight_VH.T + bias_V)
+    if rule.cap is not None:
+        logits_TV = rule.cap * torch.tanh(logits_TV / rule.cap)
+    all_TV = (logits_TV / temperatures_T[:, None]).log_softmax(1)
     return all_TV.gather(1, targets_T[:, None])[:, 0], -(all_TV.exp() * all_TV).sum(1)
 
 
@@ -139,8 +145,8 @@ def test_targets_of_a_part_of_the_head_count_from_its_first_row():
     """Of a group of one rank, so that the part is the whole softmax."""
     first, (hidden_TH, weight_VH, _, temperatures_T) = 4, inputs()
     targets_T = torch.tensor([4, 5, V - 1, 4, 8, 9, 10])
-    head = HeadShard(weight_VH[first:], first, V, None)
-    found = sharded_logprobs(hidden_TH, head, targets_T, temperatures_T, chunk_size=3)
+    head = Head(weight_VH[first:], first, V, None)
+    found = chunked_logprobs(hidden_TH, head, targets_T, temperatures_T, chunk_size=3)
     alone = inputs()
     expected = naive(alone[0], alone[1][first:], targets_T - first, temperatures_T)
     torch.testing.assert_close(tuple(found), expected)
@@ -148,6 +154,100 @@ def test_targets_of_a_part_of_the_head_count_from_its_first_row():
         logprobs_T.sum().backward()
     torch.testing.assert_close(weight_VH.grad, alone[1].grad)
     assert not weight_VH.grad[:first].any()
+
+
+RULES = [
+    HeadRule(scale=0.3),
+    HeadRule(cap=2.0),
+    HeadRule(scale=3.0, cap=2.0),
+    HeadRule(scale=0.1, cap=50.0),
+]
+
+
+@pytest.mark.usefixtures("_block_size")
+@pytest.mark.parametrize("rule", [PLAIN, *RULES], ids=str)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("entropy_share", [0.0, -0.4])
+def test_a_scale_a_cap_and_a_bias_come_before_the_temperature(rule, has_bias, entropy_share):
+    grad_T, gradients = torch.linspace(-2, 3, T, dtype=torch.float64), []
+    for is_ours in (True, False):
+        hidden_TH, weight_VH, *arguments = inputs()
+        bias_V = torch.linspace(-1, 2, V, dtype=torch.float64, requires_grad=True)
+        if is_ours:
+            head = Head(weight_VH, 0, V, None, bias_V if has_bias else None, rule)
+            logprobs_T, entropy_T = chunked_logprobs(
+                hidden_TH, head, *arguments, chunk_size=3, entropy_grad=bool(entropy_share)
+            )
+            found = (logprobs_T, entropy_T)
+        else:
+            bias = {"bias_V": bias_V} if has_bias else {}
+            logprobs_T, entropy_T = naive(hidden_TH, weight_VH, *arguments, rule=rule, **bias)
+            torch.testing.assert_close(found, (logprobs_T, entropy_T))
+        (grad_T @ logprobs_T + entropy_share * (grad_T.flip(0) @ entropy_T)).backward()
+        gradients.append((hidden_TH.grad, weight_VH.grad, bias_V.grad))
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_gradients_of_every_rule_are_right_in_float64(rule):
+    hidden_TH, weight_VH, *arguments = inputs()
+    bias_V = torch.linspace(-1, 2, V, dtype=torch.float64, requires_grad=True)
+
+    def both(hidden, weight, bias):
+        head = Head(weight, 0, V, None, bias, rule)
+        return tuple(chunked_logprobs(hidden, head, *arguments, chunk_size=3, entropy_grad=True))
+
+    assert torch.autograd.gradcheck(both, (hidden_TH, weight_VH, bias_V))
+
+
+@pytest.mark.parametrize("wide_logits", [True, False])
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_a_narrow_head_has_its_rule_as_well(rule, wide_logits):
+    narrow = inputs(torch.bfloat16, vocab=400, hidden=16)
+    bias_V = torch.linspace(-1, 2, 400).to(torch.bfloat16).requires_grad_()
+    head = Head(narrow[1], 0, 400, None, bias_V, rule)
+    found = chunked_logprobs(
+        narrow[0], head, *narrow[2:], chunk_size=4, entropy_grad=True, wide_logits=wide_logits
+    )
+    wide = [tensor.detach().double().requires_grad_() for tensor in (*narrow[:2], bias_V)]
+    exact = naive(*wide[:2], *narrow[2:], bias_V=wide[2], rule=rule)
+    for ours, theirs in zip(found, exact, strict=True):
+        error = (ours.double() - theirs).abs().max()
+        assert error < (1e-4 if wide_logits else 0.2)
+    for both in (found, exact):
+        (both[0].sum() + both[1].sum()).backward()
+    for ours, theirs in zip((*narrow[:2], bias_V), wide, strict=True):
+        assert (ours.grad.double() - theirs.grad).norm() < 0.05 * theirs.grad.norm()
+
+
+@pytest.mark.parametrize("rule", [PLAIN, HeadRule(scale=2.0, cap=5.0)], ids=str)
+@pytest.mark.parametrize(("where", "largest"), [(0, 5.0), (-1, 5.0), (0, 2000.0)])
+def test_ranks_with_parts_of_the_head_find_what_one_with_all_of_it_does(rule, where, largest):
+    """The largest logits are all in one rank's part, so that the sums of the other are rescaled."""
+    cut, bias_V = 5, torch.zeros(V, dtype=torch.float64)
+    bias_V[where] = largest
+    hidden_TH, weight_VH, targets_T, temperatures_T = inputs()
+    options = {"chunk_size": 3, "entropy_grad": True}
+    whole = Head(weight_VH, 0, V, None, bias_V, rule)
+    found = chunked_logprobs(hidden_TH, whole, targets_T, temperatures_T, **options)
+    (found.logprobs_T.sum() - 2 * found.entropy_T.sum()).backward()
+    store, results = HashStore(), {}
+
+    def run(rank: int) -> None:
+        part = slice(0, cut) if rank == 0 else slice(cut, V)
+        hidden, weight = hidden_TH.detach().requires_grad_(), weight_VH.detach().requires_grad_()
+        group = ProcessGroupGloo(store, rank, 2)
+        head = Head(weight[part], part.start, V, group, bias_V[part], rule)
+        mine = chunked_logprobs(hidden, head, targets_T, temperatures_T, **options)
+        (mine.logprobs_T.sum() - 2 * mine.entropy_T.sum()).backward()
+        results[rank] = (*mine, hidden.grad, weight.grad)
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(run, (0, 1)))
+    for mine in results.values():
+        torch.testing.assert_close(mine[:2], tuple(found))
+    torch.testing.assert_close(results[0][2] + results[1][2], hidden_TH.grad)
+    torch.testing.assert_close(results[0][3] + results[1][3], weight_VH.grad)
 
 
 def test_no_tokens_have_no_log_probs():

@@ -114,6 +114,14 @@ class TrainerBackend(Protocol):
         """Like `logprobs`, from the full logits of the model's own forward; slow, for checks."""
         ...
 
+    def head_difference(self) -> float:
+        """Return how far log-probs and entropies of the head are from transformers', nats.
+
+        Both are computed in float32 from given hidden states, some of which make logits beyond any
+        soft cap, so it does not depend on the dtype of the layers.
+        """
+        ...
+
     def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
         """Like `logprobs`, of the reference model; only if the algorithm needs one."""
         ...

@@ -1,10 +1,10 @@
 """Checks of a trainer rank at its start, so that no wrong number is trained on silently.
 
-Packing samples must not change their log-probs. It would, if attention ignored the boundaries of
-samples, or if the output head did more than a matrix product. Nor must it that they share what
-they begin with. A forward pass with a gradient must
-give the same numbers as one without, and a step at learning rate 0 must not move any weight. Checks
-that need an inference engine are in `engine_check`.
+The output head must do what transformers does with the same hidden states, a soft cap or a scale
+included. Packing samples must not change their log-probs, as it would if attention ignored their
+boundaries, and nor must it that they share what they begin with. A forward pass with a gradient
+must give the same numbers as one without, and a step at learning rate 0 must not move any weight.
+Checks that need an inference engine are in `engine_check`.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +19,7 @@ from telescope_train.backends.trainer_backend import TrainerBackend
 from telescope_train.batches.batch import PackedBatch, TrainingSample
 from telescope_train.batches.packing import end_to_end, pack
 from telescope_train.models.attention.choice import SHARED
+from telescope_train.models.head_check import HEAD_LIMIT
 
 Logprobs: TypeAlias = NDArray[np.float32]
 LogprobsOf: TypeAlias = Callable[[Sequence[PackedBatch]], list[Logprobs]]
@@ -92,6 +93,7 @@ def check_rank(
     forward pass with a gradient different. Every rank calls this, and before the backend has taken
     a step. `shares_prefixes`: samples that begin alike are tested, too.
     """
+    head = check_head(backend).require()  # first, because what it finds has one cause
     difference = check_packing(backend, vocab_size=vocab_size, tolerance=tolerance)
     batch = _batch([_sample(np.random.default_rng(0), length, vocab_size) for length in LENGTHS])
     (logprobs_T,) = backend.logprobs([batch])
@@ -104,6 +106,7 @@ def check_rank(
     )
     attention = backend.attention
     tests = [
+        head,
         SelfTest(
             name=f"attention {attention.kind.name} keeps samples apart",
             value=attention.difference,
@@ -145,6 +148,21 @@ def check_rank(
         ).require()
     )
     return tests
+
+
+def check_head(backend: TrainerBackend) -> SelfTest:
+    """Compare the output head with transformers' own, in float32 whatever the layers compute in.
+
+    Every rank calls this.
+    """
+    return SelfTest(
+        name="output head is that of transformers",
+        value=backend.head_difference(),
+        limit=HEAD_LIMIT,
+        unit="nats",
+        remedy="between its last hidden states and its logits the model does something that this "
+        "version does not know; train another model, and report this one to the developers",
+    )
 
 
 class PackingDifference(NamedTuple):
@@ -194,8 +212,8 @@ def _require(found: float, limit: float, samples: str) -> None:
     if not found <= limit:
         raise ConfigError(
             f"the model's log-probs of {samples} samples differ by {found:.3g} nats from those of "
-            f"single ones in transformers, where rounding explains {limit:.3g}: its attention or "
-            "its output head works in a way that this backend does not support; train another model"
+            f"single ones in transformers, where rounding explains {limit:.3g}: its attention "
+            "works in a way that this backend does not support; train another model"
         )
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple, cast
 
 from telescope_core.errors import ConfigError
 from telescope_train.models.file_names import KNOWN_MIXTURES
+from telescope_train.models.head import head_rule
 from telescope_train.models.location import locate_model
 
 
@@ -76,7 +77,11 @@ def read_model_facts(model: str, *, output_dir: str = "runs") -> ModelFacts:
 
 
 def facts_of(config: Mapping[str, object]) -> ModelFacts:
-    """Return the facts in a parsed `config.json`; ConfigError for a mixture of unknown type."""
+    """Return the facts in a parsed `config.json`.
+
+    ConfigError for a mixture of unknown type, and for an output head that does what is not known.
+    """
+    head_rule(config)
     sizes = {key: value for key, value in config.items() if type(value) is int}
     _require_known(sizes, config.get("model_type"))
     hidden, heads = sizes.get("hidden_size"), sizes.get("num_attention_heads")

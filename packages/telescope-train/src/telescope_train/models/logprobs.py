@@ -4,6 +4,7 @@ Logits exist for one block of tokens and vocabulary at a time, in forward and ag
 small enough for the cache of a CPU. Forward folds each block into a running maximum and two sums
 per token. Reductions are float32 or wider whatever the model's dtype, and so are the logits with
 `wide_logits`: one rounding to bfloat16 costs a log-prob a hundredth of a nat on average.
+A model's own scale and cap of logits come before the temperature, as in transformers and vLLM.
 Letters: T tokens, C tokens of a block, H hidden size, V vocabulary, W vocabulary of a block.
 """
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from telescope_train.models.cpu_kernels import product
+from telescope_train.models.head import PLAIN, HeadRule
 
 CPU_BLOCK = 2**20
 """Logits in one block on the CPU: 4 MiB of float32 stay in cache, and the product is fast."""
@@ -23,17 +25,21 @@ DEVICE_BLOCK = 2**25
 """Logits in one block elsewhere: few kernels, each long enough to keep the device busy."""
 
 
-class HeadShard(NamedTuple):
-    """The part of the head that this rank has; the others of the group have the rest."""
+class Head(NamedTuple):
+    """The output head, or the part of it that this rank has; others of the group have the rest."""
 
     weight_VH: Tensor
-    """Rows of the head for consecutive token ids."""
+    """Rows for consecutive token ids, without those of padding, which would get a probability."""
     first: int
     """Token id of the first row."""
     vocab_size: int
     """Tokens in the whole vocabulary."""
     group: dist.ProcessGroup | None
     """None = this rank has all of it."""
+    bias_V: Tensor | None = None
+    """Of the same token ids; None = the head has none."""
+    rule: HeadRule = PLAIN
+    """What the model does with the product."""
 
 
 class TokenLogprobs(NamedTuple):
@@ -46,7 +52,7 @@ class TokenLogprobs(NamedTuple):
 
 def chunked_logprobs(
     hidden_TH: Tensor,
-    weight_VH: Tensor,
+    head: Head | Tensor,
     targets_T: Tensor,
     temperatures_T: Tensor,
     *,
@@ -54,46 +60,22 @@ def chunked_logprobs(
     entropy_grad: bool = False,
     wide_logits: bool = True,
 ) -> TokenLogprobs:
-    """Return log softmax(hidden @ weight.T / temperature) at the targets, and the entropy.
+    """Return log softmax(logits / temperature) at the targets, and the entropy.
 
-    Entry t scores `targets_T[t]` from `hidden_TH[t]`: the caller shifts. The head is [V, H], with
-    no bias, and no rows of padding, which would get a probability. Gradients reach it and the
-    hidden states; the entropy has one only with `entropy_grad`. A block has at most `chunk_size`
-    tokens. `wide_logits` keeps logits in float32 where the model is narrower; without it they are
-    rounded to the model's dtype first, as in an engine that does so. Peak memory beyond inputs and
-    outputs: two blocks, and in backward `[T, H]` and `[W, H]` in float32.
+    Entry t scores `targets_T[t]` from `hidden_TH[t]`: the caller shifts. Logits are hidden @
+    weight.T + bias, scaled and capped by the head's rule; a head that is only a matrix [V, H] may
+    be given as one. Gradients reach it, its bias and the hidden states; the entropy has one only
+    with `entropy_grad`. A block has at most `chunk_size` tokens. `wide_logits` keeps logits in
+    float32 where the model is narrower; without it they are rounded to the model's dtype first, as
+    in an engine that does so. Peak memory beyond inputs and outputs: two blocks, with a cap three,
+    and in backward `[T, H]` and `[W, H]` in float32.
+
+    Where each rank of a group has a part of the vocabulary, all of them call this with the same
+    tokens and get the same results. The gradient of the hidden states is this rank's part of it:
+    the caller adds up those of all ranks.
     """
-    head = HeadShard(weight_VH, 0, len(weight_VH), None)
-    options = _Options(chunk_size, entropy_grad, wide_logits, None)
-    return _logprobs_of(hidden_TH, head, targets_T, temperatures_T, options)
-
-
-def sharded_logprobs(
-    hidden_TH: Tensor,
-    head: HeadShard,
-    targets_T: Tensor,
-    temperatures_T: Tensor,
-    *,
-    chunk_size: int,
-    entropy_grad: bool = False,
-    wide_logits: bool = True,
-) -> TokenLogprobs:
-    """Like `chunked_logprobs`, where each rank of a group has a part of the vocabulary.
-
-    All of them call this with the same tokens and get the same results. The gradient of the hidden
-    states is this rank's part of it: the caller adds up those of all ranks.
-    """
-    options = _Options(chunk_size, entropy_grad, wide_logits, head.group)
-    return _logprobs_of(hidden_TH, head, targets_T, temperatures_T, options)
-
-
-def _logprobs_of(
-    hidden_TH: Tensor,
-    head: HeadShard,
-    targets_T: Tensor,
-    temperatures_T: Tensor,
-    options: "_Options",
-) -> TokenLogprobs:
+    if isinstance(head, Tensor):
+        head = Head(head, 0, len(head), None)
     # A target outside would be in no block, and its logit would silently stay 0.
     if bool((~_is_inside(targets_T, head.vocab_size)).any()):
         raise ValueError(
@@ -101,7 +83,12 @@ def _logprobs_of(
             f"{int(targets_T.max())}; the samples come from a model with a larger vocabulary"
         )
     logprobs_T, entropy_T = _ChunkedLogprobs.apply(
-        hidden_TH, head.weight_VH, targets_T.long() - head.first, temperatures_T, options
+        hidden_TH,
+        head.weight_VH,
+        head.bias_V,
+        targets_T.long() - head.first,
+        temperatures_T,
+        _Options(chunk_size, entropy_grad, wide_logits, head.group, head.rule),
     )
     return TokenLogprobs(logprobs_T, entropy_T)
 
@@ -123,22 +110,42 @@ class _Options(NamedTuple):
     wide_logits: bool
     group: dist.ProcessGroup | None
     """The ranks that have the rest of the vocabulary."""
+    rule: HeadRule
+
+
+class _Logits(NamedTuple):
+    values_CW: Tensor
+    """In float32 or wider, divided by the temperatures."""
+    slope_CW: Tensor | None
+    """Derivative of the cap; None = there is none, and it is 1."""
 
 
 def _logits(
-    hidden_CH: Tensor, weight_WH: Tensor, temperatures_C: Tensor, *, is_wide: bool
-) -> Tensor:
-    """Return the logits [C, W], in float32 or wider."""
+    hidden_CH: Tensor,
+    weight_WH: Tensor,
+    bias_W: Tensor | None,
+    temperatures_C: Tensor,
+    options: _Options,
+) -> _Logits:
+    """Return the logits [C, W] of a block."""
     wide = torch.promote_types(hidden_CH.dtype, torch.float32)
-    if not is_wide or hidden_CH.dtype == wide:
+    rule = options.rule
+    if not options.wide_logits or hidden_CH.dtype == wide:
         logits_CW = product(hidden_CH, weight_WH)
     elif hidden_CH.is_cuda:
         # The tensor cores multiply bfloat16 exactly and add up in float32 anyway.
         logits_CW = torch.mm(hidden_CH, weight_WH.T, out_dtype=wide)
     else:
         logits_CW = product(hidden_CH.to(wide), weight_WH.to(wide))
-    # Widened before the division by the temperature, as in vLLM's sampler.
-    return logits_CW.to(wide).div_(temperatures_C.to(wide).unsqueeze(1))
+    if bias_W is not None:
+        logits_CW += bias_W.to(logits_CW.dtype)
+    temperatures_C1 = temperatures_C.to(wide).unsqueeze(1)
+    if rule.cap is None:
+        # Widened before the division by the temperature, as in vLLM's sampler. A scale of 1 leaves
+        # the temperatures as they are, to the bit.
+        return _Logits(logits_CW.to(wide).div_(temperatures_C1 / rule.scale), None)
+    shares_CW = logits_CW.mul_(rule.scale / rule.cap).tanh_().to(wide)
+    return _Logits(shares_CW.mul(rule.cap / temperatures_C1), shares_CW.square_().neg_().add_(1.0))
 
 
 class _Running:
@@ -201,35 +208,34 @@ class _ChunkedLogprobs(torch.autograd.Function):
         ctx: Any,
         hidden_TH: Tensor,
         weight_VH: Tensor,
+        bias_V: Tensor | None,
         targets_T: Tensor,
         temperatures_T: Tensor,
         options: _Options,
     ) -> tuple[Tensor, Tensor]:
-        num_tokens = len(hidden_TH)
-        ctx.chunk_size, ctx.entropy_grad, ctx.wide_logits, group = options
-        ctx.width = _block_width(ctx.chunk_size, num_tokens, hidden_TH.device)
+        num_tokens, chunk_size = len(hidden_TH), options.chunk_size
+        ctx.options = options
+        ctx.width = _block_width(chunk_size, num_tokens, hidden_TH.device)
         # Vocabulary outside, tokens inside: a slice of the weight serves all tokens before the next
         # one, and backward can finish the slice's gradient with a sum of only [W, H].
         running = _Running(num_tokens, hidden_TH)
         for words in _slices(len(weight_VH), ctx.width):
-            for chunk in _slices(num_tokens, ctx.chunk_size):
-                logits_CW = _logits(
-                    hidden_TH[chunk],
-                    weight_VH[words],
-                    temperatures_T[chunk],
-                    is_wide=ctx.wide_logits,
+            bias_W = None if bias_V is None else bias_V[words]
+            for chunk in _slices(num_tokens, chunk_size):
+                logits_CW, _ = _logits(
+                    hidden_TH[chunk], weight_VH[words], bias_W, temperatures_T[chunk], options
                 )
                 running.add(chunk, logits_CW, targets_T[chunk] - words.start)
-        if group is not None:
-            running.add_ranks(group)
+        if options.group is not None:
+            running.add_ranks(options.group)
         log_sum_T = running.sum_T.log()
         normaliser_T = running.largest_T + log_sum_T
         entropy_T = log_sum_T - running.weighted_T / running.sum_T
         # [T] numbers and the inputs are all that backward needs to form any block again.
         ctx.save_for_backward(
-            hidden_TH, weight_VH, targets_T, temperatures_T, normaliser_T, entropy_T
+            hidden_TH, weight_VH, bias_V, targets_T, temperatures_T, normaliser_T, entropy_T
         )
-        if not ctx.entropy_grad:
+        if not options.entropy_grad:
             # backward ignores the gradient of the entropy then, so it must not claim to have one.
             ctx.mark_non_differentiable(entropy_T)
         return running.target_T - normaliser_T, entropy_T
@@ -237,29 +243,40 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_T: Tensor, grad_entropy_T: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_TH, weight_VH, targets_T, temperatures_T, normaliser_T, entropy_T = ctx.saved_tensors
-        for_hidden, for_weight = ctx.needs_input_grad[:2]
+        hidden_TH, weight_VH, bias_V, targets_T, temperatures_T, normaliser_T, entropy_T = (
+            ctx.saved_tensors
+        )
+        options: _Options = ctx.options
+        for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
+        scale, wide = options.rule.scale, grad_T.dtype
         # Wide, because each token's gradient is a sum over all blocks of the vocabulary. The weight
         # needs a wide sum for one slice at a time, which is rounded once when it is complete.
-        grad_hidden_TH = torch.zeros_like(hidden_TH, dtype=grad_T.dtype) if for_hidden else None
+        grad_hidden_TH = torch.zeros_like(hidden_TH, dtype=wide) if for_hidden else None
         grad_weight_VH = torch.empty_like(weight_VH) if for_weight else None
+        grad_bias_V = torch.zeros_like(bias_V, dtype=wide) if for_bias else None
         for words in _slices(len(weight_VH), ctx.width):
             weight_WH = weight_VH[words]
-            sum_WH = torch.zeros_like(weight_WH, dtype=grad_T.dtype) if for_weight else None
-            for chunk in _slices(len(hidden_TH), ctx.chunk_size):
-                logits_CW = _logits(
-                    hidden_TH[chunk], weight_WH, temperatures_T[chunk], is_wide=ctx.wide_logits
+            bias_W = None if bias_V is None else bias_V[words]
+            sum_WH = torch.zeros_like(weight_WH, dtype=wide) if for_weight else None
+            for chunk in _slices(len(hidden_TH), options.chunk_size):
+                logits_CW, slope_CW = _logits(
+                    hidden_TH[chunk], weight_WH, bias_W, temperatures_T[chunk], options
                 )
                 # The normalizer from forward gives log p without a pass over the whole vocabulary.
                 log_CW = logits_CW.sub_(normaliser_T[chunk].unsqueeze(1))
-                if ctx.entropy_grad:
+                if options.entropy_grad:
                     grad_CW = _grad_with_entropy(
                         log_CW, entropy_T[chunk], grad_T[chunk], grad_entropy_T[chunk]
                     )
                 else:
                     grad_CW = log_CW.exp_().mul_(-grad_T[chunk].unsqueeze(1))
                 _add_at_targets(grad_CW, grad_T[chunk], targets_T[chunk] - words.start)
-                grad_CW.div_(temperatures_T[chunk].to(grad_T.dtype).unsqueeze(1))
+                # As in `_logits`, in reverse.
+                grad_CW.div_(temperatures_T[chunk].to(wide).unsqueeze(1) / scale)
+                if slope_CW is not None:
+                    grad_CW.mul_(slope_CW)
+                if grad_bias_V is not None:
+                    grad_bias_V[words] += grad_CW.sum(0)
                 # Products in the model's dtype: on a GPU wide ones would miss the tensor cores.
                 narrow_CW = grad_CW.to(hidden_TH.dtype)
                 if grad_hidden_TH is not None:
@@ -268,9 +285,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     _accumulate(sum_WH, narrow_CW.T, hidden_TH[chunk])
             if grad_weight_VH is not None:
                 grad_weight_VH[words] = sum_WH
-        if grad_hidden_TH is not None:
-            grad_hidden_TH = grad_hidden_TH.to(hidden_TH.dtype)
-        return grad_hidden_TH, grad_weight_VH, None, None, None
+        narrowed = (_rounded(grad_hidden_TH, hidden_TH), grad_weight_VH)
+        return *narrowed, _rounded(grad_bias_V, bias_V), None, None, None
+
+
+def _rounded(gradient: Tensor | None, like: Tensor) -> Tensor | None:
+    return None if gradient is None else gradient.to(like.dtype)
 
 
 def _grad_with_entropy(

@@ -10,15 +10,16 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from telescope_core.errors import ConfigError
 from telescope_train.models.attention.context_parallel import (
     CONTEXT_ATTENTION,
     ContextGroup,
     GatherTokens,
     register_context_attention,
 )
-from telescope_train.models.attention.kinds import SDPA, AttentionKind
-from telescope_train.models.logprobs import chunked_logprobs
+from telescope_train.models.attention.kinds import EAGER, AttentionKind
+from telescope_train.models.head import head_rule
+from telescope_train.models.head_check import head_difference
+from telescope_train.models.logprobs import Head, chunked_logprobs
 from telescope_train.models.routing import RoutingReplay
 from telescope_train.models.row import PackedRow
 
@@ -48,22 +49,19 @@ class PackedPolicy(torch.nn.Module):
 
         `chunk_size` is the most tokens in a block of logits. `entropy_grad` is for a loss that
         differentiates the entropy, which costs memory and time. `wide_logits` keeps logits in
-        float32 where layers compute in less.
+        float32 where layers compute in less. ConfigError for a head of which the config says what
+        this version does not know.
         """
         super().__init__()
-        # chunked_logprobs multiplies by the weight alone, so a bias would silently be left out.
-        if getattr(lm.get_output_embeddings(), "bias", None) is not None:
-            raise ConfigError(
-                f"{type(lm).__name__} has a bias in its output head; this version cannot train it"
-            )
         self.lm = lm
+        self._head_rule = head_rule(lm.config.to_dict())
         self._chunk_size = chunk_size
         self._vocab_size = vocab_size
         self._entropy_grad = entropy_grad
         self._wide_logits = wide_logits
         self._replay: RoutingReplay | None = None
         """Of a mixture, once a row had routes."""
-        self.use_attention(SDPA)
+        self.use_attention(EAGER)
 
     def use_attention(self, kind: AttentionKind, context: ContextGroup | None = None) -> None:
         """Use attention `kind` from now on, over the slices of `context` if rows are shared.
@@ -98,8 +96,7 @@ class PackedPolicy(torch.nn.Module):
         places = ((predictors_M >= mine.start) & (predictors_M < mine.stop)).nonzero()[:, 0]
         logprobs, entropy = chunked_logprobs(
             output.last_hidden_state[0].index_select(0, predictors_M[places] - mine.start),
-            # Rows of padding have no probability; autograd fills their gradient with zeros.
-            self.lm.get_output_embeddings().weight[: self._vocab_size],
+            self._head(),
             row.targets_M[places],
             row.temperatures_M[places],
             chunk_size=self._chunk_size,
@@ -114,6 +111,20 @@ class PackedPolicy(torch.nn.Module):
             GatherTokens.apply(logprobs, places, number, group),
             GatherTokens.apply(entropy, places, number, group),
         )
+
+    def _head(self) -> Head:
+        """Return the whole head; only inside a forward of this module."""
+        module, size = self.lm.get_output_embeddings(), self._vocab_size
+        # Rows of padding have no probability; autograd fills their gradient with zeros.
+        bias = None if module.bias is None else module.bias[:size]
+        return Head(module.weight[:size], 0, size, None, bias, self._head_rule)
+
+    def head_difference(self) -> float:
+        """Return how far log-probs of the head alone are from transformers', in float32, nats.
+
+        A collective like forward, once the module is sharded.
+        """
+        return head_difference(self.lm, self._head())
 
     def _replay_routes(self, routes_TLK: torch.Tensor | None) -> None:
         if routes_TLK is not None and self._replay is None:

@@ -206,6 +206,12 @@ class FsdpBackend:
             return [self._logprobs(self._policy, batch, by_transformers=True) for batch in batches]
 
     @torch.no_grad()
+    def head_difference(self) -> float:
+        """Compare log-probs of the head with transformers', both in float32."""
+        with self._computing():
+            return self._policy.head_difference()
+
+    @torch.no_grad()
     def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
         """Like `logprobs`, of the reference model."""
         assert self._reference is not None, "these settings need no reference model"

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
+    register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -73,6 +74,7 @@ def shard(
     # The root is given a row: its tokens, and the temperatures that its log-probs are divided by.
     # FSDP would round the temperatures like activations, 0.7 to 0.69921875.
     fully_shard(policy, mp_policy=replace(precision, cast_forward_inputs=False), **arguments)
+    register_fsdp_forward_method(policy, "head_difference")
     # FSDP divides by the number of ranks unless it is given a factor. It applies a factor with the
     # reduction PREMUL_SUM, which gloo does not have, unless plain sums are forced.
     for module in policy.modules():

@@ -13,6 +13,7 @@ from transformers.configuration_utils import PretrainedConfig
 
 from telescope_core.errors import ConfigError
 from telescope_train.backends.megatron.layout import ModelSizes, family_problems
+from telescope_train.models.head import HeadRule, head_rule
 
 _VOCABULARY_MULTIPLE = 128
 """The embedding is padded to a multiple of this, so that other numbers of ranks can read it."""
@@ -36,6 +37,8 @@ class Architecture:
     """The output head is the embedding."""
     has_qk_norm: bool
     has_qkv_bias: bool
+    head_rule: HeadRule
+    """What the model does with the product of hidden states and head."""
     padding_id: int | None
     """The token whose embedding gets no gradient from where it is read, as in transformers."""
     num_experts: int | None = None
@@ -83,6 +86,7 @@ def architecture_of(config: PretrainedConfig) -> Architecture:
         is_tied=bool(c.tie_word_embeddings),
         has_qk_norm=family in ("qwen3", "qwen3_moe"),
         has_qkv_bias=family == "qwen2",
+        head_rule=head_rule(config.to_dict()),
         padding_id=getattr(c, "pad_token_id", None),
         num_experts=num_experts,
         num_experts_per_token=getattr(c, "num_experts_per_tok", 1),

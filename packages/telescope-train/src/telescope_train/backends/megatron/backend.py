@@ -34,6 +34,8 @@ from telescope_train.backends.trainer_backend import GradientResult, Loss, Updat
 from telescope_train.backends.transfer import TensorHeader
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.cluster.rank_layout import RankLayout
+from telescope_train.models.head_check import head_difference
+from telescope_train.models.logprobs import Head
 from telescope_train.models.packed import TrainedLogprobs
 from telescope_train.models.row import packed_row
 from telescope_train.observability.spans import SilentRecorder, SpanRecorder
@@ -177,6 +179,15 @@ class MegatronBackend:
             trained_M = row.trained_M.cpu().numpy()
             found.append(_in_batch(batch, trained_M, values.cpu().numpy()))
         return found
+
+    def head_difference(self) -> float:
+        """Compare log-probs of a head like this with transformers', both in float32."""
+        arch = self._loaded.architecture
+        # No rank has the whole head; the arithmetic beside its matrix is that of any other.
+        weight_VH = torch.linspace(-2.0, 3.0, 64 * arch.hidden_size).sin().view(64, -1)
+        return head_difference(
+            self._loaded.empty, Head(weight_VH, 0, 64, None, rule=arch.head_rule)
+        )
 
     def _row(self, batch: PackedBatch) -> RankRow:
         context, rank = self._loaded.layout.context, self._loaded.context_rank

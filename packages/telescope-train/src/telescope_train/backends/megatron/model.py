@@ -21,7 +21,7 @@ from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.models.attention.context_parallel import GatherTokens
 from telescope_train.models.attention.kinds import AttentionKind
 from telescope_train.models.load import torch_dtype
-from telescope_train.models.logprobs import HeadShard, sharded_logprobs
+from telescope_train.models.logprobs import Head, chunked_logprobs
 from telescope_train.models.packed import TrainedLogprobs
 
 FP8_MULTIPLE = 16
@@ -287,14 +287,15 @@ def _score(
     first = group.rank() * len(weight)
     vocab_size = building.architecture.vocab_size
     settings = building.settings
-    logprobs_P, entropy_P = sharded_logprobs(
+    logprobs_P, entropy_P = chunked_logprobs(
         hidden_CH.index_select(0, row.predictors_P),
-        HeadShard(
+        Head(
             # Rows of padding have no probability.
             weight[: max(0, min(len(weight), vocab_size - first))],
             first,
             vocab_size,
             group if group.size() > 1 else None,
+            rule=building.architecture.head_rule,
         ),
         row.targets_P,
         row.temperatures_P,

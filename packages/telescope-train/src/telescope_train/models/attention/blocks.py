@@ -7,6 +7,7 @@ Dims: T tokens of the row, P padded tokens over all blocks, S sequences, L block
 D head size, B one block.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,6 +115,24 @@ class _FromBlocks(torch.autograd.Function):
         return grad_P.index_fill_(0, ctx.layout.padding, 0.0), None
 
 
+_BEYOND = {
+    "softcap": "soft caps of attention scores",
+    "s_aux": "attention sinks",
+    "position_bias": "biases of positions",
+}
+"""What layers of some models ask of their attention -> its name for people."""
+
+
+def refuse_options(options: Mapping[str, object]) -> None:
+    """Raise ValueError for what a layer asks for beyond a scale and a window.
+
+    The kernels would ignore it without a word.
+    """
+    for name, meaning in _BEYOND.items():
+        if options.get(name) is not None:
+            raise ValueError(f"does not support {meaning}")
+
+
 # Not compiled: number and sizes of blocks change from row to row, and each would compile anew.
 @torch.compiler.disable
 def _packed_attention(
@@ -129,8 +148,9 @@ def _packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend inside each sequence; [1, H, T, D] in, [1, T, H, D] out, as transformers expects.
 
-    Raises ValueError for a layer with a window.
+    Raises ValueError for a layer with a window or a soft cap.
     """
+    refuse_options(options)
     # Blocks attend with is_causal alone; a window would need a mask. The layers know best whether
     # they have one: configs tell it in a different way for each family of models.
     if options.get("sliding_window") is not None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
-from telescope_train.models.attention.blocks import PackedLayout
+from telescope_train.models.attention.blocks import PackedLayout, refuse_options
 from telescope_train.models.attention.prefixes import PrefixPart
 
 CASCADE_ATTENTION = "telescope_cascade"
@@ -236,6 +236,7 @@ def _cascade_attention(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attend as the row says; [1, H, T, D] in, [1, T, H, D] out, as transformers expects."""
+    refuse_options(options)
     states = [one[0].transpose(0, 1) for one in (query, key, value)]
     chosen = _Options(cascade_layout, scaling, options.get("sliding_window"))
     return _CascadeAttention.apply(*states, chosen).unsqueeze(0), None

@@ -2,7 +2,8 @@
 
 The test runs a small copy of the architecture with one layer of each kind, the real head sizes and
 random weights. Two samples in one row must give the same hidden states and gradient as one by one
-through transformers' own attention. `rank_checks` then tests the whole model in the same way.
+through the model's own formulas of attention, whatever they contain: windows, soft caps, sinks.
+`rank_checks` then tests that the whole model keeps samples apart.
 Attention over shared prefixes is chosen alike, with samples that begin alike.
 """
 
@@ -20,12 +21,13 @@ from telescope_core.errors import ConfigError
 from telescope_train.models.attention.blocks import find_sequences, find_shared_sequences
 from telescope_train.models.attention.kinds import (
     ATTENTION_KINDS,
-    SDPA,
+    EAGER,
     SHARING_KINDS,
     AttentionKind,
     AttentionNeeds,
 )
 from telescope_train.models.attention.prefixes import SharedRow
+from telescope_train.models.location import first_line
 
 LENGTHS = (19, 13)
 """Tokens of the two samples: unequal, so that mixing them up shows."""
@@ -37,6 +39,10 @@ _WINDOW_SETTINGS = ("sliding_window", "attention_chunk_size")
 """What configs call the tokens that a layer attends to, where those are not all."""
 _PROBE_WINDOW = 5
 """Tokens of such a window in the small copy: far fewer than the samples have, so that it shows."""
+_CAP_SETTINGS = ("attn_logit_softcapping",)
+"""What configs call a soft cap of attention scores."""
+_PROBE_CAP = 0.1
+"""Such a cap in the small copy: random weights give scores of about 1, far below a usual cap."""
 _PROBE_EXPERTS = 2
 """Experts of a layer in the small copy of a mixture."""
 _HALF_TOLERANCE, _TOLERANCE = 0.05, 1e-3
@@ -75,7 +81,13 @@ def choose_attention(
     `is_row_shared` is for context parallelism, which works with some kinds only.
     """
     needs = AttentionNeeds(device=device, dtype=dtype, is_row_shared=is_row_shared)
-    probe = _Probe(lm, needs)
+    try:
+        probe = _Probe(lm, needs)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the attention of {type(lm).__name__} cannot be tried on a small copy of it "
+            f"({first_line(error)}); train another model"
+        ) from error
     found, refused = _first_that_works(kinds, probe, needs)
     if found is not None:
         _log.info("attention: %s; %s", found.kind.name, found.reasons)
@@ -134,7 +146,7 @@ class _Probe:
             ids[number][:common] = ids[number - 1][:common]
         self._ids = [one.to(needs.device) for one in ids]
         # Alone in a row a sample has nothing to mix with, so this is the truth to compare with.
-        one_by_one = [self._run(SDPA, [ids]) for ids in self._ids]
+        one_by_one = [self._run(EAGER, [ids]) for ids in self._ids]
         self._hidden_TH = torch.cat([hidden_TH for hidden_TH, _ in one_by_one])
         self._gradient = sum(gradient for _, gradient in one_by_one)
 
@@ -150,9 +162,11 @@ class _Probe:
         difference = max(_relative(hidden_TH, self._hidden_TH), _relative(gradient, self._gradient))
         # Written with "not" so that NaN is refused as well.
         if not difference <= self.tolerance:
+            special = _special_settings(self._lm.config.get_text_config())
+            ignored = f" or ignores {' or '.join(special)}" if special else ""
             return difference, (
-                f"leaks between packed samples or ignores a window: they differ from single ones "
-                f"by {difference:.2g}, and rounding explains at most {self.tolerance:g}"
+                f"leaks between packed samples{ignored}: they differ from single ones by "
+                f"{difference:.2g}, and rounding explains at most {self.tolerance:g}"
             )
         return difference, None
 
@@ -200,9 +214,8 @@ def _small_copy(lm: PreTrainedModel, needs: AttentionNeeds) -> PreTrainedModel:
     text = config.get_text_config()
     # A padding id beyond the small vocabulary would be refused by the embedding.
     text.vocab_size, text.pad_token_id, text.tie_word_embeddings = PROBE_VOCAB, None, False
-    for name in _WINDOW_SETTINGS:
-        if getattr(text, name, None):
-            setattr(text, name, _PROBE_WINDOW)
+    for name in _special_settings(text):
+        setattr(text, name, _PROBE_WINDOW if name in _WINDOW_SETTINGS else _PROBE_CAP)
     layer_types = getattr(text, "layer_types", None)
     kinds = list(dict.fromkeys(layer_types)) if layer_types else [None]
     text.num_hidden_layers = len(kinds)
@@ -219,6 +232,11 @@ def _small_copy(lm: PreTrainedModel, needs: AttentionNeeds) -> PreTrainedModel:
             if parameter.ndim > 1:
                 torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
     return probe.to(device=needs.device, dtype=needs.dtype).eval()
+
+
+def _special_settings(text: Any) -> list[str]:
+    """Return the names of settings that make the attention more than causal."""
+    return [name for name in (*_WINDOW_SETTINGS, *_CAP_SETTINGS) if getattr(text, name, None)]
 
 
 def _choose_no_experts(text: Any) -> None:

@@ -105,7 +105,14 @@ SDPA = AttentionKind(
     reason_against=lambda needs: None,
     arguments=lambda sequences: {},
 )
-"""transformers' own, with a [T, T] mask made from the positions: slow but always available."""
+"""transformers' own, with a [T, T] mask made from the positions. It ignores soft caps."""
+EAGER = AttentionKind(
+    name="eager",
+    implementation="eager",
+    reason_against=lambda needs: None,
+    arguments=lambda sequences: {},
+)
+"""The formulas of the model itself, all that they have: slow, with all scores [heads, T, T]."""
 # An empty `arguments` is enough for SDPA and flex: without a cache, transformers takes positions
 # that restart for packed sequences and keeps them apart in its mask. An implementation that it does
 # not know gets no mask at all, so the others must be told where sequences begin.
@@ -140,6 +147,7 @@ ATTENTION_KINDS = (
         takes_sequences=True,
     ),
     SDPA,
+    EAGER,
 )
 """Fastest first."""
 

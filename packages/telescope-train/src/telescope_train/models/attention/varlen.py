@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
+from telescope_train.models.attention.blocks import refuse_options
+
 VARLEN_ATTENTION = "telescope_varlen"
 GATHERED_ATTENTION = "telescope_gathered"
 
@@ -34,6 +36,7 @@ def _varlen_attention(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend inside each sequence; [1, H, T, D] in, [1, T, H, D] out, as transformers expects."""
+    refuse_options(options)
     from torch.nn.attention.varlen import varlen_attn
 
     # transformers' window includes the token itself, the kernel counts only tokens to its left. 0
