@@ -26,6 +26,7 @@ from telescope_core.gateway.recorded import RecordedEnvironment
 from telescope_core.protocols import EnvironmentClient
 from telescope_core.records import RunFolder
 from telescope_core.records.events import drop_events
+from telescope_core.records.logs import ProcessLog
 from telescope_core.reports.train_report import write_train_report
 from telescope_core.types import WeightVersion
 from telescope_train.backends.protocol import RankDiedError
@@ -108,11 +109,36 @@ def run_training(prepared: Prepared) -> dict[str, Any]:
 
 def _recorded_run(prepared: Prepared) -> dict[str, Any]:
     config, point = prepared.config, prepared.resume
-    # Whatever signal comes, a run that has a folder says there how it has ended.
-    with interrupts.held():
+    with ExitStack() as opening:
+        # Whatever signal comes, a run that has a folder says there how it has ended.
+        opening.enter_context(interrupts.held())
         folder = open_run_folder(config, point, prepared.environments.records, prepared.inputs)
         log = run_logs(config, folder).begin("driver", secrets=run_secrets(prepared))
+        _take_all_steps(prepared, folder, log, opening)
+    with interrupts.held():
+        try:
+            summary = make_summary(config, folder)
+            folder.write_summary(summary)
+            require_disjoint(summary)
+            folder.finish()
+        except (OSError, TelescopeError) as error:
+            end_early(config, folder, error)
+            raise
+        write_train_report(folder)
+        print_summary(summary)
+    return summary
+
+
+def _take_all_steps(
+    prepared: Prepared, folder: RunFolder, log: ProcessLog, opening: ExitStack
+) -> None:
+    """Train, and say in the folder how it has ended if that is too early.
+
+    `opening` is closed once a signal may end it.
+    """
+    config, point = prepared.config, prepared.resume
     try:
+        opening.close()
         interrupts.raise_if_asked()
         announce(prepared, begins_again=point is None and bool(folder.info().resumes))
         if point is None or not is_over(config, point.checkpoint):
@@ -126,18 +152,6 @@ def _recorded_run(prepared: Prepared) -> dict[str, Any]:
         raise ended from error
     finally:
         log.close()
-    with interrupts.held():
-        summary = make_summary(config, folder)
-        folder.write_summary(summary)
-        try:
-            require_disjoint(summary)
-        except TelescopeError as error:
-            folder.fail(str(error))
-            raise
-        folder.finish()
-        write_train_report(folder)
-        print_summary(summary)
-    return summary
 
 
 def announce(prepared: Prepared, *, begins_again: bool = False) -> None:
