@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,8 +14,11 @@ from tests.envs.loopback_hub import loopback_hub, own_hub_settings
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from telescope_cli.main import main
+from telescope_core.errors import ConfigError
 from telescope_train.checkpoints.folders import complete_checkpoints
+from telescope_train.config.schema import ModelSection
 from telescope_train.models.tiny import make_tiny_model
+from telescope_train.plan.checks.model import look_at_model, require_served
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 from resume_run import config_of, run
@@ -102,6 +106,30 @@ def test_one_that_is_not_whole_is_said_and_not_exported(trained, telescope, tmp_
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "files": {}}))
     code, _, told = telescope(manifest.parent, "--output", tmp_path / "old")
     assert (code, "without checksums" in told) == (0, True)
+
+
+def test_an_export_takes_its_checksums_along(trained, telescope, tmp_path):
+    assert telescope(trained, "--output", tmp_path / "out")[0] == 0
+    for folder in (tmp_path / "out", trained / "checkpoints" / "final" / "hf"):
+        subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=folder, check=True)
+    shutil.copytree(tmp_path / "out", tmp_path / "copy")
+    settings = ModelSection(model=str(tmp_path / "copy"))
+    path = tmp_path / "copy" / "generation_config.json"
+    path.write_text(path.read_text() + "\n")  # people change this
+    assert look_at_model(settings, dtype="float32").problems == ()
+    weights = tmp_path / "copy" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    (problem,) = look_at_model(settings, dtype="float32").problems
+    assert all(part in problem for part in ("model.safetensors", "SHA256SUMS"))
+    with pytest.raises(ConfigError, match="is damaged"):
+        require_served(settings.model)
+    (tmp_path / "copy" / "SHA256SUMS").write_text("nothing\n")
+    (problem,) = look_at_model(settings, dtype="float32").problems
+    assert "SHA256SUMS" in problem
+    (tmp_path / "copy" / "SHA256SUMS").unlink()
+    assert look_at_model(settings, dtype="float32").problems == ()
 
 
 def test_heads_of_their_own_stay_apart(tmp_path, telescope):

@@ -5,11 +5,16 @@ find everything else: a flipped bit, or a file of another folder.
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+SUMS = "SHA256SUMS"
+"""File of the checksums of a folder that others take away, as the program `sha256sum` reads it."""
 _CHUNK_BYTES = 4 * 2**20
 _WHOLE_BYTES = 64 * 2**20
 """Files up to this size are read as a whole by `quick_digest`."""
@@ -76,6 +81,49 @@ def wrong_contents(
             )
         found += wrong
     return found
+
+
+def wrong_in_parallel(folder: Path, proofs: Mapping[str, FileProof]) -> list[str]:
+    """Do what `wrong_contents` does with all files, as many at once as there are processors."""
+    with ThreadPoolExecutor() as pool:
+        return list(
+            chain.from_iterable(
+                pool.map(lambda name: wrong_contents(folder, proofs, [name]), proofs)
+            )
+        )
+
+
+def write_sums(folder: Path, pattern: str, moved: Callable[[], None] | None = None) -> None:
+    """Write the checksums of the files below `folder` with names like `pattern` into it."""
+    paths = sorted(path for path in folder.rglob(pattern) if path.is_file())
+    lines = [f"{proof_of(one, moved).sha256}  {one.relative_to(folder)}\n" for one in paths]
+    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def wrong_sums(folder: Path) -> list[str]:
+    """Return one line for each file that is not what `SHA256SUMS` in `folder` says.
+
+    None without that file. Raises ValueError if it cannot be read as such.
+    """
+    path = folder / SUMS
+    if not path.is_file():
+        return []
+    named: dict[str, str] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        found = re.fullmatch(r"([0-9a-f]{64}) [ *](.+)", line)
+        if found is None:
+            raise ValueError(f"{path}: {line[:80]!r} is not a checksum and the name of a file")
+        named[found[2]] = found[1]
+
+    def look(name: str) -> str | None:
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        if proof_of(folder / name).sha256 != named[name]:
+            return f"{name} is not what was written"
+        return None
+
+    with ThreadPoolExecutor() as pool:
+        return [line for line in pool.map(look, named) if line is not None]
 
 
 def quick_digest(path: Path) -> str:

@@ -5,13 +5,11 @@ have changed is refused, because a disk or memory that changes bits, or a copy o
 one, is to be looked at first: nobody knows what else they have changed.
 """
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
+from collections.abc import Callable
 from pathlib import Path
 
 from telescope_core.errors import ConfigError
-from telescope_core.file_proofs import wrong_contents
+from telescope_core.file_proofs import wrong_contents, wrong_in_parallel
 from telescope_train.backends.protocol import DamagedStateError, Ranks
 from telescope_train.checkpoints.folders import (
     RunCheckpoint,
@@ -72,7 +70,7 @@ def require_start(checkpoint: RunCheckpoint, go_on: GoOn, *, samples: bool = Tru
 
 def require_whole(checkpoint: RunCheckpoint, go_on: GoOn) -> None:
     """Read all of a checkpoint and raise ConfigError if a file is not what was written."""
-    if wrong := _wrong(checkpoint):
+    if wrong := wrong_in_parallel(checkpoint.path, checkpoint.used):
         raise _refused(checkpoint, wrong, go_on)
 
 
@@ -95,15 +93,6 @@ def unproved(checkpoint: RunCheckpoint) -> list[str]:
     ]
 
 
-def _wrong(checkpoint: RunCheckpoint) -> list[str]:
-    files = checkpoint.used
-    with ThreadPoolExecutor() as pool:
-        lines: Iterable[list[str]] = pool.map(
-            lambda name: wrong_contents(checkpoint.path, files, [name]), files
-        )
-        return list(chain.from_iterable(lines))
-
-
 def _refused(checkpoint: RunCheckpoint, wrong: list[str], go_on: GoOn) -> ConfigError:
     path = checkpoint.path
     text = f"the checkpoint {path} is damaged: {'; '.join(wrong[:3])}"
@@ -114,7 +103,7 @@ def _refused(checkpoint: RunCheckpoint, wrong: list[str], go_on: GoOn) -> Config
         for one in complete_checkpoints(path.parent)
         if one.path != path and one.step <= checkpoint.step
     ]
-    while older and _wrong(older[-1]):
+    while older and wrong_in_parallel(older[-1].path, older[-1].used):
         older.pop()
     if not older:
         return ConfigError(

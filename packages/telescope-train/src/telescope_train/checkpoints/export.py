@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from telescope_core.errors import ConfigError, TelescopeError
+from telescope_core.file_proofs import write_sums
 from telescope_core.records.folders import whole_folder
 from telescope_train.backends.megatron.architecture import architecture_of
 from telescope_train.backends.megatron.mapping import hugging_face_shapes
@@ -87,6 +88,7 @@ def export_checkpoint(
         kept = checkpoint.model_path / "generation_config.json"
         if kept.is_file():
             shutil.copy2(kept, partial / kept.name)
+        write_sums(partial, "*.safetensors")
     return Exported(
         path=output,
         step=checkpoint.step,
@@ -115,6 +117,7 @@ def _export_megatron(
             dtype=dtype,
             max_shard_size=max_shard_size,
         )
+        write_sums(partial, "*.safetensors")
     return Exported(
         path=output,
         step=checkpoint.step,

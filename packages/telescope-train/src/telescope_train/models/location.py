@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from telescope_core.errors import ConfigError, nearest
+from telescope_core.file_proofs import SUMS, wrong_sums
 from telescope_core.records.files import read_json
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -44,6 +45,23 @@ def _adapter(name: str, path: Path) -> str:
         f"model {name!r} holds a model and an adapter{of} ({ADAPTER_CONFIG}): transformers would "
         f"load both, and servers the model alone; {merge}, or remove the adapter's files"
     )
+
+
+def require_written(name: str) -> None:
+    """Raise ConfigError if weights in the folder `name` are not those that its checksums prove.
+
+    Reads all of them, where an export of this project has left checksums; about 1 GB/s and thread.
+    """
+    folder = Path(name).expanduser()
+    try:
+        wrong = wrong_sums(folder)
+    except ValueError as error:
+        raise ConfigError(f"model {name!r}: {error}; remove {SUMS} or bring it back") from None
+    if wrong:
+        raise ConfigError(
+            f"model {name!r} is damaged: {'; '.join(wrong[:3])}; copy it again, or remove "
+            f"{folder / SUMS} if you changed the weights yourself"
+        )
 
 
 def _advice(path: Path) -> str:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from telescope_core.errors import ConfigError, ProcessDiedError
-from telescope_core.file_proofs import FileProof
+from telescope_core.file_proofs import FileProof, write_sums
 from telescope_core.records.room import room_for
 from telescope_train.algorithms import loss_function
 from telescope_train.algorithms.supervised import negative_log_likelihood
@@ -347,6 +347,8 @@ class TrainerWorker:
         """Export to Hugging Face format; the folder appears complete or not at all."""
         with room_for(Path(folder), SafetensorError):
             self.backend.save_pretrained(folder)
+            if dist.get_rank() == 0:
+                write_sums(Path(folder), "*.safetensors", self._progress.one)
 
     def close(self) -> None:
         """Leave the process group. Idempotent."""

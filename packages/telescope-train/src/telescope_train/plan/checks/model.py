@@ -7,6 +7,7 @@ from telescope_core.errors import ConfigError, TelescopeError
 from telescope_train.chat.tokenizer import ModelSettings, bare_tokenizer
 from telescope_train.chat.vocabulary import require_rows
 from telescope_train.config.schema import ModelSection
+from telescope_train.models.location import require_written
 from telescope_train.models.source import read_source, served_source
 
 
@@ -33,6 +34,7 @@ def look_at_model(settings: ModelSettings, *, dtype: str) -> ModelLook:
     trust = settings.trust_remote_code
     notes: list[str] = []
     try:
+        require_written(settings.model)
         source = read_source(settings.model, dtype=dtype, trust_remote_code=trust)
         if source.has_own_head:
             notes.append(
@@ -56,6 +58,7 @@ def require_served(folder: str) -> None:
 
     A server would fill in what is missing, or leave out what it does not know, and not say so.
     """
+    require_written(folder)
     source = served_source(folder)
     if source is not None:
         rows = source.config.get_text_config().vocab_size
