@@ -21,6 +21,7 @@ from telescope_train.algorithms import (
     resolved,
     weighting_of,
 )
+from telescope_train.algorithms.terms import metric_sums
 from telescope_train.batches.batch import TrainingSample
 from telescope_train.batches.weighting import token_weights
 from telescope_train.config.schema import AlgorithmSection
@@ -189,4 +190,5 @@ def run(rollouts: list[Rollout], section: AlgorithmSection, dtype=torch.float64)
     by_entropy = terms.entropy_T.grad
     if by_entropy is None:
         by_entropy = torch.zeros_like(terms.entropy_T)
-    return loss.item(), terms.logprobs_T.grad, by_entropy, token_loss.metrics
+    sums = metric_sums(token_loss.metrics, terms.mask_T)
+    return loss.item(), terms.logprobs_T.grad, by_entropy, sums

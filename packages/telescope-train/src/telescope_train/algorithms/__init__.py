@@ -12,7 +12,7 @@ from telescope_train.algorithms.objective import (
 from telescope_train.algorithms.policy_gradient import policy_gradient
 from telescope_train.algorithms.ratios import log_ratios, sequence_mean
 from telescope_train.algorithms.record import Algorithm, known_algorithms, load_algorithm
-from telescope_train.algorithms.terms import Terms, TokenLoss, metric_sums
+from telescope_train.algorithms.terms import Terms, TokenLoss
 
 __all__ = [
     "Algorithm",
@@ -22,7 +22,6 @@ __all__ = [
     "load_algorithm",
     "log_ratios",
     "loss_function",
-    "metric_sums",
     "objective",
     "policy_gradient",
     "resolved",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from telescope_train.algorithms.advantages import normalized
 from telescope_train.algorithms.ratios import clip_range, ratios
 from telescope_train.algorithms.record import Algorithm
-from telescope_train.algorithms.terms import Terms, TokenLoss, above, below, metric_sums
+from telescope_train.algorithms.terms import Terms, TokenLoss, above, below
 
 if TYPE_CHECKING:
     from telescope_train.config.algorithm_section import AlgorithmSection
@@ -27,10 +27,7 @@ def loss(terms: Terms, config: "AlgorithmSection") -> TokenLoss:
         "clip_fraction/high": above(ratios_T, high),
     }
     weights_T = ratios_T.clamp_(low, high).mul_(terms.advantages_T).neg_()
-    return TokenLoss(
-        loss_T=weights_T * terms.logprobs_T,
-        metrics=metric_sums(clipped, terms.mask_T),
-    )
+    return TokenLoss(loss_T=weights_T * terms.logprobs_T, metrics=clipped)
 
 
 ALGORITHM = Algorithm(

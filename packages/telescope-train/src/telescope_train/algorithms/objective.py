@@ -19,7 +19,7 @@ from telescope_train.algorithms.importance_sampling import (
 from telescope_train.algorithms.kl import estimator_of, reference_kl
 from telescope_train.algorithms.policy_gradient import DUAL_CLIP
 from telescope_train.algorithms.record import Algorithm, Weighting, load_algorithm
-from telescope_train.algorithms.terms import Terms, TokenLoss, all_true, metric_sums
+from telescope_train.algorithms.terms import Terms, TokenLoss, all_true
 
 if TYPE_CHECKING:
     from telescope_train.config.algorithm_section import AlgorithmSection
@@ -69,7 +69,7 @@ def objective(terms: Terms, *, algorithm: Algorithm, config: "AlgorithmSection")
     # The backend multiplies by weights of 0, which would leave NaN and infinity of masked tokens.
     return TokenLoss(
         loss_T=loss_T if all_true(terms.mask_T) else loss_T.masked_fill(~terms.mask_T, 0.0),
-        metrics={**policy.metrics, **metric_sums(values, terms.mask_T)},
+        metrics={**policy.metrics, **values},
     )
 
 

@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING
 
 from telescope_train.algorithms.ratios import clip_range, ratios
-from telescope_train.algorithms.terms import MAX_LOG_RATIO, Terms, TokenLoss, above, metric_sums
+from telescope_train.algorithms.terms import MAX_LOG_RATIO, Terms, TokenLoss, above
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,10 +56,7 @@ def clipped_surrogate(ratios_T: "Tensor", terms: Terms, config: "AlgorithmSectio
     slope_T = slope_T.mul_(ratios_T.le_(WITHIN))
     is_high_T = is_held_T * above(advantages_T, 0.0)
     fractions = {"clip_fraction/low": is_held_T.sub_(is_high_T), "clip_fraction/high": is_high_T}
-    return TokenLoss(
-        loss_T=with_slope(loss_T, slope_T, terms),
-        metrics=metric_sums(fractions, terms.mask_T),
-    )
+    return TokenLoss(loss_T=with_slope(loss_T, slope_T, terms), metrics=fractions)
 
 
 def with_slope(values_T: "Tensor", slopes_T: "Tensor", terms: Terms) -> "Tensor":
@@ -85,7 +82,7 @@ def dual_clipped(clipped: TokenLoss, terms: Terms, config: "AlgorithmSection") -
         return clipped
     ceiling_T = -config.clip_ratio_c * terms.advantages_T
     is_cut_T = (terms.advantages_T < 0) & (clipped.loss_T > ceiling_T)
-    fraction = metric_sums({"clip_fraction/dual": is_cut_T}, terms.mask_T)
     return TokenLoss(
-        loss_T=ceiling_T.where(is_cut_T, clipped.loss_T), metrics={**clipped.metrics, **fraction}
+        loss_T=ceiling_T.where(is_cut_T, clipped.loss_T),
+        metrics={**clipped.metrics, "clip_fraction/dual": is_cut_T},
     )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from telescope_train.algorithms.terms import TokenLoss, shared_metrics
+from telescope_train.algorithms.terms import TokenLoss, metric_sums, shared_metrics
 from telescope_train.algorithms.token_metrics import MetricSum, reduce_metrics
 from telescope_train.backends.fsdp.sharding import gather_values
 from telescope_train.backends.loss_inputs import LossInputs, batch_facts, loss_inputs
@@ -31,7 +31,7 @@ class _Differentiated(NamedTuple):
 
 
 class StepLoss:
-    """Sums the losses and metrics of rows; `after_backward` comes before the next are read."""
+    """Sums the losses and metrics of rows; `after_backward` reads them, which waits for a GPU."""
 
     def __init__(self, loss: Loss, *, version: int, records_facts: bool) -> None:
         """`version`: of the present weights. `records_facts`: keep what is found of each token."""
@@ -64,8 +64,9 @@ class StepLoss:
         """Read the numbers of the rows that have gone through the backward pass."""
         waiting, self._waiting = self._waiting, []
         for inputs, token_loss, loss in waiting:
+            own = metric_sums(token_loss.metrics, inputs.terms.mask_T)
             shared = shared_metrics(inputs.terms, same_version_T=inputs.same_version_M)
-            self._metrics.append({**token_loss.metrics, **shared})
+            self._metrics.append({**own, **shared})
             self._total += loss.item()
             if self._records_facts:
                 self.facts.append(batch_facts(inputs))

@@ -1,0 +1,143 @@
+"""Layers with fused kernels beside transformers' own layers, in Triton's interpreter on a CPU."""
+
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from telescope_train.models.fused_layers import fuse_layers, gpu_kernels
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_head import FAMILIES, SIZES
+
+pytest.importorskip("triton", reason="Triton comes with vLLM and with torch for CUDA")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """A kernel is defined for the interpreter, as the functions of the language are in conftest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        yield gpu_kernels()
+
+
+@pytest.fixture(autouse=True)
+def _own_rotations():
+    """Put back the rotations of the architectures: one of them is replaced for all its models."""
+    yield
+    for name, module in list(sys.modules.items()):
+        rotation = vars(module).get("apply_rotary_pos_emb")
+        if name.startswith("transformers.models.") and hasattr(rotation, "own"):
+            module.apply_rotary_pos_emb = rotation.own
+
+
+def made(family, **changes):
+    config = CONFIG_MAPPING[family](**{**SIZES, **FAMILIES[family], **changes})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Norms begin at 1 or 0, where a forgotten offset would not show.
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    return model
+
+
+def gradients(model, dtype):
+    """Return hidden states and gradients of one row, in float64."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, SIZES["vocab_size"], (1, 11), generator=generator)
+    model.zero_grad()
+    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    hidden.backward(torch.randn(hidden.shape, generator=generator).to(dtype))
+    found = {"hidden states": hidden.detach()}
+    found |= {
+        name: value.grad for name, value in model.named_parameters() if value.grad is not None
+    }
+    return {name: value.double() for name, value in found.items()}
+
+
+def distance(found, expected):
+    """Return the greatest distance of a tensor from what is expected, relative to its norm."""
+    return max(
+        float((found[name] - value).norm() / value.norm())
+        for name, value in expected.items()
+        if value.norm() > 1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "norms", "mlps", "rotations"),
+    [
+        ("qwen3", 9, 2, 1),
+        pytest.param("llama", 5, 2, 1, marks=pytest.mark.slow),
+        pytest.param("mistral", 5, 2, 1, marks=pytest.mark.slow),
+        pytest.param("qwen2", 5, 2, 1, marks=pytest.mark.slow),
+        pytest.param("gemma2", 9, 2, 1, marks=pytest.mark.slow),
+        pytest.param("gemma3_text", 13, 2, 1, marks=pytest.mark.slow),
+        pytest.param("phi3", 5, 0, 1, marks=pytest.mark.slow),
+        pytest.param("granite", 5, 2, 1, marks=pytest.mark.slow),
+        pytest.param("cohere", 0, 2, 0, marks=pytest.mark.slow),
+        pytest.param("olmo2", 9, 2, 1, marks=pytest.mark.slow),
+        pytest.param("glm4", 9, 0, 0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_family_keeps_its_numbers(kernels, family, norms, mlps, rotations):
+    """And what it computes in a way of its own, its own code: the counts say what was fused."""
+    model = made(family)
+    expected = gradients(model, torch.float32)
+    fused = fuse_layers(model, kernels, CPU, torch.float32)
+    assert tuple(fused) == (norms, mlps, rotations)
+    assert distance(gradients(model, torch.float32), expected) < 1e-5
+
+
+class Rounding:
+    """Kernels that compute in float32 and round, as on a GPU: the interpreter cuts bits off."""
+
+    def __init__(self, kernels):
+        self._kernels = kernels
+
+    def __getattr__(self, name):
+        def rounded(*args, **options):
+            wide = [one.float() if isinstance(one, torch.Tensor) else one for one in args]
+            found = getattr(self._kernels, name)(*wide, **options)
+            if name == "rms_norm":
+                return found._replace(values_RN=found.values_RN.bfloat16())
+            if isinstance(found, tuple):
+                return tuple(one.bfloat16() for one in found)
+            return found.bfloat16()
+
+        return rounded
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_a_bfloat16_gradient_is_no_further_from_float64(kernels, family):
+    model = made(family)
+    rounded = copy.deepcopy(model).bfloat16()
+    exact = copy.deepcopy(rounded).double()
+    expected = gradients(exact, torch.float64)
+    plain = distance(gradients(rounded, torch.bfloat16), expected)
+    fused = fuse_layers(rounded, Rounding(kernels), CPU, torch.bfloat16)
+    assert min(fused) > 0
+    assert distance(gradients(rounded, torch.bfloat16), expected) < plain
+
+
+def test_what_is_not_the_same_is_left_alone(kernels):
+    """An activation of another kind, a norm without a scale, and a model in float64."""
+    model = made("llama", hidden_act="relu")
+    assert fuse_layers(model, kernels, CPU, torch.float32).mlps == 0
+    assert tuple(fuse_layers(made("llama"), kernels, CPU, torch.float64)) == (0, 0, 0)
+    for norm in (module for module in model.modules() if type(module).__name__ == "LlamaRMSNorm"):
+        norm.forward = lambda values: 2.0 * values
+    assert fuse_layers(model, kernels, CPU, torch.float32).norms == 0
+
+
+def test_a_model_without_memory_is_judged_by_copies_of_its_modules(kernels):
+    with torch.device("meta"):
+        model = made("qwen3")
+    assert tuple(fuse_layers(model, kernels, CPU, torch.float32)) == (9, 2, 1)
+    assert all(parameter.is_meta for parameter in model.parameters())
