@@ -231,6 +231,26 @@ def test_report_shows_an_eval(endpoint, capsys):
     assert json.loads(capsys.readouterr().out)["result"]["num_scored"] == 16
 
 
+def test_another_file_of_the_environment_ends_a_resume_and_is_named_in_a_comparison(
+    endpoint, place, capsys
+):
+    url, _ = endpoint
+    command = ("echo_env:Echo", "--base-url", url, "--rollouts", 1, "--examples", 4)
+    telescope(*command, "--output", "one")
+    path = place / "echo_env.py"
+    path.write_text(path.read_text().replace("return float(", "return 1.0 - float("))
+    capsys.readouterr()
+    assert telescope(*command, "--output", "one", "--resume") == 2
+    assert "file echo_env.py: its content is another one" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert telescope(*command, "--output", "two") == 0
+    capsys.readouterr()
+    assert telescope("compare", "one", "two", "--json") == 0
+    changed = json.loads(capsys.readouterr().out)["code_changes"]
+    assert changed == ["file echo_env.py: its content is another one"]
+
+
 def test_two_evals_are_compared_by_example(endpoint, place, capsys):
     url, _ = endpoint
     command = ("echo_env:Echo", "--base-url", url, "--rollouts", 2, "--k", "1,2")
