@@ -1,10 +1,13 @@
 """The real Checkpointer saves simulated runs, whatever goes wrong; what it breaks is noticed."""
 
 import json
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from telescope_core.file_proofs import FileProof
 from telescope_train.checkpoints import saver
 from telescope_train.checkpoints.folders import RunCheckpoint
 from telescope_train.checkpoints.saver import Checkpointer
@@ -58,8 +61,8 @@ def test_a_failure_that_nobody_asks_for_is_not_left_to_asyncio(name: str) -> Non
 def test_a_checkpoint_that_gets_its_name_too_early_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def at_once(self: Checkpointer) -> None:
-        """Wait for nobody."""
+    async def at_once(self: Checkpointer) -> dict[str, FileProof]:
+        return {}
 
     monkeypatch.setattr(Checkpointer, "_until_ranks_are_done", at_once)
     assert first_with("", KILLED) is not None
@@ -69,10 +72,12 @@ def test_a_checkpoint_that_gets_its_name_too_early_is_noticed(
 def test_weights_of_another_step_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     load = SimulatedRanks.load_checkpoint
 
-    async def behind(self: SimulatedRanks, folder: Path) -> None:
-        path = folder / "weights.json"
+    async def behind(self: SimulatedRanks, folder: Path, proofs: Mapping[str, FileProof]) -> None:
+        other = folder.with_name("other")
+        shutil.copytree(folder, other, dirs_exist_ok=True)
+        path = other / "weights.json"
         path.write_text(json.dumps(json.loads(path.read_text())[:-1]))
-        await load(self, folder)
+        await load(self, other, {})
 
     monkeypatch.setattr(SimulatedRanks, "load_checkpoint", behind)
     kind = "ranks-die-while-saving"
