@@ -8,7 +8,7 @@ import asyncio
 import logging
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -123,6 +123,7 @@ class Checkpointer:
         self._describe = describe
         self._folder = run.folder
         self._writing: asyncio.Task[None] | None = None
+        self._needed_bytes: int | None = None
 
     async def after_step(self, step: int) -> None:
         """Begin a checkpoint if one is due; raises the error of the one before if it failed."""
@@ -157,7 +158,8 @@ class Checkpointer:
         partial = partial_folder(path)
         # File operations run in threads, because rollouts go on in this event loop.
         await self._in_thread(sweep, self._folder)
-        with room_for(path):
+        self._needed_bytes = await self._call(_size_of_newest, self._folder)
+        with self._room_for(path):
             await self._in_thread(partial.mkdir, parents=True)
         # The next step begins only after this method returns, so the weights that the ranks copy
         # and the state of the sampler belong to the same step.
@@ -180,6 +182,10 @@ class Checkpointer:
             inputs=dict(self._run.inputs),
         )
         self._writing = asyncio.create_task(self._complete(path, manifest, state))
+
+    def _room_for(self, path: Path) -> AbstractContextManager[None]:
+        # What the ranks write meanwhile takes most of it.
+        return room_for(path, needed_bytes=self._needed_bytes)
 
     async def written(self) -> None:
         """Wait for the checkpoint that is being written, and raise its error if it failed."""
@@ -204,13 +210,13 @@ class Checkpointer:
         self, path: Path, manifest: CheckpointManifest, state: SamplerState | None
     ) -> None:
         partial = partial_folder(path)
-        with room_for(path):
+        with self._room_for(path):
             describe = self._describe or save_model_description
             await self._in_thread(describe, partial / "model", self._run.model)
             if state is not None:
                 await self._in_thread(write_sampler_state, partial, state)
         of_ranks = await self._until_ranks_are_done()
-        with room_for(path):
+        with self._room_for(path):
             await self._in_thread(write_manifest, partial, manifest, of_ranks)
             await self._in_thread(self._publish, path)
 
@@ -261,6 +267,14 @@ class Checkpointer:
             await asyncio.wait([calling])
             _tell_failure(calling)
             raise
+
+
+def _size_of_newest(folder: Path) -> int | None:
+    """Return how many bytes the newest checkpoint has, as the next one will; None without one."""
+    whole = complete_checkpoints(folder)
+    if not whole:
+        return None
+    return sum(path.stat().st_size for path in whole[-1].path.rglob("*") if path.is_file())
 
 
 def _tell_failure(given_up: "asyncio.Future[Any]") -> None:
