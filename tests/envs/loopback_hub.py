@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 LARGE = (".whl", ".safetensors")
+KINDS = ("datasets", "spaces", "models")
 
 
 @dataclass
@@ -25,6 +26,8 @@ class Repository:
     """One repository: its commits, oldest first, each with all its files."""
 
     is_private: bool = False
+    is_gated: bool = False
+    """Whether its files, though not its name, are for those who were let in."""
     commits: list[tuple[str, dict[str, bytes]]] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
 
@@ -57,6 +60,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, data) if data is not None else self._send(404)
         if parts[0] == "api":
             return self._about("/".join(parts[2:4]), parts[4:])
+        if parts[0] not in KINDS:
+            parts.insert(0, "models")  # whose addresses name no kind
         return self._resolve("/".join(parts[1:3]), parts[4], "/".join(parts[5:]))
 
     def do_POST(self) -> None:
@@ -101,6 +106,8 @@ class _Handler(BaseHTTPRequestHandler):
         repository = self._allowed(name)
         if repository is None:
             return None
+        if repository.is_gated:
+            return self._error(403, "GatedRepo")
         commit = repository.at(unquote(revision))
         if commit is None:
             return self._error(404, "RevisionNotFound")
@@ -175,6 +182,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _noted(self) -> str:
         path = urlsplit(self.path).path
         self.server.requests.append((f"{self.command} {path}", dict(self.headers)))
+        if self.server.hangs_up:
+            self.connection.close()
+            raise ConnectionError
         return path
 
     def _host(self) -> str:
@@ -205,6 +215,8 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, hub: "LoopbackHub") -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.hub = hub
+        self.hangs_up = False
+        """Whether it takes requests and answers none."""
         self.requests: list[tuple[str, dict[str, str]]] = []
 
     def handle_error(self, request, client_address) -> None:

@@ -73,7 +73,8 @@ def require_fit(name: str, config: "PreTrainedConfig", files: WeightFiles, dtype
     """Raise ConfigError unless `files` give every parameter of the model exactly its tensor.
 
     Returns whether the output head is a matrix of its own, though `config` says that it is tied:
-    transformers and vLLM take the head of the files then.
+    transformers and vLLM take the head of the files then. Where tensors cannot be read, it may be
+    the same.
     """
     import torch
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -111,7 +112,8 @@ def require_fit(name: str, config: "PreTrainedConfig", files: WeightFiles, dtype
         raise ConfigError(misfit_text(name, found, config))
     _require_plain(name, files, sources, model)
     return any(
-        target in given and _differ(files, sources[target], sources[source], dtype)
+        target in given
+        and (not files.is_here or _differ(files, sources[target], sources[source], dtype))
         for target, source in tied.items()
     )
 

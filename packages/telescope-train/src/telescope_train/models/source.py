@@ -38,55 +38,40 @@ class ModelSource:
     """As transformers would load the model: with a head of its own where the files have one."""
     files: WeightFiles | None
     """None = they are not safetensors, or transformers must find them."""
-    has_own_head: bool
+    has_own_head: bool = False
     """Whether the files have a head of their own, though config.json says that it is tied."""
 
 
 def read_source(
-    name: str, *, dtype: str = "float32", trust_remote_code: bool = False
-) -> ModelSource:
-    """Read the config of a model and compare it with the headers of its files.
-
-    Raises ConfigError for what cannot be trained as it is: quantized weights, experts of an unknown
-    type, and files that are not what the config describes.
-    """
-    from transformers import AutoConfig
-
-    location = locate_model(name)
-    with problems_of(f"model {name!r}"):
-        config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)
-        _require_trainable(name, config)
-        return compared(name, config, dtype=dtype, trust_remote_code=trust_remote_code)
-
-
-def compared(
     name: str,
-    config: "PreTrainedConfig",
     *,
     dtype: str = "float32",
     trust_remote_code: bool = False,
+    location: str | None = None,
+    downloads: bool = True,
 ) -> ModelSource:
-    """Compare `config` with the headers of the files of the model; ConfigError if they differ."""
-    location, has_own_head = locate_model(name), False
-    # Code that comes with a model decides by itself what it does with the files.
-    is_own_code = trust_remote_code and bool(getattr(config, "auto_map", None))
-    is_named = getattr(config, "transformers_weights", None) is not None
-    files = None if is_named else WeightFiles.of(location)
-    if files is None and not is_named:
-        _require_weights(name, Path(location))
-    if files is not None and not is_own_code:
-        with problems_of(f"model {name!r}"), quiet_transformers():
-            has_own_head = require_fit(name, config, files, dtype)
-    if has_own_head:
-        config = copy.deepcopy(config)
-        untie(config)
-    return ModelSource(
-        name=name, location=location, config=config, files=files, has_own_head=has_own_head
-    )
+    """Read the config of a model and compare it with the headers of its files.
+
+    `location`: where it is read from, if not from what `name` means. Without `downloads`, of a
+    model on the Hub only the headers of its weights are fetched. Raises ConfigError for what cannot
+    be trained as it is: quantized weights, experts of an unknown type, and files that are not what
+    the config describes.
+    """
+    from transformers import AutoConfig
+
+    location = location or locate_model(name)
+    with problems_of(f"model {name!r}"):
+        config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)
+        _require_trainable(name, config)
+        files = _files_of(name, location, config, downloads=downloads)
+        # Code that comes with a model decides by itself what it does with the files.
+        if trust_remote_code and getattr(config, "auto_map", None):
+            return ModelSource(name=name, location=location, config=config, files=files)
+        return _compared(name, location, config, files, dtype=dtype)
 
 
 def served_source(name: str) -> ModelSource | None:
-    """Like `read_source`, for a model that is only served; None if the server alone can read it.
+    """Like `read_source`, for a folder that is only served; None if the server alone can read it.
 
     Those are quantized models, and architectures that transformers does not know.
     """
@@ -99,10 +84,43 @@ def served_source(name: str) -> ModelSource | None:
             config = AutoConfig.from_pretrained(location)
         except (ValueError, KeyError):
             return None  # it has code of its own, or is of a type that the server may know
-    is_packed = any(getattr(config, field, None) is not None for field in QUANTIZATION_SETTINGS)
-    if is_packed or config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return None
-    return compared(name, config)
+        is_packed = any(getattr(config, field, None) is not None for field in QUANTIZATION_SETTINGS)
+        if is_packed or config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+            return None
+        files = _files_of(name, location, config, downloads=True)
+        return _compared(name, location, config, files, dtype="float32")
+
+
+def _files_of(
+    name: str, location: str, config: "PreTrainedConfig", *, downloads: bool
+) -> WeightFiles | None:
+    if getattr(config, "transformers_weights", None) is not None:
+        return None  # files of other names, which transformers finds
+    is_folder = Path(location).is_dir()
+    files = WeightFiles.of(location) if downloads or is_folder else WeightFiles.on_hub(location)
+    if files is None and is_folder:
+        _require_weights(name, Path(location))
+    return files
+
+
+def _compared(
+    name: str,
+    location: str,
+    config: "PreTrainedConfig",
+    files: WeightFiles | None,
+    *,
+    dtype: str,
+) -> ModelSource:
+    has_own_head = False
+    if files is not None:
+        with quiet_transformers():
+            has_own_head = require_fit(name, config, files, dtype)
+    if has_own_head:
+        config = copy.deepcopy(config)
+        untie(config)
+    return ModelSource(
+        name=name, location=location, config=config, files=files, has_own_head=has_own_head
+    )
 
 
 def require_tensors(source: ModelSource, names: Iterable[str]) -> WeightFiles:
@@ -152,7 +170,7 @@ def _require_trainable(name: str, config: "PreTrainedConfig") -> None:
 
 
 def _require_weights(name: str, folder: Path) -> None:
-    if not folder.is_dir() or any((folder / file).exists() for file in _PICKLED):
+    if any((folder / file).exists() for file in _PICKLED):
         return
     gguf = sorted(folder.glob("*.gguf"))
     if gguf:

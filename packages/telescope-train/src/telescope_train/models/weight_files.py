@@ -4,7 +4,7 @@ Imports no torch before it reads.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,6 +43,8 @@ class WeightFiles:
         self._open: dict[Path, Any] = {}
         self.on_read: Callable[[], None] = lambda: None
         """Is called after each tensor or part of one that was read."""
+        self.is_here = True
+        """Whether tensors can be read."""
 
     @classmethod
     def of(cls, location: str) -> "WeightFiles | None":
@@ -69,23 +71,32 @@ class WeightFiles:
                 f"model {location!r}: {_INDEX} names {', '.join(gone)}, which "
                 f"{'is' if len(gone) == 1 else 'are'} not there; download the model again"
             )
-        tensors: dict[str, StoredTensor] = {}
-        for path in found.values():
-            assert path is not None, "those that are gone were refused"
-            for name, stored in _stored(location, path).items():
-                if name in tensors:
-                    raise ConfigError(
-                        f"model {location!r}: {name} is in {tensors[name].path.name} and in "
-                        f"{path.name}; {_REMEDY}"
-                    )
-                tensors[name] = stored
-        for name, file in names.items():
-            if name not in tensors or tensors[name].path.name != Path(file).name:
-                raise ConfigError(
-                    f"model {location!r}: {_INDEX} says that {name} is in {file}, which does not "
-                    f"have it; {_REMEDY}"
-                )
-        return cls(location, tensors)
+        stored = [_stored(location, path) for path in found.values() if path is not None]
+        return cls(location, _joined(location, names, stored))
+
+    @classmethod
+    def on_hub(cls, name: str) -> "WeightFiles | None":
+        """Return what the headers of an id on the Hub say, of which nothing else is downloaded.
+
+        Its tensors cannot be read.
+        """
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import NotASafetensorsRepoError
+
+        try:
+            found = HfApi().get_safetensors_metadata(name)
+        except NotASafetensorsRepoError:
+            return None
+        stored = [
+            {
+                tensor: StoredTensor(Path(file), tuple(about.shape), about.dtype)
+                for tensor, about in header.tensors.items()
+            }
+            for file, header in sorted(found.files_metadata.items())
+        ]
+        files = cls(name, _joined(name, found.weight_map, stored))
+        files.is_here = False
+        return files
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Return those of `names` that no file has."""
@@ -152,6 +163,28 @@ def _weight_map(location: str, index: Path) -> dict[str, str]:
             f"model {location!r}: {_INDEX} is no index of tensors and their files: "
             f"{first_line(error)}; {_REMEDY}"
         ) from error
+
+
+def _joined(
+    location: str, names: Mapping[str, str], parts: Iterable[Mapping[str, StoredTensor]]
+) -> dict[str, StoredTensor]:
+    """Return the tensors of several files, which must be where `names`, the index, has them."""
+    tensors: dict[str, StoredTensor] = {}
+    for part in parts:
+        for name, stored in part.items():
+            if name in tensors:
+                raise ConfigError(
+                    f"model {location!r}: {name} is in {tensors[name].path.name} and in "
+                    f"{stored.path.name}; {_REMEDY}"
+                )
+            tensors[name] = stored
+    for name, file in names.items():
+        if name not in tensors or tensors[name].path.name != Path(file).name:
+            raise ConfigError(
+                f"model {location!r}: {_INDEX} says that {name} is in {file}, which does not "
+                f"have it; {_REMEDY}"
+            )
+    return tensors
 
 
 def _stored(location: str, path: Path) -> dict[str, StoredTensor]:

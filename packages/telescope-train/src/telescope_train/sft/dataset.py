@@ -8,6 +8,7 @@ from typing import Any
 from telescope_core.chat.messages import message_from_json
 from telescope_core.errors import ConfigError
 from telescope_core.types import Message
+from telescope_train.models.hub import Kind, look_on_hub
 from telescope_train.sft.config import SftConfig
 
 _ROLES = ("system", "user", "assistant", "tool")
@@ -62,6 +63,8 @@ def _load(config: SftConfig) -> Any:
                 "json", data_files={config.dataset_split: str(path)}, split=config.dataset_split
             )
         name = str(path) if path.is_dir() else config.dataset
+        if not path.is_dir():
+            look_on_hub(Kind.DATASET, name)
         return datasets.load_dataset(
             name,
             config.dataset_subset,

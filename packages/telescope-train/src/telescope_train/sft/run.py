@@ -98,12 +98,12 @@ def _run_sft(
     if point is not None:
         for note in resume_notes(config, point):
             tell(note)
-    tokenizer = _tokenizer(config)
     if not config.make_tiny_model:
         look = look_at_model(config, dtype=config.model_dtype)
         look.require_sound()
         for note in look.notes:
             tell(note)
+    tokenizer = _tokenizer(config)
     ends = () if config.make_tiny_model else load_stop_ids(config)
     if config.dataset is not None:
         samples = dataset_samples(config, tokenizer, end_ids=ends)

@@ -1,13 +1,15 @@
 """What keeps the model of a run from being trained, as its config, headers and tokenizer show."""
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_train.chat.tokenizer import ModelSettings, bare_tokenizer
 from telescope_train.chat.vocabulary import require_rows
 from telescope_train.config.schema import ModelSection
-from telescope_train.models.location import require_written
+from telescope_train.models.hub import Kind, look_on_hub
+from telescope_train.models.location import locate_model, require_written
 from telescope_train.models.source import read_source, served_source
 
 
@@ -31,15 +33,29 @@ def look_at_model(settings: ModelSettings, *, dtype: str) -> ModelLook:
     """
     if find_spec("torch") is None:
         return ModelLook(notes=("torch is not installed here, so no file of the model was read",))
-    trust = settings.trust_remote_code
     notes: list[str] = []
     try:
         require_written(settings.model)
-        source = read_source(settings.model, dtype=dtype, trust_remote_code=trust)
+        location, copy = locate_model(settings.model), None
+        if not Path(location).is_dir():
+            copy = look_on_hub(Kind.MODEL, settings.model)
+        if copy is not None:
+            notes.append(
+                "the Hugging Face Hub was not asked for the model, whose copy in the cache of this "
+                "machine is used; if it takes long to fail, set HF_HUB_OFFLINE=1"
+            )
+        source = read_source(
+            settings.model,
+            dtype=dtype,
+            trust_remote_code=settings.trust_remote_code,
+            location=location if copy is None else str(copy),
+            downloads=False,
+        )
         if source.has_own_head:
             notes.append(
                 "config.json says that the output head is the embedding (tie_word_embeddings), "
-                "and the files have a head of its own: that is trained, as transformers loads it"
+                "and the files have a head too: if it differs it is trained on its own, as "
+                "transformers loads it"
             )
         if source.files is None:
             notes.append(
@@ -47,7 +63,8 @@ def look_at_model(settings: ModelSettings, *, dtype: str) -> ModelLook:
                 "config once they are loaded"
             )
         rows = source.config.get_text_config().vocab_size
-        note = require_rows(settings.model, bare_tokenizer(settings), rows)
+        read = ModelSection(model=source.location, trust_remote_code=settings.trust_remote_code)
+        note = require_rows(settings.model, bare_tokenizer(read), rows)
     except TelescopeError as error:
         return ModelLook(problems=(str(error),), notes=tuple(notes))
     return ModelLook(notes=(*notes, *([note] if note else [])))
