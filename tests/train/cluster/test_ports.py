@@ -1,5 +1,6 @@
 """A port that is held cannot be taken by another program before its first listener."""
 
+import os
 import socket
 from datetime import timedelta
 from typing import Any
@@ -8,7 +9,9 @@ import pytest
 
 from telescope_core.errors import ConfigError
 from telescope_train.cluster import ports
-from telescope_train.cluster.ports import HeldPort, free_port
+from telescope_train.cluster.ports import HeldPort, free_port, listening
+from telescope_train.config.fields import decided
+from telescope_train.config.schema import TrainConfig
 
 
 def bind(port: int) -> None:
@@ -76,3 +79,37 @@ def test_an_address_of_another_machine_has_no_free_port() -> None:
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1.*address"):
         free_port("192.0.2.1")
     assert free_port("127.0.0.1") > 0
+
+
+def test_a_port_that_was_not_set_may_be_taken() -> None:
+    """A server takes a later one then, so two runs can begin side by side without a word."""
+
+    def config_of(**inference: object) -> TrainConfig:
+        return TrainConfig.model_validate(
+            {
+                "run": {"name": "r"},
+                "model": {"model": "m"},
+                "environments": [{"name": "a:B"}],
+                "inference": inference,
+            }
+        )
+
+    with listening("127.0.0.1") as taken:
+        port = taken.getsockname()[1]
+        unset = config_of()
+        section = decided(unset.inference, inference_base_port=port)
+        assert ports.port_problems(unset.model_copy(update={"inference": section})) == []
+        (problem,) = ports.port_problems(config_of(inference_base_port=port))
+        assert f"{port}" in problem
+        assert f"in use by process {os.getpid()} " in problem
+    for host, fact in (("192.0.2.1", "no address"), ("2001:db8::1", "no IPv6 address")):
+        (problem,) = ports.port_problems(config_of(inference_host=host))
+        assert fact in problem
+        assert "inference_host" in problem
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_port_is_held_in_both_families(host: str) -> None:
+    with listening(host) as first, pytest.raises(OSError, match="in use"):
+        listening(host, first.getsockname()[1])
+    assert HeldPort().hold(host) > 0

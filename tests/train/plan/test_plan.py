@@ -1,6 +1,7 @@
 """The dry run: arithmetic, memory, and everything that keeps a run from starting."""
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -34,7 +35,7 @@ QWEN3 = {
     "head_dim": 32,
     "num_hidden_layers": 2,
     "intermediate_size": 96,
-    "vocab_size": 50,
+    "vocab_size": 128,
     "tie_word_embeddings": True,
     "max_position_embeddings": 512,
 }
@@ -53,18 +54,17 @@ class Echo(SingleTurnEnvironment):
 
 @pytest.fixture(scope="session")
 def save_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return what writes a random model with a tokenizer of two words."""
-    from tokenizers import Tokenizer, models
-    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+    """Return what writes a random model with a tokenizer of characters."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from telescope_train.models.tiny import character_tokenizer
 
     def save(**fields: Any) -> Path:
         folder = tmp_path_factory.mktemp("saved")
-        AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields)).save_pretrained(folder)
-        words = Tokenizer(models.WordLevel({"<unk>": 0, "say": 1}, unk_token="<unk>"))
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+        tokenizer = character_tokenizer()
+        config = AutoConfig.for_model(**fields, eos_token_id=tokenizer.eos_token_id)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        config = folder / "tokenizer_config.json"
-        config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": "say"}))
         return folder
 
     return save
@@ -224,7 +224,7 @@ def test_on_a_gpu_the_plan_goes_by_what_is_left_of_it(flags):
 
 
 def test_a_model_of_another_kind_has_unknown_size_but_a_plan(flags, save_model):
-    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 50}
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 128}
     found = plan(flags, "--model", str(save_model(model_type="gpt2", **sizes)))
     assert found.num_parameters is None
     assert found.problems == ()
@@ -252,7 +252,7 @@ def test_a_model_of_another_kind_has_unknown_size_but_a_plan(flags, save_model):
             "has no function 'has_signl'; did you mean has_signal?",
         ),
         (["--should_accept_fn", "keyword:nope"], "'nope'; give the name of one that it has"),
-        (["--filter_gibberish"], "no token id of the model's 50 is above"),
+        (["--filter_gibberish"], "no token id of the model's 128 is above"),
         (
             ["--fsdp_context_parallel_size", "3", "--trainer_num_workers", "3"],
             "trainer.fsdp_context_parallel_size (3) must divide the model's 4 attention heads",
@@ -271,9 +271,9 @@ def test_a_taken_port_names_the_port_and_the_setting(flags):
         taken.listen()
         port = taken.getsockname()[1]
         problems = plan(flags, "--inference_base_port", str(port)).problems
-    assert len(problems) == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in problems[0]
-    assert "inference_base_port" in problems[0]
+    (problem,) = [one for one in problems if f"127.0.0.1:{port}" in one]
+    assert f"in use by process {os.getpid()} " in problem
+    assert "inference_base_port" in problem
 
 
 def test_a_run_folder_with_something_in_it_is_kept(flags, tmp_path):
@@ -403,9 +403,8 @@ def test_what_servers_get_of_an_adapter_is_said(flags, more, expected):
 
 def test_the_chat_template_is_looked_at(flags: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"chat_template": "{{ enable_thinking }}<think></think><tool_call>"})
-    )
+    (own,) = folder.glob("chat_template.jinja")
+    own.write_text(own.read_text() + "{# enable_thinking <think></think><tool_call> #}")
     plan = make_plan(prepare(load_train_config([], [*flags, "--enable_thinking", "false"])))
     assert not plan.problems
     assert "read: thinking as think, tool calls as hermes" in render_plan(plan)
@@ -428,6 +427,7 @@ def test_a_chat_template_that_cannot_be_used_is_a_problem(
 ) -> None:
     config = {"chat_template": [{"name": "default", "template": template}]}
     (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "model" / "chat_template.jinja").unlink()
     (found,) = make_plan(prepare(load_train_config([], [*flags, *more]))).problems
     assert problem in found
 

@@ -26,9 +26,8 @@ def listening(host: str, port: int = 0) -> socket.socket:
     `port` 0 = a free one. Raises OSError.
     """
     # A port that is only bound could be bound once more by whoever sets SO_REUSEADDR, as vLLM does.
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio turns off Nagle's algorithm only if the protocol is given.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener = socket.socket(_family(host), socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         # Without it, connections that have just ended hold the port for a minute.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -120,7 +119,9 @@ def free_port(host: str = LOOPBACK) -> int:
     """
     chance = random.SystemRandom()
     for port in (*(chance.randrange(*_BELOW_CONNECTIONS) for _ in range(_TRIES)), 0):
-        with suppress(OSError), listening(host, port) as probe:
+        # Without SO_REUSEADDR, so that whoever listens there later need not set it either.
+        with socket.socket(_family(host), socket.SOCK_STREAM) as probe, suppress(OSError):
+            probe.bind((host, port))
             return int(probe.getsockname()[1])
     raise ConfigError(
         f"no port of {host} is free on {socket.gethostname()}, or it has no such address; stop a "
@@ -158,3 +159,7 @@ class HeldPort:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
