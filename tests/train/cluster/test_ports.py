@@ -87,7 +87,7 @@ def test_a_port_that_was_not_set_may_be_taken() -> None:
     def config_of(**inference: object) -> TrainConfig:
         return TrainConfig.model_validate(
             {
-                "run": {"name": "r"},
+                "run": {"name": "r", "number_of_steps": 1},
                 "model": {"model": "m"},
                 "environments": [{"name": "a:B"}],
                 "inference": inference,
