@@ -6,6 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from telescope_train.models import logprobs
+from telescope_train.models.head import HeadRule
+from telescope_train.models.logprobs import Head, LogitsUpstream, chunked_logprobs
+
 pytest.importorskip("triton", reason="Triton comes with vLLM and with torch for CUDA")
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -117,21 +121,19 @@ def test_gates_far_outside_are_finite(kernels, activation):
 )
 def test_blocks_of_logits(kernels, tokens, words, block, temperature, scale, cap, has_entropy):
     """Folded block by block, and the gradient of a block, with every token's target in one."""
-    rule = kernels.LogitsRule(scale, cap)
+    rule = HeadRule(scale=scale, cap=cap)
     products = drawn(tokens, words, size=20.0)
     targets = torch.arange(tokens) * 7919 % words
     temperatures = torch.full((tokens,), temperature)
     lowest = torch.finfo(torch.float32).min
-    running = kernels.RunningSums(
-        torch.full((tokens,), lowest), *(torch.zeros(tokens) for _ in range(3))
-    )
+    running = (torch.full((tokens,), lowest), *(torch.zeros(tokens) for _ in range(3)))
     starts = range(0, words, block)
     for start in starts:
         part = products[:, start : start + block]
         kernels.fold_logits(part, targets - start, temperatures, running, rule)
-    log_sums = running.sum_C.log()
-    normalisers = running.largest_C + log_sums
-    entropies = log_sums - running.weighted_C / running.sum_C
+    largest, sums, weighted, chosen = running
+    normalisers = largest + sums.log()
+    entropies = sums.log() - weighted / sums
 
     exact = products.double().requires_grad_()
     logits = exact * rule.scale
@@ -140,7 +142,7 @@ def test_blocks_of_logits(kernels, tokens, words, block, temperature, scale, cap
     logs = (logits / temperature).log_softmax(1)
     expected = logs.gather(1, targets[:, None])[:, 0], -(logs.exp() * logs).sum(1)
     torch.testing.assert_close(
-        (running.target_C - normalisers).double(), expected[0].detach(), rtol=1e-5, atol=1e-4
+        (chosen - normalisers).double(), expected[0].detach(), rtol=1e-5, atol=1e-4
     )
     torch.testing.assert_close(entropies.double(), expected[1].detach(), rtol=1e-4, atol=1e-4)
 
@@ -150,10 +152,47 @@ def test_blocks_of_logits(kernels, tokens, words, block, temperature, scale, cap
         total = total + expected[1] @ grad_entropy.double()
     total.backward()
     for start in starts:
-        found = kernels.logits_gradient(
-            *(products[:, start : start + block], targets - start, temperatures),
-            *(normalisers, entropies, grad, grad_entropy if has_entropy else None),
-            *(rule, torch.float32),
+        upstream = LogitsUpstream(
+            *(targets - start, temperatures, normalisers, entropies),
+            *(grad, grad_entropy if has_entropy else None),
         )
+        part = products[:, start : start + block]
+        found = kernels.logits_gradient(part, upstream, rule, torch.float32)
         right = exact.grad[:, start : start + block]
         torch.testing.assert_close(found.double(), right, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("block", [5 * 31, 60, 16])
+@pytest.mark.parametrize("has_entropy", [False, True])
+@pytest.mark.parametrize(
+    ("rule", "has_bias"),
+    [(HeadRule(), False), (HeadRule(scale=0.5, cap=4.0), False), (HeadRule(scale=2.0), True)],
+)
+def test_log_probs_by_kernels_are_those_by_torch(
+    kernels, monkeypatch, block, has_entropy, rule, has_bias
+):
+    """Whatever the blocks: of all tokens, of some, and of one word."""
+    tokens, words, width = 5, 31, 8
+    targets, temperatures = torch.arange(tokens) * 7, torch.linspace(0.5, 2.0, tokens)
+
+    def both():
+        hidden = drawn(tokens, width).requires_grad_()
+        weight = drawn(words, width, seed=1).requires_grad_()
+        bias = drawn(words, seed=2).requires_grad_() if has_bias else None
+        head = Head(weight, 0, words, None, bias, rule)
+        found = chunked_logprobs(
+            *(hidden, head, targets, temperatures), chunk_size=2, entropy_grad=has_entropy
+        )
+        total = found.logprobs_T @ drawn(tokens, seed=3)
+        if has_entropy:
+            total = total + found.entropy_T @ drawn(tokens, seed=4)
+        total.backward()
+        inputs = [one for one in (hidden, weight, bias) if one is not None]
+        return [*found, *(one.grad for one in inputs)]
+
+    expected = both()
+    monkeypatch.setattr(logprobs, "_kernels", lambda hidden: kernels)
+    monkeypatch.setattr(logprobs, "DEVICE_BLOCK", block)
+    monkeypatch.setattr(logprobs, "_DEVICE_WIDTH", min(31, block // 4))
+    for found, right in zip(both(), expected, strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)

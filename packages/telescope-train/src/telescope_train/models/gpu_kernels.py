@@ -7,12 +7,17 @@ Letters: R rows, N width of a row, T tokens, D size of an attention head, C toke
 logits, W vocabulary of a block.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from telescope_train.models.head import HeadRule
+
+if TYPE_CHECKING:
+    from telescope_train.models.logprobs import LogitsUpstream
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -29,13 +34,6 @@ class Normed(NamedTuple):
     values_RN: Tensor
     scales_R: Tensor
     """float32: 1 / sqrt(mean(x^2) + epsilon) of each row."""
-
-
-class LogitsRule(NamedTuple):
-    """What becomes of a product before it is a logit: scale, then cap, then temperature."""
-
-    scale: float
-    cap: float | None
 
 
 @triton.jit
@@ -380,23 +378,18 @@ def _logits_gradient_kernel(
         tl.store(places, found.to(gradient_ptr.dtype.element_ty), mask=inside)
 
 
-class RunningSums(NamedTuple):
-    """[C] float32 of each token, over the vocabulary so far; see `logprobs`."""
-
-    largest_C: Tensor
-    sum_C: Tensor
-    weighted_C: Tensor
-    target_C: Tensor
-
-
 def fold_logits(
     products_CW: Tensor,
     targets_C: Tensor,
     temperatures_C: Tensor,
-    running: RunningSums,
-    rule: LogitsRule,
+    running: tuple[Tensor, Tensor, Tensor, Tensor],
+    rule: HeadRule,
 ) -> None:
-    """Add a block of products to the sums of its tokens; targets count from its first column."""
+    """Add a block of products to sums of its tokens; targets count from its first column.
+
+    `running`: [C] float32 of each token, over the vocabulary so far: the largest logit; the sums of
+    exp(logit - largest) and of that times (logit - largest); and the logit of the target.
+    """
     num_tokens, width = products_CW.shape
     _fold_kernel[(num_tokens,)](
         *(products_CW, targets_C, temperatures_C, *running, products_CW.stride(0), width),
@@ -405,33 +398,23 @@ def fold_logits(
 
 
 def logits_gradient(
-    products_CW: Tensor,
-    targets_C: Tensor,
-    temperatures_C: Tensor,
-    normaliser_C: Tensor,
-    entropy_C: Tensor,
-    grad_C: Tensor,
-    grad_entropy_C: Tensor | None,
-    rule: LogitsRule,
-    dtype: torch.dtype,
+    products_CW: Tensor, upstream: "LogitsUpstream", rule: HeadRule, dtype: torch.dtype
 ) -> Tensor:
-    """Return the gradient [C, W] of a block of products in `dtype`, written once.
-
-    `grad_C` and `grad_entropy_C` are those of the log-prob and the entropy of each token.
-    """
+    """Return the gradient [C, W] of a block of products in `dtype`, written once."""
     num_tokens, width = products_CW.shape
     gradient_CW = products_CW.new_empty(num_tokens, width, dtype=dtype)
+    *tensors, grad_C, grad_entropy_C = upstream
+    has_entropy = grad_entropy_C is not None
     _logits_gradient_kernel[(num_tokens,)](
-        *(products_CW, targets_C, temperatures_C, normaliser_C, entropy_C, grad_C),
-        *(grad_C if grad_entropy_C is None else grad_entropy_C, gradient_CW),
+        *(products_CW, *tensors, grad_C, grad_entropy_C if has_entropy else grad_C, gradient_CW),
         *(products_CW.stride(0), width),
-        HAS_ENTROPY=grad_entropy_C is not None,
+        HAS_ENTROPY=has_entropy,
         **_arguments(rule, width),
     )
     return gradient_CW
 
 
-def _arguments(rule: LogitsRule, width: int) -> dict[str, Any]:
+def _arguments(rule: HeadRule, width: int) -> dict[str, Any]:
     part = min(_ROW_PART, triton.next_power_of_2(width))
     return {
         "scale": rule.scale,

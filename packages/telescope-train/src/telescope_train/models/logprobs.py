@@ -5,6 +5,7 @@ small enough for the cache of a CPU. Forward folds each block into a running max
 per token. Reductions are float32 or wider whatever the model's dtype, and so are the logits with
 `wide_logits`: one rounding to bfloat16 costs a log-prob a hundredth of a nat on average.
 A model's own scale and cap of logits come before the temperature, as in transformers and vLLM.
+On a GPU `gpu_kernels` do all that comes between the products; here it is in torch, for a CPU.
 Letters: T tokens, C tokens of a block, H hidden size, V vocabulary, W vocabulary of a block.
 """
 
@@ -17,12 +18,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from telescope_train.models.cpu_kernels import product
+from telescope_train.models.fused_layers import gpu_kernels
 from telescope_train.models.head import PLAIN, HeadRule
 
 CPU_BLOCK = 2**20
 """Logits in one block on the CPU: 4 MiB of float32 stay in cache, and the product is fast."""
 DEVICE_BLOCK = 2**25
 """Logits in one block elsewhere: few kernels, each long enough to keep the device busy."""
+_DEVICE_WIDTH = 2**10
+"""Least vocabulary of a block elsewhere. Blocks have as many tokens as that allows: one that has
+all of them finishes the gradient of its part of the head, and nothing has to be added up."""
 
 
 class Head(NamedTuple):
@@ -65,10 +70,10 @@ def chunked_logprobs(
     Entry t scores `targets_T[t]` from `hidden_TH[t]`: the caller shifts. Logits are hidden @
     weight.T + bias, scaled and capped by the head's rule; a head that is only a matrix [V, H] may
     be given as one. Gradients reach it, its bias and the hidden states; the entropy has one only
-    with `entropy_grad`. A block has at most `chunk_size` tokens. `wide_logits` keeps logits in
-    float32 where the model is narrower; without it they are rounded to the model's dtype first, as
-    in an engine that does so. Peak memory beyond inputs and outputs: two blocks, with a cap three,
-    and in backward `[T, H]` and `[W, H]` in float32.
+    with `entropy_grad`. A block has at most `chunk_size` tokens on a CPU. `wide_logits` keeps
+    logits in float32 where the model is narrower; without it they are rounded to the model's dtype
+    first, as in an engine that does so. Peak memory beyond inputs and outputs: two blocks, with a
+    cap three, and in backward `[T, H]` and `[W, H]` in float32.
 
     Where each rank of a group has a part of the vocabulary, all of them call this with the same
     tokens and get the same results. The gradient of the hidden states is this rank's part of it:
@@ -76,8 +81,9 @@ def chunked_logprobs(
     """
     if isinstance(head, Tensor):
         head = Head(head, 0, len(head), None)
-    # A target outside would be in no block, and its logit would silently stay 0.
-    if bool((~_is_inside(targets_T, head.vocab_size)).any()):
+    # A target outside would be in no block, and its logit would silently stay 0. Whoever moves
+    # targets to a GPU looks before that: here the answer would have to be waited for.
+    if not targets_T.is_cuda and bool((~_is_inside(targets_T, head.vocab_size)).any()):
         raise ValueError(
             f"expected token ids from 0 to {head.vocab_size - 1}, got {int(targets_T.min())} to "
             f"{int(targets_T.max())}; the samples come from a model with a larger vocabulary"
@@ -98,10 +104,26 @@ def _slices(size: int, step: int) -> Iterator[slice]:
         yield slice(start, min(start + step, size))
 
 
-def _block_width(chunk_size: int, num_tokens: int, device: torch.device) -> int:
-    """Return W, the number of vocabulary entries in a block."""
-    block = CPU_BLOCK if device.type == "cpu" else DEVICE_BLOCK
-    return max(1, block // max(1, min(chunk_size, num_tokens)))
+class _Blocks(NamedTuple):
+    """How tokens and vocabulary are cut into blocks."""
+
+    num_tokens: int
+    width: int
+
+    @classmethod
+    def of(cls, hidden_TH: Tensor, chunk_size: int) -> "_Blocks":
+        """Return those for `hidden_TH`, of at most `chunk_size` tokens on a CPU."""
+        is_device = _kernels(hidden_TH) is not None
+        size = DEVICE_BLOCK if is_device else CPU_BLOCK
+        most = size // _DEVICE_WIDTH if is_device else chunk_size
+        num_tokens = max(1, min(most, len(hidden_TH)))
+        return cls(num_tokens, max(1, size // num_tokens))
+
+
+def _kernels(hidden_TH: Tensor) -> Any:
+    """Return `gpu_kernels` where they are used."""
+    is_used = hidden_TH.is_cuda and hidden_TH.dtype != torch.float64
+    return gpu_kernels() if is_used else None
 
 
 class _Options(NamedTuple):
@@ -113,6 +135,43 @@ class _Options(NamedTuple):
     rule: HeadRule
 
 
+class LogitsUpstream(NamedTuple):
+    """All that the gradient of a block of logits depends on besides the logits, each [C]."""
+
+    targets_C: Tensor
+    """Counted from the block's first column."""
+    temperatures_C: Tensor
+    normaliser_C: Tensor
+    """Log of the sum of exp(logit) over the whole vocabulary."""
+    entropy_C: Tensor
+    grad_C: Tensor
+    """Gradient of each token's log-prob."""
+    grad_entropy_C: Tensor | None
+    """Gradient of each token's entropy; None = it has none."""
+
+
+def _products(
+    hidden_CH: Tensor, weight_WH: Tensor, bias_W: Tensor | None, *, wide_logits: bool
+) -> Tensor:
+    """Return hidden @ weight.T + bias [C, W]; with `wide_logits` in float32 or wider."""
+    wide = torch.promote_types(hidden_CH.dtype, torch.float32)
+    if not wide_logits or hidden_CH.dtype == wide:
+        products_CW = product(hidden_CH, weight_WH)
+    else:
+        products_CW = _wide_product(hidden_CH, weight_WH.T, wide)
+    if bias_W is not None:
+        products_CW += bias_W.to(products_CW.dtype)
+    return products_CW
+
+
+def _wide_product(left_XY: Tensor, right_YZ: Tensor, wide: torch.dtype) -> Tensor:
+    """Return left @ right, added up in `wide` and not rounded."""
+    if left_XY.is_cuda:
+        # The tensor cores multiply bfloat16 exactly and add up in float32 anyway.
+        return torch.mm(left_XY, right_YZ, out_dtype=wide)
+    return product(left_XY.to(wide), right_YZ.T.to(wide))
+
+
 class _Logits(NamedTuple):
     values_CW: Tensor
     """In float32 or wider, divided by the temperatures."""
@@ -120,31 +179,15 @@ class _Logits(NamedTuple):
     """Derivative of the cap; None = there is none, and it is 1."""
 
 
-def _logits(
-    hidden_CH: Tensor,
-    weight_WH: Tensor,
-    bias_W: Tensor | None,
-    temperatures_C: Tensor,
-    options: _Options,
-) -> _Logits:
-    """Return the logits [C, W] of a block."""
-    wide = torch.promote_types(hidden_CH.dtype, torch.float32)
-    rule = options.rule
-    if not options.wide_logits or hidden_CH.dtype == wide:
-        logits_CW = product(hidden_CH, weight_WH)
-    elif hidden_CH.is_cuda:
-        # The tensor cores multiply bfloat16 exactly and add up in float32 anyway.
-        logits_CW = torch.mm(hidden_CH, weight_WH.T, out_dtype=wide)
-    else:
-        logits_CW = product(hidden_CH.to(wide), weight_WH.to(wide))
-    if bias_W is not None:
-        logits_CW += bias_W.to(logits_CW.dtype)
+def _logits(products_CW: Tensor, temperatures_C: Tensor, rule: HeadRule) -> _Logits:
+    """Return the logits [C, W] of a block of products, which is overwritten."""
+    wide = torch.promote_types(products_CW.dtype, torch.float32)
     temperatures_C1 = temperatures_C.to(wide).unsqueeze(1)
     if rule.cap is None:
         # Widened before the division by the temperature, as in vLLM's sampler. A scale of 1 leaves
         # the temperatures as they are, to the bit.
-        return _Logits(logits_CW.to(wide).div_(temperatures_C1 / rule.scale), None)
-    shares_CW = logits_CW.mul_(rule.scale / rule.cap).tanh_().to(wide)
+        return _Logits(products_CW.to(wide).div_(temperatures_C1 / rule.scale), None)
+    shares_CW = products_CW.mul_(rule.scale / rule.cap).tanh_().to(wide)
     return _Logits(shares_CW.mul(rule.cap / temperatures_C1), shares_CW.square_().neg_().add_(1.0))
 
 
@@ -163,6 +206,11 @@ class _Running:
         numbers that cancel in the entropy."""
         self.target_T = torch.zeros_like(self.largest_T)
         """The logit of each target."""
+
+    def of(self, chunk: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the sums of some tokens, which share memory with these."""
+        sums = (self.largest_T, self.sum_T, self.weighted_T, self.target_T)
+        return tuple(sum_T[chunk] for sum_T in sums)
 
     def add(self, chunk: slice, logits_CW: Tensor, targets_C: Tensor) -> None:
         """Add one block, which is overwritten; `targets_C` count from its first entry."""
@@ -213,19 +261,27 @@ class _ChunkedLogprobs(torch.autograd.Function):
         temperatures_T: Tensor,
         options: _Options,
     ) -> tuple[Tensor, Tensor]:
-        num_tokens, chunk_size = len(hidden_TH), options.chunk_size
         ctx.options = options
-        ctx.width = _block_width(chunk_size, num_tokens, hidden_TH.device)
+        blocks = ctx.blocks = _Blocks.of(hidden_TH, options.chunk_size)
+        kernels, wide_logits = _kernels(hidden_TH), options.wide_logits
         # Vocabulary outside, tokens inside: a slice of the weight serves all tokens before the next
         # one, and backward can finish the slice's gradient with a sum of only [W, H].
-        running = _Running(num_tokens, hidden_TH)
-        for words in _slices(len(weight_VH), ctx.width):
+        running = _Running(len(hidden_TH), hidden_TH)
+        for words in _slices(len(weight_VH), blocks.width):
             bias_W = None if bias_V is None else bias_V[words]
-            for chunk in _slices(num_tokens, chunk_size):
-                logits_CW, _ = _logits(
-                    hidden_TH[chunk], weight_VH[words], bias_W, temperatures_T[chunk], options
+            for chunk in _slices(len(hidden_TH), blocks.num_tokens):
+                products_CW = _products(
+                    hidden_TH[chunk], weight_VH[words], bias_W, wide_logits=wide_logits
                 )
-                running.add(chunk, logits_CW, targets_T[chunk] - words.start)
+                targets_C, temperatures_C = targets_T[chunk] - words.start, temperatures_T[chunk]
+                if kernels is not None:
+                    sums = running.of(chunk)
+                    kernels.fold_logits(
+                        products_CW, targets_C, temperatures_C.float(), sums, options.rule
+                    )
+                    continue
+                logits_CW, _ = _logits(products_CW, temperatures_C, options.rule)
+                running.add(chunk, logits_CW, targets_C)
         if options.group is not None:
             running.add_ranks(options.group)
         log_sum_T = running.sum_T.log()
@@ -247,34 +303,38 @@ class _ChunkedLogprobs(torch.autograd.Function):
             ctx.saved_tensors
         )
         options: _Options = ctx.options
+        blocks: _Blocks = ctx.blocks
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
-        scale, wide = options.rule.scale, grad_T.dtype
+        kernels, wide = _kernels(hidden_TH), grad_T.dtype
         # Wide, because each token's gradient is a sum over all blocks of the vocabulary. The weight
         # needs a wide sum for one slice at a time, which is rounded once when it is complete.
         grad_hidden_TH = torch.zeros_like(hidden_TH, dtype=wide) if for_hidden else None
         grad_weight_VH = torch.empty_like(weight_VH) if for_weight else None
         grad_bias_V = torch.zeros_like(bias_V, dtype=wide) if for_bias else None
-        for words in _slices(len(weight_VH), ctx.width):
+        is_summed = kernels is None or blocks.num_tokens < len(hidden_TH)
+        for words in _slices(len(weight_VH), blocks.width):
             weight_WH = weight_VH[words]
             bias_W = None if bias_V is None else bias_V[words]
-            sum_WH = torch.zeros_like(weight_WH, dtype=wide) if for_weight else None
-            for chunk in _slices(len(hidden_TH), options.chunk_size):
-                logits_CW, slope_CW = _logits(
-                    hidden_TH[chunk], weight_WH, bias_W, temperatures_T[chunk], options
+            sum_WH = None
+            if grad_weight_VH is not None and is_summed:
+                sum_WH = torch.zeros_like(weight_WH, dtype=wide)
+            for chunk in _slices(len(hidden_TH), blocks.num_tokens):
+                products_CW = _products(
+                    hidden_TH[chunk], weight_WH, bias_W, wide_logits=options.wide_logits
                 )
-                # The normalizer from forward gives log p without a pass over the whole vocabulary.
-                log_CW = logits_CW.sub_(normaliser_T[chunk].unsqueeze(1))
-                if options.entropy_grad:
-                    grad_CW = _grad_with_entropy(
-                        log_CW, entropy_T[chunk], grad_T[chunk], grad_entropy_T[chunk]
-                    )
+                upstream = LogitsUpstream(
+                    targets_C=targets_T[chunk] - words.start,
+                    temperatures_C=temperatures_T[chunk].to(wide),
+                    normaliser_C=normaliser_T[chunk],
+                    entropy_C=entropy_T[chunk],
+                    grad_C=grad_T[chunk],
+                    grad_entropy_C=grad_entropy_T[chunk] if options.entropy_grad else None,
+                )
+                if kernels is None:
+                    grad_CW = _gradient(products_CW, upstream, options.rule)
                 else:
-                    grad_CW = log_CW.exp_().mul_(-grad_T[chunk].unsqueeze(1))
-                _add_at_targets(grad_CW, grad_T[chunk], targets_T[chunk] - words.start)
-                # As in `_logits`, in reverse.
-                grad_CW.div_(temperatures_T[chunk].to(wide).unsqueeze(1) / scale)
-                if slope_CW is not None:
-                    grad_CW.mul_(slope_CW)
+                    dtype = wide if for_bias else hidden_TH.dtype
+                    grad_CW = kernels.logits_gradient(products_CW, upstream, options.rule, dtype)
                 if grad_bias_V is not None:
                     grad_bias_V[words] += grad_CW.sum(0)
                 # Products in the model's dtype: on a GPU wide ones would miss the tensor cores.
@@ -283,7 +343,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     _accumulate(grad_hidden_TH[chunk], narrow_CW, weight_WH)
                 if sum_WH is not None:
                     _accumulate(sum_WH, narrow_CW.T, hidden_TH[chunk])
-            if grad_weight_VH is not None:
+                elif grad_weight_VH is not None:
+                    torch.mm(narrow_CW.T, hidden_TH, out=grad_weight_VH[words])
+            if grad_weight_VH is not None and sum_WH is not None:
                 grad_weight_VH[words] = sum_WH
         narrowed = (_rounded(grad_hidden_TH, hidden_TH), grad_weight_VH)
         return *narrowed, _rounded(grad_bias_V, bias_V), None, None, None
@@ -293,13 +355,23 @@ def _rounded(gradient: Tensor | None, like: Tensor) -> Tensor | None:
     return None if gradient is None else gradient.to(like.dtype)
 
 
-def _grad_with_entropy(
-    log_CW: Tensor, entropy_C: Tensor, grad_C: Tensor, grad_entropy_C: Tensor
-) -> Tensor:
-    """Return [C, W] -p (q + e (log p + H)), q and e the upstream gradients. Overwrites log p."""
-    probs_CW = log_CW.exp()
-    log_CW.add_(entropy_C.unsqueeze(1)).mul_(grad_entropy_C.unsqueeze(1))
-    return log_CW.add_(grad_C.unsqueeze(1)).mul_(probs_CW).neg_()
+def _gradient(products_CW: Tensor, upstream: LogitsUpstream, rule: HeadRule) -> Tensor:
+    """Return the gradient [C, W] of a block of products, which is overwritten."""
+    logits_CW, slope_CW = _logits(products_CW, upstream.temperatures_C, rule)
+    # The normalizer from forward gives log p without a pass over the whole vocabulary.
+    log_CW = logits_CW.sub_(upstream.normaliser_C.unsqueeze(1))
+    grad_C1 = upstream.grad_C.unsqueeze(1)
+    if upstream.grad_entropy_C is None:
+        grad_CW = log_CW.exp_().mul_(-grad_C1)
+    else:
+        # -p (q + e (log p + H)), q and e the gradients of log-prob and entropy.
+        probs_CW = log_CW.exp()
+        log_CW.add_(upstream.entropy_C.unsqueeze(1)).mul_(upstream.grad_entropy_C.unsqueeze(1))
+        grad_CW = log_CW.add_(grad_C1).mul_(probs_CW).neg_()
+    _add_at_targets(grad_CW, upstream.grad_C, upstream.targets_C)
+    # As in `_logits`, in reverse.
+    grad_CW.div_(upstream.temperatures_C.unsqueeze(1) / rule.scale)
+    return grad_CW if slope_CW is None else grad_CW.mul_(slope_CW)
 
 
 def _add_at_targets(grad_CW: Tensor, grad_C: Tensor, targets_C: Tensor) -> None:
@@ -319,5 +391,7 @@ def _accumulate(sum_XH: Tensor, left_XY: Tensor, right_YH: Tensor) -> None:
     # addmm_ needs one dtype, and then spares the product a tensor of its own.
     elif sum_XH.dtype == left_XY.dtype:
         sum_XH.addmm_(left_XY, right_YH)
+    elif sum_XH.is_cuda:
+        sum_XH += _wide_product(left_XY, right_YH, sum_XH.dtype)
     else:
         sum_XH += left_XY @ right_YH
