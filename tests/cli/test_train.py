@@ -1,8 +1,8 @@
 """`telescope train --resume`: what it goes on from, and what it says when there is nothing."""
 
-import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,18 +11,6 @@ import pytest
 
 from telescope_cli import main as cli
 
-MODEL = {
-    "model_type": "qwen3",
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "num_hidden_layers": 2,
-    "intermediate_size": 96,
-    "vocab_size": 50,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 512,
-}
 ENVIRONMENT = """
 from telescope_core import Example, ListSource, SingleTurnEnvironment, reward
 
@@ -48,10 +36,16 @@ name = "resumed_environment:Echo"
 """
 
 
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from telescope_train.models.tiny import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", seed=0)
+
+
 @pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))
+def settings(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(tiny, tmp_path / "model")
     (tmp_path / "resumed_environment.py").write_text(ENVIRONMENT)
     monkeypatch.syspath_prepend(tmp_path)
     path = tmp_path / "run.toml"
