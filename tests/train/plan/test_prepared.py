@@ -1,5 +1,7 @@
 """What is read before a run is read once, and decided in one place."""
 
+import json
+import shutil
 import sys
 from collections import Counter
 
@@ -151,3 +153,25 @@ def test_secrets_are_told_before_the_first_process(tmp_path, tiny, monkeypatch, 
     said = capsys.readouterr()
     assert line in said.out
     assert "hunter2" not in said.out + said.err
+
+
+def test_how_turns_end_is_known_before_anything_starts(tmp_path, tiny):
+    model = shutil.copytree(tiny, tmp_path / "base")
+    for name in ("config.json", "generation_config.json"):
+        file = model / name
+        known = json.loads(file.read_text())
+        # As in a base model: another token than the one that ends turns.
+        file.write_text(json.dumps({**known, "eos_token_id": 1}))
+    (problem,) = prepare(load_train_config([], settings(tmp_path, model))).problems
+    assert "the chat template ends an answer with '<|end|>' (token 2)" in problem
+    assert "add 2 to eos_token_id in generation_config.json" in problem
+
+    plain = tmp_path / "plain.jinja"
+    plain.write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    flags = [*settings(tmp_path, tiny), "--chat_template", str(plain)]
+    prepared = prepare(load_train_config([], flags))
+    assert prepared.problems == ()
+    assert [note for note in prepared.notes if "does not learn to stop" in note]

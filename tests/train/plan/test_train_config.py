@@ -88,11 +88,14 @@ def test_every_setting_is_read_by_the_trainer():
         (["--clip_high", "0.1"], "algorithm.clip_high has no effect without use_ppo_clip"),
         (["--env_isolation", "none", "--env_workers", "2"], "rollout.env_workers has no effect"),
         (
-            ["--environments", '[{"name": "a:B"}]', "--env_memory_limit_mb", "512"],
+            [*("--env_isolation", "none"), *("--env_memory_limit_mb", "512")],
             "rollout.env_memory_limit_mb has no effect because no environment of this run starts",
         ),
         (
-            ["--environments", '[{"name": "a:B", "env_workers": 2}]'],
+            [
+                *("--environments", '[{"name": "a:B", "env_workers": 2}]'),
+                *("--env_isolation", "none"),
+            ],
             "environments[0] (a:B): env_workers has no effect",
         ),
         (

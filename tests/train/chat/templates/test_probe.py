@@ -32,7 +32,7 @@ def test_the_probe_agrees_with_what_is_played(family):
     is_of_system = "system messages with tools" in report.refused and family.takes_system
     assert has_tools or is_of_system or report.keeps_calls is None
     assert report.takes_system == (family.name != "Gemma 2")
-    assert report.ends_turns
+    assert report.no_end is None
     assert report.text.startswith("chat template: thinking is read as ")
 
 
@@ -82,7 +82,7 @@ def test_settings_of_the_template(tiny, tmp_path):
     renderer = load_renderer(settings)
     asked = [Message(role="user", content="hi")]
     assert renderer.text(asked, add_generation_prompt=True) == "False|hi|"
-    assert "no answer ends with a token that ends a completion" in probe_template(renderer).text
+    assert "writes no end token behind an answer" in probe_template(renderer).text
     named = load_renderer(ModelSection(model=str(tiny), tool_call_parser="mistral"))
     assert named.format.tool_calls.name == "mistral"
 

@@ -14,7 +14,7 @@ from telescope_core.types import Message, ToolCall
 from telescope_train.chat.conversations import Conversations
 from telescope_train.chat.probe import probe_template
 from telescope_train.chat.renderer import Renderer, load_renderer
-from telescope_train.chat.supervised import render_conversations
+from telescope_train.chat.supervised import end_note, render_conversations
 from telescope_train.chat.uses import Use
 from telescope_train.config.schema import ModelSection
 
@@ -54,6 +54,50 @@ def test_nothing_is_refused_that_a_family_is_used_for(model):
     assert renderer.refusal(Use.THINKING) is None
     if "tools" in model.chains or "thinking tools" in model.chains:
         assert renderer.refusal(Use.TOOLS) is None
+
+
+PLAIN_TURNS = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def test_the_token_that_ends_turns_and_is_no_end_of_the_model_is_named():
+    # As in base models: turns end with <|im_end|>, and eos_token_id is another token.
+    tokenizer = CHATML.tokenizer()
+    other, own = (tokenizer.convert_tokens_to_ids(one) for one in ("<|im_start|>", "<|im_end|>"))
+    reason = Renderer(tokenizer, stop_token_ids=[other]).refusal(Use.ANSWERS)
+    assert reason is not None
+    assert f"'<|im_end|>' (token {own})" in reason
+    assert f"'<|im_start|>', token {other}" in reason
+    assert f"add {own} to eos_token_id in generation_config.json" in reason
+    assert "parser" not in reason
+    assert Renderer(tokenizer, stop_token_ids=[other, own]).refusal(Use.ANSWERS) is None
+
+
+def test_a_template_without_an_end_token_is_told_and_not_refused():
+    model = family("no end", PLAIN_TURNS)
+    renderer = model.renderer()
+    assert renderer.refusal(Use.ANSWERS) is None
+    report = probe_template(renderer)
+    assert report.no_end is not None
+    assert "does not learn to stop" in report.text
+    assert repr("\n") in report.no_end
+    assert "'<|im_end|>'" in report.no_end
+    prompt = renderer.prompt(ASKED)
+    assert renderer.parse(ids_of(model, "It is 4."), prompt=prompt).content == "It is 4."
+
+
+def test_supervised_training_is_told_how_answers_end():
+    tokenizer = CHATML.tokenizer()
+    own = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert end_note(tokenizer, end_ids=[own]) is None
+    note = end_note(family("no end", PLAIN_TURNS).tokenizer(), end_ids=[own])
+    assert note is not None
+    assert "does not learn to stop" in note
+    unended = family("other end", CHATML.source().replace("<|im_end|>", "<|im_start|>"))
+    with pytest.raises(ConfigError, match=r"add \d+ to eos_token_id"):
+        end_note(unended.tokenizer(), end_ids=[own])
 
 
 def test_a_template_that_takes_parts_shows_what_the_user_says():

@@ -39,8 +39,8 @@ class TemplateReport:
     tool_call_parser: str
     reasoning_parser: str
     takes_system: bool
-    ends_turns: bool
-    """Whether an answer in the history ends with a token that ends a completion."""
+    no_end: str | None
+    """What to know if no token ends an answer in the history; None if one does."""
     keeps_answers: bool | None
     """Whether an answer stays as it was written when the user writes again."""
     keeps_thinking: bool | None
@@ -78,11 +78,8 @@ class TemplateReport:
             implied = {use for of, uses in _IMPLIED.items() if of in self.refused for use in uses}
             uses = ", ".join(use for use in self.refused if use not in implied)
             parts.append(f"refused where a run needs it: {uses} (run.json says why)")
-        if not self.ends_turns:
-            parts.append(
-                "no answer ends with a token that ends a completion: the policy will write on "
-                "until max_tokens; correct eos_token_id in the model's generation_config.json"
-            )
+        if self.no_end is not None:
+            parts.append(self.no_end)
         return "chat template: " + "; ".join(parts)
 
     def row(self) -> dict[str, JsonValue]:
@@ -111,7 +108,7 @@ def probe_template(renderer: Renderer) -> TemplateReport:
         tool_call_parser=form.tool_calls.name,
         reasoning_parser=form.reasoning.name,
         takes_system=takes_system,
-        ends_turns=renderer.ends_turns(tools=bare),
+        no_end=renderer.no_end(tools=bare),
         refused=refused,
         keeps_answers=_keeps(renderer, start, answer, _AGAIN, tools=bare),
         keeps_thinking=_keeps(renderer, start, thinking, _AGAIN, tools=bare) if thinks else None,

@@ -14,6 +14,7 @@ from telescope_core.types import Message, ToolCall
 from telescope_train.chat.formats import ParsedReply, same_words
 from telescope_train.chat.formats.choose import NO_CALLS
 from telescope_train.chat.rendering import Rendering, Tools
+from telescope_train.chat.turn_end import turn_end, wrong_end
 from telescope_train.chat.uses import Use
 from telescope_train.chat.written import written_turn
 
@@ -79,6 +80,12 @@ def _answer_is_lost(rendering: Rendering, tools: Tools) -> str | None:
     prompt = rendering.text([_USER], tools=tools, add_generation_prompt=True)
     if _USER.content not in prompt:
         return f"the model's chat template leaves out what the user says; {_OTHER}"
+    end = turn_end(
+        lambda told, opens: rendering.text(told, tools=tools, add_generation_prompt=opens),
+        rendering.special,
+    )
+    if (reason := wrong_end(end, rendering.special)) is not None:
+        return reason
     turn = written_turn(rendering, [_USER], _ANSWER, tools=tools)
     if turn is None:
         return (
@@ -86,7 +93,8 @@ def _answer_is_lost(rendering: Rendering, tools: Tools) -> str | None:
             "the template does not show in front of an answer, so it is not known how an answer is "
             "written; set reasoning_parser if thinking begins there, or set chat_template"
         )
-    found = _read(rendering, turn, prompt)
+    # What no token ends is told by its report: the policy may end it with one, or with a stop text.
+    found = _read(rendering, turn if end.is_known else turn.rstrip(), prompt)
     if found.content != _ANSWER.content or found.calls:
         return (
             f"an answer, which the model's chat template writes as {turn!r}, would be read as "

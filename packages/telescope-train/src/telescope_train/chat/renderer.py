@@ -26,6 +26,7 @@ from telescope_train.chat.rendering import Rendering, Tools
 from telescope_train.chat.special_tokens import decoded
 from telescope_train.chat.template import require_thinking_choice, template_text
 from telescope_train.chat.tokenizer import load_stop_ids, load_tokenizer
+from telescope_train.chat.turn_end import no_end, turn_end
 from telescope_train.chat.uses import Use, uses_of
 from telescope_train.config.schema import ModelSection
 
@@ -225,15 +226,13 @@ class Renderer:
             return None
         return self._message(text[len(prompt.text) :][: end.start], tools, prompt)
 
-    def ends_turns(self, *, tools: Tools = ()) -> bool:
-        """Return whether the template ends an answer with a token that ends a completion."""
-        answer = Message(role="assistant", content="good day")
-        asked = [*_ANYBODY, answer]
-        # A template may write the end token behind the last turn alone, or behind earlier ones.
-        last = self.text(asked, tools=tools, add_generation_prompt=False)
-        earlier = self.text([*asked, *_ANYBODY], tools=tools, add_generation_prompt=True)
-        behind = (text.partition(answer.content)[2] for text in (last, earlier))
-        return any(self._special.first_end(text) is not None for text in behind)
+    def no_end(self, *, tools: Tools = ()) -> str | None:
+        """Return what to know if the template ends answers with no token; None if it does."""
+
+        def text(told: Sequence[Message], opens: bool) -> str:
+            return self.text(told, tools=tools, add_generation_prompt=opens)
+
+        return no_end(turn_end(text, self._special), self._special)
 
     def _message(
         self, text: str, tools: Tools, prompt: Prompt, *, sampled: Sequence[int] = ()

@@ -110,6 +110,30 @@ class SpecialTokens:
         ]
         return min(found, key=lambda end: end.start, default=None)
 
+    def first_special(self, text: str) -> tuple[int, str] | None:
+        """Return the id and text of the first special token in `text`; None = there is none."""
+        places = {
+            token_id: place
+            for token_id, token in self._tokenizer.added_tokens_decoder.items()
+            if token.special and (place := text.find(token.content)) >= 0
+        }
+        if not places:
+            return None
+        # Of two that begin at one place, the longer one is what the tokenizer finds.
+        kinds = self._tokenizer.added_tokens_decoder
+        first = min(places, key=lambda one: (places[one], -len(kinds[one].content)))
+        return first, kinds[first].content
+
+    @property
+    def end_ids(self) -> Collection[int]:
+        """The tokens that end a turn."""
+        return self._ends.keys()
+
+    @property
+    def ends_text(self) -> str:
+        """The end-of-turn tokens, for people."""
+        return ", ".join(f"{text!r}, token {token_id}" for token_id, text in self._ends.items())
+
     def _find_anchor(self) -> int | None:
         """Return a special token that leaves the white space beside it unchanged."""
         plain = [

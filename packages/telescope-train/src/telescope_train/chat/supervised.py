@@ -14,6 +14,7 @@ from telescope_core.types import Message
 from telescope_train.chat.message_form import message_form
 from telescope_train.chat.special_tokens import SpecialTokens
 from telescope_train.chat.template import template_text
+from telescope_train.chat.turn_end import no_end, turn_end, wrong_end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,23 @@ def render_conversations(
         _add_turn(drafts[number], prompt, whole[len(prompt) :], special)
     assert all(drafts), "a conversation without an assistant message cannot be learned from"
     return _encoded(special, drafts)
+
+
+def end_note(tokenizer: PreTrainedTokenizerBase, *, end_ids: Sequence[int]) -> str | None:
+    """Return what to know if the template ends answers with no token; None if it ends them.
+
+    Raises ConfigError if it ends them with a token at which the model would not end.
+    """
+    special = _special_tokens(tokenizer, end_ids)
+    form = message_form(template_text(tokenizer), partial(_text, tokenizer))
+
+    def text(told: Sequence[Message], opens: bool) -> str:
+        return _texts(tokenizer, [[form.plain(one) for one in told]], is_prompt=opens)[0]
+
+    found = turn_end(text, special)
+    if (reason := wrong_end(found, special)) is not None:
+        raise ConfigError(reason)
+    return no_end(found, special)
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int]) -> SpecialTokens:

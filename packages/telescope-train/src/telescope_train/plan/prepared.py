@@ -26,7 +26,7 @@ from telescope_train.plan.checks.megatron import (
     megatron_device_problems,
     megatron_model_problems,
 )
-from telescope_train.plan.checks.model import ModelLook, look_at_model
+from telescope_train.plan.checks.model import ModelLook, look_at_model, look_at_template
 from telescope_train.plan.checks.routing import routing_device_problems, routing_model_problems
 from telescope_train.plan.checks.weights import weights_device_problems
 from telescope_train.plan.gpus import gpu_problems
@@ -99,7 +99,13 @@ def prepare(config: TrainConfig) -> Prepared:
     problems += _step_problems(config, facts)
     problems += megatron_model_problems(config, facts)
     problems += routing_model_problems(config, facts)
-    problems += template_problems(config.model)
+    told = list(template_problems(config.model))
+    problems += told
+    if not told and not problems:
+        # Of a model that is here and whole: what is missing would be told a second time.
+        template = look_at_template(config)
+        problems += template.problems
+        look = look._replace(notes=(*look.notes, *template.notes))
     environments = prepare_environments(config)
     problems += environments.problems
     problems += held_out_problems(config, environments.records)

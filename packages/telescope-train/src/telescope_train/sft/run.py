@@ -19,6 +19,7 @@ from telescope_train.backends.protocol import BackendSettings, Ranks
 from telescope_train.batches.batch import PackedBatch, StepPlan, TrainingSample
 from telescope_train.batches.packing import pack
 from telescope_train.batches.weighting import token_weights
+from telescope_train.chat.supervised import end_note
 from telescope_train.chat.template import read_chat_template
 from telescope_train.chat.tokenizer import load_stop_ids, load_tokenizer
 from telescope_train.checkpoints.damage import restore
@@ -105,6 +106,8 @@ def _run_sft(
             tell(note)
     tokenizer = _tokenizer(config)
     ends = () if config.make_tiny_model else load_stop_ids(config)
+    if (note := end_note(tokenizer, end_ids=ends)) is not None:
+        tell(note)
     if config.dataset is not None:
         samples = dataset_samples(config, tokenizer, end_ids=ends)
     else:

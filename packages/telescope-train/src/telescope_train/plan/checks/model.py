@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from telescope_core.errors import ConfigError, TelescopeError
+from telescope_train.chat.probe import declared_uses, probe_template
+from telescope_train.chat.renderer import load_renderer
 from telescope_train.chat.tokenizer import ModelSettings, bare_tokenizer
 from telescope_train.chat.vocabulary import require_rows
-from telescope_train.config.schema import ModelSection
+from telescope_train.config.schema import ModelSection, TrainConfig
 from telescope_train.models.hub import Kind, look_on_hub
 from telescope_train.models.location import locate_model, require_written
 from telescope_train.models.source import read_source, served_source
@@ -68,6 +70,17 @@ def look_at_model(settings: ModelSettings, *, dtype: str) -> ModelLook:
     except TelescopeError as error:
         return ModelLook(problems=(str(error),), notes=tuple(notes))
     return ModelLook(notes=(*notes, *([note] if note else [])))
+
+
+def look_at_template(config: TrainConfig) -> ModelLook:
+    """Try the chat template as a run does at its start, as far as settings say what it is for."""
+    if find_spec("torch") is None:
+        return ModelLook()
+    try:
+        report = probe_template(load_renderer(config.model, uses=declared_uses(config)))
+    except TelescopeError as error:
+        return ModelLook(problems=(str(error),))
+    return ModelLook(notes=() if report.no_end is None else (report.no_end,))
 
 
 def require_served(folder: str) -> None:
