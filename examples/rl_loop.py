@@ -31,7 +31,7 @@ from telescope_train.batches.packing import pack
 from telescope_train.batches.samples import samples_from_rollout
 from telescope_train.batches.weighting import token_weights
 from telescope_train.chat.renderer import load_renderer
-from telescope_train.cluster.ports import HeldPort, free_port
+from telescope_train.cluster.ports import HeldPort
 from telescope_train.config.schema import ModelSection
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.policy import TokenPolicySource
@@ -236,14 +236,13 @@ def main() -> None:
         model = make_tiny_model(Path(folder) / "model", seed=3)
         settings = ServerSettings(
             model_path=str(model),
-            port=free_port(),
             log_path=Path(folder) / "server.log",
             max_model_len=256,
-            weight_transport="gloo",
+            takes_weights=True,
         )
         print("starting a vLLM server")
         with running(settings) as server:
-            asyncio.run(train(model, server.settings.base_url, steps=steps))
+            asyncio.run(train(model, server.root, steps=steps))
 
 
 if __name__ == "__main__":

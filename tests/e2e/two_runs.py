@@ -25,7 +25,7 @@ from cli_runs import TELESCOPE, environment
 RUN = """
 [run]
 name = "{name}"
-number_of_steps = 3
+number_of_steps = {steps}
 [model]
 model = {model}
 [[environments]]
@@ -41,6 +41,7 @@ seq_len = 128
 [inference]
 max_model_len = 64
 """
+STEPS = 3
 MINUTES = 10
 MISMATCH = 1e-3
 """Nats on average by which an engine may differ from the trainer, both in float32."""
@@ -59,15 +60,20 @@ class Seen(NamedTuple):
     refused: list[str]
     mismatch: float
     """The largest of all steps, nats on average."""
+    version: int
+    """Of the newest weights that its servers got."""
 
 
 def start(place: Path, name: str, seed: int) -> "subprocess.Popen[str]":
     """Start a run over a model of its own."""
     model = make_tiny_model(place / f"model-{name}", seed=seed)
-    (place / f"{name}.toml").write_text(RUN.format(name=name, model=json.dumps(str(model))))
+    (place / f"{name}.toml").write_text(
+        RUN.format(name=name, model=json.dumps(str(model)), steps=STEPS)
+    )
     with (place / f"{name}.out").open("w") as output:
         return subprocess.Popen(
-            [*TELESCOPE, "train", f"{name}.toml"],
+            # Random models earn no reward, and these are to be trained and sent all the same.
+            [*TELESCOPE, "train", f"{name}.toml", "--discard_group_zero_advantage", "false"],
             cwd=place,
             env=environment({}),
             stdout=output,
@@ -92,6 +98,7 @@ def seen_by(run: RunFolder) -> Seen:
         of_logs={one.removeprefix(begins) for one in lines if one.startswith(begins)},
         refused=[one for one in lines if "was meant" in one],
         mismatch=max(float(row["mismatch/mean"]) for row in run.metrics()),
+        version=max(one.version for one in events),
     )
 
 
@@ -107,6 +114,7 @@ def run_pair(place: Path) -> tuple[Seen, Seen]:
         assert seen.identities == seen.of_logs
         assert "" not in seen.identities
         assert not seen.refused
+        assert seen.version == STEPS
         assert seen.mismatch < MISMATCH < OTHER_MODEL
     assert not one.identities & two.identities
     assert not one.addresses & two.addresses

@@ -196,11 +196,13 @@ def test_a_server_has_the_address_of_its_node_and_a_secret_of_its_run(
     settings = ServerSettings(
         model_path="m", host=host, port=8100, log_path=tmp_path / "a.jsonl", secret=SECRET
     )
-    seat = ServerSeat(network=ElsewhereNetwork(is_local=is_local))
+    seat = ServerSeat(network=ElsewhereNetwork(is_local=is_local, driver="10.77.0.1"))
     settled = seat.settled(settings)
     assert settled.base_url == base_url
     assert settled.environment()[SECRET_VARIABLE] == SECRET
     assert settled.environment()["GLOO_SOCKET_IFNAME"] == "eth0"
+    excepted = settled.environment()["no_proxy"].split(",")
+    assert {"127.0.0.1", "::1", "10.77.0.1", "10.77.0.2"} <= {*excepted}
     assert SECRET not in repr(settled)
     assert not any(SECRET in argument for argument in settled.arguments())
 

@@ -325,6 +325,11 @@ class ServerProcess:
         self._watchdog: int | None = _start_watchdog(self._process.pid)
 
     @property
+    def root(self) -> str:
+        """The beginning of all URLs of this start of the server, at which no other one answers."""
+        return root_of(self.settings.base_url, self.identity)
+
+    @property
     def pid(self) -> int:
         """Process id of the server's first process."""
         return self._process.pid
@@ -510,8 +515,8 @@ def serve_model(
         chat_template=chat_template,
     )
     with running(settings) as server:
-        root = root_of(server.settings.base_url, server.identity)
-        yield ServedModel(base_url=f"{root}/v1", model=SERVED_MODEL_NAME, api_key=settings.secret)
+        url = f"{server.root}/v1"
+        yield ServedModel(base_url=url, model=SERVED_MODEL_NAME, api_key=settings.secret)
 
 
 def _describe_exit(code: int) -> str:

@@ -43,7 +43,7 @@ def listen_on(descriptor: int) -> None:
     def close_in_child() -> None:
         # An engine in a process of its own would hold the port after the death of this one.
         with suppress(OSError):
-            os.close(descriptor)
+            os.close(given.detach())
 
     os.register_at_fork(after_in_child=close_in_child)
     launcher.create_server_socket = lambda *_, **__: given
