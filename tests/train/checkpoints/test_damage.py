@@ -124,9 +124,14 @@ def test_what_a_finished_run_has_lost_is_not_trained_again_unasked(saved, newest
 def test_when_none_is_whole_the_error_says_what_each_lacks(saved, newest):
     cut(newest / SHARD)
     (newest.with_name("step-000002") / METADATA).unlink()
-    with pytest.raises(ConfigError, match="no complete checkpoint") as refused:
-        point_of(saved)
-    assert all(part in str(refused.value) for part in (str(newest), SHARD, METADATA))
+    section = saved.checkpoint.model_copy(
+        update={"resume_if_saved": True, "resume_from_checkpoint": None}
+    )
+    # Also for a queue: a run that has saved something is not begun again over it.
+    for config in (saved, saved.model_copy(update={"checkpoint": section})):
+        with pytest.raises(ConfigError, match="no complete checkpoint") as refused:
+            point_of(config)
+        assert all(part in str(refused.value) for part in (str(newest), SHARD, METADATA))
 
 
 @pytest.mark.parametrize("name", [METADATA, SAMPLER, "model/config.json"])

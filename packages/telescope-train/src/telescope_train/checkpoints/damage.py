@@ -9,12 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from telescope_core.errors import ConfigError
-from telescope_core.file_proofs import wrong_contents, wrong_in_parallel
+from telescope_core.file_proofs import wrong_contents, wrong_in_parallel, wrong_sizes
 from telescope_train.backends.protocol import DamagedStateError, Ranks
 from telescope_train.checkpoints.folders import (
     RunCheckpoint,
     complete_checkpoints,
-    find_checkpoints,
     read_checkpoint,
 )
 
@@ -41,9 +40,8 @@ def by_exporting(damaged: Path, older: Path) -> str:
 def read_whole(path: Path, go_on: GoOn) -> RunCheckpoint:
     """Return the checkpoint in `path`, whose files all have their sizes; ConfigError if not."""
     checkpoint = read_checkpoint(path)
-    found = find_checkpoints(path.parent)
-    if (why := found.broken.get(path)) is not None:
-        raise _refused(checkpoint, [why], go_on)
+    if wrong := wrong_sizes(path, checkpoint.used):
+        raise _refused(checkpoint, wrong, go_on)
     return checkpoint
 
 

@@ -250,13 +250,20 @@ def _opened(config: TrainConfig, point: ResumePoint | None) -> RunFolder:
 
 def _has_saved(folder: Path) -> bool:
     end_replacing(folder)
-    return bool(complete_checkpoints(folder))
+    found = find_checkpoints(folder)
+    # A run whose checkpoints have lost a part has saved something: nothing is begun over it.
+    return bool(found.complete or found.broken)
 
 
 def _newest(found: FoundCheckpoints, folder: Path, config: TrainConfig) -> RunCheckpoint:
+    if not found.complete and found.broken:
+        lacking = [f"{path}: {why}" for path, why in sorted(found.broken.items())]
+        raise ConfigError(
+            f"{str(folder)!r} holds no complete checkpoint; bring what is missing from a copy, "
+            f"or move these folders away and start again from the beginning:\n{_lines(lacking)}"
+        )
     if not found.complete:
-        lacking = "".join(f"\n  {path}: {why}" for path, why in sorted(found.broken.items()))
-        raise ConfigError(f"{_nothing_to_resume(folder, config)}{lacking}")
+        raise ConfigError(_nothing_to_resume(folder, config))
     newest = found.complete[-1]
     if newest.manifest.run != config.run.name:
         raise ConfigError(
