@@ -4,16 +4,18 @@ import asyncio
 import time
 from array import array
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 import pytest
 
-from telescope_core.errors import EndpointError
+from telescope_core.errors import ConfigError, EndpointError
 from telescope_core.types import Sampling
 from telescope_train.inference.client import TokenClient, parse_reply
 from telescope_train.inference.generation import Generation, RequestAbortedError, ServerLostError
+from telescope_train.inference.server import ServerProcess, ServerSettings
 from telescope_train.inference.wire import (
     PAUSE_AND_CLEAR,
     PAUSE_AND_KEEP,
@@ -391,3 +393,19 @@ async def test_a_seed_decides_the_tokens_whoever_runs_beside_it(client: TokenCli
     assert len({bytes(one.token_ids) for one in alone}) == 4
     unseeded = [await generate(client, 12) for _ in range(2)]
     assert unseeded[0].token_ids != unseeded[1].token_ids
+
+
+async def test_a_server_is_asked_as_itself_alone(vllm_server: str, server_log: Path) -> None:
+    """As a run would ask that has this address in its mind, and whose own server has left it."""
+    other = TokenClient(vllm_server, identity="0123456789abcdef")
+    assert not await other.is_alive()
+    assert await other.metrics_page() is None
+    for path in (PAUSE_PATH, "/resume", "/start_weight_update", "/update_weights"):
+        with pytest.raises(ServerLostError, match=r"another inference server.*0123456789abcdef"):
+            await other.control(path, query=f"?{PAUSE_AND_KEEP}", is_repeatable=True)
+    with pytest.raises(ServerLostError, match="another inference server"):
+        await generate(other, 1, seed=1)
+    port = int(vllm_server.rpartition(":")[2])
+    with pytest.raises(ConfigError, match=rf"{port}.*in use by process \d+ .*vllm_plugin"):
+        ServerProcess(ServerSettings(model_path="m", port=port, log_path=server_log))
+    await other.close()

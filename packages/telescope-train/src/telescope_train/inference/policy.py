@@ -151,7 +151,8 @@ class TokenPolicy(RecordingPolicy):
             raise
         # Nothing is awaited from here on, so conversations, chains and `turns` of requests that
         # overlap stay in step, in the order in which their answers ended.
-        said = replace(said, content=before_stop(said.content, sampling.stop))
+        if not sampling.include_stop_str_in_output:
+            said = replace(said, content=before_stop(said.content, sampling.stop))
         tokens = self._chains.record(
             prompt.ids,
             generation.token_ids,

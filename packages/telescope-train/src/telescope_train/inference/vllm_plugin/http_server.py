@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -35,7 +36,7 @@ def listen_on(descriptor: int) -> None:
     vLLM would bind the port itself, with SO_REUSEADDR and long before it listens: two servers could
     then have the same port, and one of them would answer for both.
     """
-    from vllm.entrypoints.launchers import launcher
+    from vllm.entrypoints.launchers.launcher import create_server_socket
 
     os.set_inheritable(descriptor, False)
     given = socket.socket(fileno=descriptor)
@@ -46,4 +47,5 @@ def listen_on(descriptor: int) -> None:
             os.close(given.detach())
 
     os.register_at_fork(after_in_child=close_in_child)
+    launcher: Any = sys.modules[create_server_socket.__module__]
     launcher.create_server_socket = lambda *_, **__: given
