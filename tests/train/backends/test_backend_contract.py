@@ -1,6 +1,7 @@
 """What every backend owes the trainer, on one rank: the same tests over all that are installed."""
 
 import math
+import re
 import sys
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from telescope_core.errors import ConfigError, TelescopeError
+from telescope_core.file_proofs import proofs_of
 from telescope_train.backends import known_backends
+from telescope_train.backends.protocol import DamagedStateError
 from telescope_train.batches.packing import padding_batch
 
 HERE = Path(__file__).parents[1]
@@ -167,6 +170,29 @@ def test_checkpoint_continues_bit_for_bit(settings, tiny, start, tmp_path):
             assert before[name] == after[name]
     for name, value in worker.export_weights():
         assert torch.equal(value, expected[name])
+
+
+def test_every_file_of_a_checkpoint_is_proved_before_it_is_loaded(settings, start, tmp_path):
+    worker = start(settings())
+    worker.train_step(grpo_batches(seq_len=128)[0], version=0)
+    folder = tmp_path / "state"
+    worker.start_checkpoint(folder, with_training_state=True)
+    told = worker.finish_checkpoint()
+    proofs = proofs_of(folder, {})
+    # Told while they were written: the large ones, and what says where their parts are.
+    assert {"__0_0.distcp", ".metadata"} <= told.keys()
+    assert {name: proofs[name] for name in told} == told
+    for name in proofs:
+        kept = (folder / name).read_bytes()
+        (folder / name).write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+        with pytest.raises(DamagedStateError, match=re.escape(name)):
+            worker.load_checkpoint(folder, proofs)
+        (folder / name).write_bytes(kept)
+    worker.load_checkpoint(folder, proofs)
+    # What torch cannot read names the folder, also where nothing proves it.
+    (folder / "__0_0.distcp").write_bytes(b"")
+    with pytest.raises(DamagedStateError, match="state"):
+        worker.load_checkpoint(folder)
 
 
 def test_a_folder_that_is_no_model_is_never_replaced(settings, start, tmp_path):

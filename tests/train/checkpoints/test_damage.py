@@ -211,6 +211,9 @@ def test_one_of_an_earlier_version_goes_on_and_is_told_as_unproved(saved, newest
     with pytest.raises(ConfigError, match=SAMPLER) as refused:
         point_of(saved)
     assert "step-000002" in str(refused.value)
+    cut(newest / SHARD)
+    with pytest.raises(DamagedStateError, match="step-000004"):
+        export_checkpoint(read_checkpoint(newest), newest / "hf", dtype=None, max_shard_size="1GB")
 
 
 def test_the_plan_says_what_is_passed_over(saved, newest):

@@ -234,13 +234,20 @@ def load_state(folder: str | Path, state: dict[str, Any]) -> None:
 
     Raises DamagedStateError if a file cannot be read.
     """
-    try:
+    with reading(Path(folder)):
         dcp.load(state, storage_reader=FileSystemReader(Path(folder)))
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Raise DamagedStateError where torch cannot read a file of the state in `folder`."""
+    try:
+        yield
     except CheckpointException as error:
         first, _ = next(iter(error.failures.values()))
         if isinstance(first, torch.OutOfMemoryError):
             raise first from None
-        raise DamagedStateError(Path(folder), [f"{type(first).__name__}: {first}"]) from error
+        raise DamagedStateError(folder, [f"{type(first).__name__} {first}".strip()]) from error
 
 
 def saved_keys(folder: str | Path) -> set[str]:

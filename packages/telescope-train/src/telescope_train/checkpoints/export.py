@@ -23,6 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.file_proofs import write_sums
 from telescope_core.records.folders import whole_folder
+from telescope_train.backends.distributed_checkpoint import reading
 from telescope_train.backends.megatron.architecture import architecture_of
 from telescope_train.backends.megatron.mapping import hugging_face_shapes
 from telescope_train.backends.megatron.pretrained import write_weights
@@ -134,7 +135,7 @@ def read_weights(state_path: Path) -> dict[str, Tensor]:
         for name, entry in reader.read_metadata().state_dict_metadata.items()
         if name.startswith(_WEIGHTS) and isinstance(entry, TensorStorageMetadata)
     }
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), reading(state_path):
         warnings.filterwarnings("ignore", message=".*load in a single process")  # what is meant
         dcp.load(state, storage_reader=reader, no_dist=True)
     return {name.removeprefix(_WEIGHTS): value for name, value in state.items()}

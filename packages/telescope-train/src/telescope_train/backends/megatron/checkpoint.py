@@ -18,6 +18,7 @@ from telescope_core.records.files import read_json, write_json
 from telescope_train.backends.distributed_checkpoint import (
     Saving,
     folder_of_all_ranks,
+    reading,
     write_in_background,
 )
 from telescope_train.backends.megatron.library import using
@@ -128,7 +129,7 @@ def read(folder: Path, trained: Trained) -> Progress:
         )
     progress = Progress(**facts["progress"])
     state = _state(trained, progress, with_training_state=True, is_loading=True)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), reading(folder):
         warnings.simplefilter("ignore")
         loaded = dist_checkpointing.load(state, str(folder))
     trained.model.load_state_dict(loaded["model"])

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from telescope_core.errors import ConfigError
+from telescope_train.backends.distributed_checkpoint import reading
 from telescope_train.backends.megatron.architecture import Architecture
 from telescope_train.backends.megatron.mapping import parts_of, take_apart
 from telescope_train.backends.megatron.weights import canonical_name
@@ -43,7 +44,7 @@ def read_weights(folder: Path, architecture: Architecture) -> Iterator[tuple[str
             )
         key, entry = entries[name]
         state = {key: torch.empty(entry.size, dtype=entry.properties.dtype)}
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), reading(folder):
             warnings.filterwarnings("ignore", message=".*load in a single process")  # what is meant
             dcp.load(state, storage_reader=reader, no_dist=True)
         return state[key]
