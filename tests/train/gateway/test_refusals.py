@@ -1,5 +1,6 @@
 """What cannot be exact is refused by name with what to do, in the form of OpenAI's errors."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import openai
@@ -27,6 +28,18 @@ def said(**fields):
 
 def read(own: Sampling = OWN, **given):
     return read_request({"model": "policy", "messages": ASK, **given}, own, model="policy")
+
+
+def test_stop_texts_are_in_the_answer_as_the_run_or_the_request_says():
+    kept = replace(OWN, include_stop_str_in_output=True)
+    assert read(own=kept).sampling.include_stop_str_in_output
+    # A text of the program's own ends its answers as the chat API says.
+    assert not read(own=kept, stop=["\n"]).sampling.include_stop_str_in_output
+    name = "include_stop_str_in_output"
+    assert read(stop=["\n"], **{name: True}).sampling.include_stop_str_in_output
+    assert not read(own=kept, **{name: False}).sampling.include_stop_str_in_output
+    with pytest.raises(Refusal):
+        read(**{name: "yes"})
 
 
 REFUSED = [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from telescope_core import ConfigError
-from telescope_core.chains import sampled_tokens
+from telescope_core.chains import chains_of, sampled_tokens
 from telescope_core.errors import EndpointError, TemplateLossError
 from telescope_core.types import JsonValue, Message, Sampling
 from telescope_train.chat.conversations import Conversations
@@ -132,6 +132,31 @@ async def test_what_follows_a_stop_text_of_two_servers_is_not_trained_on() -> No
     assert said.finish_reason == "stop"
     assert list(said.completion_ids) == renderer.encode("1+2")
     assert said.spans == (Span(3, 3),)
+
+
+@pytest.mark.parametrize(
+    ("is_included", "content", "num_chains"), [(True, "7</s>", 1), (False, "7", 2)]
+)
+async def test_an_answer_with_its_stop_text_is_reused_as_it_was_sampled(
+    is_included: bool, content: str, num_chains: int
+) -> None:
+    renderer = renderer_with()
+    first, second = renderer.encode("7</s>"), [*renderer.encode("8"), *renderer.stop_token_ids]
+    pool = RecordingPool([first, second])
+    policy = TokenPolicy(pool, renderer, "g", None)
+    sampling = Sampling(max_tokens=8, stop=("</s>",), include_stop_str_in_output=is_included)
+    said = (await policy.complete([USER], sampling)).message
+    assert said.content == content
+    await policy.complete([USER, said, FOLLOW_UP], sampling)
+    places = [turn.completion.tokens for turn in policy.turns]
+    # The tokens that are trained on are the same in both: all that were sampled.
+    assert list(places[0].completion_ids) == first
+    assert len(chains_of(places)) == num_chains
+    is_extended = pool.prompts[1][: len(pool.prompts[0]) + len(first)] == [
+        *pool.prompts[0],
+        *first,
+    ]
+    assert is_extended is is_included
 
 
 async def test_what_an_environment_begins_with_is_ready_with_its_tools(

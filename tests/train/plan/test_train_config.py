@@ -84,6 +84,10 @@ def test_every_setting_is_read_by_the_trainer():
         ),
         (["--max_model_len", "8192"], "must not exceed trainer.seq_len (4096)"),
         (["--use_tis", "--use_ppo_clip"], "would count the ratio to the sampler twice"),
+        (
+            ["--include_stop_str_in_output", "false"],
+            "rollout.include_stop_str_in_output has no effect without stop",
+        ),
         (["--clip_low", "0.1"], "algorithm.clip_low has no effect without use_ppo_clip"),
         (["--clip_high", "0.1"], "algorithm.clip_high has no effect without use_ppo_clip"),
         (["--env_isolation", "none", "--env_workers", "2"], "rollout.env_workers has no effect"),
@@ -260,6 +264,7 @@ def test_environments_that_do_not_fit(entries, expected):
     [
         ["--use_ppo_clip", "--clip_low", "0.1", "--clip_high", "0.3"],
         ["--use_tis", "--tis_cap", "4"],
+        ["--stop", '["</search>"]', "--include_stop_str_in_output", "false"],
         ["--clip_low", "null"],
         ["--lr_scheduler", "cosine", "--min_lr_ratio", "0.1", "--warmup_steps", "3"],
         ["--max_async_rollout", "4"],

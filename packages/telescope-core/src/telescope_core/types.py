@@ -145,7 +145,10 @@ class Sampling:
     repetition_penalty: float = 1.0
     """Divides the logits of tokens that occurred before; 1 = no penalty."""
     stop: tuple[str, ...] = ()
-    """Texts that end a turn; they are not part of it."""
+    """Texts that end a turn."""
+    include_stop_str_in_output: bool = False
+    """Whether the answer has the stop text that ended it, as it was sampled; chat endpoints leave
+    it out unless they are asked, which few can be."""
     seed: int | None = None
     """Makes the server draw the same tokens again, where it supports that."""
     extra: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])

@@ -17,6 +17,8 @@ def sampling_fields(sampling: Sampling) -> dict[str, Any]:
         fields["top_p"] = sampling.top_p
     if sampling.stop:
         fields["stop"] = list(sampling.stop)
+    if sampling.stop and sampling.include_stop_str_in_output:
+        fields["include_stop_str_in_output"] = True
     if sampling.seed is not None:
         fields["seed"] = sampling.seed
     if sampling.top_k > 0:

@@ -74,6 +74,7 @@ READ = frozenset(
     {
         *("model", "messages", "stream", "stream_options", "tools", "tool_choice"),
         *("max_tokens", "max_completion_tokens", "temperature", "stop"),
+        "include_stop_str_in_output",
         *("top_p", "top_k", "min_p", "repetition_penalty"),
     }
 )
@@ -151,6 +152,7 @@ def _sampling(given: Mapping[str, Any], own: Sampling) -> Sampling:
         max_tokens=min(own.max_tokens, max_tokens_of(given) or own.max_tokens),
         temperature=_temperature(given.get("temperature"), own.temperature),
         stop=_stop(given.get("stop"), own.stop),
+        include_stop_str_in_output=_includes_stop(given, own),
     )
 
 
@@ -175,6 +177,13 @@ def max_tokens_of(given: Mapping[str, Any]) -> int | None:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise wrong(name, "a whole number of at least 1", value)
     return min((given[name] for name in names), default=None)
+
+
+def _includes_stop(given: Mapping[str, Any], own: Sampling) -> bool:
+    """Return whether the answer has its stop text: what the chat API leaves out, as asked here."""
+    if "include_stop_str_in_output" in given:
+        return flag(given, "include_stop_str_in_output")
+    return own.include_stop_str_in_output and not given.get("stop")
 
 
 def _stop(value: object, own: tuple[str, ...]) -> tuple[str, ...]:

@@ -114,6 +114,9 @@ class RolloutSection(Section):
     """Tokens the policy may write per turn."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that end a turn."""
+    include_stop_str_in_output: bool = True
+    """Leave the stop text that ended a turn in the answer, as it was sampled, so that the history
+    of later turns is what was sampled; false = cut it off, as chat endpoints do."""
     interleaved_rollouts: bool = True
     """Reuse the sampled token ids of earlier turns; false = tokenize every prompt again."""
     seed_sampling: bool = False

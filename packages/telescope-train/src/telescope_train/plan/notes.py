@@ -25,6 +25,7 @@ def notes_of(prepared: Prepared) -> tuple[str, ...]:
         *_rounding_notes(config),
         *_checkpoint_notes(config),
         *_scheduling_notes(config),
+        *_stop_notes(config),
         *([given] if given else []),
     )
 
@@ -40,6 +41,16 @@ def _rounding_notes(config: TrainConfig) -> Iterator[str]:
             f"model_dtype = 'bfloat16' with a learning rate of {trainer.learning_rate:g}: a number "
             "in bfloat16 moves by at least 0.4 % of itself or not at all, so most changes are "
             "lost; keep the weights in float32, or see the metric weights/changed"
+        )
+
+
+def _stop_notes(config: TrainConfig) -> Iterator[str]:
+    rollout = config.rollout
+    if rollout.stop and rollout.interleaved_rollouts and not rollout.include_stop_str_in_output:
+        yield (
+            "include_stop_str_in_output = false: a turn that a text of stop ended is shown without "
+            "it in later prompts, not as it was sampled, so that in several turns each becomes a "
+            "training sample of its own, whose history is computed again"
         )
 
 

@@ -39,6 +39,9 @@ def step_problems(config: TrainConfig) -> Iterator[str]:
     if problem is not None:
         yield problem
     yield from _scheduling_problems(config)
+    if not config.rollout.stop:
+        why = "without stop; set stop, or remove include_stop_str_in_output"
+        yield from unused(config.rollout, "rollout.include_stop_str_in_output", why)
     accept = config.rollout.should_accept_fn
     is_path = re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", accept or "") is not None
     if accept is not None and accept not in BUILT_IN and not is_path:
