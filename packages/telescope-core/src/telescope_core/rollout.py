@@ -114,7 +114,10 @@ class _Playing:
                 ended.add_note(note)
             return self._failed(StopReason.TIMEOUT, ended)
         except BaseException as error:  # noqa: BLE001 - a boundary: a failed rollout has a reason
-            failed = self._failed(StopReason.ERROR, as_failure(error))
+            failure = as_failure(error)
+            is_full = self._stage == "play" and is_too_long(failure)
+            reason = StopReason.CONTEXT_LENGTH if is_full else StopReason.ERROR
+            failed = self._failed(reason, failure)
             return replace(failed, tags={**failed.tags, "failed_in": self._stage})
 
     async def clean_up(self) -> list[str]:

@@ -34,6 +34,7 @@ from telescope_train.observability.timeline import UNRECORDED, Timeline
 from telescope_train.rollouts.sampled import SampledBatch
 from telescope_train.rollouts.sampler import RolloutSampler
 from telescope_train.step.credit import Credit, CreditRules, assign_credit
+from telescope_train.step.losses import Losses
 from telescope_train.step.metrics import StepClock, StepResult, step_row
 from telescope_train.step.minibatches import plan_step
 from telescope_train.step.records import StepRecords, record_attempts, record_rollouts
@@ -75,6 +76,8 @@ class LoopParts:
     """Whose turn it is on a GPU that trainer and server share."""
     timeline: Timeline = UNRECORDED
     """Is told how the driver spends its time."""
+    losses: Losses = field(default_factory=lambda: Losses(lambda text: None))
+    """Tells what steps lose of their batches."""
     take_known: Callable[[], Mapping[str, float]] = dict[str, float]
     """Returns what has become known since the last step and belongs in its row of metrics."""
 
@@ -118,6 +121,7 @@ async def train(
             )
             row = step_row(result, parts.machine, version=version)
             row |= trained.learned | {"step": step, "version": step, "time_s": time.time()}
+            parts.losses.note(step, trained.batch, row)
             with parts.timeline.span("after the step", step=step):
                 await tokens.record(
                     step, trained.plan, trained.credit.samples, scale=trained.weight_scale

@@ -4,7 +4,6 @@ Each is a context that closes what it opened; `run` puts them one into the other
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,7 +13,6 @@ from typing import Any
 from telescope_core.gateway import Gateway
 from telescope_core.processes import EnvironmentPool
 from telescope_core.records import RunFolder
-from telescope_core.records.logs import SHOWN_AS
 from telescope_core.records.servers import ServerRole, ServerState
 from telescope_train.backends import layout_of
 from telescope_train.backends.protocol import BackendSettings
@@ -53,7 +51,6 @@ from telescope_train.weights.choice import transport_of
 from telescope_train.weights.publish import WeightPublisher
 from telescope_train.weights.transport import load_transport
 
-_LOGGER = logging.getLogger(__name__)
 RANK_DEATH_SHOWS_WITHIN_S = 5.0
 """Seconds after a failure within which the death of a rank is still taken for its cause: Ray tells
 it at once, and every rank is asked every second."""
@@ -211,8 +208,9 @@ async def open_policies(
     *,
     renderer: Renderer,
     gateway: Gateway,
+    say: Callable[[str], None],
 ) -> AsyncIterator[Policies]:
-    """Connect to the servers, on behalf of the environments."""
+    """Connect to the servers, on behalf of the environments; `say` shows what went wrong."""
     clients = [
         TokenClient(
             one.base_url,
@@ -233,7 +231,7 @@ async def open_policies(
             _standing(lease) for pool in (pool, eval_servers.own) if pool for lease in pool.leases
         ]
     rank_spans = RankSpans(lambda: processes.ranks.timed, recording.timeline)
-    _note_replaced_workers(prepared, recording.timeline)
+    _note_replaced_workers(prepared, recording.timeline, say)
     seats = Seats.of(prepared.config, log, num_servers=len(pool.clients), calls=calls)
     try:
 
@@ -284,15 +282,16 @@ def _turns(prepared: Prepared, processes: Processes, pool: ServerPool) -> Turns:
     return SharedGpu(SleepingLeases(pool, processes.servers, level=level), processes.ranks)
 
 
-def _note_replaced_workers(prepared: Prepared, timeline: Timeline) -> None:
+def _note_replaced_workers(
+    prepared: Prepared, timeline: Timeline, say: Callable[[str], None]
+) -> None:
+    def replaced(name: str, reason: str) -> None:
+        say(f"a worker is replaced: {reason}")
+        timeline.moment("worker replaced", f"environment {name}", reason)
+
     for client in prepared.environments.opened.clients:
         if isinstance(client, EnvironmentPool):
-            client.on_replaced = partial(_worker_replaced, timeline, client.name)
-
-
-def _worker_replaced(timeline: Timeline, name: str, reason: str) -> None:
-    _LOGGER.info("a worker of %s is replaced: %s", name, reason, extra={SHOWN_AS: "warning"})
-    timeline.moment("worker replaced", f"environment {name}", reason)
+            client.on_replaced = partial(replaced, client.name)
 
 
 def _eval_pool(clients: Sequence[TokenClient], folder: RunFolder) -> ServerPool | None:

@@ -81,6 +81,7 @@ from telescope_train.rollouts.held_out import require_untrained
 from telescope_train.rollouts.mix import Mix, make_sampler, training_environments
 from telescope_train.rollouts.sampled import BEGINNING
 from telescope_train.step.credit import credit_rules
+from telescope_train.step.losses import Losses
 from telescope_train.step.records import record_unfinished
 from telescope_train.step.stream_rules import streams_gradients
 from telescope_train.step.throughput import Machine
@@ -209,7 +210,13 @@ async def _run(prepared: Prepared, folder: RunFolder, head: HeadProcesses) -> No
                 ) as recording,
                 open_processes(prepared, folder, joined, recording.traces_endpoint) as processes,
                 open_policies(
-                    prepared, folder, processes, recording, renderer=renderer, gateway=gateway
+                    prepared,
+                    folder,
+                    processes,
+                    recording,
+                    renderer=renderer,
+                    gateway=gateway,
+                    say=view.warn,
                 ) as policies,
             ):
                 opened = Opened(
@@ -250,6 +257,7 @@ class _Ready:
     evals: EvalsBeside
     mix: Mix
     packing: Packing
+    losses: Losses
 
 
 async def _train(opened: Opened) -> None:
@@ -295,7 +303,8 @@ async def _get_ready(opened: Opened) -> _Ready:
     if config.evals.eval_before_training and not first_version:
         view.phase("evals before training")
         await evals.whole_round(BEFORE, first_version)
-    return _Ready(opened=opened, evals=evals, mix=mix, packing=packing)
+    losses = Losses(view.warn)
+    return _Ready(opened=opened, evals=evals, mix=mix, packing=packing, losses=losses)
 
 
 async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
@@ -332,6 +341,7 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
         streams_gradients=streams_gradients(config),
         timeline=opened.policies.recording.timeline,
         turns=TurnsAfterEvals(turns=opened.policies.turns, evals=evals),
+        losses=ready.losses,
         take_known=evals.take_known,
     )
     view.phase("training")

@@ -14,6 +14,7 @@ from telescope_core.reports.overview import reward_curve
 from telescope_train.checkpoints.folders import FINAL, checkpoints_folder
 from telescope_train.config.eval_folders import AFTER, BEFORE, eval_path, eval_steps, step_tag
 from telescope_train.config.schema import EvalEntry, TrainConfig
+from telescope_train.step.losses import losses_of
 
 MOST_COMPARED = 20
 """Most steps at either end of a run whose mean rewards are compared."""
@@ -37,6 +38,7 @@ def make_summary(config: TrainConfig, folder: RunFolder) -> dict[str, Any]:
             "held_out": len(held_out),
             "in_both": len(trained & held_out),
         },
+        "losses": losses_of(folder, rows),
         "mismatch_max": max(mismatches, default=None),
         "seconds_training": seconds,
         "seconds_per_step": seconds / max(1, len(rows)),

@@ -95,6 +95,7 @@ async def _play(request: EvalRequest, folder: EvalFolder, endpoint: Endpoint) ->
     from telescope_core.chat.trouble import showing_troubles
     from telescope_core.gateway import forwarding, recording
     from telescope_core.open import open_environment
+    from telescope_core.processes import EnvironmentPool
 
     settings = request.settings
     done, problems = folder.read()
@@ -111,6 +112,8 @@ async def _play(request: EvalRequest, folder: EvalFolder, endpoint: Endpoint) ->
                 folder.append(row)
                 progress.update(row)
 
+            if isinstance(environment, EnvironmentPool):
+                environment.on_replaced = lambda why: progress.note(f"a worker is replaced: {why}")
             async with forwarding(client, host=host) as policies:
                 result = await run_eval(
                     recording(environment, note=progress.note),

@@ -22,6 +22,7 @@ from telescope_core.records.restarts import Restart
 from telescope_core.reports.before_after import label_of, order_of
 from telescope_core.reports.sparkline import sparkline
 from telescope_core.secret_names import secrets_line
+from telescope_train.step.losses import losses_text
 
 _LOGGER = logging.getLogger(__name__)
 _WIDTH = 80
@@ -125,7 +126,7 @@ class LiveView:
         self._phase = text
         _LOGGER.info(text)
         if self._live is None:
-            self._console.print(f"{self._elapsed()} {text}", highlight=False, soft_wrap=True)
+            self._print(f"{self._elapsed()} {text}")
 
     def warn(self, text: str) -> None:
         """Print text about something that a person should look at, as `note` does."""
@@ -138,14 +139,18 @@ class LiveView:
     def _note(self, text: str, *, level: str) -> None:
         # What is shown here must not go to stderr again, so its level is told to the log alone.
         _LOGGER.info(text, extra={SHOWN_AS: level})
-        self._console.print(f"{self._elapsed()} {text}", highlight=False, soft_wrap=True)
+        self._print(f"{self._elapsed()} {text}")
+
+    def _print(self, line: str) -> None:
+        # Lines have texts of others in them, which are no markup.
+        self._console.print(Text(line), soft_wrap=True)
 
     def update(self, row: Mapping[str, Any]) -> None:
         """Show the metrics of one more step."""
         self._rows.append(row)
         _LOGGER.info(self._line(row))
         if self._live is None:
-            self._console.print(self._line(row), highlight=False, soft_wrap=True)
+            self._print(self._line(row))
 
     def go_back(self, step: int) -> None:
         """Forget the steps after `step`: they are taken again."""
@@ -293,6 +298,8 @@ def print_summary(summary: Mapping[str, Any], *, console: Console | None = None)
         for name, entry in evals.items():
             if "change" in entry:
                 console.print(f"{name}: {entry['change']['text']}", highlight=False)
+    for line in losses_text(summary.get("losses") or {}):
+        console.print(Text(line, style="yellow"), soft_wrap=True)
     mismatch = summary.get("mismatch_max")
     if mismatch is not None:
         console.print(f"largest log-prob mismatch {mismatch:.1e} nats", highlight=False)

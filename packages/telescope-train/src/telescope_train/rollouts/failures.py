@@ -11,8 +11,10 @@ from telescope_core.errors import (
     EnvironmentProcessError,
     ProcessDiedError,
     RewardError,
+    RolloutCrashError,
     TelescopeError,
 )
+from telescope_core.processes.replies import UnreadableReplyError
 from telescope_core.types import Group, Rollout, StopReason
 from telescope_train.inference.generation import ServerLostError
 
@@ -24,9 +26,11 @@ class Boundary(StrEnum):
     """The part that a failure came from."""
 
     ENVIRONMENT = "environment"
-    """Environment code raised, or its settings leave no room for a turn."""
+    """Environment code raised."""
     REWARD = "reward"
     """A reward or metric function raised, or returned something that is not a number."""
+    CONTEXT_LENGTH = "context_length"
+    """The prompt does not fit the model's context."""
     ENDPOINT = "endpoint"
     """An inference server failed, or gave an invalid answer."""
     PROCESS = "process"
@@ -43,6 +47,8 @@ BY_ERROR = {
     ServerLostError.__name__: Boundary.ENDPOINT,
     ProcessDiedError.__name__: Boundary.ENDPOINT,
     EnvironmentProcessError.__name__: Boundary.PROCESS,
+    RolloutCrashError.__name__: Boundary.PROCESS,
+    UnreadableReplyError.__name__: Boundary.PROCESS,
     MemoryError.__name__: Boundary.PROCESS,
 }
 """Name of the exception, with which `Rollout.error` begins -> boundary."""
@@ -52,6 +58,8 @@ def boundary_of(rollout: Rollout) -> Boundary:
     """Return where a failed rollout failed."""
     if rollout.stop_reason is StopReason.TIMEOUT:
         return Boundary.TIMEOUT
+    if rollout.stop_reason is StopReason.CONTEXT_LENGTH:
+        return Boundary.CONTEXT_LENGTH
     name = (rollout.error or "").partition(":")[0]
     if name in BY_ERROR:
         return BY_ERROR[name]

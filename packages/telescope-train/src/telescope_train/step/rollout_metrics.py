@@ -77,6 +77,9 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "rollouts/failed": float(len(failed)),
         "rollouts/timed_out": float(endings[StopReason.TIMEOUT]),
         "rollouts/out_of_context": float(endings[StopReason.CONTEXT_LENGTH]),
+        "requests/sent_again": float(
+            sum(turn.completion.num_retries for rollout in rollouts for turn in rollout.turns)
+        ),
         "truncated/fraction": len(truncated) / max(1, len(rollouts)),
         "no_eos_ratio": len(endless) / max(1, len(played)),
         **distribution("completion_len", [rollout.num_completion_tokens for rollout in played]),
