@@ -472,3 +472,18 @@ def test_what_an_eval_gave_is_in_the_row_of_the_step_at_which_it_was_known(tmp_p
     told = sum(row.get("eval/missing", 0) for row in rows.values())
     assert told == sum(point.version < 8 for point in skipped)
     assert all(not any(key.startswith("eval/") for key in rows[step]) for step in (1, 2, 3))
+
+
+def test_debug_messages_tell_draws_servers_and_transfers(tmp_path, caplog):
+    async def trained(world: World) -> None:
+        await world.train()
+
+    with caplog.at_level("DEBUG", logger="telescope_train"):
+        in_world(trained, tmp_path, num_own=1)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "DEBUG"]
+    for part in ("is example", "weights 1 are live on", "life 1: updating"):
+        assert [one for one in told if part in one], part
+    caplog.clear()
+    with caplog.at_level("INFO", logger="telescope_train"):
+        in_world(trained, tmp_path / "quiet", num_own=1)
+    assert not [record for record in caplog.records if record.levelname == "DEBUG"]

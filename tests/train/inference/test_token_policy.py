@@ -134,6 +134,18 @@ async def test_what_follows_a_stop_text_of_two_servers_is_not_trained_on() -> No
     assert said.spans == (Span(3, 3),)
 
 
+async def test_each_request_has_a_debug_message(caplog: pytest.LogCaptureFixture) -> None:
+    renderer = renderer_with()
+    ids = [*renderer.encode("12"), *renderer.stop_token_ids]
+    policy = TokenPolicy(RecordingPool([ids]), renderer, "3.1", None)
+    with caplog.at_level("DEBUG", logger="telescope_train"):
+        await policy.complete([USER], Sampling(max_tokens=8))
+    (said,) = [record.getMessage() for record in caplog.records]
+    num_prompt = len(renderer.prompt([USER]).ids)
+    assert f"request of 3.1: {num_prompt} prompt tokens, {len(ids)} sampled in" in said
+    assert "ended by stop; turn 1" in said
+
+
 @pytest.mark.parametrize(
     ("is_included", "content", "num_chains"), [(True, "7</s>", 1), (False, "7", 2)]
 )

@@ -21,7 +21,7 @@ _LOGGER = logging.getLogger(__name__)
 
 def run_logs(config: TrainConfig, folder: RunFolder) -> Logs:
     """Return where the processes of a run write what they log."""
-    return Logs(folder=folder.logs_path.absolute(), is_debug=config.run.debug)
+    return Logs(folder=folder.logs_path.absolute(), is_debug=config.writes_debug)
 
 
 def run_secrets(prepared: Prepared) -> set[str]:

@@ -6,6 +6,7 @@ the wire, and cancelling it withdraws the request on the host.
 
 import asyncio
 import itertools
+import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar, copy_context
@@ -59,6 +60,8 @@ from telescope_core.types import (
     Rollout,
     Sampling,
 )
+
+_LOGGER = logging.getLogger(__name__)
 
 _DECODER: msgspec.msgpack.Decoder[HostFrame] = msgspec.msgpack.Decoder(HostFrame)
 
@@ -229,8 +232,14 @@ class Serving:
 
     async def _play(self, client: InProcessEnvironment, request: Play) -> Rollout:
         policy = _HostPolicy(self, request.id, request.endpoint)
+        asked = request.request
+        _LOGGER.debug("rollout %s of example %s begins", asked.rollout_id, asked.example_index)
         with hearing_of_scoring(partial(self._note_scoring, request)):
-            rollout = await client.play(request.request, policy)
+            rollout = await client.play(asked, policy)
+        _LOGGER.debug(
+            "rollout %s is %s with reward %s after %d turns",
+            *(asked.rollout_id, rollout.status.value, rollout.reward, policy.num_answers),
+        )
         # The host has recorded the turns of its policy.
         return replace(rollout, turns=()) if policy.num_answers else without_tokens(rollout)
 

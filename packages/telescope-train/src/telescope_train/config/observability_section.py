@@ -42,7 +42,7 @@ class ObservabilitySection(Section):
     """With `use_wandb`: send the logs of all processes, compressed, every few minutes and at the
     end of the run, without debug messages."""
     wandb_upload_logs_detailed: bool = False
-    """With `use_wandb`: send debug messages with the logs too, which a run writes with `debug`."""
+    """With `use_wandb`: write debug messages to the logs, as with `debug`, and send them too."""
     wandb_upload_logs_stdout: bool = False
     """With `use_wandb`: send what inference servers and environment workers print with the logs. It
     may hold what their code prints of rollouts."""

@@ -45,7 +45,8 @@ class RunSection(Section):
     number_of_steps: Count
     """Number of batches to sample and train on; new weights are published after each."""
     debug: bool = False
-    """Write debug messages to the logs of every process."""
+    """Write debug messages to the logs: each draw, request, rollout, state of a server, and
+    transfer of weights. Ray's own messages are shown too."""
 
 
 class ModelSection(Section):
@@ -279,6 +280,13 @@ class TrainConfig(Section):
     def largest_group(self) -> int:
         """Most rollouts that a group of any environment has."""
         return max(one.group_size or self.rollout.group_size for one in self.environments)
+
+    @property
+    def writes_debug(self) -> bool:
+        """Whether debug messages are written: for whoever reads the logs, or to be uploaded."""
+        section = self.observability
+        is_uploaded = section.use_wandb and section.wandb_upload_logs_detailed
+        return self.run.debug or is_uploaded
 
     @property
     def num_optimizer_steps(self) -> int:

@@ -100,7 +100,9 @@ def eval_settings(
             min_p=entry.min_p,
             repetition_penalty=entry.repetition_penalty,
             stop=config.rollout.stop,
-            include_stop_str_in_output=config.rollout.include_stop_str_in_output,
+            include_stop_str_in_output=(
+                bool(config.rollout.stop) and config.rollout.include_stop_str_in_output
+            ),
             seed=config.run.seed if config.rollout.seed_sampling else None,
         ),
         concurrency=concurrency,

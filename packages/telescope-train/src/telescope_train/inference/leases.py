@@ -8,6 +8,7 @@ loading: it has started again, and serves once it has the present weights.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -17,6 +18,8 @@ from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
 from telescope_core.types import Sampling, WeightVersion
 from telescope_train.inference.generation import Generation
 from telescope_train.inference.load import ServerLoad
+
+_LOGGER = logging.getLogger(__name__)
 
 CONTROL_DEADLINE_S = 120.0
 """Longest that a control call may take, its retries included, in seconds."""
@@ -200,6 +203,11 @@ class Lease:
         self.state = state
         self.version = self.version if version is None else version
         self.reason = reason
+        _LOGGER.debug(
+            "server %s, life %d: %s, weights %s, %d requests in flight%s",
+            *(self.client.base_url, self.life, state.value, self.version),
+            *(self.client.num_in_flight, f": {reason}" if reason else ""),
+        )
         if self._on_event is not None:
             self._on_event(self._event())
         if self._changed is not None:

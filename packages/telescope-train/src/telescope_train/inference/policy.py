@@ -6,6 +6,7 @@ through the gateway.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -25,6 +26,8 @@ from telescope_train.inference.first_prompts import FirstPrompts
 from telescope_train.inference.generation import Generation, until_stop
 from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.seeds import derived_seed
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class TokenPolicySource:
@@ -163,6 +166,13 @@ class TokenPolicy(RecordingPolicy):
         if self._conversations is not None:
             self._conversations.add(prompt, said, tokens, tools=tools)
         completion = _completion(tokens, generation, said)
+        _LOGGER.debug(
+            "request of %s: %d prompt tokens, %d sampled in %.3f s by weights %d to %d, ended by "
+            "%s; turn %d of its rollout",
+            *(self._group_id, tokens.prompt_end, tokens.num_completion_ids),
+            *(clock.time() - started_s, completion.oldest_version, completion.newest_version),
+            *(completion.finish_reason, len(self.turns) + 1),
+        )
         turn = Turn(
             completion=completion,
             started_s=started_s,

@@ -210,7 +210,7 @@ def process_settings(entry: Entry, config: TrainConfig) -> ProcessSettings:
         memory_limit_bytes=None if limit_mb is None else limit_mb * 2**20,
         # A worker on another node starts in another folder.
         log_folder=(run_folder(config) / "logs").absolute(),
-        is_debug=config.run.debug,
+        is_debug=config.writes_debug,
     )
 
 

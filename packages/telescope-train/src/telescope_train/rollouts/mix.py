@@ -64,7 +64,7 @@ def sampling_of(entry: EnvironmentEntry, config: TrainConfig) -> Sampling:
         max_tokens=entry.max_tokens or rollout.max_tokens,
         temperature=rollout.temperature if entry.temperature is None else entry.temperature,
         stop=rollout.stop,
-        include_stop_str_in_output=rollout.include_stop_str_in_output,
+        include_stop_str_in_output=bool(rollout.stop) and rollout.include_stop_str_in_output,
     )
 
 

@@ -16,6 +16,7 @@ step before it is published.
 
 import asyncio
 import itertools
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ from telescope_train.rollouts.places import Place, by_draw, oldest_version
 from telescope_train.rollouts.playing import Player, PlaySettings, TrainingEnvironment
 from telescope_train.rollouts.sampled import OpenPlace, ReadyPlace, SampledBatch, SamplerState
 from telescope_train.rollouts.seats import Seats
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +113,13 @@ class RolloutSampler:
             # A checkpoint goes back to this position, so it is noted before the first draw.
             self._admit(batch, self._examples.draw.position)
             for position in range(self._settings.groups_per_batch):
-                self._open(Place(batch=batch, position=position, drawn=self._examples.next()))
+                drawn = self._examples.next()
+                _LOGGER.debug(
+                    "batch %d, group %d: draw %d is example %d of %s, under weights %d",
+                    *(batch, position, drawn.number, drawn.example_index, drawn.environment),
+                    version,
+                )
+                self._open(Place(batch=batch, position=position, drawn=drawn))
             self._next_batch += 1
 
     async def finished(self, batch: int) -> AsyncIterator[list[Group]]:

@@ -6,6 +6,7 @@ the start if they have to, and it comes back by itself (`inference.keeping`).
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import asdict
 from typing import Any, Literal, TypeVar
@@ -26,6 +27,8 @@ from telescope_train.inference.wire import (
     PAUSE_PATH,
 )
 from telescope_train.weights.digests import difference
+
+_LOGGER = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -206,7 +209,10 @@ class WeightPublisher:
         self, pool: ServerPool, version: WeightVersion, pause_query: str
     ) -> TransferError | None:
         # Before servers pause: what can be done without them is not done while they wait.
+        clock = asyncio.get_running_loop()
+        begun_s = clock.time()
         await self._stage()
+        staged_s = clock.time()
         members = _members_of(pool)
         for member in members:
             # One that is loading gets no requests before it has weights.
@@ -220,6 +226,12 @@ class WeightPublisher:
         # salt, so none is answered from keys and values that old weights computed.
         pool.version = version
         await self._resume(members, version)
+        _LOGGER.debug(
+            "weights %d are live on %d of %d servers: staged in %.3f s, then %.3f s from pause to "
+            "resume%s",
+            *(version, len(_remaining(members)), len(members), staged_s - begun_s),
+            *(clock.time() - staged_s, f"; {failure}" if failure else ""),
+        )
         return failure
 
     async def _resume(self, members: Sequence[Member], version: WeightVersion) -> None:
@@ -314,7 +326,13 @@ class WeightPublisher:
         path, body = self._receiving()
         # Without a deadline: whoever sends notices when nothing moves any more.
         receive = ControlCall(path=path, body=body, is_collective=True, deadline_s=None)
+        begun_s = asyncio.get_running_loop().time()
         sent = await self._together(self._ranks.send_weights(), members, receive)
+        _LOGGER.debug(
+            "weights %d went to %s in %.3f s, digest %s",
+            *(version, ", ".join(one.lease.client.base_url for one in members)),
+            *(asyncio.get_running_loop().time() - begun_s, sent),
+        )
         if self._sends_adapter:
             body = {"new_version": str(version)}
             await self._each(members, "/update_weight_version", body)
