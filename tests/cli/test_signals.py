@@ -4,11 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from telescope_core.evals import EvalFolder
+from telescope_core.records import RunState
 
 pytestmark = pytest.mark.slow
 TERM, HUP, INT = signal.SIGTERM, signal.SIGHUP, signal.SIGINT
@@ -121,3 +125,55 @@ def test_a_terminal_that_is_gone_takes_no_words(tmp_path: Path) -> None:
         process.stdin.flush()
         assert process.wait(LIMIT_S) == 128 + HUP
     assert not os.path.exists(f"/proc/{process.pid}")
+
+
+WAITING = """
+import asyncio
+from pathlib import Path
+
+from telescope_core import SingleTurnEnvironment, reward
+
+
+class Waits(SingleTurnEnvironment):
+    data = ("1", "2")
+
+    @reward
+    async def correct(self, completion):
+        Path(__file__).with_name("ready").touch()
+        await asyncio.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("number", [TERM, INT])
+def test_an_eval_records_its_end_and_says_how_it_goes_on(
+    tmp_path: Path, endpoint: tuple[str, object], number: int
+) -> None:
+    url, _ = endpoint
+    (tmp_path / "waits.py").write_text(WAITING)
+    command = [sys.executable, "-c", "from telescope_cli.main import main; main()"]
+    command += ["eval", "./waits.py:Waits", "--base-url", url, "--rollouts", "1"]
+    with subprocess.Popen(
+        [*command, "--output", "my out"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            give_up_s = time.monotonic() + LIMIT_S
+            while not (tmp_path / "ready").exists():
+                assert process.poll() is None, process.stderr.read()
+                assert time.monotonic() < give_up_s
+                time.sleep(0.05)
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+    assert process.returncode == 128 + number
+    name = signal.Signals(number).name
+    last = errors.splitlines()[-1]
+    assert f"interrupted by {name}" in last
+    assert "--output 'my out' --resume" in last
+    info = EvalFolder(tmp_path / "my out").info()
+    assert (info.state, info.reason) == (RunState.INTERRUPTED, f"interrupted by {name}")
+    assert info.ended_at
