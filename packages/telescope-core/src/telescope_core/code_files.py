@@ -20,8 +20,10 @@ from typing import Any
 from telescope_core.file_proofs import quick_digest
 from telescope_core.protocols import EnvironmentLocation
 
-_DATA = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".md", ".parquet", ".arrow", ".yaml", ".yml")
-_DATA += (".toml", ".jinja", ".j2", ".gz", ".zst", ".zip", ".sqlite", ".db", ".npy", ".npz", ".pkl")
+_DATA = (
+    *(".json", ".jsonl", ".csv", ".tsv", ".txt", ".md", ".parquet", ".arrow", ".yaml", ".yml"),
+    *(".toml", ".jinja", ".j2", ".gz", ".zst", ".zip", ".sqlite", ".db", ".npy", ".npz", ".pkl"),
+)
 """Endings of files that a text in a source is taken to name; other texts are rarely files."""
 _LONGEST_NAME = 255
 _INSTALLED = ("site-packages", "dist-packages")

@@ -85,12 +85,12 @@ def wrong_contents(
 
 def wrong_in_parallel(folder: Path, proofs: Mapping[str, FileProof]) -> list[str]:
     """Do what `wrong_contents` does with all files, as many at once as there are processors."""
+
+    def look(name: str) -> list[str]:
+        return wrong_contents(folder, proofs, [name])
+
     with ThreadPoolExecutor() as pool:
-        return list(
-            chain.from_iterable(
-                pool.map(lambda name: wrong_contents(folder, proofs, [name]), proofs)
-            )
-        )
+        return list(chain.from_iterable(pool.map(look, proofs)))
 
 
 def write_sums(folder: Path, pattern: str, moved: Callable[[], None] | None = None) -> None:

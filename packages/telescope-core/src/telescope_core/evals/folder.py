@@ -229,7 +229,7 @@ def _refused(old: Mapping[str, Any], new: JsonValue) -> list[str]:
         if key not in _MAY_CHANGE
     ]
     # Evals that were begun by an earlier version have none of them.
-    refused += file_changes(old.get(_FILES) or {}, new.get(_FILES) or {})
+    refused += file_changes(_files(old), _files(new))
     for key in ("num_examples", "rollouts"):
         before, after = old.get(key), new.get(key)
         if isinstance(before, int) and isinstance(after, int) and after < before:
@@ -237,6 +237,10 @@ def _refused(old: Mapping[str, Any], new: JsonValue) -> list[str]:
     if not _positions(old) <= _positions(new):
         refused.append("other examples; those of the start must be among them")
     return refused
+
+
+def _files(manifest: Mapping[str, Any]) -> dict[str, str]:
+    return manifest.get(_FILES) or {}
 
 
 def _positions(manifest: Mapping[str, Any]) -> set[int]:
