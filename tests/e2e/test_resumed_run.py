@@ -79,7 +79,8 @@ def test_a_run_that_is_stopped_twice_goes_on_and_ends(tmp_path: Path, tiny_model
     command = [*train_command(tmp_path, tiny_model, SAVED_RUN), "--json"]
     assert stopped_once_saved(command, tmp_path, "*", signal.SIGINT) == INTERRUPTED
     folder = RunFolder.open(tmp_path / "runs" / "stopped")
-    assert folder.info().reason == "interrupted from the keyboard"
+    assert folder.info().state is RunState.INTERRUPTED
+    assert folder.info().reason.startswith("interrupted by SIGINT at step ")
     step = complete_checkpoints(folder.checkpoints_path)[-1].step
     port = ["--inference_base_port", str(free_port())]
     stopped_once_saved([*command, "--resume", *port], tmp_path, "final", signal.SIGKILL)
