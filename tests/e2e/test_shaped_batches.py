@@ -48,7 +48,7 @@ def test_a_shaped_run_keeps_its_batches_full_and_its_steps_exact(
     )
     folder = RunFolder.open(tmp_path / "runs" / "shaped")
     tests = {test["name"]: test for test in folder.self_tests()}
-    assert len(tests) == 6
+    assert len(tests) == 7
     assert all(test["value"] <= test["limit"] for test in tests.values())
     assert tests["importance weight is 1"]["value"] == 0
     assert tests["engine and trainer agree"]["value"] < 1e-4

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
@@ -188,6 +189,37 @@ def make_mixture(folder, kind) -> Path:
     else:
         config = MixtralConfig(**sizes, num_local_experts=4, intermediate_size=24)
         model = MixtralForCausalLM(config)
+    model.save_pretrained(folder)
+    return folder
+
+
+def make_special_head(folder, kind) -> Path:
+    """Write a random tiny model with a cap, a scale or a bias at its head, and logits of about 5."""
+    character_tokenizer().save_pretrained(folder)
+    more = {
+        # Attention of several ranks knows no soft cap of scores.
+        "gemma2": {"head_dim": 8, "final_logit_softcapping": 4.0, "attn_logit_softcapping": None},
+        "granite": {"logits_scaling": 2.0, "residual_multiplier": 0.5},
+        "phi": {},
+    }
+    config = CONFIG_MAPPING[kind](
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        initializer_range=0.15,
+        pad_token_id=0,
+        **more[kind],
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    head = model.get_output_embeddings()
+    with torch.no_grad():
+        head.weight.mul_(4.0)
+        if head.bias is not None:
+            head.bias.normal_(std=2.0)
     model.save_pretrained(folder)
     return folder
 

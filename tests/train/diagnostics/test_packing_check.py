@@ -10,10 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from telescope_core.errors import ConfigError
 from telescope_train.diagnostics.rank_checks import Tolerance, check_packing, check_sharing
+from telescope_train.models import packed
+from telescope_train.models.head import PLAIN
+from telescope_train.models.head_check import HEAD_LIMIT
 from telescope_train.models.tiny import make_tiny_model
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -112,3 +115,37 @@ def test_rows_of_other_lengths_may_be_rounded_in_another_way(tiny, start):
     backend, tolerance = RoundsByLength(worker.backend), Tolerance.of("bfloat16")
     assert check_packing(backend, vocab_size=VOCAB, tolerance=tolerance).found > 0.2
     check_sharing(backend, vocab_size=VOCAB, tolerance=tolerance).require()
+
+
+@pytest.fixture(scope="module")
+def capped(tmp_path_factory):
+    """Return the folder of a Gemma 2 whose logits are beyond its soft cap of 30."""
+    folder = make_tiny_model(tmp_path_factory.mktemp("models") / "capped", seed=0)
+    config = Gemma2Config(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        sliding_window=8,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = Gemma2ForCausalLM(config)
+        model.model.embed_tokens.weight.normal_(std=2.0)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
+def test_a_model_without_its_soft_cap_is_refused_in_every_dtype(capped, start, monkeypatch, dtype):
+    settings = backend_settings(capped, dtype=dtype)
+    found = {test.name: test for test in start(settings).self_tests}
+    assert found["output head is that of transformers"].value < HEAD_LIMIT / 10
+    assert any("eager" in name for name in found), "its scores have a cap as well"
+    monkeypatch.setattr(packed, "head_rule", lambda config: PLAIN)
+    with pytest.raises(ConfigError, match="output head is that of transformers"):
+        start(settings)

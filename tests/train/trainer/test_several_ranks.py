@@ -31,6 +31,7 @@ from backend_cases import (  # noqa: E402
     grpo_batches,
     make_deep_model,
     make_mixture,
+    make_special_head,
     relative_difference,
     require_facts,
     samples,
@@ -108,15 +109,22 @@ ROUTED = {
         },
     ),
 }
+HEADS = {
+    "gemma2-hsdp-2x2": ("gemma2", 4, {"fsdp_replicate_size": 2}),
+    "granite-context-2": ("granite", 2, {"fsdp_context_parallel_size": 2}),
+    "phi-2": ("phi", 2, {}),
+}
 LORA = {"use_lora": True, "lora_rank": 3}
 
 
 @pytest.fixture(scope="module")
 def models(tiny, tmp_path_factory) -> dict[str, Path]:
-    """The folders of a dense model and of two mixtures of experts."""
+    """The folders of a dense model, two mixtures of experts, and heads with an arithmetic."""
     folder = tmp_path_factory.mktemp("mixtures")
     kinds = ("qwen3_moe", "mixtral")
-    return {"dense": tiny} | {kind: make_mixture(folder / kind, kind) for kind in kinds}
+    mixtures = {kind: make_mixture(folder / kind, kind) for kind in kinds}
+    heads = {kind: make_special_head(folder / kind, kind) for kind, *_ in HEADS.values()}
+    return {"dense": tiny} | mixtures | heads
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +133,7 @@ def ran(models, tmp_path_factory) -> Path:
     folder, dense = tmp_path_factory.mktemp("ranks"), models["dense"]
     jobs = {name: job(dense, *of) for name, of in LAYOUTS.items()}
     jobs |= {name: job(models[kind], *of) for name, (kind, *of) in MIXTURES.items()}
+    jobs |= {name: job(models[kind], *of, steps=1) for name, (kind, *of) in HEADS.items()}
     for name, (kind, *of) in ROUTED.items():
         jobs[name] = job(models[kind], *of, steps=1, routed=True)
     jobs["float32-hsdp"] = job(dense, 4, {"fsdp_replicate_size": 2}, dtype="float32")
@@ -227,12 +236,22 @@ def test_mixtures_of_experts_train_their_routers_and_experts(models, ran, name):
 
 
 @pytest.mark.engine
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_with_a_cap_a_scale_or_a_bias_trains_alike_on_several_ranks(models, ran, name):
+    """And before it does, the head was compared with transformers' on every rank."""
+    kind, *_ = HEADS[name]
+    expected, found = slow_gradient(models[kind]), taken(ran / name, "gradient")
+    assert relative_difference(found, expected) < 1e-6
+    assert found.keys() == expected.keys()
+
+
+@pytest.mark.engine
 @pytest.mark.parametrize("name", ROUTED)
 def test_routes_are_dealt_and_cut_as_tokens_are(models, ran, name):
     """The routers of transformers compute their weights in float32."""
     folder = models[ROUTED[name][0]]
     expected, found = slow_routed_gradient(folder), taken(ran / name, "gradient")
-    assert relative_difference(found, expected) < 1e-5
+    assert relative_difference(found, expected) < 1e-6
     assert relative_difference(slow_gradient(folder), expected) > 0.05
 
 
