@@ -20,6 +20,7 @@ from telescope_core.environments import runs_in
 from telescope_core.errors import EnvironmentLoadError
 from telescope_core.group_rewards import score_group
 from telescope_core.open import open_environment
+from telescope_core.processes import Isolation, ProcessSettings
 from telescope_core.types import Group
 
 
@@ -146,5 +147,7 @@ class Combined(NoReward):
 
 def test_an_environment_without_a_reward_is_refused_when_it_is_opened():
     with pytest.raises(EnvironmentLoadError, match=r"NoReward .* has no reward, so every rollout"):
-        open_environment(f"{__name__}:NoReward")
+        open_environment(
+            f"{__name__}:NoReward", processes=ProcessSettings(isolation=Isolation.NONE)
+        )
     assert isinstance(Combined.from_settings({}), Environment)

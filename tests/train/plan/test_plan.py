@@ -125,7 +125,8 @@ def test_the_processes_of_environments_are_named(flags):
 
     elsewhere = "plays elsewhere: started at 10.0.0.5:7000"
     in_driver = f"plays {here['name']}: in the driver"
-    assert processes(here, away, more=[]) == {in_driver: 0, elsewhere: 0}
+    assert processes(here, more=["--env_isolation", "none"]) == {in_driver: 0}
+    assert processes(here, away, more=[]) == {f"{in_driver}'s interpreter": 1, elsewhere: 0}
     more = ["--env_isolation", "process", "--env_memory_limit_mb", "512"]
     limited = f"{in_driver}'s interpreter, at most 512 MiB each"
     assert processes({**here, "env_workers": 3}, more=more) == {limited: 3}
@@ -470,3 +471,27 @@ def test_the_plan_shows_the_secrets_that_environments_read(flags, tmp_path, monk
 def test_workers_elsewhere_get_no_secrets_so_none_are_shown(flags):
     entry = '[{"name": "elsewhere", "env_addresses": ["10.0.0.5:7000"]}]'
     assert plan(flags, "--environments", entry).secrets == {}
+
+
+def test_a_model_whose_files_lack_a_tensor_cannot_start(flags, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    path = tmp_path / "model" / "model.safetensors"
+    kept = {name: value for name, value in load_file(path).items() if "1.mlp.down" not in name}
+    save_file(kept, path, metadata={"format": "pt"})
+    (problem,) = plan(flags).problems
+    assert "model.layers.1.mlp.down_proj.weight" in problem
+
+
+@pytest.mark.parametrize(
+    ("more", "is_said"),
+    [
+        (["--model_dtype", "bfloat16"], True),
+        (["--model_dtype", "bfloat16", "--learning_rate", "1e-3"], False),
+        (["--model_dtype", "bfloat16", "--use_lora", "true"], False),
+        ([], False),
+    ],
+)
+def test_steps_too_small_for_the_dtype_of_the_weights_are_said(flags, more, is_said):
+    notes = notes_of(prepare(load_train_config([], [*flags, *more])))
+    assert any("bfloat16" in note and "float32" in note for note in notes) == is_said

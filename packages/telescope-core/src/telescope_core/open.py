@@ -120,8 +120,16 @@ def runs_in_process(location: EnvironmentLocation, isolation: Isolation) -> bool
             f"environment {location.id!r} is installed in a virtual environment of its own, which "
             "this process cannot import; leave isolation at auto"
         )
-    is_installed = bool(location.interpreter)
-    return isolation is Isolation.NONE or (isolation is Isolation.AUTO and not is_installed)
+    return plays_here(location.factory, isolation)
+
+
+def plays_here(name: str, isolation: Isolation) -> bool:
+    """Return whether the environment called `name`, or with that factory, is played here.
+
+    A worker can import every class but one of the script that runs, which it would run again.
+    """
+    is_script = name.startswith("__main__:")
+    return isolation is Isolation.NONE or (isolation is Isolation.AUTO and is_script)
 
 
 def _pool(

@@ -18,7 +18,7 @@ class Isolation(StrEnum):
     """Where an environment runs."""
 
     AUTO = "auto"
-    """Installed environments in separate processes, `module:Class` in this process."""
+    """In separate processes, but for a class of the running script, which no other process has."""
     PROCESS = "process"
     """In separate processes."""
     NONE = "none"

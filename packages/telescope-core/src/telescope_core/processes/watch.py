@@ -10,7 +10,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
+from telescope_core.environments.escapes import as_failure
 from telescope_core.environments.running import Notes, noting
 from telescope_core.environments.tool_threads import DaemonThreads
 from telescope_core.processes.frames import Beat, to_bytes
@@ -88,10 +89,13 @@ class WorkerWatch:
     def _task_of_call(
         self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any
     ) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
         call = CALL.get()
-        if call is not None:
-            self._calls[task] = call
+        if call is None:
+            return asyncio.Task(coroutine, loop=loop, **options)
+        if asyncio.iscoroutine(coroutine):
+            coroutine = _not_exiting(coroutine)
+        task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
+        self._calls[task] = call
         return task
 
     def _watch(self) -> None:
@@ -133,6 +137,14 @@ class WorkerWatch:
             io_bytes=io_bytes(),
         )
         self._send(beat, blocked_by)
+
+
+async def _not_exiting(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return what `coroutine` returns; a SystemExit in a task of its own would end the loop."""
+    try:
+        return await coroutine
+    except SystemExit as error:
+        raise as_failure(error) from error
 
 
 @contextmanager

@@ -130,9 +130,9 @@ class RolloutSection(Section):
     env_workers: Count = 1
     """Worker processes for each environment."""
     env_isolation: Literal["auto", "process", "none"] = "auto"
-    """Where environments run: `process` = in processes of their own, `none` = in the driver,
-    `auto` = installed environments in processes, and `file.py:Class` and `module:Class` in the
-    driver."""
+    """Where environments run: `auto`, `process` = in processes of their own, which may be ended
+    when their code does not return; `none` = in the driver, which code that holds the interpreter
+    then ends."""
     env_memory_limit_mb: Annotated[int, Field(ge=64)] | None = None
     """Memory limit of one environment process, MiB; null = no limit but the machine's memory."""
     discard_group_zero_advantage: bool = True

@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from telescope_core.code_names import names_class
 from telescope_core.environment_record import EnvironmentRecord, elsewhere, record_of
 from telescope_core.errors import TelescopeError
 from telescope_core.interruptible import run
 from telescope_core.locate import locate_environment
-from telescope_core.open import check_workers, open_environment, runs_in_process
+from telescope_core.open import check_workers, open_environment, plays_here, runs_in_process
 from telescope_core.processes import Isolation, ProcessSettings
 from telescope_core.protocols import EnvironmentClient, EnvironmentLocation
 from telescope_train.cluster.environment_places import ClusterPlace, EnvironmentPlaces
@@ -216,8 +215,7 @@ def process_settings(entry: Entry, config: TrainConfig) -> ProcessSettings:
 
 def starts_processes(entry: Entry, isolation: str) -> bool:
     """Return whether processes are started here for `entry`."""
-    is_in_driver = isolation == "none" or (isolation == "auto" and names_class(entry.name))
-    return not entry.env_addresses and not is_in_driver
+    return not entry.env_addresses and not plays_here(entry.name, Isolation(isolation))
 
 
 def worker_plans(found: Iterable[FoundEnvironment]) -> Iterator[WorkerPlan]:
