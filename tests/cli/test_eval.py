@@ -408,3 +408,19 @@ def test_the_secrets_that_an_environment_reads_are_told_by_name(
     assert "hunter2" not in said.out + said.err
     assert telescope("echo_env:Loud", *options) == 0
     assert lines.count(line) == 1
+
+
+@pytest.mark.slow
+def test_a_model_folder_that_lacks_a_tensor_is_refused_before_it_is_served(place, capsys):
+    from safetensors.torch import load_file, save_file
+
+    from telescope_train.models.tiny import make_tiny_model
+
+    path = make_tiny_model(place / "tiny", seed=0) / "model.safetensors"
+    kept = {name: value for name, value in load_file(path).items() if name != "model.norm.weight"}
+    save_file(kept, path, metadata={"format": "pt"})
+    assert telescope("echo_env:Echo", "--model", "tiny", "--examples", 2, "--output", "out") == 2
+    said = capsys.readouterr().err
+    assert "model.norm.weight" in said
+    assert "tiny" in said
+    assert not list(place.glob("**/*.parquet"))

@@ -33,7 +33,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Llama": {**_SIZES, "tie_word_embeddings": False},
     "Qwen2": {**_SIZES, "tie_word_embeddings": True},
     "Qwen3": {**_WITH_HEAD_DIM, "tie_word_embeddings": True},
-    "Mistral": {**_WITH_HEAD_DIM, "tie_word_embeddings": False},
+    "Mistral": {**_WITH_HEAD_DIM, "tie_word_embeddings": False, "sliding_window": None},
     "Gemma": {**_WITH_HEAD_DIM},
     "Gemma2": {**_WITH_HEAD_DIM, "query_pre_attn_scalar": 16, "sliding_window": 8},
     "Gemma3Text": {**_WITH_HEAD_DIM, "query_pre_attn_scalar": 16, "sliding_window": 8},

@@ -62,7 +62,7 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, 2, rows, -1).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(path, model, *, split="smollm", template=TEMPLATE, quantized=False):
+def write_gguf(path, model, *, split="smollm", template=TEMPLATE, quantized=False, without=""):
     writer = GGUFWriter(path, "llama")
     writer.add_block_count(LAYERS)
     writer.add_context_length(128)
@@ -85,6 +85,8 @@ def write_gguf(path, model, *, split="smollm", template=TEMPLATE, quantized=Fals
     if template is not None:
         writer.add_chat_template(template)
     for name, value in tensors(model).items():
+        if name == without:
+            continue
         if quantized and value.ndim == 2:
             kind = GGMLQuantizationType.Q8_0
             writer.add_tensor(name, quants.quantize(value, kind), raw_dtype=kind)
@@ -231,3 +233,20 @@ def test_mistakes_are_explained_and_leave_what_is_there(model, tmp_path, capsys)
         assert words in complaint
     assert not (tmp_path / "out").exists()
     assert (tmp_path / "notes" / "a.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("without", ["blk.1.ffn_down.weight", "output_norm.weight"])
+def test_a_file_that_lacks_a_tensor_is_refused(model, tmp_path, without):
+    path = write_gguf(tmp_path / "small.gguf", model, without=without)
+    with pytest.raises(ConfigError, match=r"small\.gguf.*1 tensor"):
+        import_gguf(path, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_file_with_numbers_that_are_not_finite_is_refused(tmp_path):
+    broken = llama()
+    with torch.no_grad():
+        broken.model.norm.weight[0] = torch.nan
+    path = write_gguf(tmp_path / "small.gguf", broken)
+    with pytest.raises(ConfigError, match=r"small\.gguf.*model\.norm\.weight"):
+        import_gguf(path, tmp_path / "model")

@@ -19,8 +19,10 @@ from transformers.utils import logging as transformers_logging
 
 from telescope_core.errors import ConfigError
 from telescope_train.backends.fsdp.filling import fill
+from telescope_train.backends.megatron.architecture import architecture_of
+from telescope_train.backends.megatron.mapping import hugging_face_shapes
 from telescope_train.models.load import load_model, prepare_model
-from telescope_train.models.source import read_source
+from telescope_train.models.source import read_source, require_tensors
 
 LIBRARIES = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, RuntimeError)
 
@@ -177,3 +179,19 @@ def test_numbers_that_are_not_finite_are_found_where_all_is_loaded_at_once(saved
     with pytest.raises(ConfigError, match=r"model\.norm\.weight.*|norm.*not finite"):
         load_model(str(folder))
     assert Folder(folder).names
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mistral", "Qwen3Moe", "Mixtral"])
+def test_megatron_reads_the_very_tensors_of_the_files(family, saved):
+    source = read_source(str(saved(family, True)))
+    shapes = hugging_face_shapes(architecture_of(source.config))
+    files = require_tensors(source, shapes)
+    assert shapes == {name: stored.shape for name, stored in files.tensors.items()}
+
+
+def test_megatron_refuses_names_that_it_does_not_know(saved, tmp_path):
+    mutation = next(one for one in MUTATIONS if one.name == "without the first part of names")
+    source = read_source(str(copies(saved("Llama", False), tmp_path / "changed", mutation).path))
+    shapes = hugging_face_shapes(architecture_of(source.config))
+    with pytest.raises(ConfigError, match=r"changed.*model\.embed_tokens.*fsdp"):
+        require_tensors(source, shapes)

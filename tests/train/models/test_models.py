@@ -12,6 +12,7 @@ from telescope_core.errors import ConfigError
 from telescope_core.types import Message
 from telescope_train.chat.supervised import render_conversations
 from telescope_train.chat.tokenizer import load_tokenizer
+from telescope_train.chat.vocabulary import require_rows
 from telescope_train.config.schema import ModelSection
 from telescope_train.models.attention.blocks import _packed_attention, packed_layout
 from telescope_train.models.cpu_kernels import _is_made_by_amd, replace_linears, replace_rms_norms
@@ -228,3 +229,21 @@ def test_the_maker_of_a_cpu_is_read_where_linux_says_it(tmp_path):
     assert not _is_made_by_amd(cpuinfo)
     cpuinfo.write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\n")
     assert _is_made_by_amd(cpuinfo)
+
+
+def test_a_token_that_texts_become_must_have_a_row(tokenizer, tiny):
+    num_rows = len(tokenizer)
+    wider = AutoTokenizer.from_pretrained(tiny)
+    assert require_rows("m", wider, num_rows) is None
+    wider.add_special_tokens({"additional_special_tokens": ["<|picture|>"]})
+    assert "<|picture|>" in require_rows("m", wider, num_rows)
+    assert require_rows("m", wider, num_rows + 1) is None
+    wider.chat_template += "{# <|picture|> #}"
+    with pytest.raises(ConfigError, match=r"<\|picture\|>"):
+        require_rows("m", wider, num_rows)
+    wider = AutoTokenizer.from_pretrained(tiny)
+    wider.add_tokens([f"<word{number}>" for number in range(5)])
+    with pytest.raises(
+        ConfigError, match=rf"{num_rows + 5} tokens.*{num_rows} rows.*<word0>.*2 mo"
+    ):
+        require_rows("m", wider, num_rows)

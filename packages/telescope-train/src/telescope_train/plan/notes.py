@@ -5,14 +5,11 @@ from collections.abc import Iterator
 from telescope_train.config.fields import sorted_out, was_set
 from telescope_train.config.schema import TrainConfig
 from telescope_train.plan.checks.config import config_found
+from telescope_train.plan.checks.model import rounding_notes
 from telescope_train.plan.prepared import Prepared
 
 MANY_STEPS = 20
 """Steps that are a loss if they have to be taken again."""
-
-SMALL_LEARNING_RATE = 1e-4
-"""Below it an Adam step, which is about as large as the rate, is lost in a bfloat16 weight of 0.05:
-numbers there are 1.2e-4 to 2.4e-4 apart."""
 
 
 def notes_of(prepared: Prepared) -> tuple[str, ...]:
@@ -22,26 +19,16 @@ def notes_of(prepared: Prepared) -> tuple[str, ...]:
     return (
         *(prepared.resume.notes if prepared.resume is not None else ()),
         *prepared.notes,
-        *_rounding_notes(config),
+        *rounding_notes(
+            config.model.model_dtype,
+            learning_rate=config.trainer.learning_rate,
+            use_lora=config.trainer.use_lora,
+        ),
         *_checkpoint_notes(config),
         *_scheduling_notes(config),
         *_stop_notes(config),
         *([given] if given else []),
     )
-
-
-def _rounding_notes(config: TrainConfig) -> Iterator[str]:
-    trainer = config.trainer
-    if (
-        config.model.model_dtype == "bfloat16"
-        and not trainer.use_lora
-        and trainer.learning_rate < SMALL_LEARNING_RATE
-    ):
-        yield (
-            f"model_dtype = 'bfloat16' with a learning rate of {trainer.learning_rate:g}: a number "
-            "in bfloat16 moves by at least 0.4 % of itself or not at all, so most changes are "
-            "lost; keep the weights in float32, or see the metric weights/changed"
-        )
 
 
 def _stop_notes(config: TrainConfig) -> Iterator[str]:

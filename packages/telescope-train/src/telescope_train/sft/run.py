@@ -28,7 +28,7 @@ from telescope_train.checkpoints.saver import Checkpointer
 from telescope_train.config.schema import ModelSection
 from telescope_train.models.location import require_replaceable
 from telescope_train.models.tiny import character_tokenizer, make_tiny_model
-from telescope_train.plan.checks.model import look_at_model
+from telescope_train.plan.checks.model import look_at_model, rounding_notes
 from telescope_train.sft.checkpoints import (
     checkpointer,
     how_to_go_on,
@@ -99,11 +99,7 @@ def _run_sft(
     if point is not None:
         for note in resume_notes(config, point):
             tell(note)
-    if not config.make_tiny_model:
-        look = look_at_model(config, dtype=config.model_dtype)
-        look.require_sound()
-        for note in look.notes:
-            tell(note)
+    _look_at_model(config, tell)
     tokenizer = _tokenizer(config)
     ends = () if config.make_tiny_model else load_stop_ids(config)
     if (note := end_note(tokenizer, end_ids=ends)) is not None:
@@ -120,6 +116,18 @@ def _run_sft(
     with no_half_checkpoints(config):
         interruptible.run(_train_and_export(config, samples, point, on_row))
     return output
+
+
+def _look_at_model(config: SftConfig, tell: Callable[[str], None]) -> None:
+    """Refuse a model that cannot be trained, before anything else is read; say what is to know."""
+    if not config.make_tiny_model:
+        look = look_at_model(config, dtype=config.model_dtype)
+        look.require_sound()
+        for note in look.notes:
+            tell(note)
+    rate, use_lora = config.learning_rate, config.use_lora
+    for note in rounding_notes(config.model_dtype, learning_rate=rate, use_lora=use_lora):
+        tell(note)
 
 
 async def _train_and_export(

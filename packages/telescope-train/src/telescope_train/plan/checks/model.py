@@ -1,5 +1,6 @@
 """What keeps the model of a run from being trained, as its config, headers and tokenizer show."""
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,10 @@ from telescope_train.config.schema import ModelSection, TrainConfig
 from telescope_train.models.hub import Kind, look_on_hub
 from telescope_train.models.location import locate_model, require_written
 from telescope_train.models.source import read_source, served_source
+
+SMALL_LEARNING_RATE = 1e-4
+"""A step of Adam is about as large as the rate, and bfloat16 numbers around 0.02, as most weights
+are, lie 1.2e-4 apart: what is less than half of that is rounded away."""
 
 
 class ModelLook(NamedTuple):
@@ -54,9 +59,11 @@ def look_at_model(settings: ModelSettings, *, dtype: str) -> ModelLook:
             downloads=False,
         )
         if source.has_own_head:
+            is_known = source.files is not None and source.files.is_here
             notes.append(
                 "config.json says that the output head is the embedding (tie_word_embeddings), "
-                "and the files have a head too: if it differs it is trained on its own, as "
+                f"and the files have {'another one' if is_known else 'one'}: "
+                f"{'' if is_known else 'unless both are the same, '}it is trained on its own, as "
                 "transformers loads it"
             )
         if source.files is None:
@@ -81,6 +88,18 @@ def look_at_template(config: TrainConfig) -> ModelLook:
     except TelescopeError as error:
         return ModelLook(problems=(str(error),))
     return ModelLook(notes=() if report.no_end is None else (report.no_end,))
+
+
+def rounding_notes(model_dtype: str, *, learning_rate: float, use_lora: bool) -> Iterator[str]:
+    """Yield what is lost of steps that are smaller than the distance of numbers in the weights."""
+    if model_dtype != "bfloat16" or use_lora or learning_rate >= SMALL_LEARNING_RATE:
+        return
+    yield (
+        f"model_dtype = 'bfloat16' with a learning rate of {learning_rate:g}: numbers in bfloat16 "
+        "are 0.4 to 0.8 % apart, so that most weights are rounded back to what they were, step "
+        "after step; set model_dtype = 'float32' (layers compute in mixed_precision_dtype all the "
+        "same)"
+    )
 
 
 def require_served(folder: str) -> None:
