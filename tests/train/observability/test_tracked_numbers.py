@@ -14,7 +14,12 @@ from telescope_core.types import EnvironmentDescription, Rollout, Sampling
 from telescope_train.observability.prometheus import PrometheusEndpoint
 from telescope_train.observability.recording import RecordingSettings, recording
 from telescope_train.observability.trackers.samples import spread
-from telescope_train.observability.trackers.step_meters import MOST_SOURCES, StepMeters
+from telescope_train.observability.trackers.step_meters import (
+    MOST_SOURCES,
+    Second,
+    SecondMeters,
+    StepMeters,
+)
 from telescope_train.observability.trackers.tracker import TrackedRun
 
 
@@ -63,6 +68,19 @@ def test_meters_of_many_sources_are_told_over_all_of_them():
     assert meters.take() == {}
 
 
+def test_meters_are_told_second_by_second():
+    seconds, told = SecondMeters(), list[Second | None]()
+    for time_s, value in ((9.1, 1.0), (9.9, 3.0), (10.0, 5.0), (9.8, 7.0), (12.5, 9.0)):
+        told.append(
+            seconds.add(GaugeSample(time_s=time_s, source="a", name="cpu/load", value=value))
+        )
+    whole = [one for one in told if one is not None]
+    assert [(one.time_s, one.numbers["gauge/cpu/load/a"]) for one in whole] == [(9, 2), (10, 6)]
+    last = seconds.take()
+    assert last == (12, dict.fromkeys((f"gauge/cpu/load/{of}" for of in ("mean", "max", "a")), 9.0))
+    assert seconds.take() is None
+
+
 class Remembering:
     """A tracker that keeps all numbers."""
 
@@ -74,6 +92,9 @@ class Remembering:
 
     def log_metrics(self, step: int, row: Any) -> None:
         self.found.append((step, dict(row)))
+
+    def log_gauges(self, time_s: int, row: Any) -> None:
+        """Take gauges."""
 
     def log_rollouts(self, step: int, rows: Any) -> None:
         """Take rollouts."""

@@ -67,7 +67,8 @@ def track(
     for step in steps:
         for source, value in (("node a", 1.0), ("node a", 3.0), ("node b", 6.0)):
             for name in ("cpu/used_share", "vllm/generation_tokens_per_s"):
-                tracking.meter(GaugeSample(time_s=0.0, source=source, name=name, value=value))
+                time_s = 1000.0 + step
+                tracking.meter(GaugeSample(time_s=time_s, source=source, name=name, value=value))
         numbers = {"reward/mean": step / 8, "eval/math/pass@1": 0.5}
         tracking.row({"step": step, **numbers, "text": "no number", "done": True})
     tracking.close("finished")
@@ -94,6 +95,15 @@ def test_tensorboard_reads_back_what_the_run_had(run: TrackedRun, caplog: pytest
         "meter/cpu/used_share/node_b": dict.fromkeys(range(1, 4), 6.0),
     }
     assert found["meter/vllm/generation_tokens_per_s/sum"] == dict.fromkeys(range(1, 4), 8.0)
+    assert not [name for name in found if name.startswith("gauge/")]
+    seconds = {
+        event.wall_time: {value.tag: value.simple_value for value in event.summary.value}
+        for event in events_of(run.folder / "tensorboard" / "gauges")
+        if event.summary.value
+    }
+    assert list(seconds) == [1001, 1002, 1003]
+    assert seconds[1002]["gauge/cpu/used_share/node_a"] == 2.0
+    assert seconds[1002]["gauge/vllm/generation_tokens_per_s/sum"] == 8.0
     # Its writer tells of each name that it has to change, for each step.
     assert found["eval/math/pass_1"] == dict.fromkeys(range(1, 4), 0.5)
     assert "illegal" not in caplog.text
@@ -137,8 +147,19 @@ def test_wandb_keeps_offline_what_the_run_had_and_goes_on_with_its_id(
     rows = [one for one in history if "reward/mean" in one]
     assert [one["reward/mean"] for one in rows] == [0.125, 0.25, 0.375]
     assert [one["meter/cpu/used_share/max"] for one in rows] == [6.0, 6.0, 6.0]
+    assert [one["step"] for one in rows] == [1, 2, 3]
+    gauges = [one for one in history if "gauge/time_s" in one]
+    assert [one["gauge/time_s"] for one in gauges] == [1001, 1002, 1003]
+    assert [one["gauge/cpu/used_share/node b"] for one in gauges] == [6.0, 6.0, 6.0]
+    axes = {
+        one["metric"]["name"]: one["metric"].get("step_metric")
+        for one in records
+        if one["type"] == "metric" and "name" in one["metric"]
+    }
+    assert axes["gauge/cpu/used_share/max"] == "gauge/time_s"
     # W&B drops what comes with a lower number than it had.
-    assert [one["_step"] for one in rows] == [1, 2, 3]
+    numbers = [one["_step"] for one in history]
+    assert numbers == sorted(numbers)
     assert [one["rollouts.nrows"] for one in history if "rollouts.nrows" in one] == [1]
 
 
@@ -335,6 +356,9 @@ class Failing:
         if step == 2:
             raise ConnectionError("the service is away")
         self.steps.append(step)
+
+    def log_gauges(self, time_s: int, row: Any) -> None:
+        """Take gauges."""
 
     def log_rollouts(self, step: int, rows: Any) -> None:
         """Take rollouts."""

@@ -1,14 +1,17 @@
-"""`StepMeters`: what the meters showed since the step before, as numbers of a step.
+"""What the meters showed: `StepMeters` since the step before, `SecondMeters` in each second.
 
-Of each meter and source the mean over that time counts. Over all sources there is what makes sense
-of the meter, so that an idle machine does not hide a full one:
+Of each meter and source the mean over the step, or over the second, counts. Over all sources there
+is what makes sense of the meter, so that an idle machine does not hide a full one:
 
     meter/NAME/sum           throughput, and requests
     meter/NAME/mean, /max    shares, memory, temperatures, latencies, and everything else
     meter/NAME/SOURCE        each source by itself, up to `MOST_SOURCES` of them
+
+In seconds they are called gauge/..., because they have a time axis of their own.
 """
 
 from threading import Lock
+from typing import NamedTuple
 
 from telescope_core.records.timeline import GaugeSample
 
@@ -19,7 +22,8 @@ MOST_SOURCES = 16
 class StepMeters:
     """Collects readings; any thread may call it."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "meter") -> None:
+        self._prefix = prefix
         self._found: dict[str, dict[str, tuple[float, int]]] = {}
         """Meter -> source -> (sum of its readings, their number)."""
         self._holding = Lock()
@@ -39,13 +43,45 @@ class StepMeters:
         for name, of_meter in found.items():
             means = {source: total / count for source, (total, count) in of_meter.items()}
             if _adds_up(name):
-                numbers[f"meter/{name}/sum"] = sum(means.values())
+                numbers[f"{self._prefix}/{name}/sum"] = sum(means.values())
             else:
-                numbers[f"meter/{name}/mean"] = sum(means.values()) / len(means)
-                numbers[f"meter/{name}/max"] = max(means.values())
+                numbers[f"{self._prefix}/{name}/mean"] = sum(means.values()) / len(means)
+                numbers[f"{self._prefix}/{name}/max"] = max(means.values())
             if len(means) <= MOST_SOURCES:
-                numbers |= {f"meter/{name}/{source}": mean for source, mean in means.items()}
+                of_sources = {f"{self._prefix}/{name}/{of}": mean for of, mean in means.items()}
+                numbers |= of_sources
         return numbers
+
+
+class Second(NamedTuple):
+    """What all meters showed in one second."""
+
+    time_s: int
+    """Since 1970, UTC."""
+    numbers: dict[str, float]
+
+
+class SecondMeters:
+    """Collects readings, second by second; one thread at a time calls it."""
+
+    def __init__(self) -> None:
+        self._meters = StepMeters("gauge")
+        self._time_s: int | None = None
+
+    def add(self, sample: GaugeSample) -> Second | None:
+        """Take a reading; returns the second before, with the first reading of the next one."""
+        time_s = int(sample.time_s)
+        done = self.take() if self._time_s is not None and time_s > self._time_s else None
+        # A reading that comes late counts in the second that is being collected.
+        self._time_s = max(time_s, self._time_s or time_s)
+        self._meters.add(sample)
+        return done
+
+    def take(self) -> Second | None:
+        """Return what has been collected since the last second that was whole; None = nothing."""
+        if self._time_s is None or not (numbers := self._meters.take()):
+            return None
+        return Second(self._time_s, numbers)
 
 
 def _adds_up(name: str) -> bool:

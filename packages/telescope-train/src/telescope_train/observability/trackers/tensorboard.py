@@ -14,6 +14,8 @@ from telescope_core.records.rows import RolloutRow
 from telescope_train.observability.trackers.tracker import TrackedRun
 
 FOLDER = "tensorboard"
+GAUGES = "gauges"
+"""Folder in it of what meters showed: TensorBoard shows it as a run."""
 _NOT_IN_TAGS = re.compile(r"[^-/\w.]")
 
 
@@ -28,12 +30,15 @@ class TensorBoard:
 
     def __init__(self) -> None:
         self._writer: Any = None
+        self._gauges: Any = None
 
     def begin(self, run: TrackedRun) -> None:
         """Open a file; steps that are taken again take the place of those before."""
         self._writer = tensorboardX.SummaryWriter(
             logdir=str(run.folder / FOLDER), purge_step=run.first_step
         )
+        # In a folder of their own, because their steps are seconds, of which none is taken again.
+        self._gauges = tensorboardX.SummaryWriter(logdir=str(run.folder / FOLDER / GAUGES))
 
     def log_metrics(self, step: int, row: Mapping[str, float]) -> None:
         """Write the numbers of a step."""
@@ -41,6 +46,12 @@ class TensorBoard:
         values = [Summary.Value(tag=_tag(name), simple_value=value) for name, value in row.items()]
         self._writer.file_writer.add_summary(Summary(value=values), step)
         self._writer.flush()
+
+    def log_gauges(self, time_s: int, row: Mapping[str, float]) -> None:
+        """Write what meters showed, at its time; choose the axis `Wall` or `Relative`."""
+        values = [Summary.Value(tag=_tag(name), simple_value=value) for name, value in row.items()]
+        self._gauges.file_writer.add_summary(Summary(value=values), time_s, walltime=time_s)
+        self._gauges.flush()
 
     def log_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
         """Write rollouts as text, which TensorBoard would otherwise take for Markdown."""
@@ -53,5 +64,6 @@ class TensorBoard:
         """Take none: the files of the run are beside those of TensorBoard."""
 
     def end(self, state: str) -> None:
-        """Close the file."""
+        """Close the files."""
         self._writer.close()
+        self._gauges.close()

@@ -45,6 +45,13 @@ class Tracker(Protocol):
         """
         ...
 
+    def log_gauges(self, time_s: int, row: Mapping[str, float]) -> None:
+        """Take what the meters of machines and servers showed in one second.
+
+        `time_s`: seconds since 1970, UTC. They only grow, and belong to no step.
+        """
+        ...
+
     def log_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
         """Take some rollouts of a step."""
         ...

@@ -20,7 +20,11 @@ from telescope_core.records import RunFolder
 from telescope_core.records.timeline import GaugeSample
 from telescope_train.observability.trackers.log_uploads import NOTHING, LogUploads
 from telescope_train.observability.trackers.samples import spread
-from telescope_train.observability.trackers.step_meters import StepMeters
+from telescope_train.observability.trackers.step_meters import (
+    Second,
+    SecondMeters,
+    StepMeters,
+)
 from telescope_train.observability.trackers.tracker import TrackedRun, Tracker
 
 MOST_WAITING = 1000
@@ -59,10 +63,14 @@ class Tracking:
             _Tracked(name, one, masked, say, uploads.get(name)) for name, one in trackers.items()
         ]
         self._meters = StepMeters()
+        self._seconds = SecondMeters()
 
     def meter(self, sample: GaugeSample) -> None:
-        """Take a reading, which counts in what goes with the next step."""
+        """Take a reading, which counts in its second and in what goes with the next step."""
         self._meters.add(sample)
+        if (second := self._seconds.add(sample)) is not None:
+            for one in self._threads:
+                one.gauges(second)
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Take the metrics of a step."""
@@ -85,7 +93,10 @@ class Tracking:
 
     def close(self, state: str) -> None:
         """Tell the end of the run, and wait for what is still to be sent."""
+        last = self._seconds.take()
         for one in self._threads:
+            if last is not None:
+                one.gauges(last)
             one.end(state)
         until_s = time.monotonic() + END_S
         for one in self._threads:
@@ -127,6 +138,11 @@ class _Tracked:
     def numbers(self, step: int, numbers: Mapping[str, float]) -> None:
         """Take numbers that belong to a step."""
         self._put(lambda: self._tracker.log_metrics(step, numbers))
+
+    def gauges(self, second: Second) -> None:
+        """Take what meters showed; left out while the tracker is far behind with its steps."""
+        if self._waiting.qsize() < MOST_WAITING // 2:
+            self._put(lambda: self._tracker.log_gauges(second.time_s, second.numbers))
 
     def end(self, state: str) -> None:
         """Take the end of the run."""

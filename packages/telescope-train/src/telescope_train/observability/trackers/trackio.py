@@ -46,6 +46,10 @@ class Trackio:
         """Write the numbers of a step."""
         self._run.log(dict(row), step=step)
 
+    def log_gauges(self, time_s: int, row: Mapping[str, float]) -> None:
+        """Write what meters showed, among the meters that trackio draws over time."""
+        self._run.log_system(dict(row))
+
     def log_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
         """Write rollouts as a table, whose texts trackio would otherwise take for Markdown."""
         data: list[list[Any]] = []

@@ -4,6 +4,7 @@
 """
 
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from telescope_core.records.rows import RolloutRow
 from telescope_train.observability.trackers.tracker import TrackedRun
 
 IDENTITY = "wandb.json"
-"""File in the run folder that holds the id of the run there."""
+"""File in the run folder that holds the id of the run there, and how far it has counted."""
+GAUGE_TIME = "gauge/time_s"
+"""Axis of the meters there: seconds since 1970, UTC."""
 LOGS = "logs"
 """Folder of the logs there."""
 _SAMPLE_COLUMNS = ("environment", "group", "reward", "prompt", "answer")
@@ -26,24 +29,30 @@ class WeightsAndBiases:
 
     def __init__(self) -> None:
         self._run: Any = None
+        self._identity = Path(IDENTITY)
         self._count = 0
+        self._gauges = set[str]()
 
     def begin(self, run: TrackedRun) -> None:
         """Begin a run there, or go on with the one of this folder."""
-        known = (read_json(run.folder / IDENTITY) or {}).get("id")
+        self._identity = run.folder / IDENTITY
+        known = read_json(self._identity) or {}
         options = run.options
         self._run = wandb.init(
             project=options["wandb_project"],
             name=options["wandb_run_name"] or run.name,
             tags=list(options["wandb_tags"]),
-            id=known,
+            id=known.get("id"),
             resume="allow",
             dir=str(run.folder),
             config=dict(run.config),
             settings=wandb.Settings(console="off", silent=True),
         )
-        write_json(run.folder / IDENTITY, {"id": self._run.id})
-        self._count = self._run.step
+        # Offline, W&B does not know how far it had counted. Since that was written down, there was
+        # at most one row of meters in a second.
+        since_s = time.time() - known.get("time_s", time.time())
+        self._count = max(self._run.step, known.get("count", -1) + int(since_s) + 1)
+        self._remember()
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
@@ -53,6 +62,16 @@ class WeightsAndBiases:
         # again, or evaluated, is therefore counted on; curves are drawn over `step`.
         self._count = max(step, self._count + 1)
         self._run.log({**row, "step": step}, step=self._count)
+        self._remember()
+
+    def log_gauges(self, time_s: int, row: Mapping[str, float]) -> None:
+        """Send what meters showed, over a time axis of their own."""
+        # Named one by one, because a rule for `*` is there already.
+        for name in row.keys() - self._gauges:
+            self._run.define_metric(name, step_metric=GAUGE_TIME)
+        self._gauges |= row.keys()
+        self._count += 1
+        self._run.log({**row, GAUGE_TIME: time_s}, step=self._count)
 
     def log_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
         """Send rollouts as a table."""
@@ -82,4 +101,9 @@ class WeightsAndBiases:
 
     def end(self, state: str) -> None:
         """Send what is left."""
+        self._remember()
         self._run.finish(exit_code=0 if state == "finished" else 1)
+
+    def _remember(self) -> None:
+        known = {"id": self._run.id, "count": self._count, "time_s": time.time()}
+        write_json(self._identity, known)
