@@ -150,7 +150,7 @@ def test_trouble_is_shown_while_it_lasts_and_counted(endpoint, capsys):
     captured = capsys.readouterr()
     assert f"{endpoint.url}/chat/completions answered 429" in captured.err
     assert "trying again in" in captured.err
-    assert " 1 request" in " ".join(captured.out.split())
+    assert " 1 request sent again" in " ".join(captured.out.split())
     assert read_result(Path("out")).num_http_retries == 1
     assert len(endpoint.requests) == 3
 

@@ -263,7 +263,7 @@ def test_all_unknown_names_are_answered_in_one_message(write):
         f"{other.parent / 'run.toml'}: 5 names are not settings here; write what you need under "
         "the names on the right",
         f"{other}: 2 names are not settings here",
-        "flags: 1 names are not settings here; write what you need under the names on the right",
+        "flags: 1 name is no setting here; write what you need under the names on the right",
     ]
     assert "    actor.lr -> fit.rate" in lines
     assert "    actor.batch -> body.size (of one batch)" in lines

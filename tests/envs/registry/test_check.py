@@ -378,8 +378,10 @@ def test_a_branch_is_compared_with_where_it_left_the_other(committed):
     assert findings(committed) == [], "a history of its own begins with any index"
     against = findings(committed, against="main")
     assert {finding.check for finding in against} == {"history"}
+    steps: list[str] = []
     with pytest.raises(ConfigError, match="is not a commit or branch"):
-        check_registry(committed, against="mian")
+        check_registry(committed, against="mian", progress=steps.append)
+    assert steps == [], "nothing is checked before that is known"
 
 
 def test_without_git_the_report_says_what_was_not_checked(place):

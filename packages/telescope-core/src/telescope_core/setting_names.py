@@ -153,7 +153,10 @@ def _block(origin: str, answers: Sequence[tuple[Unknown, _Answer]]) -> str:
         if answer.kind == "refused":
             reasons.setdefault(answer.brief, {})[answer.section or _shown(one)] = None
     advice = "; write what you need under the names on the right" if here else ""
-    lines = [f"{origin}: {len(answers)} names are not settings here{advice}"]
+    named = (
+        "1 name is no setting" if len(answers) == 1 else f"{len(answers)} names are not settings"
+    )
+    lines = [f"{origin}: {named} here{advice}"]
     lines += _listed("called otherwise, or in another section:", here)
     reasoned = [f"{', '.join(found)}: {reason}" for reason, found in reasons.items()]
     lines += _listed("without an equal here:", reasoned)

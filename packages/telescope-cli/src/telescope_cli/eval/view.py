@@ -196,7 +196,8 @@ def _counts_line(result: EvalResult) -> str:
         parts.append(f"{result.num_refused} refused by the model")
     parts.append(f"{result.mean_completion_tokens:.0f} tokens each")
     if result.num_http_retries:
-        parts.append(f"{result.num_http_retries} requests sent again")
+        many = "s" if result.num_http_retries > 1 else ""
+        parts.append(f"{result.num_http_retries} request{many} sent again")
     parts.append(f"{result.duration_s:.1f} s")
     return "; ".join(parts)
 

@@ -75,7 +75,8 @@ class EvalPoint:
             return f"{where}: {self.state.value}: {self.reason}"
         numbers = [] if self.reward is None else [f"reward {self.reward:.3f}"]
         numbers += [f"pass@{k} {value:.3f}" for k, value in self.pass_at.items()]
-        numbers += [f"{self.num_failed} rollouts failed"] if self.num_failed else []
+        many = "" if self.num_failed == 1 else "s"
+        numbers += [f"{self.num_failed} rollout{many} failed"] if self.num_failed else []
         late = f", {self.lag_steps} steps later" if self.lag_steps else ""
         mixed = f"; {self.reason}" if self.reason else ""
         return f"{where}: {', '.join(numbers)}{late}{mixed}"

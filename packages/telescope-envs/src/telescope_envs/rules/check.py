@@ -16,7 +16,7 @@ from telescope_envs.records.reading import (
     is_registry_path,
     is_web_address,
 )
-from telescope_envs.rules.history import check_history
+from telescope_envs.rules.history import check_history, require_commit
 from telescope_envs.rules.tree import CheckReport, IndexLine, Tree, check_names, read_tree
 from telescope_envs.rules.wheel import check_release, read_wheel
 
@@ -105,6 +105,8 @@ def check_registry(
     Besides the history of the current branch, `against` can name a git commit or branch: its index
     files must be a prefix of the index files here.
     """
+    # Before wheels are read, which takes long.
+    require_commit(root, against)
     tree = read_tree(root, now=now or datetime.now(UTC))
     check_names(tree)
     _check_wheels(tree, progress)

@@ -40,6 +40,20 @@ class HistoryReport:
     notes: list[str] = field(default_factory=list[str])
 
 
+def require_commit(root: Path, against: str) -> None:
+    """Raise ConfigError unless `against` is a commit or branch; empty = nothing is compared."""
+    if not against:
+        return
+    if not _is_repository(root):
+        raise ConfigError(
+            f"{root} is not in a git repository, so --against {against} has no meaning"
+        )
+    if not _succeeds(root, "rev-parse", "--verify", "--quiet", f"{against}^{{commit}}"):
+        raise ConfigError(
+            f"--against {against!r} is not a commit or branch of this repository; fetch it first"
+        )
+
+
 def check_history(
     root: Path, *, against: str = "", removals: Removals | None = None
 ) -> HistoryReport:
@@ -48,11 +62,8 @@ def check_history(
     Index lines of releases in `removals` may vanish. `against` is compared at its merge base with
     HEAD, so that commits added to it since then do not count as removed here.
     """
+    require_commit(root, against)
     if not _is_repository(root):
-        if against:
-            raise ConfigError(
-                f"{root} is not in a git repository, so --against {against} has no meaning"
-            )
         return HistoryReport(
             notes=["history: not checked, because this folder is not in a git repository"]
         )
@@ -176,10 +187,6 @@ def _present(path: Path) -> bytes:
 
 
 def _left_at(root: Path, against: str) -> str:
-    if not _succeeds(root, "rev-parse", "--verify", "--quiet", f"{against}^{{commit}}"):
-        raise ConfigError(
-            f"--against {against!r} is not a commit or branch of this repository; fetch it first"
-        )
     if not _succeeds(root, "merge-base", against, "HEAD"):
         return against
     return _git(root, "merge-base", against, "HEAD").decode().strip()
