@@ -93,11 +93,10 @@ def head_rule(config: Mapping[str, object]) -> HeadRule:
                 rule = readings[field](_positive(field, value), config)
         elif _may_be_of_the_head(field, value):
             raise ConfigError(
-                f"model: {field} = {value!r} may change the logits of tokens, and this version "
-                f"does not know how in a model of type {model_type!r}; it knows "
-                f"{', '.join(sorted({name for known in _READINGS.values() for name in known}))} of "
-                f"{', '.join(_READINGS)}; train another model, or remove the field if the model "
-                "does not read it"
+                f"model: {field} = {value!r} in its config may change the logits of tokens, and it "
+                f"is not known how in a model of type {model_type!r}; train another model, or "
+                "remove the field if the model does not read it (docs/reference/models.md has the "
+                "fields that are known)"
             )
     return rule
 
