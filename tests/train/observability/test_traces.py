@@ -220,6 +220,21 @@ def test_what_servers_send_is_passed_on_as_it_came_and_counted():
     assert forwarding.num_lost == 0
 
 
+@pytest.mark.parametrize("variable", ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"])
+def test_no_proxy_stands_before_a_collector_of_this_machine(monkeypatch, variable):
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    with collector() as (endpoint, got):
+        forwarding = Forwarding(endpoint)
+        forwarding.put(ExportTraceServiceRequest().SerializeToString())
+        forwarding.close(within_s=DEADLINE_S)
+        assert len(got) == 1
+    monkeypatch.setenv(variable, "ftp://127.0.0.1:9")
+    with pytest.raises(ConfigError, match=r"otel\.invalid.*proxy.*no_proxy"):
+        Forwarding("http://otel.invalid/v1/traces")
+
+
 def test_a_collector_that_hangs_costs_one_thread_and_a_bounded_number_of_requests(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
