@@ -383,7 +383,9 @@ class ServerProcess:
             if self._asking is None:
                 self._asking = self._connection()
                 self._ask(self._asking, "/health")
-            if not select.select([self._asking.sock], [], [], 0.0)[0]:
+            answers = select.poll()
+            answers.register(self._asking.sock, select.POLLIN)
+            if not answers.poll(0):
                 return False
             self._was_healthy = self._asking.getresponse().status == HTTPStatus.OK
         except (OSError, HTTPException):
