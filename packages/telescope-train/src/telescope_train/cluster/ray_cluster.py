@@ -141,12 +141,14 @@ def ray_cluster(
     folder = _session_folder()
     with _token_of_its_own(folder):
         try:
-            _start(options | _own_cluster(bundles, folder))
+            with interrupts.held():
+                _start(options | _own_cluster(bundles, folder))
+                head = HeadProcesses.found()
         except KeyboardInterrupt:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        head = HeadProcesses.found()
         try:
+            interrupts.raise_if_asked()
             yield head
         except Exception:
             _shut_down(head)
@@ -154,8 +156,9 @@ def ray_cluster(
                 _keep_logs(folder, keep_logs)
             raise
         finally:
-            _shut_down(head)
-            shutil.rmtree(folder, ignore_errors=True)
+            with interrupts.held():
+                _shut_down(head)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _shut_down(head: HeadProcesses) -> None:
