@@ -242,6 +242,50 @@ async def test_a_group_reward_that_holds_its_worker_is_asked_once(workers):
     assert pool.stats()["restarts"] == 1
 
 
+HERE = """
+import asyncio, sys
+sys.path[:0] = sys.argv[1:3]
+from wire_cases import request
+from telescope_core.open import open_environment
+from telescope_core.processes import Isolation, ProcessSettings
+from telescope_core.scripted import ScriptedClient
+
+async def main():
+    settings = {"how": sys.argv[3], "where": sys.argv[4]}
+    processes = ProcessSettings(isolation=Isolation.NONE)
+    client = open_environment("worker_toys:Holds", settings, processes)
+    asked = [request(index, deadline_s=1.0) for index in range(4)]
+    plays = [client.play(one, ScriptedClient(["0"]).policy("r")) for one in asked]
+    await asyncio.gather(*plays)
+    await client.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "where", "said"),
+    [
+        ("pattern", "reward", "reward Holds.holds ("),
+        ("sleep", "play", "play Holds.play ("),
+        ("exit", "reward", "reward Holds.holds ("),
+        ("none", "reward", ""),
+    ],
+)
+async def test_code_that_holds_a_driver_is_named_by_another_process(how, where, said):
+    toys = Path(__file__).parent / "toys"
+    started = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-c", HERE, str(toys), str(Path(__file__).parents[3]), how, where),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(120):
+        shown = (await started.communicate())[1].decode()
+    assert (started.returncode == 0) is (how == "none")
+    assert ("error: " in shown) is (how != "none")
+    assert said in shown
+    assert how == "none" or "of rollout g1/0 (example 1 of worker_toys:Holds)" in shown
+
+
 async def test_innocent_rollouts_are_played_again_as_often_as_it_takes():
     lost = request().rollout("toy")
     lost = replace(

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
+from contextvars import Context, copy_context
 from dataclasses import replace
 
 from telescope_core.code_places import location_of, raised_at
@@ -11,9 +13,10 @@ from telescope_core.environments.class_checks import class_folder, class_locatio
 from telescope_core.environments.escapes import contained, stray_cancel
 from telescope_core.environments.loop_watch import LoopWatch
 from telescope_core.environments.outcomes import as_named_texts, as_splits
+from telescope_core.environments.running import CURRENT, HoldWatch, Request
 from telescope_core.errors import EnvironmentLoadError, StrayCancelError
 from telescope_core.group_rewards import score_group
-from telescope_core.protocols import PlayRequest, Policy
+from telescope_core.protocols import LATE_SCORE_S, PlayRequest, Policy
 from telescope_core.rollout import play_gold, play_rollout
 from telescope_core.types import (
     EnvironmentDescription,
@@ -39,8 +42,11 @@ class InProcessEnvironment:
         name: str,
         version: str = "0",
         load_deadline_s: float = _LOAD_DEADLINE_S,
+        hold_watch: HoldWatch | None = None,
     ) -> None:
+        """`hold_watch`: ends this process when the environment's code holds it for good."""
         environment.require_built()
+        self._hold_watch = hold_watch
         self._environment = environment
         self._name = name
         self._version = version
@@ -117,7 +123,10 @@ class InProcessEnvironment:
         """Play and score one rollout."""
         self._watch.deadline_s = request.deadline_s
         self._watch.start()
-        task = asyncio.create_task(play_rollout(self._environment, self._name, request, policy))
+        task = asyncio.get_running_loop().create_task(
+            play_rollout(self._environment, self._name, request, policy),
+            context=self._noted(request),
+        )
         self._playing[request.rollout_id] = task
         try:
             return await task
@@ -133,6 +142,23 @@ class InProcessEnvironment:
         finally:
             self._playing.pop(request.rollout_id, None)
             self._stopped.discard(request.rollout_id)
+
+    def _noted(self, request: PlayRequest) -> Context:
+        """Return a context in which calls of the environment's code are noted, for who watches."""
+        context = copy_context()
+        if self._hold_watch is not None:
+            late_s = LATE_SCORE_S if request.scores_at_deadline else 0.0
+            played = (
+                f"rollout {request.rollout_id} (example {request.example_index} of {self._name})"
+            )
+            noted = Request(
+                self._hold_watch.start(),
+                call=0,
+                played=played,
+                until_s=time.monotonic() + request.deadline_s + late_s,
+            )
+            context.run(CURRENT.set, noted)
+        return context
 
     async def score_group(self, split: Split, example_index: int, group: Group) -> Group:
         """Return `group` with its group rewards applied."""
@@ -162,6 +188,8 @@ class InProcessEnvironment:
         if tasks:
             await asyncio.wait(tasks)
         self._watch.stop()
+        if self._hold_watch is not None:
+            self._hold_watch.stop()
         try:
             with contained():
                 await self._environment.close()

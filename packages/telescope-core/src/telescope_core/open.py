@@ -13,6 +13,7 @@ from typing import Any
 
 from telescope_core.adapters.schemes import adapted
 from telescope_core.environment_record import EnvironmentRecord, elsewhere, record_of
+from telescope_core.environments.running import HoldWatch
 from telescope_core.errors import ConfigError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.locate import load_located, locate_environment
@@ -69,7 +70,9 @@ def open_environment(
     if runs_in_process(location, processes.isolation):
         _require_no_effect(name, processes)
         environment = load_located(location).from_settings(merged)
-        return InProcessEnvironment(environment, name=name, version=location.version)
+        return InProcessEnvironment(
+            environment, name=name, version=location.version, hold_watch=HoldWatch()
+        )
     version = "" if location.version == "0" else location.version
     identity = Identity(name=name, version=version)
     if places is None:

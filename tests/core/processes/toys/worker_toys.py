@@ -200,6 +200,8 @@ class Holds(Echo):
                 os._exit(3)
             case "crash":
                 ctypes.string_at(0)
+            case "sleep":
+                time.sleep(600)
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
 

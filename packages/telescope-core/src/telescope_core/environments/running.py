@@ -4,14 +4,18 @@ A process whose interpreter is held, or that has ended, cannot tell what it was 
 of an author's code is noted before it begins, in memory that is shared with the process that
 watches this one: the keeper of a worker, or the watcher of a driver.
 
-    beats, exit note | slot: thread, call, since, text | slot | ...
-
-A note costs about a microsecond. Only calls on behalf of a request are noted (`CURRENT`).
+A note costs about a microsecond. Only calls on behalf of a request are noted (`CURRENT`). The
+module `held` has the form of the memory, and reads it.
 """
 
+import asyncio
+import math
 import mmap
 import os
-import struct
+import subprocess
+import sys
+import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextvars import ContextVar
@@ -22,32 +26,22 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from telescope_core.code_places import location_of
+from telescope_core.environments.held import (
+    BEATS,
+    EXIT,
+    EXIT_AT,
+    HEAD_BYTES,
+    MEMORY_BYTES,
+    NUM_SLOTS,
+    SLOT,
+    TEXT_BYTES,
+    TURNS,
+    TURNS_AT,
+)
 
 Result = TypeVar("Result")
-_BEATS = struct.Struct("<Q")
-_EXIT = struct.Struct("<?q")
-_SLOT = struct.Struct("<?qqd224s")
-_HEAD_BYTES = 64
-_NUM_SLOTS = 256
-"""Calls that are noted at a time; those beyond them are not known to the watcher."""
-MEMORY_BYTES = _HEAD_BYTES + _NUM_SLOTS * _SLOT.size
-_TEXT_BYTES = 224
-_BUSY_SHARE = 0.5
-"""Of the time between two looks: a thread that computes for as long holds the interpreter."""
-
-
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """A call that had begun and not ended when the memory was read."""
-
-    thread: int
-    """Its number in the operating system."""
-    call: int
-    """Number of the request that it belongs to."""
-    since_s: float
-    """On the monotonic clock of the machine."""
-    text: str
-    """Role, `method (file:line)`, and what it is played for."""
+_SHOWN_EVERY_S = 0.2
+"""Seconds between two signs of life in a driver that is watched."""
 
 
 class Notes:
@@ -56,30 +50,42 @@ class Notes:
     def __init__(self, memory: mmap.mmap | None = None) -> None:
         """`memory`: `MEMORY_BYTES` of zeros that are shared; None = shared with forks alone."""
         self.memory = memory if memory is not None else mmap.mmap(-1, MEMORY_BYTES)
-        self._free = list(range(_NUM_SLOTS - 1, -1, -1))
-        self._beats = 0
+        self._free = list(range(NUM_SLOTS - 1, -1, -1))
+        self._beats = self._turns = 0
 
     def beat(self) -> None:
         """Show that the interpreter runs."""
         self._beats += 1
-        _BEATS.pack_into(self.memory, 0, self._beats)
+        BEATS.pack_into(self.memory, 0, self._beats)
 
-    def begin(self, call: int, text: bytes) -> int:
+    def turn(self) -> None:
+        """Show that the event loop runs, on whose thread this is called."""
+        self._turns += 1
+        TURNS.pack_into(self.memory, TURNS_AT, self._turns, get_native_id())
+
+    def begin(self, request: "Request", text: bytes) -> int:
         """Note that code begins; returns what `end` is to be given."""
         try:
             number = self._free.pop()
         except IndexError:
             return -1
-        place = _HEAD_BYTES + number * _SLOT.size
-        _SLOT.pack_into(
-            self.memory, place, True, get_native_id(), call, time.monotonic(), text[:_TEXT_BYTES]
+        place = HEAD_BYTES + number * SLOT.size
+        SLOT.pack_into(
+            self.memory,
+            place,
+            True,
+            get_native_id(),
+            request.call,
+            time.monotonic(),
+            request.until_s,
+            text[:TEXT_BYTES],
         )
         return number
 
     def end(self, number: int) -> None:
         """Note that the code has ended."""
         if number >= 0:
-            self.memory[_HEAD_BYTES + number * _SLOT.size] = 0
+            self.memory[HEAD_BYTES + number * SLOT.size] = 0
             self._free.append(number)
 
     def watch_exits(self) -> None:
@@ -90,7 +96,7 @@ class Notes:
             current = CURRENT.get()
             # Forks share the memory, and end in this way whenever they have done their work.
             if current is not None and os.getpid() == own:
-                _EXIT.pack_into(self.memory, _BEATS.size, True, current.call)
+                EXIT.pack_into(self.memory, EXIT_AT, True, current.call)
             leave(status)
 
         os._exit = noted
@@ -105,6 +111,8 @@ class Request:
     """Its number."""
     played: str = ""
     """For what the code runs, such as a rollout; empty where whoever watches knows the number."""
+    until_s: float = math.inf
+    """When its deadline passes, on the monotonic clock; inf where whoever watches knows it."""
 
 
 CURRENT: ContextVar[Request | None] = ContextVar("telescope_running", default=None)
@@ -120,7 +128,7 @@ class noting:
         self._notes: Notes | None = None
         if request is not None:
             self._notes = request.notes
-            self._number = request.notes.begin(request.call, _text(method, what, request.played))
+            self._number = request.notes.begin(request, _text(method, what, request.played))
 
     def __enter__(self) -> None:
         pass
@@ -150,12 +158,12 @@ class _Steps(Generic[Result]):
         self._text = text
 
     def __await__(self) -> Generator[Any, None, Result]:
-        notes, call, text = self._request.notes, self._request.call, self._text
+        notes, request, text = self._request.notes, self._request, self._text
         steps: Any = self._awaitable.__await__()
         error: BaseException | None = None
         try:
             while True:
-                number = notes.begin(call, text)
+                number = notes.begin(request, text)
                 try:
                     waits_for = next(steps) if error is None else steps.throw(error)
                 except StopIteration as ended:
@@ -188,90 +196,60 @@ def _text(method: object, what: str, played: str) -> bytes:
     return (f"{place} of {played}" if played else place).encode()
 
 
-class Watched:
-    """The memory, for the process that watches another one, with what that one's threads do."""
+class HoldWatch:
+    """Has another process watch this one, in which code of authors runs, from `start` to `stop`.
 
-    def __init__(self, memory: mmap.mmap, pid: int) -> None:
-        self._memory = memory
-        self._pid = pid
-        self._beats = 0
-        self._moved_s = self._looked_s = time.monotonic()
-        self._seconds: dict[int, float] = {}
-        self._busy: set[int] = set()
+    What holds the interpreter here, or blocks the running loop for good, ends this process: the
+    watcher says whose code it was.
+    """
 
-    def still_s(self) -> float:
-        """Return for how long the interpreter has stood still; 0 before it has begun to beat."""
-        now_s = time.monotonic()
-        (beats,) = _BEATS.unpack_from(self._memory, 0)
-        if beats != self._beats or not beats:
-            self._beats, self._moved_s, self._seconds = beats, now_s, {}
-            return 0.0
-        since_s, self._looked_s = now_s - self._looked_s, now_s
-        before, self._seconds = self._seconds, _thread_seconds(self._pid)
-        self._busy = {
-            thread
-            for thread, seconds in self._seconds.items()
-            if seconds - before.get(thread, seconds) > _BUSY_SHARE * since_s > 0
-        }
-        return now_s - self._moved_s
+    def __init__(self) -> None:
+        self._notes: Notes | None = None
+        self._stopped = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard = -1
+        self._turning: asyncio.TimerHandle | None = None
 
-    def running(self) -> list[Noted]:
-        """Return the innermost noted call of each thread, the oldest first."""
-        calls: dict[int, Noted] = {}
-        for number in range(_NUM_SLOTS):
-            is_used, thread, call, since_s, text = _SLOT.unpack_from(
-                self._memory, _HEAD_BYTES + number * _SLOT.size
+    def start(self) -> Notes:
+        """Start the watcher, once, on the running loop; returns where to note calls."""
+        if self._notes is not None:
+            return self._notes
+        with tempfile.TemporaryFile() as file:
+            file.truncate(MEMORY_BYTES)
+            self._notes = notes = Notes(mmap.mmap(file.fileno(), MEMORY_BYTES))
+            guard_read, self._guard = os.pipe()
+            fds = (file.fileno(), guard_read)
+            command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("held.py"))]
+            self._process = subprocess.Popen(
+                [*command, *map(str, fds), str(os.getpid())],
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the driver, which then says that it ended
             )
-            if is_used and (thread not in calls or calls[thread].since_s < since_s):
-                shown = text.rstrip(b"\0").decode("utf-8", "replace")
-                calls[thread] = Noted(thread, call, since_s, shown)
-        return sorted(calls.values(), key=lambda one: one.since_s)
+            os.close(guard_read)
+        notes.watch_exits()
+        # Before the thread does: what holds the interpreter from now on is seen.
+        notes.beat()
+        threading.Thread(target=self._beat, args=(notes,), name="hold-watch", daemon=True).start()
+        self._turn(notes, asyncio.get_running_loop())
+        return notes
 
-    def holder(self) -> Noted | None:
-        """Return the call that holds the interpreter; None if that is not known.
+    def stop(self) -> None:
+        """End the watcher. Idempotent."""
+        self._stopped.set()
+        if self._turning is not None:
+            self._turning.cancel()
+        process, self._process = self._process, None
+        if process is not None:
+            os.write(self._guard, b".")
+            os.close(self._guard)
+            process.wait()
 
-        Of several that have begun, it is the one whose thread computes: the others wait for it.
-        """
-        calls = self.running()
-        if _state(self._pid) in "Tt":
-            return None  # the process is stopped, which is no fault of its code
-        busy = [one for one in calls if one.thread in self._busy]
-        found = busy if len(busy) == 1 else calls
-        return found[0] if len(found) == 1 else None
+    def _beat(self, notes: Notes) -> None:
+        while not self._stopped.wait(_SHOWN_EVERY_S):
+            notes.beat()
 
-    def ended_by(self, code: int) -> Noted | None:
-        """Return the call that has ended the process with `code`; None if that is not known.
-
-        A signal that ends a process from outside says nothing of its code.
-        """
-        has_exited, call = _EXIT.unpack_from(self._memory, _BEATS.size)
-        calls = self.running()
-        if has_exited:
-            own = [one for one in calls if one.call == call]
-            return own[-1] if own else Noted(0, call, 0.0, "its code")
-        is_crash = code >= 0 or -code in _CRASHES
-        return calls[0] if is_crash and len(calls) == 1 else None
-
-
-_CRASHES = (4, 6, 7, 8, 11)
-"""SIGILL, SIGABRT, SIGBUS, SIGFPE and SIGSEGV: what a process does to itself."""
-
-
-def _thread_seconds(pid: int) -> dict[int, float]:
-    """Return the processor time of each thread of a process; empty without /proc."""
-    seconds: dict[int, float] = {}
-    tick = os.sysconf("SC_CLK_TCK")
-    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
-        try:
-            fields = task.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # the thread has ended
-        seconds[int(task.parent.name)] = (int(fields[11]) + int(fields[12])) / tick
-    return seconds
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return "?"
+    def _turn(self, notes: Notes, loop: asyncio.AbstractEventLoop) -> None:
+        notes.turn()
+        self._turning = loop.call_later(_SHOWN_EVERY_S, self._turn, notes, loop)

@@ -13,7 +13,8 @@ import select
 import signal
 from contextlib import suppress
 
-from telescope_core.environments.running import Noted, Notes, Watched
+from telescope_core.environments.held import Noted, Watched
+from telescope_core.environments.running import Notes
 from telescope_core.processes.frames import Beat, to_bytes
 from telescope_core.processes.watch import BEAT_EVERY_S, resident_bytes
 
