@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from telescope_train.backends.fsdp.sharding import decoder_layers, prefetch, shard, weight_mesh
+from telescope_train.backends.step_loss import StepLoss
 from telescope_train.models import packed
 from telescope_train.models.load import torch_dtype
 from telescope_train.models.logprobs import chunked_logprobs
@@ -125,3 +128,55 @@ def test_a_float32_head_computes_the_log_probs_of_the_weights_it_has(
     worker.logprobs(grpo_batches(seq_len=128)[0])
     errors = np.concatenate([(exact_T - found_T).abs().numpy() for exact_T, found_T in seen])
     assert errors.max() < 1e-5 if is_wide else errors.max() > 1e-3
+
+
+WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique")
+"""Operations whose answer the host needs: on a GPU it waits for all that was launched before."""
+
+
+class Waits(TorchDispatchMode):
+    """Collects the operations that would make the host wait for a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.__name__.split(".")[0]
+        masks = tree_leaves(args[1:]) if name in ("index", "index_put_") else ()
+        if name.startswith(WAITS) or any(getattr(one, "dtype", 0) == torch.bool for one in masks):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    ["grpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gspo", "cispo"))],
+)
+def test_nobody_waits_for_a_gpu_between_the_first_forward_and_the_last_backward(
+    tiny, start, monkeypatch, algorithm
+):
+    """Numbers are read once, when all is launched; on a CPU an operation that would wait shows it."""
+    settings = backend_settings(tiny)
+    changes = {"algorithm": algorithm, "kl_in_loss": False, "entropy_coef": 0.01}
+    section = settings.algorithm.model_copy(update=changes)
+    worker = start(replace(settings, algorithm=section))
+    # As on a GPU, where whether a mask is all true is not asked.
+    for module in ("kl", "objective", "terms"):
+        name = f"telescope_train.algorithms.{module}"
+        monkeypatch.setattr(sys.modules[name], "all_true", lambda mask_T: False)
+    (batches,) = grpo_batches(seq_len=64)
+    assert len(batches) > 1
+    batches = [replace(one, proximal_logprobs_T=one.behavior_logprobs_T) for one in batches]
+    reading = []
+    read = StepLoss.after_backward
+
+    def after_backward(losses):
+        reading.append(list(waits.found))
+        read(losses)
+
+    monkeypatch.setattr(StepLoss, "after_backward", after_backward)
+    with Waits() as waits:
+        worker.backend.accumulate_gradient(batches, version=0)
+    assert reading == [[]]
+    assert waits.found, "reading the numbers waits: else this test could not see it"

@@ -139,7 +139,7 @@ def packed_samples() -> PackedRow:
     return PackedRow(
         token_ids_T=ids_T,
         sequences=find_sequences(positions_T, CPU),
-        trained_M=trained_M,
+        trained_M=trained_M.numpy(),
         predictors_M=trained_M - 1,
         targets_M=ids_T[trained_M],
         temperatures_M=temperatures_T[trained_M],

@@ -58,7 +58,7 @@ def sequence_mean(values_T: "Tensor", terms: Terms) -> "Tensor":
     A sample is never split over batches. Each chain of a rollout is a sample of its own.
     """
     ids_T, kept_T = terms.sequence_ids_T, terms.mask_T.to(values_T.dtype)
-    num = int(ids_T.max()) + 1 if ids_T.numel() else 0
-    sums_N = values_T.new_zeros(num).index_add(0, ids_T, values_T * kept_T)
-    counts_N = kept_T.new_zeros(num).index_add(0, ids_T, kept_T)
+    # At most as many samples as tokens. How many exactly, a GPU would have to be waited for.
+    sums_N = values_T.new_zeros(len(ids_T)).index_add(0, ids_T, values_T * kept_T)
+    counts_N = kept_T.new_zeros(len(ids_T)).index_add(0, ids_T, kept_T)
     return (sums_N / counts_N.clamp(min=1.0)).index_select(0, ids_T)

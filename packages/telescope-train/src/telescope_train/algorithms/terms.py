@@ -31,7 +31,7 @@ class Terms:
     mask_T: "Tensor"
     """[T] bool, True where the policy wrote the token."""
     sequence_ids_T: "Tensor"
-    """[T] int64, the sample of each token, counted from 0 in this batch."""
+    """[T] int64, the sample of each token, counted from 0 without gaps."""
     entropy_T: "Tensor"
     """[T] of the policy's distribution, nats; requires grad where `entropy_coef` is above 0."""
     proximal_logprobs_T: "Tensor | None" = None

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from telescope_train.algorithms.terms import Terms
 from telescope_train.backends.protocol import BatchFacts
 from telescope_train.batches.batch import PackedBatch
+from telescope_train.models.moving import to_device
 
 
 class LossInputs(NamedTuple):
@@ -36,17 +37,19 @@ def loss_inputs(
     device = logprobs_M.device
 
     def column(values_T: NDArray) -> torch.Tensor:
-        return torch.tensor(values_T[trained_M]).to(device)
+        return to_device(values_T[trained_M], device)
 
     def optional(values_T: NDArray | None) -> torch.Tensor | None:
         return None if values_T is None else column(values_T)
 
+    # Counted anew, as samples without a trained token leave gaps.
+    ids_M = np.unique(batch.sequence_ids_T[trained_M], return_inverse=True)[1]
     terms = Terms(
         logprobs_T=logprobs_M,
         behavior_logprobs_T=column(batch.behavior_logprobs_T),
         advantages_T=column(batch.advantages_T),
         mask_T=column(batch.mask_T),
-        sequence_ids_T=column(np.maximum(batch.sequence_ids_T, 0).astype(np.int64)),
+        sequence_ids_T=to_device(ids_M, device, torch.long),
         entropy_T=entropy_M,
         proximal_logprobs_T=optional(batch.proximal_logprobs_T),
         reference_logprobs_T=optional(batch.reference_logprobs_T),

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from telescope_train.models.cpu_kernels import product
 from telescope_train.models.fused_layers import gpu_kernels
 from telescope_train.models.head import PLAIN, HeadRule
+from telescope_train.models.row import require_known_tokens
 
 CPU_BLOCK = 2**20
 """Logits in one block on the CPU: 4 MiB of float32 stay in cache, and the product is fast."""
@@ -82,12 +83,9 @@ def chunked_logprobs(
     if isinstance(head, Tensor):
         head = Head(head, 0, len(head), None)
     # A target outside would be in no block, and its logit would silently stay 0. Whoever moves
-    # targets to a GPU looks before that: here the answer would have to be waited for.
-    if not targets_T.is_cuda and bool((~_is_inside(targets_T, head.vocab_size)).any()):
-        raise ValueError(
-            f"expected token ids from 0 to {head.vocab_size - 1}, got {int(targets_T.min())} to "
-            f"{int(targets_T.max())}; the samples come from a model with a larger vocabulary"
-        )
+    # targets to a GPU looks before that.
+    if not targets_T.is_cuda:
+        require_known_tokens(targets_T.numpy(), head.vocab_size)
     logprobs_T, entropy_T = _ChunkedLogprobs.apply(
         hidden_TH,
         head.weight_VH,

@@ -5,6 +5,7 @@ rank runs a slice of the row through the layers, and every rank returns those of
 Dims: T tokens of the row, C tokens of this rank's slice, M trained tokens.
 """
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from telescope_train.models.attention.context_parallel import (
 )
 from telescope_train.models.attention.kinds import EAGER, AttentionKind
 from telescope_train.models.head import head_rule
-from telescope_train.models.head_check import head_difference
+from telescope_train.models.head_check import head_difference, head_in_float32
 from telescope_train.models.logprobs import Head, chunked_logprobs
 from telescope_train.models.routing import RoutingReplay
 from telescope_train.models.row import PackedRow
@@ -56,7 +57,7 @@ class PackedPolicy(torch.nn.Module):
         self.lm = lm
         self._head_rule = head_rule(lm.config.to_dict())
         self._chunk_size = chunk_size
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._entropy_grad = entropy_grad
         self._wide_logits = wide_logits
         self._replay: RoutingReplay | None = None
@@ -90,15 +91,19 @@ class PackedPolicy(torch.nn.Module):
         self._replay_routes(None if row.routes_TLK is None else row.routes_TLK[mine])
         # base_model instead of lm, which would compute the logits of all tokens.
         output = self.lm.base_model(**self._arguments(row, mine, self._context))
-        # A token may be predicted in the slice of the rank before. So it belongs to the rank that
-        # has its predictor, and each token to exactly one rank.
-        predictors_M = row.predictors_M
-        places = ((predictors_M >= mine.start) & (predictors_M < mine.stop)).nonzero()[:, 0]
+        tokens = (row.predictors_M, row.targets_M, row.temperatures_M)
+        if self._context is not None:
+            # A token may be predicted in the slice of the rank before. So it belongs to the rank
+            # that has its predictor, and each token to exactly one rank.
+            predictors_M = row.predictors_M
+            places = ((predictors_M >= mine.start) & (predictors_M < mine.stop)).nonzero()[:, 0]
+            tokens = (predictors_M[places] - mine.start, *(one[places] for one in tokens[1:]))
+        predictors, targets, temperatures = tokens
         logprobs, entropy = chunked_logprobs(
-            output.last_hidden_state[0].index_select(0, predictors_M[places] - mine.start),
+            output.last_hidden_state[0].index_select(0, predictors),
             self._head(),
-            row.targets_M[places],
-            row.temperatures_M[places],
+            targets,
+            temperatures,
             chunk_size=self._chunk_size,
             entropy_grad=self._entropy_grad,
             wide_logits=self._wide_logits,
@@ -106,7 +111,7 @@ class PackedPolicy(torch.nn.Module):
         if self._context is None:
             return TrainedLogprobs(logprobs, entropy)
         # All ranks of the group need all values: a loss may look at whole sequences.
-        number, group = len(predictors_M), self._context.group
+        number, group = len(row.predictors_M), self._context.group
         return TrainedLogprobs(
             GatherTokens.apply(logprobs, places, number, group),
             GatherTokens.apply(entropy, places, number, group),
@@ -114,10 +119,12 @@ class PackedPolicy(torch.nn.Module):
 
     def _head(self) -> Head:
         """Return the whole head; only inside a forward of this module."""
-        module, size = self.lm.get_output_embeddings(), self._vocab_size
+        module, size = self.lm.get_output_embeddings(), self.vocab_size
         # Rows of padding have no probability; autograd fills their gradient with zeros.
-        bias = None if module.bias is None else module.bias[:size]
-        return Head(module.weight[:size], 0, size, None, bias, self._head_rule)
+        bias_V = getattr(module, "bias", None)
+        if bias_V is not None:
+            bias_V = bias_V[:size]
+        return Head(module.weight[:size], 0, size, None, bias_V, self._head_rule)
 
     def head_difference(self) -> float:
         """Return how far log-probs of the head alone are from transformers', in float32, nats.
@@ -134,7 +141,10 @@ class PackedPolicy(torch.nn.Module):
 
     def _by_transformers(self, row: PackedRow) -> TrainedLogprobs:
         # The plain formulas, on purpose: a check against the same code would prove nothing.
-        output = self.lm(**self._arguments(row, slice(None), None))
+        # Its head is as wide as that of training, whose log-probs would else differ by a rounding of
+        # logits: more nats than a fault in the layers, where logits are large.
+        with head_in_float32(self.lm) if self._wide_logits else nullcontext():
+            output = self.lm(**self._arguments(row, slice(None), None))
         logits_MV = output.logits[0].index_select(0, row.predictors_M).float()
         all_MV = (logits_MV / row.temperatures_M[:, None]).log_softmax(-1)
         return TrainedLogprobs(

@@ -16,6 +16,7 @@ from telescope_train.models.attention.blocks import (
     find_shared_sequences,
 )
 from telescope_train.models.attention.prefixes import SharedRow
+from telescope_train.models.moving import to_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +27,8 @@ class PackedRow:
     """[T] int64; tokens that samples share stand once."""
     sequences: Sequences
     """Where the sequences begin and end; padding is one of them."""
-    trained_M: torch.Tensor
-    """[M] int64, the index in the batch of each trained token."""
+    trained_M: NDArray[np.int64]
+    """[M], the index in the batch of each trained token; on the host, which asks for it."""
     predictors_M: torch.Tensor
     """[M] int64, the index in the row of the token before it. Samples may have it in common."""
     targets_M: torch.Tensor
@@ -36,6 +37,18 @@ class PackedRow:
     """[M] the sampler's temperature of each trained token."""
     routes_TLK: torch.Tensor | None = None
     """[T, layers, chosen] int64, the experts of each token, -1 where not known; None = of none."""
+
+
+def require_known_tokens(token_ids: NDArray[np.integer], vocab_size: int) -> None:
+    """Raise ValueError for token ids that a model of `vocab_size` does not have.
+
+    Before they are on a GPU, where the answer would have to be waited for.
+    """
+    if token_ids.size and not 0 <= token_ids.min() <= token_ids.max() < vocab_size:
+        raise ValueError(
+            f"expected token ids from 0 to {vocab_size - 1}, got {token_ids.min()} to "
+            f"{token_ids.max()}; the samples come from a model with a larger vocabulary"
+        )
 
 
 def packed_row(
@@ -74,12 +87,12 @@ def packed_row(
     # Fixed multiples help kernels, and context parallelism needs slices of equal length.
     token_ids_T = np.append(token_ids_T, np.zeros(num_padding, token_ids_T.dtype))
     return PackedRow(
-        token_ids_T=_moved(token_ids_T, device),
+        token_ids_T=to_device(token_ids_T, device, torch.long),
         sequences=sequences,
-        trained_M=_moved(trained_M, device),
-        predictors_M=_moved(predictors_M, device),
-        targets_M=_moved(targets_M, device),
-        temperatures_M=torch.tensor(batch.temperatures_T[trained_M]).to(device),
+        trained_M=trained_M,
+        predictors_M=to_device(predictors_M, device, torch.long),
+        targets_M=to_device(targets_M, device, torch.long),
+        temperatures_M=to_device(batch.temperatures_T[trained_M], device),
         routes_TLK=_routes(batch, len(token_ids_T), device),
     )
 
@@ -91,7 +104,7 @@ def _routes(batch: PackedBatch, num_tokens: int, device: torch.device) -> torch.
     assert batch.shared_S is None, "mixtures share no prefixes"
     known = batch.routes_TLK[: batch.num_tokens]
     padding = np.full((num_tokens - len(known), *known.shape[1:]), -1, known.dtype)
-    return _moved(np.concatenate([known, padding]), device)
+    return to_device(np.concatenate([known, padding]), device, torch.long)
 
 
 def _padded(shared: SharedRow, num_padding: int) -> SharedRow:
@@ -102,6 +115,3 @@ def _padded(shared: SharedRow, num_padding: int) -> SharedRow:
         shared_S=np.append(shared.shared_S, 0),
     )
 
-
-def _moved(values: NDArray[np.integer], device: torch.device) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.long).to(device)

@@ -45,7 +45,7 @@ from telescope_train.models.load import torch_dtype
 from telescope_train.models.lora import adapter_weights, dropout_on, merged_weights
 from telescope_train.models.lora_transfer import merged_blocks, scaled_adapter
 from telescope_train.models.packed import PackedPolicy
-from telescope_train.models.row import PackedRow, packed_row
+from telescope_train.models.row import PackedRow, packed_row, require_known_tokens
 from telescope_train.observability.spans import SilentRecorder, SpanRecorder
 
 
@@ -105,10 +105,11 @@ class FsdpBackend:
                 row = self._row(batch)
                 with self._spans.span("forward", microbatch=number):
                     found = self._policy(row)
-                    loss = losses.of_row(batch, row.trained_M.cpu().numpy(), found)
+                    loss = losses.of_row(batch, row.trained_M, found)
                 with self._spans.span("backward", microbatch=number):
                     loss.backward()
-                losses.after_backward()
+            # Once, because reading numbers waits for a GPU, which would have nothing to do then.
+            losses.after_backward()
         with self._spans.span("metrics", on_cpu=True):
             if self._checkpointing is not None:
                 losses.add_metrics(self._checkpointing.take_metrics())
@@ -232,6 +233,7 @@ class FsdpBackend:
 
     def _row(self, batch: PackedBatch, *, share: bool = True) -> PackedRow:
         trainer = self._settings.trainer
+        require_known_tokens(batch.token_ids_T[: batch.num_tokens], self._policy.vocab_size)
         # Context parallelism cuts the row into slices of equal length, one per rank.
         multiple_of = math.lcm(trainer.pad_to_multiple_of, self._layout.context)
         return packed_row(batch, self._device, multiple_of=multiple_of, share=share)
@@ -249,7 +251,7 @@ class FsdpBackend:
         row = self._row(batch, share=not by_transformers)
         found = policy(row, by_transformers=by_transformers).logprobs_M.cpu().numpy()
         logprobs_T = np.zeros(len(batch.token_ids_T), dtype=np.float32)
-        logprobs_T[row.trained_M.cpu().numpy()] = found
+        logprobs_T[row.trained_M] = found
         # A row of padding has one token that is trained only so that all ranks run backward.
         logprobs_T[~batch.mask_T] = 0.0
         return logprobs_T

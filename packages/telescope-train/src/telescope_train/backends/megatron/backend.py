@@ -37,7 +37,7 @@ from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.models.head_check import head_difference
 from telescope_train.models.logprobs import Head
 from telescope_train.models.packed import TrainedLogprobs
-from telescope_train.models.row import packed_row
+from telescope_train.models.row import packed_row, require_known_tokens
 from telescope_train.observability.spans import SilentRecorder, SpanRecorder
 
 
@@ -176,8 +176,7 @@ class MegatronBackend:
         for batch in batches:
             row = packed_row(batch, self._device, share=False)
             values = self._streamed.logprobs(row, self._weights.export())
-            trained_M = row.trained_M.cpu().numpy()
-            found.append(_in_batch(batch, trained_M, values.cpu().numpy()))
+            found.append(_in_batch(batch, row.trained_M, values.cpu().numpy()))
         return found
 
     def head_difference(self) -> float:
@@ -191,6 +190,8 @@ class MegatronBackend:
 
     def _row(self, batch: PackedBatch) -> RankRow:
         context, rank = self._loaded.layout.context, self._loaded.context_rank
+        vocab_size = self._loaded.architecture.vocab_size
+        require_known_tokens(batch.token_ids_T[: batch.num_tokens], vocab_size)
         return rank_row(
             batch,
             self._device,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.models.attention.blocks import Sequences, find_sequences
+from telescope_train.models.moving import to_device
 from telescope_train.models.row import PackedRow, packed_row
 
 
@@ -73,7 +74,7 @@ def rank_row(
     places, positions = _padded(starts, chunk=chunk, multiple_of=multiple_of)
     ids_T = np.zeros(len(positions), np.int64)
     ids_T[places] = plain.token_ids_T.numpy()
-    trained_M = plain.trained_M.numpy()
+    trained_M = plain.trained_M
     in_row_M = places[trained_M]
     sequences = find_sequences(positions, device)
     order, local_T = None, np.arange(len(positions))
@@ -82,8 +83,8 @@ def rank_row(
         whole = context_order(sequences.starts.cpu().numpy(), ranks)
         inverse = np.argsort(whole)
         order = ContextOrder(
-            ranks_from_row=torch.from_numpy(whole).to(device),
-            row_from_ranks=torch.from_numpy(inverse).to(device),
+            ranks_from_row=to_device(whole, device),
+            row_from_ranks=to_device(inverse, device),
         )
         size = len(positions) // ranks
         mine = whole[rank * size : (rank + 1) * size]
@@ -91,26 +92,25 @@ def rank_row(
     predictors_M = local_T[in_row_M - 1]
     chosen = np.flatnonzero((predictors_M >= 0) & (predictors_M < len(mine)))
     return RankRow(
-        token_ids_C=torch.from_numpy(ids_T[mine]).to(device),
+        token_ids_C=to_device(ids_T[mine], device),
         sequences=sequences,
         order=order,
         trained_M=trained_M,
-        predictors_P=torch.from_numpy(predictors_M[chosen]).to(device),
-        places_P=torch.from_numpy(chosen).to(device),
-        targets_P=torch.from_numpy(ids_T[in_row_M[chosen]]).to(device),
+        predictors_P=to_device(predictors_M[chosen], device),
+        places_P=to_device(chosen, device),
+        targets_P=to_device(ids_T[in_row_M[chosen]], device),
         temperatures_P=plain.temperatures_M[torch.from_numpy(chosen)].to(device),
     )
 
 
 def _shared_row(row: PackedRow) -> RankRow:
-    trained_M = row.trained_M.cpu().numpy()
     return RankRow(
         token_ids_C=row.token_ids_T,
         sequences=row.sequences,
         order=None,
-        trained_M=trained_M,
+        trained_M=row.trained_M,
         predictors_P=row.predictors_M,
-        places_P=torch.arange(len(trained_M), device=row.token_ids_T.device),
+        places_P=torch.arange(len(row.trained_M), device=row.token_ids_T.device),
         targets_P=row.targets_M,
         temperatures_P=row.temperatures_M,
     )

@@ -53,9 +53,9 @@ class StreamedModel:
         )
         for _ in weights:
             pass  # every rank takes part in gathering each tensor
-        logits_MV = output.logits[0].index_select(0, row.trained_M - 1).float()
+        logits_MV = output.logits[0].index_select(0, row.predictors_M).float()
         every_MV = (logits_MV / row.temperatures_M[:, None]).log_softmax(-1)
-        return every_MV.gather(1, row.token_ids_T[row.trained_M][:, None])[:, 0]
+        return every_MV.gather(1, row.targets_M[:, None])[:, 0]
 
     def _fill(self, module: torch.nn.Module, _: Any) -> None:
         prefix = self._prefixes[module] + "."

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from transformers import AttentionInterface
 
 from telescope_train.models.attention.prefixes import SharedRow
+from telescope_train.models.moving import to_device
 
 PACKED_ATTENTION = "telescope_packed"
 _MIN_FILL = 0.75
@@ -61,9 +62,9 @@ def packed_layout(lengths_S: NDArray[np.int64], device: torch.device) -> PackedL
         padding.append(place_SL[~is_real_SL])
         first, base = first + num_sequences, base + num_sequences * length
     return PackedLayout(
-        gather_P=torch.from_numpy(np.concatenate(gather)).to(device),
-        place_T=torch.from_numpy(place_T).to(device),
-        padding=torch.from_numpy(np.concatenate(padding)).to(device),
+        gather_P=to_device(np.concatenate(gather), device),
+        place_T=to_device(place_T, device),
+        padding=to_device(np.concatenate(padding), device),
         blocks=tuple(blocks),
     )
 
@@ -219,7 +220,7 @@ def _sequences(
     shared: SharedRow | None,
 ) -> Sequences:
     return Sequences(
-        positions_T=torch.tensor(positions_T, dtype=torch.long).to(device),
+        positions_T=to_device(positions_T, device, torch.long),
         layout=packed_layout(lengths_S, device),
         starts=cumulative(lengths_S, device),
         longest=int(lengths_S.max()),
@@ -230,4 +231,4 @@ def _sequences(
 def cumulative(lengths_S: NDArray[np.int64], device: torch.device) -> torch.Tensor:
     """Return [S + 1] int32 the sums of the first 0, 1, 2 ... of `lengths_S`."""
     sums = np.append(0, np.cumsum(lengths_S)).astype(np.int32)
-    return torch.from_numpy(sums).to(device)
+    return to_device(sums, device)

@@ -29,6 +29,7 @@ from telescope_train.models.attention.varlen import (
     register_gathered_attention,
     register_varlen_attention,
 )
+from telescope_train.models.moving import to_device
 
 FLASH_ATTN_HINT = (
     "the package flash-attn is not installed; it is the extra telescope-train[flash-attn] and is "
@@ -159,7 +160,7 @@ def _gathered_arguments(over: str, sequences: Sequences) -> dict[str, object]:
         return arguments
     device, lengths_S = sequences.starts.device, shared.lengths_S[shared.own_S > 0]
     return arguments | {
-        "keys_K": torch.from_numpy(shared.keys()).to(device),
+        "keys_K": to_device(shared.keys(), device),
         "cu_seq_lens_k": cumulative(lengths_S, device),
         "max_length_k": int(lengths_S.max()),
     }

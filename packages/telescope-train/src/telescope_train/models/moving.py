@@ -1,0 +1,18 @@
+"""Arrays of the host on the device of a model."""
+
+import torch
+from numpy.typing import NDArray
+
+
+def to_device(
+    values: NDArray, device: torch.device, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Return `values` as a tensor on `device`; nobody waits for the copy to a GPU.
+
+    From pinned memory it is made while the GPU computes what was launched before. A plain copy
+    would wait until all of that is done.
+    """
+    tensor = torch.tensor(values, dtype=dtype)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
