@@ -183,3 +183,20 @@ async def test_an_eval_counts_what_cannot_be_recorded_as_failed():
     )
     assert (result.num_scored, result.failures) == (4, {"UnreadableRollout": 8})
     assert len(rows) == 12
+
+
+@pytest.mark.parametrize("key", ["environment_files", "model_files"])
+def test_other_files_under_the_same_settings_end_a_resume_and_are_named(tmp_path, key):
+    began = {key: {"a": "1", "b": "1"}}
+    folder = EvalFolder.create(tmp_path / "eval", manifest=began)
+    folder.fail("stopped")
+    with pytest.raises(ConfigError, match="file b: its content is another one") as refused:
+        EvalFolder.resume(folder.path, manifest={key: {"a": "1", "b": "2"}})
+    assert "file a" not in str(refused.value)
+
+
+def test_an_eval_that_an_earlier_version_began_has_no_files_to_compare(tmp_path):
+    folder = EvalFolder.create(tmp_path / "eval", manifest={"model": "m"})
+    folder.fail("stopped")
+    again = EvalFolder.resume(folder.path, manifest={"model": "m", "model_files": {"a": "1"}})
+    assert again.manifest()["model_files"] == {"a": "1"}

@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 from rich.text import Text
@@ -65,6 +66,7 @@ class EvalRequest:
                 "lock_digest": code.lock_digest,
             },
             "environment_files": dict(code.files),
+            "model_files": self._model_files(),
             "env": self.environment_settings,
             "model": self.model,
             "base_url": self.base_url,
@@ -72,6 +74,15 @@ class EvalRequest:
             "chat_template": self.template_digest or None,
             **asdict(self.settings),
         }
+
+
+    def _model_files(self) -> dict[str, JsonValue]:
+        """Return the digests of the files of a model folder; of an endpoint none are known."""
+        if self.base_url is not None or self.model is None or find_spec("telescope_train") is None:
+            return {}
+        from telescope_train.checkpoints.inputs import inputs_of
+
+        return {**inputs_of(self.model, chat_template=None)}
 
 
 def checked(requests: Sequence[EvalRequest]) -> list[EvalRequest]:

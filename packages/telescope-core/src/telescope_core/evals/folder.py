@@ -31,12 +31,12 @@ from telescope_core.records.rows import RolloutRow, row_from_json, row_to_json
 from telescope_core.types import JsonValue
 
 _RESULT = TypeAdapter(EvalResult)
-_FILES = "environment_files"
+_FILES = ("environment_files", "model_files")
 _MAY_CHANGE = frozenset(
     {
         *("num_examples", "positions", "rollouts", "ks"),
         *("concurrency", "max_retries", "max_failures_in_a_row", "base_url"),
-        _FILES,  # compared one by one
+        *_FILES,  # compared one by one
     }
 )
 """What may be different when an eval is continued: how much is played, and how fast or where."""
@@ -222,6 +222,7 @@ class EvalFolder:
 def _refused(old: Mapping[str, Any], new: JsonValue) -> list[str]:
     """Return what keeps an eval from being continued with other settings, one text for each."""
     assert isinstance(new, Mapping), "a manifest is an object"
+    now: Mapping[str, Any] = new
     changed = sorted({key for key in {*old, *new} if old.get(key) != new.get(key)})
     refused = [
         f"{key}: {old.get(key)!r} then, {new.get(key)!r} now"
@@ -229,7 +230,8 @@ def _refused(old: Mapping[str, Any], new: JsonValue) -> list[str]:
         if key not in _MAY_CHANGE
     ]
     # Evals that were begun by an earlier version have none of them.
-    refused += file_changes(_files(old), _files(new))
+    for key in _FILES:
+        refused += file_changes(old.get(key) or {}, now.get(key) or {})
     for key in ("num_examples", "rollouts"):
         before, after = old.get(key), new.get(key)
         if isinstance(before, int) and isinstance(after, int) and after < before:
@@ -237,10 +239,6 @@ def _refused(old: Mapping[str, Any], new: JsonValue) -> list[str]:
     if not _positions(old) <= _positions(new):
         refused.append("other examples; those of the start must be among them")
     return refused
-
-
-def _files(manifest: Mapping[str, Any]) -> dict[str, str]:
-    return manifest.get(_FILES) or {}
 
 
 def _positions(manifest: Mapping[str, Any]) -> set[int]:
