@@ -1,5 +1,6 @@
 """A model is what its files say: it is loaded as transformers loads it, or refused by name."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from telescope_core.errors import ConfigError
 from telescope_train.backends.fsdp.filling import fill
 from telescope_train.backends.megatron.architecture import architecture_of
 from telescope_train.backends.megatron.mapping import hugging_face_shapes
+from telescope_train.models.facts import read_model_facts
 from telescope_train.models.load import load_model, prepare_model
 from telescope_train.models.source import read_source, require_tensors
 
@@ -80,6 +82,8 @@ def by_us(folder: Path) -> dict[str, torch.Tensor] | ConfigError:
 
 def require_loaded_alike_or_refused(folder: Path, mutation: Mutation) -> str | None:
     """Fail unless what is trained is what transformers loads; returns why it was refused."""
+    with suppress(ConfigError):  # which the plan reads before all else
+        read_model_facts(str(folder))
     ours = by_us(folder)
     if isinstance(ours, ConfigError):
         refusal = str(ours)

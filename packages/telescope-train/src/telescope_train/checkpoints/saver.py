@@ -31,7 +31,8 @@ from telescope_train.checkpoints.folders import (
 )
 from telescope_train.checkpoints.sampler_state import write_sampler_state
 from telescope_train.config.schema import CheckpointSection, ModelSection, TrainConfig
-from telescope_train.models.source import read_source
+from telescope_train.models.location import locate_model
+from telescope_train.models.source import trained_config
 from telescope_train.observability.timeline import CHECKPOINTS, UNRECORDED, Timeline
 from telescope_train.rollouts.sampled import SamplerState
 
@@ -287,13 +288,12 @@ def save_model_description(folder: Path, settings: ModelSection) -> None:
     """Write the description to `folder`, so that the weights can become a model again anywhere."""
     from transformers import GenerationConfig
 
-    # As it is trained: a config may say that the head is tied where the files have another.
-    source = read_source(
+    config = trained_config(
         settings.model,
         dtype=settings.model_dtype,
         trust_remote_code=settings.trust_remote_code,
     )
-    source.config.save_pretrained(folder)
+    config.save_pretrained(folder)
     with suppress(OSError):  # a model need not have a generation config
-        GenerationConfig.from_pretrained(source.location).save_pretrained(folder)
+        GenerationConfig.from_pretrained(locate_model(settings.model)).save_pretrained(folder)
     load_tokenizer(settings).save_pretrained(folder)

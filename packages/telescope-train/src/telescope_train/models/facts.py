@@ -73,6 +73,11 @@ def read_model_facts(model: str, *, output_dir: str = "runs") -> ModelFacts:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"model {model!r}: {path} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(
+            f"model {model!r}: expected the fields of a model in {path}, got "
+            f"{type(config).__name__}; download the model again"
+        )
     return facts_of(cast(Mapping[str, object], config))
 
 
@@ -153,7 +158,7 @@ def _mlp_sizes(
         return _MlpSizes(layers * dense, layers * dense) if dense else None
     expert = 3 * hidden * sizes.get("moe_intermediate_size", 0) or dense
     router = hidden * experts
-    step, listed = sizes.get("decoder_sparse_step", 1), config.get("mlp_only_layers")
+    step, listed = sizes.get("decoder_sparse_step") or 1, config.get("mlp_only_layers")
     plain = set(cast(list[int], listed)) if isinstance(listed, list) else set[int]()
     sparse = sum(layer not in plain and (layer + 1) % step == 0 for layer in range(layers))
     apart = (layers - sparse) * dense

@@ -70,6 +70,20 @@ def read_source(
         return _compared(name, location, config, files, dtype=dtype)
 
 
+def trained_config(
+    name: str, *, dtype: str = "float32", trust_remote_code: bool = False
+) -> "PreTrainedConfig":
+    """Return the config of a model as it is trained: untied where its files have another head."""
+    from transformers import AutoConfig
+
+    location = locate_model(name)
+    with problems_of(f"model {name!r}"):
+        config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)
+    if not getattr(config.get_text_config(), "tie_word_embeddings", False):
+        return config
+    return read_source(name, dtype=dtype, trust_remote_code=trust_remote_code).config
+
+
 def served_source(name: str) -> ModelSource | None:
     """Like `read_source`, for a folder that is only served; None if the server alone can read it.
 
