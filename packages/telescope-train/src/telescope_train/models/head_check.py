@@ -1,12 +1,13 @@
 """Whether the output head is what its `HeadRule` says, by transformers' own forward.
 
 The forward gets hidden states instead of computing them, so that nothing but the head is compared,
-in float32 whatever the layers compute in. Some of them give logits far beyond any soft cap.
+in float32 whatever the layers compute in. Some of them give logits far beyond any soft cap. And the
+other way round: a head in float32, so that nothing but the layers is compared.
 Dims: N tokens, H hidden size, V rows of the head.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -98,19 +99,39 @@ def _own_logits(
         ) from error
 
 
-@contextmanager
-def _given_hidden_states(lm: PreTrainedModel, hidden_NH: Tensor) -> Iterator[None]:
+def _given_hidden_states(lm: PreTrainedModel, hidden_NH: Tensor) -> AbstractContextManager[None]:
     """Let the layers of `lm` return `hidden_NH`, whatever they are given."""
 
     def forward(*_: Any, **__: Any) -> _GivenOutput:
         return _GivenOutput(last_hidden_state=hidden_NH[None])
 
-    base: Any = lm.base_model
-    own = base.__dict__.get("forward")
-    base.forward = forward
+    return _other_forward(lm.base_model, forward)
+
+
+def head_in_float32(lm: PreTrainedModel) -> AbstractContextManager[None]:
+    """Let the head of `lm` compute in float32 or wider, so that what is compared are its layers.
+
+    Rows of the head are widened a few at a time: a wide copy of all would take gigabytes.
+    """
+    head: Any = lm.get_output_embeddings()
+    bias = getattr(head, "bias", None)
+
+    def forward(hidden: Tensor) -> Tensor:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        parts = [hidden.to(wide) @ rows.to(wide).T for rows in head.weight.split(NUM_ROWS)]
+        logits = torch.cat(parts, -1)
+        return logits if bias is None else logits + bias.to(wide)
+
+    return _other_forward(head, forward)
+
+
+@contextmanager
+def _other_forward(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    own = module.__dict__.get("forward")
+    module.forward = forward
     try:
         yield
     finally:
-        del base.forward
+        del module.forward
         if own is not None:
-            base.forward = own
+            module.forward = own

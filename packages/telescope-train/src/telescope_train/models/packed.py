@@ -141,8 +141,8 @@ class PackedPolicy(torch.nn.Module):
 
     def _by_transformers(self, row: PackedRow) -> TrainedLogprobs:
         # The plain formulas, on purpose: a check against the same code would prove nothing.
-        # Its head is as wide as that of training, whose log-probs would else differ by a rounding of
-        # logits: more nats than a fault in the layers, where logits are large.
+        # A head as wide as that of training: a rounding of large logits would be more nats than a
+        # fault in the layers.
         with head_in_float32(self.lm) if self._wide_logits else nullcontext():
             output = self.lm(**self._arguments(row, slice(None), None))
         logits_MV = output.logits[0].index_select(0, row.predictors_M).float()
