@@ -1,6 +1,8 @@
 """What may be sampled when, and what becomes of failures."""
 
 import asyncio
+import os
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +22,8 @@ from telescope_core import (
     reward,
 )
 from telescope_core.attempts import MAX_FAILED
+from telescope_core.environments.held import Watched
+from telescope_core.environments.running import CURRENT, Notes, Request
 from telescope_core.errors import EndpointAccessError, TemplateLossError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.scripted import ScriptedClient
@@ -286,3 +290,23 @@ def test_whose_doing_a_failure_of_a_process_is():
     starved = replace(lost, status_reason="MemoryError", error="MemoryError: ")
     assert not starved.is_lost
     assert boundary_of(starved) is Boundary.PROCESS
+
+
+async def test_a_watcher_is_told_of_the_function_that_judges_groups() -> None:
+    notes, seen = Notes(), []
+
+    def judges(group: Group) -> bool:
+        seen.extend(Watched(notes.memory, os.getpid()).running())
+        return True
+
+    CURRENT.set(Request(notes, call=0))
+    sampler = sampler_over(ScriptedClient(echo), ahead=0, batches=1, accept=judges, timeout_s=60.0)
+    sampler.advance(0)
+    await sampler.take(0)
+    await sampler.close()
+    texts = [one.text for one in seen if one.text.startswith("should_accept_fn ")]
+    assert len(texts) == GROUPS
+    assert "judges (" in texts[0]
+    assert "of group 0." in texts[0]
+    assert all(one.until_s - time.monotonic() <= 60.0 for one in seen if one.text in texts)
+    assert Watched(notes.memory, os.getpid()).running() == []

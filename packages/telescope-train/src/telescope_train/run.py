@@ -21,6 +21,7 @@ from typing import Any
 from telescope_core import interruptible, interrupts
 from telescope_core.chat.trouble import showing_troubles
 from telescope_core.collector import rare_collections
+from telescope_core.environments.running import CURRENT, HoldWatch, Request
 from telescope_core.errors import ConfigError, ProcessDiedError, TelescopeError
 from telescope_core.gateway.recorded import RecordedEnvironment
 from telescope_core.protocols import EnvironmentClient
@@ -317,6 +318,10 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
     config, ranks, source = prepared.config, opened.processes.ranks, opened.policies.source
     evals = ready.evals
     seats = opened.policies.seats
+    # Each task that plays a place inherits it: this process itself calls the author's function.
+    hold_watch = HoldWatch()
+    if config.rollout.should_accept_fn is not None:
+        CURRENT.set(Request(hold_watch.start(), call=0))
     sampler = make_sampler(config, mix, source, seats, prepare=source.prepare)
     state = BEGINNING if begun is None else begun.sampler_state()
     drop_events(folder.events_path, after=state.first_repeated_batch, is_repeated=state.repeated())
@@ -358,6 +363,7 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
         await checkpointer.close()
         record_unfinished(folder, await sampler.close())
         opened.policies.recording.events.flush()
+        hold_watch.stop()
 
 
 async def _go_back(opened: Opened, died: RankDiedError) -> RunCheckpoint | None:

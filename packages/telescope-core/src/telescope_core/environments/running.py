@@ -123,8 +123,9 @@ class noting:
 
     __slots__ = ("_notes", "_number")
 
-    def __init__(self, method: object, what: str) -> None:
-        request = CURRENT.get()
+    def __init__(self, method: object, what: str, request: Request | None = None) -> None:
+        """`request`: the one that it belongs to; None = the current one, if there is one."""
+        request = request or CURRENT.get()
         self._notes: Notes | None = None
         if request is not None:
             self._notes = request.notes

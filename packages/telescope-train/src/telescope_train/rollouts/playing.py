@@ -9,10 +9,12 @@ Each waits for the one below it.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from telescope_core.attempts import ends_all, play_with_attempts, require_others
+from telescope_core.environments.running import CURRENT, noting
 from telescope_core.gateway import canceled_attempt
 from telescope_core.protocols import EnvironmentClient, PlayRequest, Policy, PolicySource
 from telescope_core.scoring_news import hearing_of_scoring
@@ -89,7 +91,7 @@ class Player:
                 place.playing = await self._examples.after_rejection(place.playing, group_id)
         while True:
             group = await self._group(place, place.playing)
-            reason = rejection(group, accept) if accept and is_scored(group) else None
+            reason = self._rejection(group, accept) if accept and is_scored(group) else None
             if reason is None:
                 return group
             place.rejected.append(discarded(group, reason))
@@ -98,6 +100,15 @@ class Player:
             # which group was rejected first.
             place.num_draws += 1
             place.playing = await self._examples.after_rejection(place.playing, place.group_id)
+
+    def _rejection(self, group: Group, accept: AcceptFn) -> str | None:
+        """Return why `accept` rejects a group; None when it does not. It may take as a rollout."""
+        current = CURRENT.get()
+        if current is not None:
+            until_s = time.monotonic() + self._settings.rollout_timeout_s
+            current = replace(current, played=f"group {group.id}", until_s=until_s)
+        with noting(accept, "should_accept_fn", current):
+            return rejection(group, accept)
 
     def drop_older_than(self, version: WeightVersion) -> None:
         """Play every rollout again that has a token of older weights and whose group is not full.
