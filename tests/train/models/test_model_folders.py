@@ -1,11 +1,14 @@
 """A model is what its files say: it is loaded as transformers loads it, or refused by name."""
 
+import json
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
+import transformers
+from tests.train.backend_cases import backend_settings
 from tests.train.models.model_folders import (
     FAMILIES,
     MUTATIONS,
@@ -22,7 +25,9 @@ from telescope_core.errors import ConfigError
 from telescope_train.backends.fsdp.filling import fill
 from telescope_train.backends.megatron.architecture import architecture_of
 from telescope_train.backends.megatron.mapping import hugging_face_shapes
-from telescope_train.models.facts import read_model_facts
+from telescope_train.checkpoints.saver import save_model_description
+from telescope_train.config.schema import ModelSection
+from telescope_train.models.facts import facts_of, read_model_facts
 from telescope_train.models.load import load_model, prepare_model
 from telescope_train.models.source import read_source, require_tensors
 
@@ -199,3 +204,31 @@ def test_megatron_refuses_names_that_it_does_not_know(saved, tmp_path):
     shapes = hugging_face_shapes(architecture_of(source.config))
     with pytest.raises(ConfigError, match=r"changed.*model\.embed_tokens.*fsdp"):
         require_tensors(source, shapes)
+
+
+@pytest.mark.slow
+def test_a_head_of_its_own_goes_to_servers_checkpoints_and_exports(tiny, tmp_path, start):
+    mutation = next(one for one in MUTATIONS if one.name == "a head of its own though tied")
+    folder = copies(tiny, tmp_path / "changed", mutation).path
+    theirs = by_transformers(folder)
+    assert theirs is not None
+    worker = start(backend_settings(folder))
+    sent = dict(worker.export_weights())
+    assert sent.keys() == theirs.weights.keys()
+    assert all(torch.equal(sent[name], value) for name, value in theirs.weights.items())
+    worker.save_pretrained(str(tmp_path / "saved"))
+    saved = by_transformers(tmp_path / "saved")
+    assert saved is not None
+    assert saved.is_whole
+    assert all(torch.equal(saved.weights[name], value) for name, value in sent.items())
+    save_model_description(tmp_path / "described", ModelSection(model=str(folder)))
+    for path in (tmp_path / "saved", tmp_path / "described"):
+        assert json.loads((path / "config.json").read_text())["tie_word_embeddings"] is False
+
+
+@pytest.mark.parametrize("family", ["Gemma2", "Cohere", "Qwen2", "Llama"])
+def test_a_head_that_is_tied_by_itself_is_counted_once(family):
+    config = getattr(transformers, f"{family}Config")(vocab_size=64)
+    given = {**config.to_dict(), "tie_word_embeddings": config.tie_word_embeddings}
+    unsaid = {name: value for name, value in given.items() if name != "tie_word_embeddings"}
+    assert facts_of(unsaid).num_parameters == facts_of(given).num_parameters

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from telescope_core.errors import ConfigError, EnvironmentLoadError
@@ -14,6 +14,7 @@ from telescope_train.backends import layout_of
 from telescope_train.checkpoints.export import export_checkpoint
 from telescope_train.checkpoints.folders import read_checkpoint
 from telescope_train.models import threads
+from telescope_train.models.tiny import make_tiny_model
 from telescope_train.sft.config import load_sft_config
 from telescope_train.sft.run import backend_settings, run_sft
 
@@ -270,3 +271,15 @@ def test_the_secrets_that_an_environment_reads_are_told_by_name(config_file, tmp
     for fact in ("toy_digits:LastDigit", "DIGITS_KEY (set)"):
         assert fact in line
     assert "hunter2" not in line
+
+
+def test_a_model_that_lacks_a_tensor_is_refused_before_anything_is_written(config_file, tmp_path):
+    path = make_tiny_model(tmp_path / "base", seed=0) / "model.safetensors"
+    kept = {name: value for name, value in load_file(path).items() if name != "model.norm.weight"}
+    save_file(kept, path, metadata={"format": "pt"})
+    text = config_file.read_text().replace("make_tiny_model = true", "")
+    config_file.write_text(text)
+    with pytest.raises(ConfigError, match=r"base.*model\.norm\.weight"):
+        run_sft(load_sft_config([config_file]))
+    assert not (tmp_path / "warm").exists()
+    assert not (tmp_path / "warm-log").exists()

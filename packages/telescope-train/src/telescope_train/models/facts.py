@@ -55,6 +55,10 @@ class ModelFacts:
 
 EXPERT_SETTINGS = ("num_experts", "num_local_experts", "n_routed_experts")
 """What configs call the number of experts in a layer."""
+_TIED_BY_THEMSELVES = frozenset(
+    {"cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "smollm3", "starcoder2"}
+)
+"""Model types whose embedding is the output head where config.json does not say it."""
 UNKNOWN_FACTS = ModelFacts(
     num_parameters=None, vocab_size=None, max_positions=None, kv_values_per_token=None
 )
@@ -106,7 +110,8 @@ def facts_of(config: Mapping[str, object]) -> ModelFacts:
     norms = 2 * hidden + (2 * head_dim if str(config.get("model_type")).startswith("qwen3") else 0)
     if config.get("attention_bias") or config.get("model_type") == "qwen2":
         norms += head_dim * (heads + 2 * kv_heads)
-    embeddings = vocab_size * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    is_tied = config.get("tie_word_embeddings", config.get("model_type") in _TIED_BY_THEMSELVES)
+    embeddings = vocab_size * hidden * (1 if is_tied else 2)
     rest = hidden + layers * (attention + norms)
     return ModelFacts(
         num_parameters=None if mlps is None else embeddings + rest + mlps.kept,
