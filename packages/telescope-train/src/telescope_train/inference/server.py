@@ -500,7 +500,8 @@ def serve_model(
     """Serve `model_path` for as long as the context lasts, on a free port if `port` is 0.
 
     `max_model_len`: tokens of prompt and answer together; None = the model's own limit.
-    `chat_template`: a file; None = the model's own template.
+    `chat_template`: a file; None = the model's own template. Raises ProcessDiedError at the end if
+    the server has died meanwhile.
     """
     device = machine_device()
     template = template_in(Path(model_path)) if chat_template is None else chat_template.read_text()
@@ -519,6 +520,9 @@ def serve_model(
     with running(settings) as server:
         url = f"{server.root}/v1"
         yield ServedModel(base_url=url, model=SERVED_MODEL_NAME, api_key=settings.secret)
+        # Requests that failed for it may have been recorded, and not raised.
+        server.check()
+        server.check_engine()
 
 
 def _describe_exit(code: int) -> str:
