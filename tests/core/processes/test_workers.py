@@ -24,12 +24,13 @@ from telescope_core.errors import (
     EnvironmentProcessError,
     RolloutCrashError,
 )
+from telescope_core.evals import EvalSettings, run_eval
 from telescope_core.open import open_environment
 from telescope_core.processes import Isolation, ProcessSettings, StageDeadlines
 from telescope_core.processes.frames import ProtocolError
 from telescope_core.protocols import EnvironmentLocation
 from telescope_core.scripted import ScriptedClient
-from telescope_core.types import LOST_TO, Group, RolloutStatus, Split, StopReason
+from telescope_core.types import LOST_TO, Group, RolloutStatus, Sampling, Split, StopReason
 
 pytestmark = pytest.mark.slow
 MEBIBYTE = 2**20
@@ -240,6 +241,14 @@ async def test_a_group_reward_that_holds_its_worker_is_asked_once(workers):
         await pool.score_group(Split.TRAIN, 1, group)
     await pool.health()
     assert pool.stats()["restarts"] == 1
+
+
+async def test_an_eval_scores_what_does_not_end_its_worker(workers):
+    pool = workers("Holds", settings={"how": "exit"})
+    settings = EvalSettings(num_examples=4, rollouts=1, sampling=Sampling(max_tokens=4))
+    result = await run_eval(pool, ScriptedClient(lambda messages: messages[-1].content), settings)
+    assert (result.num_scored, result.num_failed) == (3, 1)
+    assert result.failures == {"RolloutCrashError": 1}
 
 
 HERE = """

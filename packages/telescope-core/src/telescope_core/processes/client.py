@@ -156,6 +156,9 @@ class WorkerClient:
     def why_replaced(self) -> str:
         """One line about why it ended, without the last lines that it printed."""
         line = (self.how_ended or f"{self.label} is retired").partition("; its last lines")[0]
+        if self._why_killed:
+            # How the process then ended is this side's doing.
+            line = f"{self.label} {self._why_killed}"
         return " ".join(line.split())
 
     @property
