@@ -216,6 +216,22 @@ def test_one_of_an_earlier_version_goes_on_and_is_told_as_unproved(saved, newest
         export_checkpoint(read_checkpoint(newest), newest / "hf", dtype=None, max_shard_size="1GB")
 
 
+def test_only_a_run_that_has_evals_left_needs_what_it_sampled(written, tiny, tmp_path):
+    """One that has nothing left but its summary reads no checkpoint."""
+    shutil.copytree(written / "run", tmp_path / "run")
+    cut(tmp_path / "run" / "checkpoints" / "final" / SAMPLER)
+    manifest = tmp_path / "run" / "checkpoints" / "final" / "checkpoint.json"
+    fields = json.loads(manifest.read_text())
+    del fields["files"]
+    manifest.write_text(json.dumps(fields))
+    flags = ("--checkpoint_every", "2", "--resume_from_checkpoint", "latest")
+    point = point_of(config_of(tmp_path, tiny, *flags))
+    assert (point.checkpoint.step, point.is_at_last_step) == (10, True)
+    evals = ("--evals", '[{"name": "digit", "eval_every": 5}]')
+    with pytest.raises(ConfigError, match=SAMPLER):
+        point_of(config_of(tmp_path, tiny, *flags, *evals))
+
+
 def test_the_plan_says_what_is_passed_over(saved, newest):
     cut(newest / SHARD)
     notes = notes_of(prepare(saved))

@@ -15,16 +15,23 @@ from tests.core.evals.test_comparison import an_eval
 
 from telescope_core.errors import ConfigError, NoRoomError, TelescopeError
 from telescope_core.evals import EvalFolder
-from telescope_core.records import Resume, RunFolder
+from telescope_core.records import Resume, RolloutRow, RunFolder
 from telescope_core.records.folders import remove_folder, sweep
 from telescope_core.records.identity import NOTHING_SAVED
+from telescope_core.types import RolloutStatus
 from telescope_train.checkpoints import saver
 from telescope_train.checkpoints.folders import (
     CheckpointManifest,
     complete_checkpoints,
     expendable,
 )
-from telescope_train.checkpoints.resume import is_over, newest_to_go_on, resume_point
+from telescope_train.checkpoints.resume import (
+    ResumePoint,
+    is_over,
+    newest_to_go_on,
+    resume_point,
+    trained_before,
+)
 from telescope_train.checkpoints.sampler_state import write_sampler_state
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
 from telescope_train.config.eval_folders import evals_left
@@ -241,6 +248,35 @@ def test_ranks_that_die_go_back_to_a_checkpoint_of_their_own_run(tiny, tmp_path)
         path = folder / f"step-{step:06d}" / "checkpoint.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
         assert newest_to_go_on(config, None).step == 5
+
+
+@pytest.mark.parametrize("is_same_run", [True, False])
+def test_what_the_weights_were_trained_on_is_known_while_their_run_is_there(tmp_path, is_same_run):
+    source = RunFolder.create(tmp_path / "run", config={}, name="run")
+    for step in (1, 2, 3):
+        row = RolloutRow(
+            step=step,
+            environment="digit",
+            example_id=f"train-{step}",
+            group_id=f"{step}",
+            index=0,
+            status=RolloutStatus.KEPT,
+        )
+        source.write_rollouts(step, [row])
+    checkpoint_at(source.checkpoints_path, 2)
+    (checkpoint,) = complete_checkpoints(source.checkpoints_path)
+    point = ResumePoint(
+        checkpoint=checkpoint,
+        is_same_run=is_same_run,
+        changed=(),
+        is_at_last_step=False,
+        notes=(),
+    )
+    folder = source if is_same_run else RunFolder.create(tmp_path / "fork", config={})
+    assert trained_before(point, folder) == {("digit", "train-1"), ("digit", "train-2")}
+    if not is_same_run:
+        away = replace(point, checkpoint=replace(checkpoint, path=tmp_path / "copies" / "a"))
+        assert trained_before(away, folder) is None
 
 
 def ended_with(folder: Path, config: TrainConfig, *, has_training_state: bool = True) -> RunFolder:

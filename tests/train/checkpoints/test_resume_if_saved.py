@@ -71,6 +71,18 @@ def test_a_try_that_saved_something_goes_on(config, host):
     assert [row["step"] for row in folder.metrics()] == [1, 2, 3, 4, 5]
 
 
+def test_a_try_that_was_killed_while_it_replaced_its_checkpoint_goes_on(config):
+    """Between two renames, none of the two folders has the name of a checkpoint."""
+    folder = a_try(config, num_steps=7)
+    settings = config.model_dump(mode="json")
+    for step, name in ((4, ".final.old"), (5, ".final.partial")):
+        checkpoint_at(folder.checkpoints_path, step, name=name)
+        manifest = folder.checkpoints_path / name / "checkpoint.json"
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"config": settings}))
+    _, point = begun(config)
+    assert (point.checkpoint.path.name, point.checkpoint.step) == ("final", 5)
+
+
 def test_a_run_that_began_at_a_checkpoint_begins_there_again(tiny, config, tmp_path):
     checkpoint_at(tmp_path / "other", 3)
     saved = tmp_path / "other" / "step-000003"

@@ -57,9 +57,9 @@ class ResumePoint:
     """Whether the run goes on in its folder; if not, a new run begins with this checkpoint."""
     changed: tuple[str, ...]
     """Permitted differences from the checkpoint's settings and environments, one line each."""
-    is_at_last_step: bool = False
+    is_at_last_step: bool
     """Whether the same run has no step left, only what comes after its last one."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
     """What to know of the checkpoint: newer ones that are not whole, and what nothing proves."""
 
 
