@@ -17,6 +17,8 @@ from telescope_core.file_proofs import proofs_of
 from telescope_train.backends import known_backends
 from telescope_train.backends.protocol import DamagedStateError
 from telescope_train.batches.packing import padding_batch
+from telescope_train.models.head import HeadRule
+from telescope_train.models.head_check import HEAD_LIMIT
 
 HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE))
@@ -90,6 +92,22 @@ def test_gradient_in_float32_is_the_same_to_rounding(settings, tiny, start):
     whole = gradient_of(worker, grpo_batches(seq_len=4096)[0])
     parts = gradient_of(worker, grpo_batches(seq_len=40)[0])
     assert relative_difference(parts, whole) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_head_is_what_its_rule_says_and_is_compared_with_transformers(settings, start):
+    """Every logit is halved: as at twice the temperature, and unlike in transformers."""
+    worker, rule = start(settings()), HeadRule(scale=0.5)
+    assert worker.backend.head_difference() < HEAD_LIMIT / 10
+    (batch,) = grpo_batches(seq_len=4096)[0]
+    (expected_T,) = worker.logprobs([replace(batch, temperatures_T=2 * batch.temperatures_T)])
+    if worker.backend.__class__.__name__ == "FsdpBackend":
+        worker.backend._policy._head_rule = rule
+    else:
+        object.__setattr__(worker.backend._loaded.architecture, "head_rule", rule)
+    (found_T,) = worker.logprobs([batch])
+    np.testing.assert_allclose(found_T, expected_T, atol=1e-5)
+    assert worker.backend.head_difference() > 1.0
 
 
 @pytest.mark.slow
