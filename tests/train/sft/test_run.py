@@ -15,6 +15,7 @@ from telescope_train.checkpoints.export import export_checkpoint
 from telescope_train.checkpoints.folders import read_checkpoint
 from telescope_train.models import threads
 from telescope_train.models.tiny import make_tiny_model
+from telescope_train.sft.checkpoints import resume_notes, sft_resume_point
 from telescope_train.sft.config import load_sft_config
 from telescope_train.sft.run import backend_settings, run_sft
 
@@ -256,6 +257,40 @@ def test_checkpoint_settings_that_cannot_be_used(config_file, tmp_path, flags, m
     with pytest.raises(ConfigError, match=message):
         run_sft(load_sft_config([config_file], flags))
     assert not (tmp_path / "warm").exists(), "no model is written"
+
+
+@pytest.mark.slow
+def test_a_resume_proves_its_checkpoint_and_what_it_reads(config_file, tmp_path):
+    with pytest.raises(Killed):
+        trained(config_file, tmp_path / "b", *SAVED, "--checkpoint_every", "2", killed_at=5)
+    config = load_sft_config(
+        [config_file],
+        [
+            *("--number_of_steps", "10", "--batch_size", "6", "--output", str(tmp_path / "b")),
+            *LATEST,
+        ],
+    )
+    assert sft_resume_point(config).step == 4
+    newest = tmp_path / "b-log" / "checkpoints" / "step-000004"
+    weights = tmp_path / "base" / "model.safetensors"
+    kept = weights.read_bytes()
+    weights.write_bytes(kept + b" ")
+    with pytest.raises(ConfigError, match=r"model\.safetensors: its content is another one"):
+        sft_resume_point(config)
+    weights.write_bytes(kept)
+    shard = newest / "state" / "__0_0.distcp"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    point = sft_resume_point(config)
+    (note,) = resume_notes(config, point)
+    assert point.step == 2
+    assert all(part in note for part in ("step-000004", "__0_0.distcp", "step-000002"))
+    description = newest.with_name("step-000002") / "model" / "config.json"
+    description.write_text(description.read_text().replace("{", "{ ", 1)[:-1])
+    with pytest.raises(ConfigError, match=r"model/config\.json"):
+        sft_resume_point(config)
+    again = load_sft_config([config_file], ["--output", str(tmp_path / "b")])
+    with pytest.raises(ConfigError, match="of an earlier training"):
+        sft_resume_point(again)
 
 
 @pytest.mark.slow
