@@ -11,9 +11,13 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
+import torch.distributed as dist
 from backend_cases import backend_settings, grpo_batches
 
-from telescope_train.backends.distributed_checkpoint import FileSystemWriter
+from telescope_core.file_proofs import FileProof
+from telescope_train.backends.distributed_checkpoint import FileSystemWriter, require_proved
+from telescope_train.backends.protocol import DamagedStateError
 from telescope_train.trainer.worker import Meeting, TrainerWorker
 
 
@@ -30,13 +34,31 @@ def main() -> None:
     batches = grpo_batches(seq_len=40, num_ranks=world_size)[rank]
     worker.train_step(batches, version=0)
     worker.start_checkpoint(output / "state", with_training_state=True)
-    worker.finish_checkpoint()
+    proofs = worker.finish_checkpoint()
+    told = {name: proof.model_dump() for name, proof in proofs.items()}
+    (output / f"proofs-{rank}.json").write_text(json.dumps(told))
     if job["dies"]:
         die_while_writing(worker, output)
+    refuse_what_one_rank_reads(worker, output / "state", world_size)
     weights = {name: value.numpy() for name, value in worker.export_weights()}
     if rank == 0:
         np.savez(output / "weights.npz", **weights)
     worker.close()
+
+
+def refuse_what_one_rank_reads(worker: TrainerWorker, state: Path, world_size: int) -> None:
+    """Every rank refuses a state of which one rank has read that a file is another."""
+    dist.barrier()
+    proofs = {
+        name: FileProof.model_validate(proof)
+        for rank in range(world_size)
+        for name, proof in json.loads((state.parent / f"proofs-{rank}.json").read_text()).items()
+    }
+    require_proved(state, proofs)
+    wrong = proofs["__0_0.distcp"].model_copy(update={"sha256": "0" * 64})
+    with pytest.raises(DamagedStateError) as refused:
+        worker.load_checkpoint(state, {**proofs, "__0_0.distcp": wrong})
+    assert [line.partition(" ")[0] for line in refused.value.wrong] == ["__0_0.distcp"]
 
 
 def die_while_writing(worker: TrainerWorker, output: Path) -> None:

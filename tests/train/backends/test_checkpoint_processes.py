@@ -1,5 +1,6 @@
 """Checkpoints over processes: another number of ranks, and a process that dies while it writes."""
 
+import json
 import signal
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from telescope_core.errors import ConfigError
+from telescope_core.file_proofs import FileProof, proofs_of
 from telescope_train.backends.distributed_checkpoint import saved_keys
 from telescope_train.checkpoints.export import read_weights
 from telescope_train.trainer.worker import TrainerWorker
@@ -53,6 +55,12 @@ def test_one_rank_continues_as_two_and_two_as_one(tiny, tmp_path):
     third = one_step(tiny, tmp_path / "111", load=tmp_path / "11" / "state")
     reshard(2, tmp_path / "12", tiny, load=tmp_path / "1" / "state")
     again = one_step(tiny, tmp_path / "121", load=tmp_path / "12" / "state")
+    # What each rank said of its files while it wrote them is what is there, and of all of it.
+    told = [json.loads((tmp_path / "12" / f"proofs-{rank}.json").read_text()) for rank in (0, 1)]
+    proofs = {name: FileProof.model_validate(one) for part in told for name, one in part.items()}
+    assert proofs == proofs_of(tmp_path / "12" / "state", {})
+    assert {"__0_0.distcp", ".metadata"} <= told[0].keys()
+    assert set(told[1]) == {"__1_0.distcp"}
     both = dict(np.load(tmp_path / "12" / "weights.npz"))
     assert largest_difference(both, second) < 1e-8
     saved = read_weights(tmp_path / "12" / "state")
