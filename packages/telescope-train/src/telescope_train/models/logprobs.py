@@ -84,7 +84,7 @@ def chunked_logprobs(
         head = Head(head, 0, len(head), None)
     # A target outside would be in no block, and its logit would silently stay 0. Whoever moves
     # targets to a GPU looks before that.
-    if not targets_T.is_cuda:
+    if targets_T.device.type == "cpu":
         require_known_tokens(targets_T.numpy(), head.vocab_size)
     logprobs_T, entropy_T = _ChunkedLogprobs.apply(
         hidden_TH,
@@ -120,7 +120,7 @@ class _Blocks(NamedTuple):
 
 def _kernels(hidden_TH: Tensor) -> Any:
     """Return `gpu_kernels` where they are used."""
-    is_used = hidden_TH.is_cuda and hidden_TH.dtype != torch.float64
+    is_used = hidden_TH.device.type != "cpu" and hidden_TH.dtype != torch.float64
     return gpu_kernels() if is_used else None
 
 
@@ -164,7 +164,7 @@ def _products(
 
 def _wide_product(left_XY: Tensor, right_YZ: Tensor, wide: torch.dtype) -> Tensor:
     """Return left @ right, added up in `wide` and not rounded."""
-    if left_XY.is_cuda:
+    if left_XY.device.type != "cpu":
         # The tensor cores multiply bfloat16 exactly and add up in float32 anyway.
         return torch.mm(left_XY, right_YZ, out_dtype=wide)
     return product(left_XY.to(wide), right_YZ.T.to(wide))
@@ -389,7 +389,7 @@ def _accumulate(sum_XH: Tensor, left_XY: Tensor, right_YH: Tensor) -> None:
     # addmm_ needs one dtype, and then spares the product a tensor of its own.
     elif sum_XH.dtype == left_XY.dtype:
         sum_XH.addmm_(left_XY, right_YH)
-    elif sum_XH.is_cuda:
+    elif sum_XH.device.type != "cpu":
         sum_XH += _wide_product(left_XY, right_YH, sum_XH.dtype)
     else:
         sum_XH += left_XY @ right_YH
