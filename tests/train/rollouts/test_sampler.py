@@ -19,12 +19,13 @@ from telescope_core import (
     RolloutStatus,
     Sampling,
     TelescopeError,
+    group_reward,
     reward,
 )
 from telescope_core.attempts import MAX_FAILED
 from telescope_core.environments.held import Watched
 from telescope_core.environments.running import CURRENT, Notes, Request
-from telescope_core.errors import EndpointAccessError, TemplateLossError
+from telescope_core.errors import EndpointAccessError, RolloutCrashError, TemplateLossError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.scripted import ScriptedClient
 from telescope_train.rollouts.failures import MAX_DRAWS_PER_GROUP, Boundary, boundary_of
@@ -310,3 +311,25 @@ async def test_a_watcher_is_told_of_the_function_that_judges_groups() -> None:
     assert "of group 0." in texts[0]
     assert all(one.until_s - time.monotonic() <= 60.0 for one in seen if one.text in texts)
     assert Watched(notes.memory, os.getpid()).running() == []
+
+
+async def test_a_group_reward_that_fails_costs_its_group_and_not_the_run() -> None:
+    class Together(Echo):
+        @group_reward
+        def together(self, rollouts, example):
+            if int(example.id) % 2:
+                raise RolloutCrashError("group_reward together ended the process that ran it")
+            return [0.0] * len(rollouts)
+
+    client = ScriptedClient(echo)
+    sampler = sampler_over(client, ahead=0, batches=1, environment=Together(), groups=4)
+    sampler.advance(0)
+    batch = await sampler.take(0)
+    await sampler.close()
+    odd = [group for group in batch.groups if int(group.example_id) % 2]
+    assert 0 < len(odd) < len(batch.groups)
+    for group in batch.groups:
+        for rollout in group.rollouts:
+            assert (rollout.status is RolloutStatus.FAILED) is (group in odd)
+            assert (rollout.reward is None) is (group in odd)
+    assert batch.failed_attempts[Boundary.PROCESS] == GROUP_SIZE * len(odd)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from telescope_core.attempts import ends_all, play_with_attempts, require_others
 from telescope_core.environments.running import CURRENT, noting
+from telescope_core.errors import EnvironmentProcessError
 from telescope_core.gateway import canceled_attempt
 from telescope_core.protocols import EnvironmentClient, PlayRequest, Policy, PolicySource
 from telescope_core.scoring_news import hearing_of_scoring
@@ -145,7 +146,18 @@ class Player:
             rollouts=tuple(rollouts),
         )
         cleared.require(group)
-        return await environment.client.score_group(Split.TRAIN, drawn.example_index, group)
+        try:
+            return await environment.client.score_group(Split.TRAIN, drawn.example_index, group)
+        except EnvironmentProcessError:
+            raise  # no process can be kept alive
+        except Exception as error:  # noqa: BLE001 - a reward boundary: its group fails, not the run
+            failed = _unscored(group, error)
+            place.failed.update(
+                boundary_of(after)
+                for before, after in zip(group.rollouts, failed.rollouts, strict=True)
+                if after is not before
+            )
+            return failed
 
     async def _all(self, group: Sequence["_Playing"]) -> list[Rollout]:
         """Return the rollouts of a group, in order, once all have ended at the same time."""
@@ -316,6 +328,26 @@ class _Playing:
                 error=f"{name}: {error}",
             )
         )
+
+
+def _unscored(group: Group, error: Exception) -> Group:
+    """Return `group` with its scored rollouts as failed: its group reward did not come."""
+    name = type(error).__name__
+    rollouts = (
+        replace(
+            rollout,
+            status=RolloutStatus.FAILED,
+            status_reason=name,
+            stop_reason=StopReason.ERROR,
+            error=f"{name}: {error}",
+            reward=None,
+            tags={**rollout.tags, "failed_in": "reward"},
+        )
+        if rollout.reward is not None
+        else rollout
+        for rollout in group.rollouts
+    )
+    return replace(group, rollouts=tuple(rollouts))
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[Rollout]]) -> None:
