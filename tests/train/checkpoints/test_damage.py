@@ -12,7 +12,7 @@ from tests.train.checkpoints.test_resume import end_process, point_of
 from telescope_core.errors import ConfigError
 from telescope_core.records import RunFolder
 from telescope_train.backends.protocol import DamagedStateError
-from telescope_train.checkpoints.damage import by_moving_it, restore
+from telescope_train.checkpoints.damage import by_moving_it, read_whole, restore
 from telescope_train.checkpoints.export import export_checkpoint
 from telescope_train.checkpoints.folders import complete_checkpoints, read_checkpoint
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
@@ -103,6 +103,16 @@ def test_one_that_lacks_a_part_is_passed_over_with_a_line(saved, newest, name, h
     assert point.checkpoint.step == 2
     (note,) = point.notes
     assert all(part in note for part in (str(newest), name, "step-000002"))
+
+
+@pytest.mark.parametrize("name", ["__1_0.distcp", "random-1.pkl"])
+def test_a_part_of_another_checkpoint_is_not_taken_up(saved, newest, name):
+    shutil.copy(newest / SHARD, newest / "state" / name)
+    point = point_of(saved)
+    assert point.checkpoint.step == 2
+    assert name in point.notes[0]
+    with pytest.raises(ConfigError, match=name):
+        read_whole(newest, by_moving_it)
 
 
 def test_a_manifest_that_cannot_be_read_hides_no_other_checkpoint(saved, newest):

@@ -5,11 +5,12 @@ have changed is refused, because a disk or memory that changes bits, or a copy o
 one, is to be looked at first: nobody knows what else they have changed.
 """
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 from telescope_core.errors import ConfigError
-from telescope_core.file_proofs import wrong_contents, wrong_in_parallel, wrong_sizes
+from telescope_core.file_proofs import wrong_contents, wrong_in_parallel
 from telescope_train.backends.protocol import DamagedStateError, Ranks
 from telescope_train.checkpoints.folders import (
     RunCheckpoint,
@@ -40,7 +41,7 @@ def by_exporting(damaged: Path, older: Path) -> str:
 def read_whole(path: Path, go_on: GoOn) -> RunCheckpoint:
     """Return the checkpoint in `path`, whose files all have their sizes; ConfigError if not."""
     checkpoint = read_checkpoint(path)
-    if wrong := wrong_sizes(path, checkpoint.used):
+    if wrong := checkpoint.wrong_parts():
         raise _refused(checkpoint, wrong, go_on)
     return checkpoint
 
@@ -78,7 +79,9 @@ async def restore(ranks: Ranks, checkpoint: RunCheckpoint, go_on: GoOn) -> None:
         # Absolute, because a rank may work in another folder.
         await ranks.load_checkpoint(checkpoint.state_path.absolute(), checkpoint.state_proofs)
     except DamagedStateError as error:
-        raise _refused(checkpoint, [f"state/{one}" for one in error.wrong], go_on) from error
+        wrong = [f"state/{one}" for one in error.wrong]
+        # In a thread, because it reads older checkpoints, and the run still has others to watch.
+        raise await asyncio.to_thread(_refused, checkpoint, wrong, go_on) from error
 
 
 def unproved(checkpoint: RunCheckpoint) -> list[str]:

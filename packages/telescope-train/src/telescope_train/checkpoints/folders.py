@@ -28,6 +28,8 @@ NO_INPUTS: Mapping[str, str] = MappingProxyType({})
 """Of a run that reads no files, or of which none are known."""
 _MANIFEST = "checkpoint.json"
 _STATE = "state/"
+_PARTS = (".distcp", ".pkl")
+"""Endings of the files that each rank writes for itself."""
 FORMAT_VERSION = 2
 """2: the sampler's state holds chains of tokens (`sampler.msgpack`). 1 is still read."""
 
@@ -101,6 +103,20 @@ class RunCheckpoint:
             for name, proof in self.manifest.files.items()
             if name.startswith(_STATE)
         }
+
+    def wrong_parts(self) -> list[str]:
+        """Return one line for each file that lacks a part, is missing, or is of another folder.
+
+        Contents are not read.
+        """
+        used = self.used
+        wrong = wrong_sizes(self.path, used)
+        if used:
+            # A rank would take up the part of one that did not exist when this was written.
+            parts = [one for one in self.state_path.iterdir() if one.suffix in _PARTS]
+            there = sorted(f"{_STATE}{one.name}" for one in parts)
+            wrong += [f"{name} is of another checkpoint" for name in there if name not in used]
+        return wrong
 
     def ends(self, number_of_steps: int) -> bool:
         """Return whether it is the last of a run of so many steps, which is exported as well."""
@@ -190,7 +206,7 @@ def find_checkpoints(folder: Path) -> FoundCheckpoints:
         except ConfigError:
             broken[path] = f"{_MANIFEST} cannot be read"
             continue
-        if wrong := wrong_sizes(path, one.used):
+        if wrong := one.wrong_parts():
             broken[path] = "; ".join(wrong)
         else:
             complete.append(one)
