@@ -58,6 +58,9 @@ BROAD_EXCEPT = {
     "packages/telescope-core/src/telescope_core/environments/score_worker.py": "so in its parent",
     "packages/telescope-core/src/telescope_core/evals/runner.py": "so is a group reward that fails",
     "packages/telescope-train/src/telescope_train/rollouts/playing.py": "and so in training",
+    "packages/telescope-core/src/telescope_core/environments/running.py": (
+        "thrown into the awaited code, as await does"
+    ),
     "packages/telescope-core/src/telescope_core/sandboxes/local/supervisor.py": (
         "the end of a program that runs in its fork, told as Python would"
     ),
