@@ -75,7 +75,6 @@ class EvalRequest:
             **asdict(self.settings),
         }
 
-
     def _model_files(self) -> dict[str, JsonValue]:
         """Return the digests of the files of a model folder; of an endpoint none are known."""
         if self.base_url is not None or self.model is None or find_spec("telescope_train") is None:
