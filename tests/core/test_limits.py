@@ -67,7 +67,7 @@ async def test_a_later_turn_without_room_ends_the_rollout_which_is_scored(error)
 async def test_a_first_turn_without_room_is_a_mistake_in_the_settings(error):
     rollout = await play(Count(), ScriptedClient([error]).policy("r"))
     assert (rollout.status, rollout.reward) == (RolloutStatus.FAILED, None)
-    assert rollout.stop_reason is StopReason.ERROR
+    assert rollout.stop_reason is StopReason.CONTEXT_LENGTH
 
 
 async def test_the_context_of_a_judge_is_no_limit_of_the_policy():

@@ -16,6 +16,7 @@ from telescope_core.gateway.recorded import RecordedEnvironment
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import PlayRequest
 from telescope_core.types import Example, Message, RolloutStatus, Sampling, Split, StopReason
+from telescope_train.rollouts.failures import Boundary, boundary_of
 
 LONGEST_S = 120.0
 
@@ -139,6 +140,21 @@ async def test_a_rollout_carries_the_turns_of_its_policy(serve):
     async with client_of(served) as client:
         with pytest.raises(openai.NotFoundError):
             await ask(client)
+
+
+@pytest.mark.parametrize("asks", ["the endpoint", "the policy"])
+async def test_a_prompt_that_does_not_fit_fails_and_counts_as_such(serve, asks):
+    async def generate(self, episode: Episode) -> None:
+        await episode.generate()
+
+    traits = {} if asks == "the endpoint" else {"play": generate}
+    environment = type("Traits", (Agent,), traits)()
+    client = RecordedEnvironment(InProcessEnvironment(environment, name="agent", version="0"))
+    served = serve("2", max_model_len=4)
+    rollout = await client.play(request_of(), served.policy)
+    assert (rollout.status, rollout.reward) == (RolloutStatus.FAILED, None)
+    assert rollout.stop_reason is StopReason.CONTEXT_LENGTH
+    assert boundary_of(rollout) is Boundary.CONTEXT_LENGTH
 
 
 @pytest.mark.parametrize("swallows", [True, False])

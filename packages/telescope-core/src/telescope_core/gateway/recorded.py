@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
+from telescope_core.attempts import is_too_long
 from telescope_core.errors import EndpointLostError, EnvironmentLoadError
 from telescope_core.gateway.policies import RecordingPolicy
 from telescope_core.protocols import EnvironmentClient, PlayRequest, Policy
@@ -64,7 +65,9 @@ def as_recorded(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
         return rollout
     if recorder.failure is not None:
         name = type(recorder.failure).__name__
-        return _failed(rollout, f"{name}: {recorder.failure}", StopReason.ERROR)
+        is_full = is_too_long(recorder.failure)
+        reason = StopReason.CONTEXT_LENGTH if is_full else StopReason.ERROR
+        return _failed(rollout, f"{name}: {recorder.failure}", reason)
     if recorder.is_out_of_context and rollout.tags.get("failed_in") != "reward":
         # A program that ends, or breaks, when it is told that its history is too long.
         return replace(rollout, stop_reason=StopReason.CONTEXT_LENGTH)

@@ -22,7 +22,6 @@ from telescope_core.records.restarts import Restart
 from telescope_core.reports.before_after import label_of, order_of
 from telescope_core.reports.sparkline import sparkline
 from telescope_core.secret_names import secrets_line
-from telescope_train.step.losses import losses_text
 
 _LOGGER = logging.getLogger(__name__)
 _WIDTH = 80
@@ -298,7 +297,7 @@ def print_summary(summary: Mapping[str, Any], *, console: Console | None = None)
         for name, entry in evals.items():
             if "change" in entry:
                 console.print(f"{name}: {entry['change']['text']}", highlight=False)
-    for line in losses_text(summary.get("losses") or {}):
+    for line in _losses(summary.get("losses") or {}):
         console.print(Text(line, style="yellow"), soft_wrap=True)
     mismatch = summary.get("mismatch_max")
     if mismatch is not None:
@@ -317,6 +316,31 @@ def _reward_line(summary: Mapping[str, Any], rewards: Sequence[float]) -> str:
     steps = "first to last step" if num_compared == 1 else f"first to last {num_compared} steps"
     curve = sparkline(rewards, width=26)
     return f"reward {first:.3f} {curve} {last:.3f} ({last - first:+.3f}, {steps})"
+
+
+def _losses(losses: Mapping[str, Any]) -> list[str]:
+    """Return a line for each loss that there was."""
+    lines: list[str] = []
+    if losses.get("attempts_failed"):
+        causes = ", ".join(f"{name} {count}" for name, count in losses["causes"].items())
+        lines.append(
+            f"{losses['rollouts_failed']:,} of {losses['rollouts']:,} rollouts failed, after "
+            f"{losses['attempts_failed']:,} failed attempts ({causes}); {losses['remedy']}"
+        )
+        if losses["most_frequent_error"]:
+            lines.append(f"most often: {losses['most_frequent_error']}")
+    if losses.get("groups_left_out"):
+        lines.append(
+            f"{losses['groups_left_out']:,} of {losses['groups']:,} groups were not trained on"
+        )
+    for key, text in (
+        ("workers_replaced", "environment workers were replaced"),
+        ("requests_sent_again", "requests were sent again"),
+        ("evals_without_result", "evals have no result; see eval_points.jsonl"),
+    ):
+        if losses.get(key):
+            lines.append(f"{losses[key]:,} {text}")
+    return lines
 
 
 def _eval_table(evals: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:

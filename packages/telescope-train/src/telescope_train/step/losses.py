@@ -127,31 +127,6 @@ def losses_of(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> dict[str,
     }
 
 
-def losses_text(losses: Mapping[str, Any]) -> list[str]:
-    """Return what a person reads of `losses_of`, a line for each loss that there was."""
-    lines: list[str] = []
-    if losses.get("attempts_failed"):
-        causes = ", ".join(f"{name} {count}" for name, count in losses["causes"].items())
-        lines.append(
-            f"{losses['rollouts_failed']:,} of {losses['rollouts']:,} rollouts failed, after "
-            f"{losses['attempts_failed']:,} failed attempts ({causes}); {losses['remedy']}"
-        )
-        if losses["most_frequent_error"]:
-            lines.append(f"most often: {losses['most_frequent_error']}")
-    if losses.get("groups_left_out"):
-        lines.append(
-            f"{losses['groups_left_out']:,} of {losses['groups']:,} groups were not trained on"
-        )
-    for key, text in (
-        ("workers_replaced", "environment workers were replaced"),
-        ("requests_sent_again", "requests were sent again"),
-        ("evals_without_result", "evals have no result; see eval_points.jsonl"),
-    ):
-        if losses.get(key):
-            lines.append(f"{losses[key]:,} {text}")
-    return lines
-
-
 def _most_frequent(errors: Iterable[str | None]) -> str:
     counts = Counter(" ".join((error or "").split()) for error in errors)
     return foreign(counts.most_common(1)[0][0], _MOST_ERROR_CHARACTERS) if counts else ""
