@@ -194,7 +194,7 @@ def make_mixture(folder, kind) -> Path:
 
 
 def make_special_head(folder, kind) -> Path:
-    """Write a random tiny model with a cap, a scale or a bias at its head, and logits of about 5."""
+    """Write a random tiny model with a cap, a scale or a bias at its head; logits are about 5."""
     character_tokenizer().save_pretrained(folder)
     more = {
         # Attention of several ranks knows no soft cap of scores.
