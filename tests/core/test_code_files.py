@@ -13,7 +13,7 @@ from telescope_core.locate import locate_environment
 FILES = {
     "env.py": """
         import json, numpy
-        import helper
+        import helper, parts.tool
         from pack.sub import deep
         from telescope_core.environments import SingleTurnEnvironment
 
@@ -24,6 +24,7 @@ FILES = {
                 return json.loads(os.path.join(HERE, "data", "names.txt"))
     """,
     "helper.py": "import os, not_installed",
+    "parts/tool.py": "",
     "pack/__init__.py": "",
     "pack/sub/__init__.py": "",
     "pack/sub/deep.py": "from . import other\nfrom .. import words",

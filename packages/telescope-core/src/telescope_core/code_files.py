@@ -151,9 +151,11 @@ class _Sources:
             return None
         try:
             # Also by the finders that editable installs put in place.
-            return importlib.util.find_spec(module)
+            found = importlib.util.find_spec(module)
         except (ImportError, ValueError):
-            return None
+            found = None
+        # A folder without __init__.py is imported only where there is no other of the name.
+        return found if found is not None and found.origin is not None else own or found
 
 
 def _imports(tree: ast.AST, package: str) -> Iterator[str]:
