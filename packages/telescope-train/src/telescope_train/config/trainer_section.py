@@ -53,7 +53,8 @@ class TrainerSection(Section):
     """Compute tokens once that several samples of an optimizer step begin with; `auto` does so
     wherever the model and the backend can."""
     entropy_chunk_size: Count = 1024
-    """Tokens whose logits are held at one time while log-probs and entropy are computed."""
+    """Tokens whose logits a CPU holds at one time while log-probs and entropy are computed. A GPU
+    holds 2^25 logits, 128 MiB, of as many tokens as there are."""
     pad_to_multiple_of: Count = 1
     """Pad the end of each packed sequence to a multiple of this many tokens."""
     routing_replay: bool = False

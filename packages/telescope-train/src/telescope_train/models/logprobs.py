@@ -1,11 +1,10 @@
 """Log-probs and entropies of given tokens from hidden states, without the `[T, V]` logits.
 
 Logits exist for one block of tokens and vocabulary at a time, in forward and again in backward,
-small enough for the cache of a CPU. Forward folds each block into a running maximum and two sums
-per token. Reductions are float32 or wider whatever the model's dtype, and so are the logits with
-`wide_logits`: a rounding to bfloat16 costs a log-prob a hundredth of a nat on average. A model's
-scale and cap of logits come before the temperature. On a GPU `gpu_kernels` do all that comes
-between the products; here it is in torch, for a CPU.
+small enough for a CPU's cache. Forward folds each block into a running maximum and two sums per
+token. Reductions are float32 or wider in any case, and so are logits with `wide_logits`: a rounding
+to bfloat16 costs a log-prob a hundredth of a nat. A model's scale and cap come before temperatures.
+On a GPU `gpu_kernels` do all that comes between the products; here it is in torch, for a CPU.
 Letters: T tokens, C tokens of a block, H hidden size, V vocabulary, W vocabulary of a block.
 """
 
