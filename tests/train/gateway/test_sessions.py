@@ -153,7 +153,7 @@ async def test_a_prompt_that_does_not_fit_fails_and_counts_as_such(serve, asks):
     served = serve("2", max_model_len=4)
     rollout = await client.play(request_of(), served.policy)
     assert (rollout.status, rollout.reward) == (RolloutStatus.FAILED, None)
-    assert rollout.stop_reason is StopReason.CONTEXT_LENGTH
+    assert rollout.stop_reason is StopReason.CONTEXT_LENGTH, rollout.error
     assert boundary_of(rollout) is Boundary.CONTEXT_LENGTH
 
 

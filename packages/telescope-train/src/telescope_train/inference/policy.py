@@ -143,7 +143,7 @@ class TokenPolicy(RecordingPolicy):
             )
             generation = until_stop(generation, sampling.stop, self._renderer.decode)
             said = self._renderer.parse(generation.token_ids, tools=tools, prompt=prompt)
-        except (EndpointError, TemplateLossError) as error:
+        except (EndpointError, TemplateLossError, ContextLengthError) as error:
             self.recorder.failed(asked, error)
             raise
         except asyncio.CancelledError:
