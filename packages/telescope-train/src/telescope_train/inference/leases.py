@@ -163,6 +163,8 @@ class Lease:
         """Those of them that hold a lane: the requests of rollouts that are trained on."""
         self.most_in_lanes = UNLIMITED
         """Most requests with a lane that are sent there while another server has room for them."""
+        self._ended_identity = ""
+        """Of the life before, while that of the present one is not known."""
         self._on_event = on_event
         self._changed: asyncio.Event | None = None
         """Is set when another state begins; None = nobody waits for that."""
@@ -198,6 +200,7 @@ class Lease:
         if state is ServerState.STARTING:
             self.life += 1
             self.has_served = self.has_sampled = False
+            self._ended_identity = self.client.identity
         if self.state is ServerState.UPDATING and state is ServerState.SERVING:
             self.has_served = True
         self.state = state
@@ -230,10 +233,11 @@ class Lease:
         await self._changed.wait()
 
     def _event(self) -> ServerEvent:
+        identity = self.client.identity
         return ServerEvent(
             time_s=time.time(),
             server=self.client.base_url,
-            identity=self.client.identity,
+            identity="" if identity == self._ended_identity else identity,
             role=self.role,
             life=self.life,
             state=self.state,
