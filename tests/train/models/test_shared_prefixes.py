@@ -2,6 +2,7 @@
 
 import sys
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.integrations import flash_attention
 
 from telescope_train.models.attention.kinds import SDPA, SHARING_KINDS
 from telescope_train.models.packed import PackedPolicy
@@ -101,3 +103,37 @@ def test_logprobs_entropies_and_gradient_are_those_of_samples_by_themselves(poli
             assert (one - other).norm() <= 1e-12 * (1 + other.norm())
     row = found(policy, shared, CASCADE)[3]
     assert len(row.token_ids_T) == -(-shared.num_computed_tokens // 8) * 8
+
+
+def by_the_formulas(query, key, value, attention_mask, *, query_length, is_causal, **options):
+    """Stand for the kernels of flash-attn: [1, T, H, D], each piece causal from its end."""
+    # transformers finds its kernels by this name, and knows no other.
+    assert options["attn_implementation"] == "flash_attention_2"
+    assert is_causal
+    outputs = []
+    starts_q, starts_k = (options[f"cu_seq_lens_{one}"].tolist() for one in "qk")
+    for (q, q_end), (k, k_end) in zip(pairwise(starts_q), pairwise(starts_k), strict=True):
+        states = query[0, q:q_end], key[0, k:k_end], value[0, k:k_end]
+        query_HLD, key_HKD, value_HKD = (one.transpose(0, 1) for one in states)
+        times = len(query_HLD) // len(key_HKD)
+        key_HKD, value_HKD = (one.repeat_interleave(times, 0) for one in (key_HKD, value_HKD))
+        scores = query_HLD @ key_HKD.mT * options["softmax_scale"]
+        places_L = torch.arange(k_end - k)[-(q_end - q) :]
+        behind_LK = places_L[:, None] - torch.arange(k_end - k)
+        window = options["sliding_window"] or k_end
+        is_hidden = (behind_LK < 0) | (behind_LK >= window)
+        weights = scores.masked_fill(is_hidden, -torch.inf).softmax(-1)
+        outputs.append((weights @ value_HKD).transpose(0, 1))
+    return torch.cat(outputs)[None]
+
+
+def test_flash_attn_over_prefixes_is_called_as_transformers_calls_it(policy, monkeypatch):
+    monkeypatch.setattr(flash_attention, "_flash_attention_forward", by_the_formulas)
+    generator = np.random.default_rng(0)
+    ((plain,),) = plain_batches(random_tree(generator, num=6, vocab=VOCAB))
+    shared = sharing_all(plain, sometimes=generator)
+    kind = next(one for one in SHARING_KINDS if one.name == "flash_attn over prefixes")
+    expected = found(policy, plain, SDPA)
+    together = found(policy, shared, kind)
+    for one, other in zip(together[:3], expected[:3], strict=True):
+        assert (one - other).norm() <= 1e-12 * (1 + other.norm())

@@ -6,6 +6,7 @@ Dims: T tokens of the row, K keys that all samples attend to, H heads, D head si
 """
 
 import importlib.util
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -78,7 +79,12 @@ def _gathered_attention(
     """Attend by the implementation `over` to the keys at the places `keys_K`; None = to all."""
     if keys_K is not None:
         key, value = (states.index_select(2, keys_K) for states in (key, value))
-    output, _ = AttentionInterface()[over](module, query, key, value, attention_mask, **options)
+    # transformers' flash attention takes its kernels by the name in the config of the module, where
+    # the name of this function stands.
+    asked: Any = SimpleNamespace(
+        config=SimpleNamespace(_attn_implementation=over), is_causal=module.is_causal
+    )
+    output, _ = AttentionInterface()[over](asked, query, key, value, attention_mask, **options)
     return output, None
 
 
