@@ -133,7 +133,8 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
         raise EnvironmentLoadError(
             f"cannot load split {split!r} of dataset {spec.path!r} (subset {spec.subset or None!r},"
             f" revision {spec.revision or None!r}): {error}; check the id, the revision and the "
-            "network, or give a local folder or file"
+            "network (HF_TOKEN for one that is private or gated, HF_ENDPOINT for a mirror), or "
+            "give a local folder or file"
         ) from error
 
 

@@ -61,6 +61,17 @@ def _similar(folder: Path) -> str:
     return f" (did you mean {str(folder.parent / close[0])!r}?)" if close else ""
 
 
+def require_fitting(folder: Path) -> None:
+    """Raise ConfigError where config, weights and tokenizer of a model that is served disagree.
+
+    Without telescope-train nothing is looked at, and nothing can be served.
+    """
+    if find_spec("telescope_train") is not None:
+        from telescope_train.plan.checks.model import require_served
+
+        require_served(str(folder))
+
+
 @contextmanager
 def serve_folder(
     folder: Path, *, log_path: Path, chat_template: Path | None
@@ -76,9 +87,7 @@ def serve_folder(
             "or give --base-url of an endpoint that serves the model"
         )
     from telescope_train.inference.server import serve_model
-    from telescope_train.plan.checks.model import require_served
 
-    require_served(str(folder))
     with ExitStack() as stack:
         with announced(f"Starting vLLM for {folder} (log: {log_path})"):
             served = stack.enter_context(

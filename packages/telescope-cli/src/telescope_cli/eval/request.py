@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from telescope_cli.eval.model import model_folder
+from telescope_cli.eval.model import model_folder, require_fitting
 from telescope_cli.eval.selection import Selection, resolve
 from telescope_cli.eval.view import stderr_console
 from telescope_core.chat.client import ApiKey
@@ -86,9 +86,9 @@ class EvalRequest:
 
 def checked(requests: Sequence[EvalRequest]) -> list[EvalRequest]:
     """Return the requests with their examples resolved; raises before anything is written."""
-    for request in requests:
-        if request.base_url is None:
-            model_folder(request.model)
+    folders = {model_folder(one.model) for one in requests if one.base_url is None}
+    for folder in sorted(folders):
+        require_fitting(folder)
     with contained():
         return run(_checked(requests))
 
