@@ -180,3 +180,11 @@ def test_a_file_that_is_renamed_meanwhile_is_not_read_as_another(run):
     assert file.key in {
         one.key for one in logs_of(listed(run.path, "logs", suffixes=("l",)))[0].files
     }
+
+
+def test_debug_messages_are_shown_where_they_are_asked_for(tmp_path, run):
+    driver = Writer(run, "driver")
+    texts = driver.write(1, level=logging.DEBUG) + driver.write(1)
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        assert messages(ui.get("/runs/r/logs?level=debug")) == texts
+        assert messages(ui.get("/runs/r/logs?level=info")) == texts[1:]

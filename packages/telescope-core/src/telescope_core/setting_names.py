@@ -204,7 +204,7 @@ def _answer(one: Unknown, names: Names) -> _Answer:
         if key in fields and one.candidates is None:
             how = "set it there in a settings file"
             text = f"{key!r} is a setting of each [[{table}]] entry; {how}"
-            return _Answer("here", text, _place_in_table(key, names))
+            return _Answer("here", text, f"{key} {_of_table(key, names)}")
     if len(path) > 1 and path[0] not in names.sections and one.candidates is None:
         # The section is what is not known, perhaps misspelled.
         known = [*names.sections, *names.leaves]
@@ -221,16 +221,17 @@ def _by_name(end: KeyPath, names: Names) -> _Answer | None:
     if key not in names.foreign:
         return None
     here, _, note = names.foreign[key].partition(": ")
-    place = ".".join(names.leaves[here]) if here in names.leaves else _place_in_table(here, names)
-    text = f"unknown setting {end[-1]!r}; here it is called {here!r} ({place})"
+    of_table = "" if here in names.leaves else _of_table(here, names)
+    place = f"{here} {of_table}" if of_table else ".".join(names.leaves[here])
+    text = f"unknown setting {end[-1]!r}; here it is called {here!r} ({of_table or place})"
     if not note:
         return _Answer("here", text, place)
     return _Answer("here", f"{text}: {note}", f"{place} ({note})")
 
 
-def _place_in_table(field: str, names: Names) -> str:
+def _of_table(field: str, names: Names) -> str:
     table = next(table for table, fields in names.tables.items() if field in fields)
-    return f"{field} of each [[{table}]] entry"
+    return f"of each [[{table}]] entry"
 
 
 def _by_section(path: KeyPath, names: Names, stars: str) -> _Answer | None:

@@ -42,8 +42,8 @@ _REWARDS = (
 )
 _EPOCHS = "a run ends after number_of_steps; examples come around again as often as that takes"
 _DETERMINISTIC = (
-    "set seed_sampling = true and stream_gradients = false, so that rollouts repeat and gradients "
-    "are added in one order; the trainer's arithmetic then repeats on the same machine"
+    "set seed_sampling = true, so that rollouts repeat and gradients are added in the order of the "
+    "draws; the trainer's arithmetic then repeats on the same machine"
 )
 _ENGINE = "the engine is vLLM, and how it is started is in [inference]"
 _ATTENTION = "attention for packed rows is chosen by the machine: flash-attn where it is installed"
