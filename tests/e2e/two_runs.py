@@ -97,7 +97,8 @@ def seen_by(run: RunFolder) -> Seen:
         identities={one.identity for one in events},
         of_logs={one.removeprefix(begins) for one in lines if one.startswith(begins)},
         refused=[one for one in lines if "was meant" in one],
-        mismatch=max(float(row["mismatch/mean"]) for row in run.metrics()),
+        # A batch in which nothing is to be learned has no number.
+        mismatch=max(row["mismatch/mean"] for row in run.metrics() if "mismatch/mean" in row),
         version=max(one.version for one in events),
     )
 
@@ -109,7 +110,12 @@ def run_pair(place: Path) -> tuple[Seen, Seen]:
     codes = {name: process.wait(60 * MINUTES) for name, process in started.items()}
     tails = {name: (place / f"{name}.out").read_text()[-2000:] for name in started}
     assert codes == {"one": 0, "two": 0}, tails
-    one, two = (seen_by(RunFolder.open(place / "runs" / name)) for name in started)
+    return compared(place)
+
+
+def compared(place: Path) -> tuple[Seen, Seen]:
+    """Return what the records of a pair say; raises AssertionError where two runs have met."""
+    one, two = (seen_by(RunFolder.open(place / "runs" / name)) for name in ("one", "two"))
     for seen in (one, two):
         assert seen.identities == seen.of_logs
         assert "" not in seen.identities

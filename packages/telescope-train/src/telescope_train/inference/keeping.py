@@ -118,14 +118,13 @@ class Keeping:
         in_use = asyncio.create_task(lease.until(ServerState.LOST))
         try:
             await asyncio.wait([watch, in_use], return_when=asyncio.FIRST_COMPLETED)
-            # A request hears first that the engine is dead, and not of what.
+            # A request hears first that the engine or the connection is gone, and not why.
             await asyncio.wait([watch], timeout=CAUSE_SHOWS_WITHIN_S)
             if not watch.done():
                 return ""
             loss = watch.result()
             self._pool.lose(lease, loss.reason)
-            if loss.cause:
-                lease.reason = loss.reason
+            lease.reason = loss.reason
             return loss.cause
         finally:
             for task in (watch, in_use):
