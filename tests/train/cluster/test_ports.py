@@ -2,7 +2,9 @@
 
 import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -113,3 +115,20 @@ def test_a_port_is_held_in_both_families(host: str) -> None:
     with listening(host) as first, pytest.raises(OSError, match="in use"):
         listening(host, first.getsockname()[1])
     assert HeldPort().hold(host) > 0
+
+
+def test_servers_that_start_at_one_moment_never_get_one_port() -> None:
+    """Forty pairs of runs, each pair with the same first port."""
+    with listening("127.0.0.1") as free:
+        first = free.getsockname()[1]
+    together = Barrier(2)
+
+    def start(_: int) -> socket.socket:
+        together.wait(60)
+        return ports.listening_from("127.0.0.1", first, every=1)
+
+    with ThreadPoolExecutor(2) as runs:
+        for _ in range(40):
+            one, two = runs.map(start, range(2))
+            with one, two:
+                assert one.getsockname()[1] != two.getsockname()[1]
