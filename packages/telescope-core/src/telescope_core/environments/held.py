@@ -88,7 +88,7 @@ class Watched:
         """Return the call that blocks the event loop, and for how long the loop has stood still."""
         turns, thread = TURNS.unpack_from(self._memory, TURNS_AT)
         now_s = time.monotonic()
-        if turns != self._turns or not turns:
+        if turns != self._turns or not turns or _state(self._pid) in "Tt":
             self._turns, self._turned_s = turns, now_s
         calls = [one for one in self.running() if one.thread == thread]
         return (calls[0] if calls else None), now_s - self._turned_s
