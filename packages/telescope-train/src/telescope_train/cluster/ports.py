@@ -4,6 +4,7 @@ import errno
 import random
 import socket
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -84,7 +85,8 @@ def holder_of(port: int) -> str:
     with suppress(psutil.Error, OSError):
         for one in psutil.net_connections("tcp"):
             if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid:
-                command = " ".join(psutil.Process(one.pid).cmdline())[:_COMMAND_CHARACTERS]
+                words = psutil.Process(one.pid).cmdline() or [""]
+                command = " ".join([Path(words[0]).name, *words[1:]])[:_COMMAND_CHARACTERS]
                 return f" by process {one.pid} ({command})"
     return ""
 
