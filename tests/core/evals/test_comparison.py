@@ -172,6 +172,7 @@ OTHER = {
     "min_p": 0.1,
     "repetition_penalty": 1.1,
     "stop": ("END",),
+    "include_stop_str_in_output": True,
     "seed": 7,
     "extra": {"reasoning_effort": "low"},
 }
