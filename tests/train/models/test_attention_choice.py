@@ -1,6 +1,7 @@
 """The start-up self-test of attention: what leaks or fails is refused, and the next is tried."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -48,6 +49,8 @@ from telescope_train.models.attention.varlen import (
 )
 
 CPU = torch.device("cpu")
+LAYER = SimpleNamespace(is_causal=True)
+"""What kernels are told of the layer that calls them."""
 SIZES = {
     "vocab_size": 97,
     "hidden_size": 48,
@@ -270,7 +273,7 @@ def test_no_kernel_ignores_a_soft_cap(implementation, layout):
     for kind in (*ATTENTION_KINDS, *SHARING_KINDS):
         kind.prepare()
     with pytest.raises(ValueError, match="soft caps"):
-        AttentionInterface()[implementation](None, None, None, None, None, softcap=50.0, **layout)
+        AttentionInterface()[implementation](LAYER, *([None] * 4), softcap=50.0, **layout)
 
 
 def test_sinks_of_attention_are_compared_with_the_formulas_of_the_model():
@@ -346,7 +349,7 @@ def test_gathered_keys_are_those_of_whole_samples_causal_from_the_end():
     for here, there in zip(row, whole, strict=True):
         here[:, :, places] = there
         there[:, :, :] = here[:, :, places]  # what is shared is the same in all
-    found, _ = AttentionInterface()[kind.implementation](None, *row, None, **arguments)
+    found, _ = AttentionInterface()[kind.implementation](LAYER, *row, None, **arguments)
     expected, start = [], 0
     for length in (7, 9, 9, 5):
         part = [states[:, :, start : start + length] for states in whole]
