@@ -43,12 +43,26 @@ def test_a_run_starts_its_own_ray_whatever_others_left(
     (short / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
     monkeypatch.setenv("RAY_TMPDIR", str(short))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with ray_cluster(RaySection(), BUNDLES, debug=False):
+    # Ray's own token would go there.
+    monkeypatch.setenv("HOME", "/dev/null/nowhere")
+    handler = signal.getsignal(signal.SIGTERM)
+    with ray_cluster(RaySection(), BUNDLES, debug=False) as head:
         assert ray.cluster_resources()["CPU"] >= 1
+        assert signal.getsignal(signal.SIGTERM) is handler
+        started = head.started()
+        assert {"gcs_server", "raylet"} <= {one.name() for one in started}
+        hosts = {
+            connection.laddr.ip.removeprefix("::ffff:")
+            for one in started
+            for connection in one.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        assert hosts == {"127.0.0.1"}
         folder = Path(ray._private.worker._global_node.get_session_dir_path()).parent
         assert folder.name.startswith("telescope-ray-")
     assert not folder.exists(), "a run that went well leaves no folder of Ray's behind"
     assert not ray.is_initialized()
+    assert [one for one in started if one.is_running()] == []
 
 
 @pytest.mark.parametrize(
