@@ -32,7 +32,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from training.shapes import QWEN3, Shape
 from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 
-from telescope_train.backends.fsdp.compute_copies import ComputeCopies
+from telescope_train.backends.fsdp.compute_copies import compute_copies
 from telescope_train.models.fused_layers import fuse_layers, gpu_kernels
 from telescope_train.models.logprobs import chunked_logprobs
 
@@ -241,12 +241,11 @@ def head(shape: Shape, num_tokens: int, *, entropy_grad: bool = False) -> tuple[
 def weights(shape: Shape) -> tuple[Count, Count, Count]:
     """Return what a step does to weights: rounding, adding up one batch's gradients, AdamW.
 
-    The rounded copies and the sums are those of `ComputeCopies`; of AdamW and the norm it is
+    The rounded copies and the sums are those of `compute_copies`; of AdamW and the norm it is
     counted how many numbers they read and write.
     """
     model = made(shape, shape.layers)
-    copies = ComputeCopies(model, torch.bfloat16)
-    with counting() as rounding, copies.in_use():
+    with counting() as rounding, compute_copies(model, torch.bfloat16):
         rounded = list(model.parameters())
     sizes = [parameter.numel() for parameter in model.parameters()]
     for copy_, master in zip(rounded, model.parameters(), strict=True):

@@ -295,15 +295,19 @@ def test_a_resume_proves_its_checkpoint_and_what_it_reads(config_file, tmp_path)
 
 @pytest.mark.slow
 def test_the_secrets_that_an_environment_reads_are_told_by_name(config_file, tmp_path, monkeypatch):
-    from toy_digits import LastDigit
-
-    monkeypatch.setattr(LastDigit, "secrets", ("DIGITS_KEY",))
+    """It is opened in a process of its own, where the class has to say so itself."""
+    (tmp_path / "keyed.py").write_text(
+        "from toy_digits import LastDigit\n\n\n"
+        "class Keyed(LastDigit):\n    secrets = ('DIGITS_KEY',)\n"
+    )
+    name = f"{tmp_path / 'keyed.py'}:Keyed"
+    config_file.write_text(config_file.read_text().replace("toy_digits:LastDigit", name))
     monkeypatch.setenv("DIGITS_KEY", "hunter2")
     told = []
     flags = ["--number_of_steps", "1", "--warmup_steps", "1", "--loss_log_every", "1"]
     run_sft(load_sft_config([config_file], flags), tell=told.append)
     (line,) = told
-    for fact in ("toy_digits:LastDigit", "DIGITS_KEY (set)"):
+    for fact in (name, "DIGITS_KEY (set)"):
         assert fact in line
     assert "hunter2" not in line
 

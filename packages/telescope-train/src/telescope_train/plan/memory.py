@@ -125,7 +125,7 @@ def smallest_cache_bytes(facts: ModelFacts, limit: int) -> int:
 
 def resident_bytes(config: TrainConfig, rank: MemoryPlan) -> int:
     """Return what a rank keeps on its GPU between steps: neither gradients nor activations."""
-    passing = {ACTIVATIONS, GATHERED, LOGITS, "gradients"}
+    passing = {ACTIVATIONS, GATHERED, LOGITS, ROUNDED, "gradients"}
     return sum(size for name, size in rank.parts if name not in passing)
 
 

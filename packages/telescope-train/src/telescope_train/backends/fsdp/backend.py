@@ -66,7 +66,7 @@ class FsdpBackend:
         self._layout = self.rank_layout(settings, dist.get_world_size())
         loaded = load_policy(settings, device, self._layout, moved=self._spans.moved)
         self._policy, self.attention = loaded.policy, loaded.attention
-        self._computing = nullcontext if loaded.copies is None else loaded.copies.in_use
+        self._computing = loaded.computing
         self.sharing = loaded.sharing
         self._checkpointing = loaded.checkpointing
         self.activations = ""

@@ -23,42 +23,31 @@ class _Place(NamedTuple):
     master: Parameter
 
 
-class ComputeCopies:
-    """The copies of one policy, made when it first computes."""
+@contextmanager
+def compute_copies(policy: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Let `policy` compute in `dtype` inside the block, forward and backward.
 
-    def __init__(self, policy: torch.nn.Module, dtype: torch.dtype) -> None:
-        """`dtype`: that of the layers; parameters which have it already are not copied."""
-        self._policy = policy
-        self._dtype = dtype
-        self._places: list[_Place] = []
-        self._copies: dict[Parameter, Parameter] = {}
-        """By master."""
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Let the policy compute inside the block, forward and backward."""
-        if not self._places:
-            self._places = [
-                _Place(module, name, parameter)
-                for module in self._policy.modules()
-                for name, parameter in module.named_parameters(recurse=False)
-                if parameter.dtype != self._dtype
-            ]
-            self._copies = {
-                place.master: _copy_of(place.master, self._dtype) for place in self._places
-            }
-        # Each time, since torch does not count what a fused optimizer writes: stale copies would
-        # train on without an error, and rounding all is one read and half a write of the weights.
-        if self._copies:
-            with torch.no_grad():
-                torch._foreach_copy_(list(self._copies.values()), list(self._copies))
-        for place in self._places:
-            setattr(place.module, place.name, self._copies[place.master])
-        try:
-            yield
-        finally:
-            for place in self._places:
-                setattr(place.module, place.name, place.master)
+    Parameters that have this dtype already are not copied.
+    """
+    places = [
+        _Place(module, name, parameter)
+        for module in policy.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.dtype != dtype
+    ]
+    copies = {place.master: _copy_of(place.master, dtype) for place in places}
+    # Each time, since torch does not count what a fused optimizer writes: stale copies would
+    # train on without an error, and rounding all is one read and half a write of the weights.
+    if copies:
+        with torch.no_grad():
+            torch._foreach_copy_(list(copies.values()), list(copies))
+    for place in places:
+        setattr(place.module, place.name, copies[place.master])
+    try:
+        yield
+    finally:
+        for place in places:
+            setattr(place.module, place.name, place.master)
 
 
 def _copy_of(master: Parameter, dtype: torch.dtype) -> Parameter:

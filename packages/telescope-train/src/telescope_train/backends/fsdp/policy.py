@@ -1,14 +1,16 @@
 """From settings to the policies of a rank: load, choose attention, adapt, shard."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from telescope_core.errors import ConfigError
-from telescope_train.backends.fsdp.compute_copies import ComputeCopies
+from telescope_train.backends.fsdp.compute_copies import compute_copies
 from telescope_train.backends.fsdp.filling import fill, fill_adapters
 from telescope_train.backends.fsdp.sharding import decoder_layers, prefetch, shard, weight_mesh
 from telescope_train.backends.protocol import BackendSettings
@@ -47,8 +49,10 @@ class ShardedPolicy:
     """What decides how many layers of a row are recomputed; None = the settings say it."""
     mesh: DeviceMesh
     """The ranks over which weights are sharded and copied."""
-    copies: ComputeCopies | None
-    """What the layers compute with on a rank that has the model whole; None = FSDP makes it."""
+    computing: Callable[[], AbstractContextManager[None]]
+    """The block in which it may compute."""
+    is_whole: bool
+    """Whether this rank has all of it, and FSDP none."""
 
     @property
     def attention_in_use(self) -> AttentionKind:
@@ -115,7 +119,8 @@ def load_policy(
         sharing=sharing,
         checkpointing=checkpointing,
         mesh=weight_mesh(layout, device),
-        copies=ComputeCopies(policy, dtype) if is_whole else None,
+        computing=partial(compute_copies, policy, dtype) if is_whole else nullcontext,
+        is_whole=is_whole,
     )
     policy.use_attention(sharded.attention_in_use, context)
     if not is_whole:
@@ -161,7 +166,7 @@ def load_reference(
     ).eval()
     policy.requires_grad_(False)
     policy.use_attention(like.attention_in_use, like.context)
-    if like.copies is None:
+    if not like.is_whole:
         shard(policy, like.mesh, dtype, offload=settings.trainer.fsdp_cpu_offload)
         prefetch(policy, settings.trainer.fsdp_prefetch_layers)
     _fill(policy, loaded, settings, device, moved)
