@@ -156,7 +156,7 @@ class Waits(TorchDispatchMode):
 def test_nobody_waits_for_a_gpu_between_the_first_forward_and_the_last_backward(
     tiny, start, monkeypatch, algorithm
 ):
-    """Numbers are read once, when all is launched; on a CPU an operation that would wait shows it."""
+    """Numbers are read once, when all is launched; an operation that would wait shows on a CPU."""
     settings = backend_settings(tiny)
     changes = {"algorithm": algorithm, "kl_in_loss": False, "entropy_coef": 0.01}
     section = settings.algorithm.model_copy(update=changes)

@@ -1,4 +1,4 @@
-"""Serves a data folder until SIGTERM, SIGHUP or SIGINT; one server at a time, stops within two seconds."""
+"""Serves a data folder until SIGTERM, SIGHUP or SIGINT; one server at a time, stops in two seconds."""
 
 import asyncio
 import logging
@@ -45,7 +45,7 @@ def serve(
         server = uvicorn.Server(config)
         shown, chosen = listening.getsockname()[:2]
         started(f"http://{in_url(shown)}:{chosen}")
-        # uvicorn handles this and SIGINT while it serves, and raises them again after it has stopped.
+        # uvicorn handles this and SIGINT while it serves, and raises them again once stopped.
         signal.signal(signal.SIGTERM, _end)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             signal.signal(signal.SIGHUP, server.handle_exit)

@@ -80,7 +80,8 @@ def all_true(mask_T: "Tensor") -> bool:
     """
     import torch
 
-    return mask_T.device.type == "cpu" and bool(mask_T.view(torch.uint8).all())  # 20 times as fast as bools
+    # all() of bytes is 20 times as fast as that of bools.
+    return mask_T.device.type == "cpu" and bool(mask_T.view(torch.uint8).all())
 
 
 def metric_sums(values: "Mapping[str, Tensor]", mask_T: "Tensor") -> dict[str, MetricSum]:

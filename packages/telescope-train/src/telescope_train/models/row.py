@@ -114,4 +114,3 @@ def _padded(shared: SharedRow, num_padding: int) -> SharedRow:
         lengths_S=np.append(shared.lengths_S, num_padding),
         shared_S=np.append(shared.shared_S, 0),
     )
-
