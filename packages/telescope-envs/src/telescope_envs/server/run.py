@@ -1,4 +1,4 @@
-"""Serves a data folder until SIGTERM, SIGHUP or SIGINT; one server at a time, stops in two seconds."""
+"""Serves a data folder until SIGTERM, SIGHUP or SIGINT; one server at a time, ends in 2 seconds."""
 
 import asyncio
 import logging
