@@ -67,8 +67,11 @@ def family_model(folder: Path, family: str) -> Path:
             if parameter.ndim > 1:
                 torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
         head = lm.get_output_embeddings()
-        # The layers end with a norm, so that logits get about this size.
-        head.weight.mul_(8.0 / head_rule(config.to_dict()).scale)
+        # The layers end with a norm, so that logits get about this size. A head that is the
+        # embedding and has no cap would only repeat the last token, whatever it gets wrong.
+        rule = head_rule(config.to_dict())
+        is_certain = config.tie_word_embeddings and rule.cap is None
+        head.weight.mul_((0.6 if is_certain else 8.0) / rule.scale)
         if head.bias is not None:
             head.bias.normal_(std=3.0)
     lm.save_pretrained(folder)
