@@ -1,6 +1,5 @@
 """Where processes go: neighbors on the same node, on free ports, over the interface of the node."""
 
-
 import pytest
 
 from telescope_core.addresses import is_loopback
