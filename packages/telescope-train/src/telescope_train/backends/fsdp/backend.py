@@ -249,7 +249,11 @@ class FsdpBackend:
     ) -> NDArray[np.float32]:
         # transformers' own attention knows no shared prefixes.
         row = self._row(batch, share=not by_transformers)
-        found = policy(row, by_transformers=by_transformers).logprobs_M.cpu().numpy()
+        # A compiled layer has a graph for each: with a gradient it is fused, and rounds, otherwise.
+        # What a batch is compared with comes from the one that is trained.
+        with torch.set_grad_enabled(self._settings.trainer.compile):
+            found = policy(row, by_transformers=by_transformers).logprobs_M
+        found = found.detach().cpu().numpy()
         logprobs_T = np.zeros(len(batch.token_ids_T), dtype=np.float32)
         logprobs_T[row.trained_M] = found
         # A row of padding has one token that is trained only so that all ranks run backward.
