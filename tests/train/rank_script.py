@@ -22,6 +22,7 @@ from transformers import AutoConfig
 
 from telescope_train.backends.fsdp.layout import fsdp_layout
 from telescope_train.backends.fsdp.policy import load_policy, load_reference
+from telescope_train.backends.fsdp.sharding import local_part
 from telescope_train.trainer.worker import Meeting, TrainerWorker, keep_freed_memory
 
 CPU = torch.device("cpu")
@@ -94,7 +95,10 @@ def run(rank: int, job: dict) -> None:
             "loss": result.loss,
             "norm": update.gradient_norm,
             "broken": None if broken is None else [broken.is_skipped, broken.gradient_norm],
-            "packing_difference": max(test.value for test in worker.self_tests[:2]),
+            # In float64 these differ by rounding alone; the head is compared in float32.
+            "packing_difference": max(
+                test.value for test in worker.self_tests if not test.name.startswith("output head")
+            ),
             "entropy": result.metrics["entropy"].mean,
             "count": result.metrics["entropy"].count,
         }
@@ -115,7 +119,7 @@ def load_only(rank: int, job: dict) -> None:
     between = anonymous_bytes()
     reference = load_reference(settings, CPU, policy)
     after = anonymous_bytes()
-    local = [value.to_local() for value in policy.policy.parameters()]
+    local = [local_part(value) for value in policy.policy.parameters()]
     facts = {
         "policy": between - before,
         "reference": after - between,
@@ -146,8 +150,8 @@ def kept(worker: TrainerWorker) -> dict[str, int]:
         value for state in optimizer.state.values() for value in state.values() if value.ndim
     ]
     return {
-        "weights": sum(value.to_local().numel() for value in policy.parameters()),
-        "moments": sum(value.to_local().numel() for value in moments),
+        "weights": sum(local_part(value).numel() for value in policy.parameters()),
+        "moments": sum(local_part(value).numel() for value in moments),
     }
 
 
