@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from megatron_cases import CONFIGS
 
 from telescope_core.errors import ConfigError
+from telescope_train.backends.megatron import library
 from telescope_train.backends.megatron.architecture import architecture_of
 from telescope_train.backends.megatron.backend import MegatronBackend
 from telescope_train.backends.megatron.layout import ModelSizes, model_problems
@@ -234,6 +235,18 @@ class FusedAdamOfAnEngine:
     def __init__(
         self, *, master_weight_dtype, exp_avg_dtype, exp_avg_sq_dtype, use_decoupled_grad
     ) -> None: ...
+
+
+def test_a_transformer_engine_without_its_part_for_torch_is_named(monkeypatch):
+    """Importing megatron-core then ends in a FileNotFoundError of that package."""
+
+    def imported(name):
+        raise FileNotFoundError("transformer_engine_torch.so")
+
+    monkeypatch.setattr(library, "_is_prepared", False)
+    monkeypatch.setattr(library.importlib, "import_module", imported)
+    with pytest.raises(ConfigError, match=r"transformer_engine_torch\.so.*install its part"):
+        library._prepare()
 
 
 @pytest.mark.slow

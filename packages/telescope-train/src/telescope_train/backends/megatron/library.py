@@ -57,6 +57,13 @@ def _prepare() -> None:
             importlib.import_module("megatron.core")
         except ImportError as error:
             raise ConfigError(HINT) from error
+        except FileNotFoundError as error:
+            # Transformer Engine is one package, and its part for torch another, built on the spot.
+            raise ConfigError(
+                f'train_backend "megatron" found a Transformer Engine that lacks a file: {error}; '
+                "install its part for torch (transformer_engine[pytorch], built for this one), or "
+                "remove transformer_engine"
+            ) from error
         importlib.import_module("megatron.core.optimizer")
         importlib.import_module("megatron.core.models.gpt.gpt_model")
         importlib.import_module("megatron.core.dist_checkpointing")
