@@ -163,7 +163,7 @@ class Learner:
     def _accumulate(self, batch: PackedBatch) -> float:
         row = packed_row(batch, torch.device("cpu"))
         logprobs_M = self.policy(row).logprobs_M
-        trained = row.trained_M.numpy()
+        trained = row.trained_M
         behavior_M, advantages_M, weights_M = (
             torch.from_numpy(array_T[trained])
             for array_T in (batch.behavior_logprobs_T, batch.advantages_T, batch.weights_T)

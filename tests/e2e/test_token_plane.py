@@ -265,7 +265,8 @@ async def test_an_aborting_pause_ends_requests_as_failures(client: TokenClient) 
 
 async def test_later_turns_go_before_what_came_first(client: TokenClient) -> None:
     """All slots are taken by requests of which two end at a time; eight more wait for those."""
-    slots = [asyncio.create_task(generate(client, 40 + index // 2)) for index in range(256)]
+    # Long enough that none has ended before all that wait are there: each look is a request, too.
+    slots = [asyncio.create_task(generate(client, 200 + index // 2)) for index in range(256)]
     await until_running(client, 256)
     ended: list[int] = []
 
