@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,12 @@ if __name__ == "__main__":
 '''
 
 
+def heed_all_but(ignored: int | None) -> None:
+    """Undo what `nohup`, or `&` in a script, has set for whoever runs the tests."""
+    for number in (TERM, HUP, INT):
+        signal.signal(number, signal.SIG_IGN if number == ignored else signal.SIG_DFL)
+
+
 @contextmanager
 def running(folder: Path, verb: str, *, ignored: int | None = None) -> Iterator[subprocess.Popen]:
     (folder / "verbs.py").write_text(VERBS)
@@ -67,7 +74,7 @@ def running(folder: Path, verb: str, *, ignored: int | None = None) -> Iterator[
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=None if ignored is None else lambda: signal.signal(ignored, signal.SIG_IGN),
+        preexec_fn=partial(heed_all_but, ignored),
     )
     try:
         assert process.stdout.readline() == "ready\n", process.stderr.read()

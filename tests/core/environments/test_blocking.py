@@ -60,12 +60,22 @@ with taken():
 """
 
 
+def heed_signals():
+    """Undo what `nohup`, or `&` in a script, has set for whoever runs the tests."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_signals_that_a_program_takes_end_it_as_well(number):
     script = SCRIPT.rpartition("asyncio.run")[0] + TAKING
     with subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_signals,
     ) as process:
         try:
             assert process.stdout is not None
@@ -80,7 +90,11 @@ def test_signals_that_a_program_takes_end_it_as_well(number):
 
 def test_the_first_ctrl_c_ends_it():
     with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", SCRIPT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_signals,
     ) as process:
         try:
             assert process.stdout is not None
