@@ -319,3 +319,18 @@ async def test_what_was_trained_on_is_compared_with_what_was_drawn() -> None:
     assert found[-1] == 1.0, "in the end everything was trained on"
     assert min(found) < 0.9, "without the straggler, short answers came first"
     await sampler.close()
+
+
+async def test_of_more_groups_than_a_batch_takes_those_that_ended_first_are_taken() -> None:
+    held = Held()
+    held.hold("0.")
+    sampler = finished(held)
+    sampler.advance(0)
+    await until(lambda: len(held.asked) == 2 * GROUPS * GROUP_SIZE)
+    later = list(sampler._places[1])
+    await until(lambda: all(place.is_done for place in later))
+    held.release()
+    await ended(sampler)
+    batch = await take(sampler, held, 0)
+    assert sorted(ids(batch)) == [place.group_id for place in later]
+    await sampler.close()
