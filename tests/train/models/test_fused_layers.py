@@ -136,6 +136,17 @@ def test_what_is_not_the_same_is_left_alone(kernels):
     assert fuse_layers(model, kernels, CPU, torch.float32).norms == 0
 
 
+def test_modules_of_one_class_may_compute_in_different_ways(kernels):
+    """By another activation, or by a number that is no parameter; some models have both kinds."""
+    model = made("llama")
+    layers = model.base_model.layers
+    layers[1].mlp.act_fn = torch.nn.ReLU()
+    layers[1].input_layernorm.variance_epsilon = 0.5
+    expected = gradients(model, torch.float32)
+    assert fuse_layers(model, kernels, CPU, torch.float32).mlps == 1
+    assert distance(gradients(model, torch.float32), expected) < 1e-5
+
+
 def test_a_model_without_memory_is_judged_by_copies_of_its_modules(kernels):
     with torch.device("meta"):
         model = made("qwen3")

@@ -61,9 +61,7 @@ def fuse_layers(
         is_norm = type(module).__name__.endswith("RMSNorm")
         if not is_norm and not _is_gated_mlp(module):
             continue
-        # Modules of one kind and shape agree or do not agree together.
-        shapes = tuple(parameter.shape for parameter in module.parameters())
-        kind = (type(module), shapes, _epsilon(module))
+        kind = _kind(module)
         if kind not in known:
             candidates = _norm_forwards(kernels, module) if is_norm else _mlp_forwards(kernels)
             known[kind] = _nearest(module, list(candidates), device, dtype)
@@ -74,8 +72,20 @@ def fuse_layers(
     return Fused(norms, mlps, _fuse_rotations(model, kernels, device, dtype))
 
 
-def _epsilon(module: Any) -> float | None:
-    return getattr(module, "variance_epsilon", getattr(module, "eps", None))
+def _kind(module: torch.nn.Module) -> tuple[Any, ...]:
+    """Return all that decides what a module computes, but for its weights.
+
+    Layers of one class may differ in a number, as in how many activations they keep, or in the
+    activation itself.
+    """
+    return tuple(
+        (
+            type(part),
+            frozenset((n, v) for n, v in vars(part).items() if isinstance(v, int | float | str)),
+            tuple(parameter.shape for parameter in part.parameters(recurse=False)),
+        )
+        for part in module.modules()
+    )
 
 
 def _is_gated_mlp(module: Any) -> bool:
@@ -84,7 +94,8 @@ def _is_gated_mlp(module: Any) -> bool:
 
 
 def _norm_forwards(kernels: ModuleType, module: Any) -> Iterator[Callable[..., Tensor]]:
-    epsilon, weight = _epsilon(module), getattr(module, "weight", None)
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    weight = getattr(module, "weight", None)
     if isinstance(epsilon, float) and isinstance(weight, Tensor):
         for form in _NORM_FORMS:
             yield partial(_norm_forward, kernels, epsilon, form)
