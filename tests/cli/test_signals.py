@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.signals import heed_all_but
 
 from telescope_core.evals import EvalFolder
 from telescope_core.records import RunState
@@ -56,12 +57,6 @@ if __name__ == "__main__":
         VERBS[name] = Verb(target=f"verbs:{name}", help=name)
     main()
 '''
-
-
-def heed_all_but(ignored: int | None) -> None:
-    """Undo what `nohup`, or `&` in a script, has set for whoever runs the tests."""
-    for number in (TERM, HUP, INT):
-        signal.signal(number, signal.SIG_IGN if number == ignored else signal.SIG_DFL)
 
 
 @contextmanager

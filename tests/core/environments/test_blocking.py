@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from tests.asking import ask
+from tests.signals import heed_all_but
 
 from telescope_core import SingleTurnEnvironment, StopReason, reward
 from telescope_core.in_process import InProcessEnvironment
@@ -60,22 +61,14 @@ with taken():
 """
 
 
-def heed_signals():
-    """Undo what `nohup`, or `&` in a script, has set for whoever runs the tests."""
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_signals_that_a_program_takes_end_it_as_well(number):
-    script = SCRIPT.rpartition("asyncio.run")[0] + TAKING
+def errors_after(script: str, number: int) -> str:
+    """Return what the script wrote to stderr, asked by a signal to end while it spins."""
     with subprocess.Popen(
         [sys.executable, "-c", script],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=heed_signals,
+        preexec_fn=heed_all_but,
     ) as process:
         try:
             assert process.stdout is not None
@@ -84,24 +77,16 @@ def test_signals_that_a_program_takes_end_it_as_well(number):
             _, errors = process.communicate(timeout=600)
         finally:
             process.kill()
+    return errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_signals_that_a_program_takes_end_it_as_well(number):
+    errors = errors_after(SCRIPT.rpartition("asyncio.run")[0] + TAKING, number)
     assert errors.count("telescope: stopping") == 1
     assert f"interrupted by {signal.Signals(number).name}" in errors.splitlines()[-1]
 
 
 def test_the_first_ctrl_c_ends_it():
-    with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=heed_signals,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "spinning\n"
-            assert process.stderr is not None
-            os.kill(process.pid, signal.SIGINT)
-            _, errors = process.communicate(timeout=600)
-        finally:
-            process.kill()
-    assert "KeyboardInterrupt" in errors
+    assert "KeyboardInterrupt" in errors_after(SCRIPT, signal.SIGINT)
