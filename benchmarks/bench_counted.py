@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
-from training.shapes import QWEN3, Shape
+from training.shapes import QWEN3, Shape, sample_lengths
 from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 
 from telescope_train.backends.fsdp.compute_copies import compute_copies
@@ -198,6 +199,7 @@ def made(shape: Shape, num_layers: int) -> Qwen3ForCausalLM:
     return model
 
 
+@cache
 def layer(shape: Shape, num_tokens: int) -> tuple[Count, Count]:
     """Return forward and backward of one decoder layer: half of what a model of 3 does beyond 1."""
     one, three = (_body(shape, number, num_tokens) for number in (1, 3))
@@ -238,6 +240,7 @@ def head(shape: Shape, num_tokens: int, *, entropy_grad: bool = False) -> tuple[
     return forward, backward
 
 
+@cache
 def weights(shape: Shape) -> tuple[Count, Count, Count]:
     """Return what a step does to weights: rounding, adding up one batch's gradients, AdamW.
 
@@ -281,15 +284,6 @@ def step_s(shape: Shape, seq_len: int, *, recomputed: bool) -> float:
     return BATCHES * max(gpu_s, launches * LAUNCH_S) + once.gpu_s
 
 
-def samples_of(seq_len: int) -> list[int]:
-    """Return lengths of samples as `bench_training` draws them."""
-    rng, lengths = np.random.default_rng(0), []
-    while sum(lengths) < BATCHES * seq_len:
-        length = int(seq_len / 5 * np.exp(0.6 * rng.standard_normal()))
-        lengths.append(max(16, min(length, seq_len, BATCHES * seq_len - sum(lengths))))
-    return lengths
-
-
 def main() -> None:
     """Count, predict, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -327,7 +321,7 @@ def main() -> None:
         *((shape, seq_len, False) for shape in QWEN3[1:] for seq_len in (8_192, 32_768)),
     ):
         seconds = step_s(shape, seq_len, recomputed=recomputed)
-        lengths = samples_of(seq_len)
+        lengths = sample_lengths(np.random.default_rng(0), seq_len, BATCHES)
         steps.append(
             {
                 "shape": shape.name,

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from machine import RESULTS, facts_of_run, table, write_results
 from training.memory import peak_gib, start_of_peak
-from training.shapes import QWEN3, TINY, Shape, peak_flops, write_random_model
+from training.shapes import QWEN3, TINY, Shape, peak_flops, sample_lengths, write_random_model
 
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.batches.batch import PackedBatch, TrainingSample
@@ -77,11 +77,7 @@ def cases(only: str | None) -> Iterator[Case]:
 def make_batches(shape: Shape, seq_len: int) -> tuple[list[PackedBatch], list[int]]:
     """Return full batches, and the lengths of the samples in them."""
     rng = np.random.default_rng(0)
-    lengths: list[int] = []
-    while sum(lengths) < BATCHES * seq_len:
-        length = int(seq_len / 5 * np.exp(0.6 * rng.standard_normal()))
-        lengths.append(max(16, min(length, seq_len, BATCHES * seq_len - sum(lengths))))
-    lengths = [length for length in lengths[:-1] if length >= 16]
+    lengths = sample_lengths(rng, seq_len, BATCHES)
     samples = [make_sample(rng, number, length, shape) for number, length in enumerate(lengths)]
     weights_N = token_weights(samples, "token", max_tokens=seq_len)
     return pack(samples, weights_N, seq_len=seq_len, num_ranks=1)[0], lengths

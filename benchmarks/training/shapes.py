@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -38,6 +39,18 @@ class Shape(NamedTuple):
         pairs = sum(length * length for length in lengths)
         attention = 6.0 * pairs * self.heads * self.head_dim * self.layers
         return 6.0 * self.matrix_parameters * sum(lengths) + attention
+
+
+def sample_lengths(rng: np.random.Generator, seq_len: int, num_batches: int) -> list[int]:
+    """Return lengths of samples that fill `num_batches` rows of `seq_len` tokens, lognormal.
+
+    The median is a fifth of a row.
+    """
+    lengths: list[int] = []
+    while sum(lengths) < num_batches * seq_len:
+        length = int(seq_len / 5 * np.exp(0.6 * rng.standard_normal()))
+        lengths.append(max(16, min(length, seq_len, num_batches * seq_len - sum(lengths))))
+    return [length for length in lengths[:-1] if length >= 16]
 
 
 TINY = Shape("tiny", 64, 128, 2, 4, 2, 16, 512)
