@@ -264,19 +264,20 @@ def weights(shape: Shape) -> tuple[Count, Count, Count]:
     return rounding, adding, adamw
 
 
-def step_s(shape: Shape, seq_len: int, *, recomputed: bool) -> float:
-    """Return the predicted seconds of a step of `BATCHES` batches of `seq_len` tokens."""
+def step_s(shape: Shape, lengths: list[int], *, recomputed: bool) -> float:
+    """Return the predicted seconds of a step of `BATCHES` rows that hold samples of `lengths`."""
     forward, backward = layer(shape, 1024)
-    factor = seq_len / 1024
+    num_tokens = sum(lengths) // BATCHES  # of a row: its padding is not computed
+    factor = num_tokens / 1024
     forwards = 2 if recomputed else 1
     gpu_s = shape.layers * factor * (forwards * forward.gpu_s + backward.gpu_s)
     launches = shape.layers * (forwards * forward.launches + backward.launches)
-    for part in head(shape, seq_len):
+    for part in head(shape, num_tokens):
         gpu_s, launches = gpu_s + part.gpu_s, launches + part.launches
-    # Samples have a fifth of a row in the median, so pairs of tokens grow with its square.
-    small = QWEN3[0]
-    width = shape.layers * shape.heads * shape.head_dim
-    pairs = (seq_len / 8192) ** 2 * width / (small.layers * small.heads * small.head_dim)
+    small, measured = QWEN3[0], sample_lengths(np.random.default_rng(0), 8192, BATCHES)
+    pairs = sum(one**2 for one in lengths) / sum(one**2 for one in measured)
+    pairs *= shape.layers * shape.heads * shape.head_dim
+    pairs /= small.layers * small.heads * small.head_dim
     gpu_s += ATTENTION_S * pairs * (forwards + 2.5) / ATTENTION_PASSES
     rounding, adding, adamw = weights(shape)
     gpu_s, launches = gpu_s + adding.gpu_s, launches + adding.launches
@@ -320,8 +321,8 @@ def main() -> None:
         *((small, 32_768, one) for one in (True, False)),
         *((shape, seq_len, False) for shape in QWEN3[1:] for seq_len in (8_192, 32_768)),
     ):
-        seconds = step_s(shape, seq_len, recomputed=recomputed)
         lengths = sample_lengths(np.random.default_rng(0), seq_len, BATCHES)
+        seconds = step_s(shape, lengths, recomputed=recomputed)
         steps.append(
             {
                 "shape": shape.name,
