@@ -20,27 +20,14 @@ from telescope_train.models.tiny import make_tiny_model
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parent))
-from cli_runs import TELESCOPE, environment
+from cli_runs import SMALL_RUN, TELESCOPE, environment
 
+# Without a port, as a person would start them.
 RUN = """
 [run]
 name = "{name}"
 number_of_steps = {steps}
-[model]
-model = {model}
-[[environments]]
-name = "math-reasoning"
-env = {{ level = "digit", operations = "+", instruction = "" }}
-[rollout]
-group_size = 4
-prompts_batch_size_for_trainer = 4
-max_tokens = 8
-[trainer]
-learning_rate = 1e-3
-seq_len = 128
-[inference]
-max_model_len = 64
-"""
+""" + SMALL_RUN.replace("inference_base_port = {port}\n", "")
 STEPS = 3
 MINUTES = 10
 MISMATCH = 1e-3
