@@ -6,6 +6,7 @@ names stay as they were.
 """
 
 import copy
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+_LOGGER = logging.getLogger(__name__)
 _ROTATION = "apply_rotary_pos_emb"
 """The function by which the attention of transformers' models rotates queries and keys."""
 _TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-5}
@@ -29,6 +31,8 @@ class Fused(NamedTuple):
     norms: int
     mlps: int
     rotations: int
+    kept: tuple[str, ...] = ()
+    """Norms, MLPs and rotations that keep their own code, by class or function, sorted."""
 
 
 class _NormForm(NamedTuple):
@@ -54,7 +58,9 @@ def fuse_layers(
     Modules may be without memory: copies of them are compared on `device`.
     """
     if dtype not in _TOLERANCE:
+        _LOGGER.info("fused kernels: none, because the model computes in %s", dtype)
         return Fused(0, 0, 0)
+    kept: set[str] = set()
     known: dict[tuple[Any, ...], Callable[..., Tensor] | None] = {}
     norms = mlps = 0
     for module in model.modules():
@@ -69,7 +75,19 @@ def fuse_layers(
         if forward is not None:
             module.forward = partial(forward, module)
             norms, mlps = norms + is_norm, mlps + (not is_norm)
-    return Fused(norms, mlps, _fuse_rotations(model, kernels, device, dtype))
+        else:
+            kept.add(type(module).__name__)
+    rotations = _fuse_rotations(model, kernels, device, dtype, kept)
+    fused = Fused(norms, mlps, rotations, tuple(sorted(kept)))
+    _LOGGER.info(
+        "fused kernels: %d norms, %d gated MLPs, %d rotations of queries and keys%s",
+        *fused[:3],
+        f"; {', '.join(fused.kept)} keep their own code, which computes something else or was not "
+        "recognized"
+        if kept
+        else "",
+    )
+    return fused
 
 
 def _kind(module: torch.nn.Module) -> tuple[Any, ...]:
@@ -153,12 +171,20 @@ def _distance(found: Tensor, expected: Tensor) -> float:
 
 @torch.no_grad()
 def _fuse_rotations(
-    model: torch.nn.Module, kernels: ModuleType, device: torch.device, dtype: torch.dtype
+    model: torch.nn.Module,
+    kernels: ModuleType,
+    device: torch.device,
+    dtype: torch.dtype,
+    kept: set[str],
 ) -> int:
-    """Replace the rotation of each architecture in `model` that has the usual one."""
+    """Replace the rotation of each architecture in `model` that has the usual one.
+
+    The names of those that stay are added to `kept`.
+    """
     names = sorted({type(module).__module__ for module in model.modules()})
     fused = 0
-    for architecture in (sys.modules[name] for name in names):
+    for name in names:
+        architecture = sys.modules[name]
         own = getattr(architecture, _ROTATION, None)
         if own is None or isinstance(own, _Rotation):
             continue
@@ -172,11 +198,14 @@ def _fuse_rotations(
         arguments = (queries.transpose(1, 2), keys.transpose(1, 2), cos, sin)
         try:
             pairs = list(zip(ours(*arguments), own(*arguments), strict=True))
+            distance = max(_distance(*pair) for pair in pairs)
         except (RuntimeError, TypeError, ValueError):
-            continue  # a rotation of other arguments
-        if max(_distance(*pair) for pair in pairs) <= _TOLERANCE[dtype]:
+            distance = torch.inf  # a rotation of other arguments
+        if distance <= _TOLERANCE[dtype]:
             setattr(architecture, _ROTATION, ours)
             fused += 1
+        else:
+            kept.add(f"{name}.{_ROTATION}")
     return fused
 
 
