@@ -14,7 +14,10 @@ from telescope_core.errors import (
     ContextLengthError,
     EndpointAccessError,
     EndpointError,
+    RewardError,
+    RewardRaisedError,
     TemplateLossError,
+    UnplayableError,
 )
 from telescope_core.types import Rollout, RolloutStatus, StopReason
 
@@ -72,7 +75,15 @@ async def test_a_limit_after_a_failure_is_final_too():
     assert asked == [1, 2]
 
 
-@pytest.mark.parametrize("kind", [EndpointAccessError, TemplateLossError])
+async def test_a_score_that_breaks_its_contract_is_not_bought_a_second_time():
+    play, asked = script(ended(f"{RewardError.__name__}: -1 is out of range"), SCORED)
+    assert (await play_with_attempts(play)).reward is None
+    assert asked == [1]
+    play, asked = script(ended(f"{RewardRaisedError.__name__}: the judge is away"), SCORED)
+    assert (await play_with_attempts(play)).reward == 1.0
+
+
+@pytest.mark.parametrize("kind", [EndpointAccessError, TemplateLossError, UnplayableError])
 async def test_a_failure_of_all_is_final_at_once_and_raised_with_its_cause(kind):
     play, asked = script(ended(f"{kind.__name__}: no: never"), SCORED)
     final = await play_with_attempts(play)

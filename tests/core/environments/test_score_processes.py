@@ -51,10 +51,12 @@ async def test_scores_run_in_processes_which_are_killed_when_they_hang(slow_scor
 
     raised = await play(client, 3)
     assert raised.error.startswith(
-        "RewardError: SlowScores.judged raised KeyError: 'nothing there' (in reward SlowScores."
+        "RewardRaisedError: SlowScores.judged raised KeyError: 'nothing there' (in reward "
     )
     left = await play(client, 4)
-    assert left.error.startswith("RewardError: SlowScores.judged raised SystemExit: bye (in reward")
+    assert left.error.startswith(
+        "RewardRaisedError: SlowScores.judged raised SystemExit: bye (in reward"
+    )
     again = await asyncio.gather(*(play(client, 0) for _ in range(4)))
     assert [rollout.reward for rollout in again] == [1.0] * 4
     assert len({rollout.metrics["process"] for rollout in again}) <= 2

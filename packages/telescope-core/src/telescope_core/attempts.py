@@ -2,8 +2,8 @@
 
 A limit that was reached (deadline, context length, tokens) is an outcome of the rollout, whether it
 could be scored or not. Playing it again would favor short answers, and would cost as much as the
-first time. Everything else that fails may be a failure of infrastructure, so it is played again a
-few times.
+first time. A score that breaks its contract is the same for each attempt. Everything else that
+fails may be a failure of infrastructure, so it is played again a few times.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,8 +14,10 @@ from telescope_core.errors import (
     EndpointAccessError,
     EndpointError,
     JudgeError,
+    RewardError,
     RolloutCrashError,
     TemplateLossError,
+    UnplayableError,
 )
 from telescope_core.types import Rollout, RolloutStatus, StopReason
 
@@ -29,7 +31,11 @@ the reason for its death. Where another rollout is known to be the reason, the l
 """
 _TOO_LONG = ("context length", "context_length", "max_model_len")
 """What vLLM and the OpenAI API write when a prompt does not fit the model."""
-_ENDS_ALL = {error.__name__: error for error in (EndpointAccessError, TemplateLossError)}
+_FINAL = (RolloutCrashError.__name__, RewardError.__name__)
+"""Failures that another attempt would repeat."""
+_ENDS_ALL = {
+    error.__name__: error for error in (EndpointAccessError, TemplateLossError, UnplayableError)
+}
 """Failures that say of all rollouts that they cannot be played, or not as they are."""
 
 
@@ -64,7 +70,7 @@ async def play_with_attempts(
         if (
             reached_limit(rollout)
             or ends_all(rollout)
-            or rollout.status_reason == RolloutCrashError.__name__
+            or rollout.status_reason in _FINAL
             or num_failed >= max_failed
             or num_lost > MAX_LOST
         ):
@@ -89,7 +95,8 @@ def reached_limit(rollout: Rollout) -> bool:
 def ends_all(rollout: Rollout) -> bool:
     """Return whether a rollout failed for a cause that no other attempt, or rollout, can change.
 
-    An endpoint refuses every request, or the policy's chat template would lose something.
+    An endpoint refuses every request, the policy's chat template would lose something, or the
+    settings of the environment cannot work.
     """
     return rollout.status is RolloutStatus.FAILED and rollout.status_reason in _ENDS_ALL
 

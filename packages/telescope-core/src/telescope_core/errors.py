@@ -30,6 +30,13 @@ class TemplateLossError(ConfigError):
     """
 
 
+class UnplayableError(ConfigError):
+    """With its settings as they are, an environment of another framework gives no usable rollout.
+
+    Another attempt, or another rollout, would end the same way, so it is final and ends the run.
+    """
+
+
 class UnknownNameError(ConfigError):
     """A name is not known; the message lists the closest known names."""
 
@@ -124,7 +131,15 @@ class StrayCancelError(TelescopeError):
 
 
 class RewardError(TelescopeError):
-    """A reward or metric function broke its contract (not a number, out of range, raised)."""
+    """A reward or metric function broke its contract (not a number, or out of range).
+
+    It says the same of each attempt with that answer, so the rollout is not played again: other
+    answers would take the place of those that cannot be scored.
+    """
+
+
+class RewardRaisedError(RewardError):
+    """A reward or metric function raised, perhaps for what another attempt does not meet."""
 
 
 MAX_LISTED = 40

@@ -23,7 +23,7 @@ from telescope_core.adapters.settings import (
     function_tool,
 )
 from telescope_core.environments import Episode, reward
-from telescope_core.errors import EnvironmentLoadError, RewardError, unknown_name
+from telescope_core.errors import EnvironmentLoadError, RewardRaisedError, unknown_name
 from telescope_core.examples import ListSource, split_of
 from telescope_core.types import Example, Message, Role, Rollout, Split, StopReason, ToolCall
 
@@ -85,7 +85,7 @@ class VerifiersEnvironment(AdaptedEnvironment):
             raise RuntimeError(f"verifiers stopped the rollout: {state['error']!r}")
         if raised:
             name, error = raised[0]
-            raise RewardError(
+            raise RewardRaisedError(
                 f"reward function {name} of {self.config.id} raised {type(error).__name__}: "
                 f"{error}, which verifiers would count as 0"
             ) from error

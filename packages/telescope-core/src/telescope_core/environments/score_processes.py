@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, cast
 
-from telescope_core.errors import EnvironmentLoadError, ProcessDiedError, RewardError
+from telescope_core.errors import EnvironmentLoadError, ProcessDiedError, RewardRaisedError
 
 HEADER = struct.Struct(">Q")
 """Length in bytes of the pickle that follows."""
@@ -48,7 +48,7 @@ class ScoreProcesses:
         self._busy: list[_Worker] = []
 
     async def run(self, method: str, arguments: tuple[object, ...]) -> object:
-        """Call `method` of the copy and return its result; its exception becomes a RewardError."""
+        """Call `method` of the copy and return its result; raises RewardRaisedError if it raised."""
         async with self._lanes:
             worker = self._take_idle() or await self._start()
             self._busy.append(worker)
@@ -61,7 +61,7 @@ class ScoreProcesses:
                 self._busy.remove(worker)
             self._idle.append(worker)
         if kind == "raised":
-            raise RewardError(f"{self._factory.rpartition(':')[2]}.{method} raised {value}")
+            raise RewardRaisedError(f"{self._factory.rpartition(':')[2]}.{method} raised {value}")
         return value
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from telescope_core.errors import (
     EnvironmentProcessError,
     ProcessDiedError,
     RewardError,
+    RewardRaisedError,
     RolloutCrashError,
     TelescopeError,
 )
@@ -41,6 +42,7 @@ class Boundary(StrEnum):
 
 BY_ERROR = {
     RewardError.__name__: Boundary.REWARD,
+    RewardRaisedError.__name__: Boundary.REWARD,
     EndpointError.__name__: Boundary.ENDPOINT,
     EndpointAccessError.__name__: Boundary.ENDPOINT,
     EndpointLostError.__name__: Boundary.ENDPOINT,
