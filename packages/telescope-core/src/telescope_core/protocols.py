@@ -201,6 +201,9 @@ class EnvironmentLocation:
     """`name==version` of each package that is installed with it."""
     datasets: dict[str, str] = field(default_factory=dict[str, str])
     """`repo@commit` -> folder on this machine with exactly the files of that dataset."""
+    secrets: tuple[str, ...] | None = None
+    """Names of the variables that it may read: those it was published with, or, of an environment
+    of another framework, those that `env link --secret` named; None = nothing records them."""
 
 
 class EnvironmentLocator(Protocol):

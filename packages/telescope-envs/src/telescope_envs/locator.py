@@ -114,6 +114,7 @@ def location_of_installed(found: InstalledEnvironment) -> EnvironmentLocation:
         wheel_sha256=release.wheel.sha256 if release is not None else "",
         lock_digest=_digest(code, dependencies) if code else "",
         dependencies=dependencies,
+        secrets=release.secrets if release is not None else None,
     )
 
 
@@ -223,6 +224,7 @@ def _location_of_venv(record: Installation, locked: LockedEnvironment) -> Enviro
         lock_digest=locked.digest,
         dependencies=locked_versions(locked.requirements),
         datasets=kept_datasets(locked),
+        secrets=release.secrets,
     )
 
 
