@@ -95,6 +95,8 @@ def test_a_registry_with_other_bytes_is_refused(toy, home, tmp_path):
     root = Path(toy.address)
     release = toy_publication(code="evil = 1\n").release
     (root / "index/acme/toy.jsonl").write_text(f"{release.as_json().decode()}\n")
+    with pytest.raises(RegistryError, match=r"is installed with wheel sha256 .* never replaced"):
+        install(toy, "toy", options=InstallOptions())
     shutil.rmtree(home)
     (entry,) = read_lock(tmp_path / "telescope.lock").environments
     with pytest.raises(RegistryError, match=r"is locked with wheel sha256 .* never replaced"):

@@ -4,11 +4,16 @@ import json
 import math
 import random
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 import msgspec
 import pytest
-from tests.envs.projects import TOY, toy_publication
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.version import Version
+from tests.envs.projects import TOY, toy_publication, write_registry
 from tests.envs.server.sending import Sender, publication_now
 from tests.envs.serving import served
 
@@ -22,8 +27,9 @@ from telescope_envs.records.release import (
     RewardRange,
 )
 from telescope_envs.registry import Registry, resolve
-from telescope_envs.rules.admission import index_line
+from telescope_envs.rules.admission import index_line, published_versions
 from telescope_envs.rules.check import check_registry
+from telescope_envs.rules.tree import read_tree
 
 NUM_RANDOM = 4000
 REWARD = {"minimum": 0.0, "maximum": 1.0, "success": 1.0}
@@ -104,6 +110,45 @@ def test_what_an_environment_declares_is_checked_where_it_is_published(
     code = TOY.replace('"""Says yes."""', f'"""Says yes."""\n\n    {declared}')
     with pytest.raises(TelescopeError, match=rf"\.whl\b.*{DECLARED[declared]}"):
         publish(registry.store, make_project(code=code), owner="acme", datasets=[])
+
+
+SPELLINGS = ("0.1.0", "0.1", "0.2.0", "0.2.0rc1")
+
+
+@cache
+def line_of(version: str, number: int) -> bytes:
+    return index_line(toy_publication(version, code=f"Toy = {number}\n").release)
+
+
+@given(st.lists(st.sampled_from(SPELLINGS), max_size=5))
+def test_only_a_version_with_one_line_is_read_and_the_check_agrees(tmp_path_factory, versions):
+    place = tmp_path_factory.mktemp("registry") / "registry"
+    registry = write_registry(place)
+    lines = [line_of(version, number) for number, version in enumerate(versions)]
+    (place / "index/acme").mkdir()
+    (place / "index/acme/toy.jsonl").write_bytes(b"".join(lines))
+    known = [*map(Version, versions)]
+    alone = [one for one in versions if known.count(Version(one)) == 1]
+    found = read_releases(b"".join(lines), "acme/toy", "index")
+    assert [one.version for one in found.releases] == alone
+    assert [one.version for one in found.unreadable] == [v for v in versions if v not in alone]
+    assert set(published_versions(registry.store.read, "acme/toy")) == set(versions)
+    findings = read_tree(place, now=datetime.now(UTC)).findings
+    twice = [one for one in findings if one.check == "version-once"]
+    assert len(twice) == len(versions) - len({*known})
+
+
+def test_another_wheel_for_a_version_is_not_installed(registry_place, home):
+    path = registry_place / "index/acme/toy.jsonl"
+    other = toy_publication(code="Toy = 'evil'\n")
+    registry = Registry.at(registry_place)
+    assert resolve(registry, "toy").version == "0.1.0"
+    path.write_bytes(path.read_bytes() + index_line(other.release))
+    for asked in ("toy", "toy@0.1.0", f"toy@sha256:{other.release.wheel.sha256}"):
+        with pytest.raises(RegistryError, match=r"toy\.jsonl:1: 0\.1\.0 has more than one line"):
+            resolve(registry, asked)
+    path.write_bytes(path.read_bytes() + line(version="0.2.0"))
+    assert resolve(registry, "toy").version == "0.2.0", "the others stay usable"
 
 
 LEFT = {

@@ -79,16 +79,30 @@ def check_no_downgrade(
             )
 
 
-def check_same_bytes(release: Release, entry: LockedEnvironment | None) -> None:
-    """Raise RegistryError if the wheel of the locked version has changed."""
-    if entry is None or entry.version != release.version:
-        return
-    if entry.sha256 != release.wheel.sha256:
-        raise RegistryError(
-            f"{release.id} {release.version} is locked with wheel sha256 {entry.sha256}, but the "
-            f"registry now has {release.wheel.sha256}; releases are never replaced: tell the "
-            "registry's owner, and do not install it"
-        )
+def check_same_bytes(
+    release: Release,
+    registry: Registry,
+    *,
+    installed: InstalledEnvironment | None,
+    entry: LockedEnvironment | None,
+) -> None:
+    """Raise RegistryError if the locked version, or the installed one, now has another wheel.
+
+    Another registry than that of what is installed may have a version of its own.
+    """
+    known: dict[str, str] = {}
+    is_ours = installed is not None and installed.registry == address_of(registry)
+    if installed is not None and is_ours and not installed.is_damaged:
+        known["installed"] = installed.sha256 if installed.version == release.version else ""
+    if entry is not None:
+        known["locked"] = entry.sha256 if entry.version == release.version else ""
+    for how, sha256 in known.items():
+        if sha256 not in ("", release.wheel.sha256):
+            raise RegistryError(
+                f"{release.id} {release.version} is {how} with wheel sha256 {sha256}, but the "
+                f"registry now has {release.wheel.sha256}; releases are never replaced: tell the "
+                "registry's owner, and do not install it"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,15 +124,15 @@ def choose_release(
     resolution = resolve_with_warnings(registry, text)
     release = resolution.release
     check_needs(release)
-    entry = _entry(release.id, options)
+    entry, installed = _entry(release.id, options), find_active(release.id)
     check_no_downgrade(
         release,
         request,
-        installed=find_active(release.id),
+        installed=installed,
         entry=entry,
         status=registry.status(release.id),
     )
-    check_same_bytes(release, entry)
+    check_same_bytes(release, registry, installed=installed, entry=entry)
     for warning in resolution.warnings:
         progress(f"warning: {warning}")
     return release

@@ -90,19 +90,22 @@ def locked_release(entry: LockedEnvironment, open_registry: OpenRegistry) -> Rel
     if cached is not None and cached_wheel(cached.release) is not None:
         return cached.release
     registry = open_registry(entry.registry)
-    for release in registry.releases(entry.id):
+    found = registry.read_releases(entry.id)
+    for release in found.releases:
         if release.wheel.sha256 == entry.sha256:
             return release
-    there = {release.version: release for release in registry.releases(entry.id)}
+    there = {release.version: release for release in found.releases}
     if entry.version in there:
         raise RegistryError(
             f"{entry.id} {entry.version} is locked with wheel sha256 {entry.sha256}, but "
             f"{registry.address} now has {there[entry.version].wheel.sha256}; releases are never "
             "replaced: tell the registry's owner, and do not install it"
         )
+    why = next((one.why for one in found.unreadable if one.version == entry.version), "")
     raise RegistryError(
         f"{entry.id} {entry.version} (sha256 {entry.sha256}) is locked, but {registry.address} "
-        "does not have it; name a registry that does with --registry"
+        f"does not have it{f' in a line that can be used ({why})' if why else ''}; name a registry "
+        "that does with --registry"
     )
 
 

@@ -9,10 +9,12 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import msgspec
+from packaging.version import InvalidVersion, Version
 
 from telescope_core.errors import RegistryError
 from telescope_core.terminal import escaped
@@ -180,21 +182,63 @@ def read_releases(data: bytes, environment_id: str, where: str) -> ReadReleases:
     """Return the releases of an index file in file order, the first published first.
 
     A line that cannot be read is left out and named, because one line must not make the other
-    releases of an environment unusable.
+    releases of an environment unusable. So is every line of a version that has several: whoever
+    can add a line could otherwise replace what a version is.
     """
     releases: list[Release] = []
+    places: list[str] = []
     unreadable: list[Unreadable] = []
     try:
         is_plain = is_plain_json(data)  # of all lines at once, which takes half as long
     except ValueError:  # which is said of the line
         is_plain = False
     for number, line in enumerate(index_lines(data), 1):
+        place = f"{where}:{number}"
         try:
             releases.append(_release_of(line, environment_id, is_plain=is_plain))
+            places.append(place)
         except LineProblem as error:
-            place = f"{where}:{number}"
             unreadable.append(_unreadable(line, place, f"{place}: {error}"))
-    return ReadReleases(releases, unreadable)
+    stated = [*(one.version for one in releases), *(line.version for line in unreadable)]
+    repeated = repeated_versions(stated)
+    if not repeated:
+        return ReadReleases(releases, unreadable)
+    kept: list[Release] = []
+    for number, (release, place) in enumerate(zip(releases, places, strict=True)):
+        if number in repeated:
+            why = (
+                f"{place}: {release.version} has more than one line, and nobody can tell which is "
+                "right; do not install it, and ask the registry's maintainers to run telescope hub "
+                "check"
+            )
+            unreadable.append(Unreadable(place, why, release.version, release.wheel.sha256))
+        else:
+            kept.append(release)
+    return ReadReleases(kept, unreadable)
+
+
+def repeated_versions(versions: Sequence[str]) -> dict[int, int]:
+    """Return the position of each version that is there more than once -> that of its first.
+
+    Versions are compared as PEP 440 does: 1.0 is 1.0.0. Texts that are no version are passed over.
+    """
+    if len(versions) < 2:
+        return {}
+    positions: dict[Version, list[int]] = {}
+    for position, text in enumerate(versions):
+        version = _version(text)
+        if version is not None:
+            positions.setdefault(version, []).append(position)
+    several = (found for found in positions.values() if len(found) > 1)
+    return {position: found[0] for found in several for position in found}
+
+
+@lru_cache(maxsize=4096)
+def _version(text: str) -> Version | None:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return None
 
 
 def _release_of(line: bytes, environment_id: str, *, is_plain: bool) -> Release:

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from telescope_core.errors import RegistryError
 from telescope_envs.records.names import distribution_name
@@ -20,6 +19,7 @@ from telescope_envs.records.reading import (
     parse_record,
     parse_removals,
     parse_status,
+    repeated_versions,
     tree_files,
 )
 from telescope_envs.records.release import RegistryConfig, Release, Removals
@@ -187,14 +187,14 @@ def _read_index(tree: Tree, path: str, *, now: datetime) -> None:
 
 
 def _check_versions(tree: Tree, lines: Sequence[IndexLine]) -> None:
-    seen: dict[Version, IndexLine] = {}
-    for line in lines:
-        first = seen.setdefault(Version(line.release.version), line)
-        if first is not line:
+    for position, first in repeated_versions([line.release.version for line in lines]).items():
+        line = lines[position]
+        if position != first:
             tree.add(
                 "version-once",
                 line.where,
-                f"{line.release.version} is published twice; it is already on line {first.line}",
+                f"{line.release.version} is published twice, so that no client takes either; it is "
+                f"already on line {lines[first].line}",
                 "remove the line before committing it, and raise the version instead",
             )
 
