@@ -26,6 +26,8 @@ FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filte
 calls tools, or the endpoint's content filter stopped it."""
 LOST_TO = "lost_to"
 """Tag of a lost rollout: the id of the one whose code ended, or held, the process of both."""
+UNGRADABLE = "ungradable"
+"""Metric of a rollout: 1 when it gave an answer that the grader could not read, else 0."""
 WeightVersion: TypeAlias = int
 """0 = the initial weights, +1 per publish."""
 
