@@ -5,7 +5,7 @@ Dims: M trained tokens of a batch, V vocabulary.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -81,10 +81,16 @@ def reference(lm: Qwen3ForCausalLM, batch: PackedBatch) -> Columns:
 
 
 def packed(
-    lm: Qwen3ForCausalLM, batch: PackedBatch, kind: AttentionKind, device: torch.device
+    lm: Qwen3ForCausalLM,
+    batch: PackedBatch,
+    kind: AttentionKind,
+    device: torch.device,
+    change: Callable[[torch.nn.Module], None] = lambda _: None,
 ) -> Columns:
-    """Return the same of a whole row, by `kind`."""
-    policy = PackedPolicy(copy.deepcopy(lm).to(device), chunk_size=64, vocab_size=VOCAB)
+    """Return the same of a whole row, by `kind`; `change` changes the copy that computes it."""
+    copied = copy.deepcopy(lm).to(device)
+    change(copied)
+    policy = PackedPolicy(copied, chunk_size=64, vocab_size=VOCAB)
     policy.use_attention(kind)
     row = packed_row(batch, device, multiple_of=8, share=kind in SHARING_KINDS)
     logprobs_M, _ = policy(row)

@@ -15,7 +15,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One part; it runs in a process of its own."""
+    """One part. Those after it run in the same process, unless it fails or does not end."""
 
     name: str
     limit: str

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ SCRIPT = ROOT / "scripts" / "gpu_check.py"
 sys.path[:0] = [str(SCRIPT.parent), str(ROOT / "tests" / "train"), str(ROOT / "benchmarks")]
 
 import gpu_check  # noqa: E402
-from gpu_parts import attention, measures, speeds  # noqa: E402
+from gpu_parts import attention, beside_trl, measures, speeds, steps  # noqa: E402
 from gpu_parts.part import Found, Part, within  # noqa: E402
 
 from telescope_train.models.attention.kinds import ATTENTION_KINDS, SHARING_KINDS  # noqa: E402
@@ -78,11 +77,39 @@ def test_a_number_that_is_none_keeps_no_limit():
 
 
 def test_speed_and_memory_are_held_to_their_limits():
-    logprobs = {"num_tokens": 32_768, "peak_gib": 1.2}
-    assert measures.judged([{"mfu": 0.2, "peak_gib": 9}, {"mfu": 0.3}, logprobs]).is_met
-    assert measures.judged([{"mfu": 0.2}, logprobs]).is_met is False
-    assert measures.judged([{"mfu": 0.3}, {**logprobs, "peak_gib": 1.6}]).is_met is False
-    assert measures.judged([{"problem": "out of memory"}, logprobs]).is_met is False
+    row = {"tokens_per_s": 8e4, "mfu": 0.3, "peak_gib": 20.0}
+    assert steps.judged(row, 19.0).is_met
+    assert steps.judged(row, None).is_met
+    assert steps.judged(row | {"mfu": 0.2}, 19.0).is_met is False
+    assert steps.judged(row, 15.0).is_met is False
+    assert steps.judged({"problem": "out of memory"}, 15.0).is_met is False
+    # On a CPU nothing was measured, which is not the same as met.
+    assert steps.judged(row | {"mfu": None}, 19.0).is_met is None
+
+
+def test_a_profile_is_told_by_kinds_of_kernels(monkeypatch):
+    kernels = [
+        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTN", 40.0),
+        ("void flash_fwd_kernel<...>", 30.0),
+        ("_rms_norm_backward_kernel", 10.0),
+        ("void at::native::multi_tensor_apply_kernel<FusedAdam...>", 10.0),
+        ("Memcpy DtoD (Device -> Device)", 5.0),
+        ("void at::native::reduce_kernel<512, 1>", 5.0),
+    ]
+    monkeypatch.setattr(steps, "ON_GPU", True)
+    found = steps.judged_profile(kernels)
+    assert found.is_met
+    assert found.text == (
+        "attention 30%, products 40%, our kernels 10%, optimizer 10%, copies 5%, rest 5%"
+    )
+    assert steps.judged_profile([*kernels, ("other", 100.0)]).is_met is False
+    assert steps.judged_profile([]).is_met is False
+
+
+def test_steps_beside_those_of_trl_are_compared_after_the_first_two():
+    assert beside_trl.step_s([0.0, 50.0, 60.0, 61.0, 63.0, 64.0]) == 1.0
+    assert beside_trl.judged(1.0, 1.6, "").is_met
+    assert beside_trl.judged(1.0, 1.4, "").is_met is False
 
 
 def test_single_parts_of_training_are_held_to_their_limits():
@@ -112,18 +139,59 @@ def test_the_time_of_a_run_must_be_explained_and_weights_take_little_of_it():
     assert measures.judged_shares(rows(sync_s=2.0, wall_s=4.5), "cuda").is_met is False
 
 
-def test_a_part_that_dies_or_does_not_end_is_missed(monkeypatch, tmp_path):
+@pytest.fixture
+def parts_process(monkeypatch, tmp_path):
+    """The process of parts, whose program is a stand-in without torch."""
     script = tmp_path / "part.py"
     script.write_text(
-        "import sys, time\nif 'slow' in sys.argv: time.sleep(600)\nsys.exit('no GPU')"
+        "import os, sys, time\n"
+        "for name in sys.stdin:\n"
+        "    if 'slow' in name: time.sleep(600)\n"
+        "    if 'dies' in name: sys.exit('no GPU')\n"
+        f"    if 'breaks' in name: print({gpu_check.BROKEN!r} + 'ValueError: 3', flush=True)\n"
+        "    print('words before')\n"
+        '    found = \'{"text": "%d", "is_met": true}\' % os.getpid()\n'
+        f"    print({gpu_check.MARK!r} + found, flush=True)\n"
     )
     monkeypatch.setattr(gpu_check, "__file__", str(script))
-    dies = Part(name="dies", limit="", run=lambda: Found(text="", is_met=True))
-    found = gpu_check.in_own_process(dies, [])
-    assert found == Found(text="ended with 1: no GPU", is_met=False)
-    found = gpu_check.in_own_process(replace(dies, name="slow", seconds=1), [])
-    assert found.is_met is False
-    assert "1 s" in found.text
+    process = gpu_check.PartsProcess([])
+    yield process
+    process.close()
+
+
+def part(name, **more):
+    return Part(name=name, limit="", run=lambda: Found(text="", is_met=True), **more)
+
+
+def test_parts_share_a_process_until_one_dies_or_does_not_end(parts_process):
+    first, second = (parts_process.found(part(name), 60) for name in "ab")
+    assert first.is_met
+    assert first == second
+    dead = parts_process.found(part("dies"), 60)
+    assert dead == Found(text="ended with 1: no GPU", is_met=False)
+    third = parts_process.found(part("c"), 60)
+    assert third.is_met
+    assert third != first
+    broken = parts_process.found(part("breaks"), 60)
+    assert broken == Found(text="ValueError: 3", is_met=False)
+    assert parts_process.found(part("slow"), 1) is None
+    fourth = parts_process.found(part("d"), 60)
+    assert fourth.is_met
+    assert fourth != third
+
+
+def test_what_the_minutes_do_not_reach_is_left_out(parts_process):
+    """A part that had less time than it may take is not called a failure."""
+    slow = gpu_check._result(part("slow", seconds=1), 0, parts_process, 100.0)
+    assert slow.is_met is False
+    assert "1 s" in slow.text
+    assert gpu_check._result(part("slow", seconds=120), 0, parts_process, 1.0) is None
+    assert gpu_check._result(part("a"), 0, parts_process, 0.0) is None
+    many = [part("a", num_gpus=2), part("b")]
+    results = list(gpu_check.results_of(many, 1, [], minutes=0.0))
+    assert [one.is_met for one in results] == [None, None]
+    assert "needs 2 GPUs, here are 1" in results[0].found
+    assert "--minutes gives more" in results[1].found
 
 
 def test_every_part_has_a_name_of_its_own_and_none_is_forgotten():
@@ -135,6 +203,7 @@ def test_every_part_has_a_name_of_its_own_and_none_is_forgotten():
         assert all(f"attention: {kind}," in named for kind in kinds)
         named += " ".join(part.limit for part in parts)
         assert all(f"G{number}" in named for number in range(1, 11))
+        assert "run on" in parts[0].name, "what matters most comes first"
         # What has no limit is named as what cannot be measured.
         assert [part.name[:2] for part in parts if not part.limit] == ["G9"]
 
@@ -143,7 +212,7 @@ def test_every_part_has_a_name_of_its_own_and_none_is_forgotten():
 def test_the_script_runs_what_needs_no_gpu(tmp_path):
     command = [sys.executable, str(SCRIPT), "--cpu", "--mib", "1", "--only", "weights over"]
     done = subprocess.run(
-        [*command, "--results", str(tmp_path)],
+        [*command, "--minutes", "48", "--results", str(tmp_path)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

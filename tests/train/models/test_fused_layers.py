@@ -10,8 +10,10 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from telescope_train.models.fused_layers import fuse_layers, gpu_kernels
 
-sys.path.insert(0, str(Path(__file__).parent))
-from test_head import FAMILIES, SIZES
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[2] / "scripts")]
+from gpu_parts.kernels import check  # noqa: E402
+from test_head import FAMILIES, SIZES  # noqa: E402
 
 pytest.importorskip("triton", reason="Triton comes with vLLM and with torch for CUDA")
 CPU = torch.device("cpu")
@@ -156,3 +158,15 @@ def test_a_model_without_memory_is_judged_by_copies_of_its_modules(kernels):
         model = made("qwen3")
     assert fuse_layers(model, kernels, CPU, torch.float32) == (9, 2, 1, ())
     assert all(parameter.is_meta for parameter in model.parameters())
+
+
+@pytest.mark.slow
+def test_gpu_check_finds_a_kernel_that_is_wrong(kernels, monkeypatch):
+    found = check(CPU, torch.float32)
+    assert found.is_met, found.text
+    assert "9 norms, 2 MLPs, 1 rotations fused" in found.text
+    gated = kernels.gated
+    monkeypatch.setattr(kernels, "gated", lambda *args: 1.2 * gated(*args))
+    found = check(CPU, torch.float32)
+    assert found.is_met is False
+    assert "0 MLPs" in found.text, "what disagrees with the layers' own code is not used"

@@ -188,7 +188,7 @@ def _fuse_rotations(
         own = getattr(architecture, _ROTATION, None)
         if own is None or isinstance(own, _Rotation):
             continue
-        ours = _Rotation(kernels, own)
+        ours = _Rotation(kernels, own, device.type)
         generator = torch.Generator(device="cpu").manual_seed(0)
         queries, keys, cos, sin = (
             torch.randn(shape, generator=generator).to(device, dtype)
@@ -210,10 +210,16 @@ def _fuse_rotations(
 
 
 class _Rotation:
-    """Stands for the rotation of an architecture, and calls it for all but packed rows."""
+    """Stands for the rotation of an architecture, and calls it for all but packed rows.
 
-    def __init__(self, kernels: ModuleType, own: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    Other models of the architecture may be on another device, or compute in float64.
+    """
+
+    def __init__(
+        self, kernels: ModuleType, own: Callable[..., tuple[Tensor, Tensor]], device_type: str
+    ) -> None:
         self._kernels = kernels
+        self._device_type = device_type
         self.own = own
 
     def __call__(
@@ -228,7 +234,9 @@ class _Rotation:
         """Rotate [1, heads, T, D] by [1, T, D]."""
         is_usual = not others and not named and queries.dim() == 4 and len(queries) == 1
         is_whole = queries.shape[-1] == cos.shape[-1] and queries.device == cos.device
-        if not (is_usual and is_whole and cos.dim() == 3 and queries.stride(-1) == 1):
+        is_judged = queries.device.type == self._device_type and queries.dtype in _TOLERANCE
+        is_usual = is_usual and is_judged and queries.stride(-1) == 1
+        if not (is_usual and is_whole and cos.dim() == 3):
             return self.own(queries, keys, cos, sin, *others, **named)
         angles = (cos[0].contiguous(), sin[0].contiguous(), self._kernels)
         return _Rotated.apply(queries, *angles), _Rotated.apply(keys, *angles)
