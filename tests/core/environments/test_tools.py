@@ -273,22 +273,84 @@ async def test_an_environment_may_answer_where_no_tool_is_called():
     assert answers[1].content == "Are you sure?"
 
 
-@pytest.mark.parametrize("body", ["", "not json", "[1]", "[" * 5000, '{"arguments": {}}'])
-def test_a_malformed_tag_is_a_call_of_no_tool(body):
+@pytest.mark.parametrize(
+    "body",
+    [
+        "not json",
+        "[1]",
+        "[]",
+        "[" * 5000,
+        '{"arguments": {}}',
+        '{"name": "note"}',
+        '{"name": "note", "line": "hi"}',
+        '{"name": null, "arguments": {}}',
+        '[{"name": "note", "arguments": {}}, {"name": "note"}]',
+        "<function=note>",
+    ],
+)
+def test_a_malformed_tag_is_a_call_of_no_tool_that_says_what_was_written(body):
     (call,) = tagged_calls(f"<tool_call>{body}</tool_call>")
-    assert call.name == ""
+    assert (call.name, call.arguments) == ("", body)
+
+
+HI = {"line": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        ('{"name": "note", "parameters": {"line": "hi"}}', [HI]),
+        ('{"name": "note", "args": {"line": "hi"}}', [HI]),
+        ('{"type": "function", "function": {"name": "note", "arguments": {"line": "hi"}}}', [HI]),
+        ('{"name": "note", "arguments": null}', [{}]),
+        ('{"name": "note", "arguments": "{\\"line\\": \\"hi\\"}"}', [HI]),
+        ('[{"name": "note", "arguments": {}}, {"name": "note", "arguments": {"line": "hi"}}]',
+         [{}, HI]),
+        ('{"name": "note", "arguments": {}}\n{"name": "note", "arguments": {"line": "hi"}}',
+         [{}, HI]),
+        ('```json\n{"name": "note", "arguments": {"line": "hi"}}\n```', [HI]),
+        ('{"name": "note", "arguments": {"line": "one\ntwo"}}', [{"line": "one\ntwo"}]),
+        ('{"name": "note", "arguments": {"line": "<tool_call></tool_call> </think>"}}',
+         [{"line": "<tool_call></tool_call> </think>"}]),
+    ],
+)  # fmt: skip
+def test_what_models_write_as_calls_is_read_with_its_arguments(body, arguments):
+    for text in (f"<tool_call>{body}</tool_call>", f"So:\n<tool_call>\n{body}\n"):
+        calls = tagged_calls(text)
+        assert [(call.name, json.loads(call.arguments)) for call in calls] == [
+            ("note", one) for one in arguments
+        ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "do not write `<tool_call>` here",
+        "<tool_call>",
+        "<tool_call></tool_call>",
+        "put it between `<tool_call>` and `</tool_call>`, as in <tool_call>...</tool_call>",
+        "<think>maybe <tool_call>{}</tool_call>",
+    ],
+)
+def test_tags_that_are_only_mentioned_are_text(text):
+    assert tagged_calls(text) == []
+
+
+def test_a_call_whose_arguments_are_no_json_reaches_its_tool():
+    (call,) = tagged_calls('<tool_call>{"name": "add", "arguments": {"a": 1}}}</tool_call>')
+    assert (call.name, call.arguments) == ("add", '{"a": 1}}')
+
+
+async def test_the_policy_is_told_what_it_wrote_in_place_of_a_call():
+    rollout = await play(Tagged(), ['<tool_call>{"name": "add"}</tool_call>', "5"])
+    assert """got '{"name": "add"}'""" in rollout.messages[-2].content
+    assert rollout.metrics["tool_errors/malformed"] == 1
 
 
 def test_tags_in_thinking_are_no_calls_and_the_last_may_be_open():
     thought = f"<think>{tag('add', a=1)}</think>{tag('add', a=2)[:-12]}"
     turn = turn_calls(Message(role="assistant", content=thought))
     assert [call.arguments for call in turn.calls] == ['{"a": 2}']
-
-
-def test_arguments_written_as_text_are_read_as_json():
-    body = json.dumps({"name": "add", "arguments": '{"a": 1}'})
-    (call,) = tagged_calls(f"<tool_call>{body}</tool_call>")
-    assert json.loads(call.arguments) == {"a": 1}
 
 
 def test_settings_of_tools_are_settings_of_the_environment():

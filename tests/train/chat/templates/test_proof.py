@@ -187,10 +187,10 @@ def test_a_template_for_tools_alone_is_refused_without_them():
 
 
 def test_a_parser_that_does_not_read_the_templates_calls_is_refused():
-    renderer = ALL_BY_NAME["Seed-OSS"].renderer(tool_call_parser="qwen3_coder")
+    renderer = ALL_BY_NAME["Seed-OSS"].renderer(tool_call_parser="minimax_m2")
     assert renderer.prompt(ASKED)
     with pytest.raises(
-        ConfigError, match=r"a call is not read by the parser 'qwen3_coder'.*<seed:tool_call>"
+        ConfigError, match=r"a call is not read by the parser 'minimax_m2'.*<seed:tool_call>"
     ):
         renderer.prompt(ASKED, tools=TOOLS)
 

@@ -6,20 +6,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, cast
+from typing import Literal
 
 from telescope_core.environments.tool_functions import Tool
-from telescope_core.types import JsonValue, Message, ToolCall
+from telescope_core.parsers.tool_calls import CallText, tagged_blocks
+from telescope_core.types import Message, ToolCall
 
 ToolCallFormat = Literal["xml", "native"]
-_TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
 class ToolFailure(StrEnum):
     """Why a tool call has no result; the policy is told, and each kind is a metric."""
 
     MALFORMED = "malformed"
-    """A tag does not contain a valid call."""
+    """What was written as a call cannot be read as one, or names no tool."""
     UNKNOWN_TOOL = "unknown_tool"
     """There is no tool with that name."""
     BAD_ARGUMENTS = "bad_arguments"
@@ -65,32 +65,36 @@ def turn_calls(message: Message) -> TurnCalls:
     """Return the native calls of `message`, or else the tagged calls in its text after thinking."""
     if message.tool_calls:
         return TurnCalls(calls=message.tool_calls, is_native=True)
-    said = message.content.rpartition("</think>")[2]
-    return TurnCalls(calls=tuple(tagged_calls(said)), is_native=False)
+    return TurnCalls(calls=tuple(tagged_calls(message.content)), is_native=False)
 
 
 def tagged_calls(text: str) -> list[ToolCall]:
     """Return the calls written as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
-    The last tag need not be closed. A tag without such an object becomes a call of a tool named
-    "", so that the policy gets an error for it.
+    The last tag need not be closed. Tags in thinking do not count. A block that holds no call
+    becomes a call of a tool named "" with what was written as its arguments, so that the policy
+    gets an error for it.
     """
-    return [_tagged(index, body) for index, body in enumerate(_TAGGED.findall(text))]
-
-
-def _tagged(index: int, body: str) -> ToolCall:
-    name, arguments = "", "{}"
-    try:
-        found: object = json.loads(body)
-    except (ValueError, RecursionError):
-        found = None
-    if isinstance(found, dict):
-        written = cast(dict[str, JsonValue], found)
-        name = str(written.get("name", ""))
-        given = written.get("arguments", {})
-        # Some models write the arguments as a string of JSON, as in the chat API.
-        arguments = given if isinstance(given, str) else json.dumps(given)
-    return ToolCall(id=f"call_{index}", name=name, arguments=arguments)
+    blocks = list(tagged_blocks(text))
+    # A mark inside a string of a call ends no thinking.
+    ends = (
+        end.end()
+        for end in re.finditer("</think>", text)
+        if not any(one.calls and one.start < end.start() < one.end for one in blocks)
+    )
+    thought = max(ends, default=0)
+    if text[thought:].lstrip().startswith("<think>"):  # cut while it was thinking
+        return []
+    written = [
+        call
+        for one in blocks
+        if one.start >= thought
+        for call in one.calls or (CallText("", one.body.strip()),)
+    ]
+    return [
+        ToolCall(id=f"call_{number}", name=call.name, arguments=call.arguments)
+        for number, call in enumerate(written)
+    ]
 
 
 def tools_prompt(tools: Sequence[Tool]) -> str:

@@ -187,7 +187,8 @@ class _Arguments:
     def read(self, text: str) -> dict[str, Any]:
         """Return the policy's validated arguments; raises BadArgumentsError for invalid ones."""
         try:
-            checked = self._model.model_validate_json(text or "{}")
+            is_empty = text.strip() in ("", "null")
+            checked = self._model.model_validate_json("{}" if is_empty else text)
         except ValidationError as error:
             problems = "; ".join(
                 f"{'.'.join(map(str, problem['loc'])) or 'arguments'}: {problem['msg']}"

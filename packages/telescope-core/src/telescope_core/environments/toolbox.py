@@ -21,6 +21,9 @@ from telescope_core.environments.tool_functions import BadArgumentsError, Tool, 
 from telescope_core.errors import EnvironmentLoadError, TelescopeError, nearest
 from telescope_core.types import Message, ToolCall
 
+_SHOWN = 100
+"""Most characters of a malformed call that the policy is shown again."""
+
 
 class ToolConfig(EnvironmentConfig):
     """Settings of every environment with tools; subclass it to add your own."""
@@ -92,7 +95,10 @@ class Toolbox:
 
     def _no_tool(self, one: ToolCall) -> ToolOutcome:
         if not one.name:
-            text = 'a call must be a JSON object such as {"name": "...", "arguments": {...}}'
+            text = (
+                'a call must be a JSON object such as {"name": "...", "arguments": {...}}, got '
+                f"{one.arguments[:_SHOWN]!r}"
+            )
             failure = ToolFailure.MALFORMED
         else:
             names = nearest(one.name, self._tools) or sorted(self._tools)

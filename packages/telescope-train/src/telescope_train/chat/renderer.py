@@ -15,11 +15,11 @@ from typing import Any
 import orjson
 
 from telescope_core.errors import ConfigError, TemplateLossError
+from telescope_core.parsers.tool_calls import CallText
 from telescope_core.types import Message, ToolCall
 from telescope_train.chat.encoder import Encoder
 from telescope_train.chat.formats import same_words
 from telescope_train.chat.formats.choose import AUTO
-from telescope_train.chat.formats.reply import CallText
 from telescope_train.chat.formats.thinking import NO_REASONING
 from telescope_train.chat.proof import refusal, thinking_mark
 from telescope_train.chat.rendering import Rendering, Tools

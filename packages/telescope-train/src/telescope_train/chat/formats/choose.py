@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from telescope_core.errors import unknown_name
+from telescope_core.parsers.tool_calls import CallText
 from telescope_train.chat.formats.gemma4 import GEMMA4
 from telescope_train.chat.formats.harmony import HARMONY, HARMONY_REASONING
 from telescope_train.chat.formats.invoked import DEEPSEEK_V32, MINICPM5, MINIMAX_M2
@@ -18,13 +19,7 @@ from telescope_train.chat.formats.listed import (
     PHI4,
     TOOL_CALLS,
 )
-from telescope_train.chat.formats.reply import (
-    Calls,
-    CallText,
-    ReasoningParser,
-    ToolCallParser,
-    ToolSchemas,
-)
+from telescope_train.chat.formats.reply import Calls, ReasoningParser, ToolCallParser, ToolSchemas
 from telescope_train.chat.formats.tagged import FUNCTIONARY, GLM45, HERMES, QWEN3_CODER, SEED_OSS
 from telescope_train.chat.formats.thinking import (
     APRIEL_THINK,

@@ -7,9 +7,9 @@ message to `functions.NAME` is a call. The generation prompt ends with `<|start|
 import re
 from typing import NamedTuple
 
+from telescope_core.parsers.tool_calls import CallText
 from telescope_train.chat.formats.reply import (
     Calls,
-    CallText,
     ReasoningParser,
     Thought,
     ToolCallParser,

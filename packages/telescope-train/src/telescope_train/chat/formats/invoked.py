@@ -3,16 +3,9 @@
 import re
 from functools import partial
 
+from telescope_core.parsers.tool_calls import CallText, dump_json, load_json
 from telescope_core.types import JsonValue
-from telescope_train.chat.formats.reply import (
-    Calls,
-    CallText,
-    ToolCallParser,
-    ToolSchemas,
-    dump_json,
-    joined,
-    load_json,
-)
+from telescope_train.chat.formats.reply import Calls, ToolCallParser, ToolSchemas, joined
 from telescope_train.chat.formats.typed import typed_call, unwrapped
 
 _DSML = "\uff5cDSML\uff5c"

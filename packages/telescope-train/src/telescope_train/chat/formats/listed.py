@@ -4,19 +4,13 @@ import re
 from collections.abc import Mapping
 from functools import partial
 
+from telescope_core.parsers.tool_calls import CallText, broken_call, calls_of_list, decode_json
 from telescope_core.types import JsonValue
-from telescope_train.chat.formats.reply import (
-    Calls,
-    CallText,
-    ToolCallParser,
-    ToolSchemas,
-    broken_call,
-    calls_of_list,
-    decode_json,
-    joined,
-)
+from telescope_train.chat.formats.reply import Calls, ToolCallParser, ToolSchemas, joined
 
 _PYTHON_TAG = "<|python_tag|>"
+_OBJECTS = re.compile(r"[\s;,]*(?P<json>\{|\[\s*\{)")
+"""Where an object begins, or a list of objects, with what separates it from the one before."""
 _MISTRAL = "[TOOL_CALLS]"
 _MISTRAL_NAMED = re.compile(
     r"\s*(?P<name>[\w.\-]+)(?:\[CALL_ID\](?P<id>[^\[]*))?(?:\[ARGS\])?\s*(?P<arguments>\{.*)",
@@ -44,25 +38,30 @@ _FENCED = re.compile(r"(?P<name>[^\n]+)\n```json\n(?P<arguments>.*?)\n?```\s*", 
 
 
 def read_llama3_json(text: str, tools: ToolSchemas) -> Calls:
-    """Read a reply that consists only of JSON calls, separated by `;`."""
+    """Read calls as JSON, separated by `;`, with any text around them.
+
+    All of it is text if one of the objects in it is no call.
+    """
     body = text.strip().removeprefix(_PYTHON_TAG)
+    pieces: list[str] = []
     calls: list[CallText] = []
     position = 0
-    while position < len(body):
-        if body[position] in " \t\r\n;,":
-            position += 1
-            continue
+    while (found := _OBJECTS.search(body, position)) is not None:
         try:
-            value, position = decode_json(body, position)
+            value, stop = decode_json(body, found.start("json"))
         except ValueError:
-            found = ()
-        else:
-            found = calls_of_list(value)
-        if not found:
             broken = broken_call(body) if not calls else None
             return Calls("", (broken,)) if broken else Calls(text)
-        calls += found
-    return Calls("", tuple(calls)) if calls else Calls(text)
+        some = calls_of_list(value)
+        if not some:
+            return Calls(text)
+        calls += some
+        pieces.append(body[position : found.start()])
+        position = stop
+    if not calls:
+        return Calls(text)
+    behind = body[position:].removeprefix(";")
+    return Calls(joined([*pieces, behind]), tuple(calls))
 
 
 def read_mistral(text: str, tools: ToolSchemas) -> Calls:

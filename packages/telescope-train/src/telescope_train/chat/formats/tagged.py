@@ -1,68 +1,71 @@
 """Tool calls between tags: as JSON (Qwen, Hermes) or as tags of their own (Qwen3-Coder, GLM)."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from telescope_train.chat.formats.reply import (
-    Calls,
+from telescope_core.parsers.tool_calls import (
+    CLOSING,
+    OPENING,
     CallText,
-    ToolCallParser,
-    ToolSchemas,
-    broken_call,
-    call_of,
     decode_json,
-    joined,
+    tagged_blocks,
 )
-from telescope_train.chat.formats.typed import typed_call, unwrapped
+from telescope_train.chat.formats.reply import Calls, ToolCallParser, ToolSchemas, joined
+from telescope_train.chat.formats.typed import typed_call
 
-_OPEN, _CLOSE = _TAGS = ("<tool_call>", "</tool_call>")
+_OPEN, _CLOSE = _TAGS = (OPENING, CLOSING)
 _SEED_TAGS = ("<seed:tool_call>", "</seed:tool_call>")
-_FUNCTION = re.compile(
-    r"\s*<function=(?P<name>[^>\n]+)>(?P<body>.*?)(?:</function>)?\s*", re.DOTALL
-)
 _FUNCTION_OF_JSON = re.compile(r"<function=(?P<name>[^>\n]+)>\s*")
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
-_NAME_THEN_KEYS = re.compile(r"\s*(?P<name>[^\s<]+)\s*(?P<body>(?:<arg_key>.*)?)", re.DOTALL)
-_KEY_AND_VALUE = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 
 
 class _Block(NamedTuple):
     start: int
     end: int
-    call: CallText | None
+    calls: tuple[CallText, ...]
+
+
+class _Shape(NamedTuple):
+    """How a call of keys and values is written. All three are matched one behind the other."""
+
+    head: re.Pattern[str]
+    """Up to the first key, with the group `name`, and `opening` if the tag may be left out."""
+    pair: re.Pattern[str]
+    """One key and its value."""
+    tail: re.Pattern[str]
+    """What ends the call, with the group `closing` if that shows by itself that a call was meant.
+    A call that was cut is none: what is missing may be an argument."""
+
+
+def _qwen3_coder(opening: str, closing: str) -> _Shape:
+    end = rf"(?P<closing></function>)\s*(?:{closing})?|{closing}|(?={opening}|<function=)"
+    return _Shape(
+        head=re.compile(rf"(?P<opening>{opening}\s*)?<function=(?P<name>[^>\n]+)>"),
+        pair=re.compile(
+            r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?"
+            rf"(?:</parameter>|(?=<parameter=|</function>\s*(?:{closing}|\Z)))",
+            re.DOTALL,
+        ),
+        tail=re.compile(rf"\s*(?:{end})"),
+    )
+
+
+_GLM45 = _Shape(
+    head=re.compile(rf"(?P<opening>{_OPEN})\s*(?P<name>[^\s<]+)"),
+    pair=re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL),
+    tail=re.compile(rf"\s*(?:(?P<closing>{_CLOSE})|(?={_OPEN}))"),
+)
 
 
 def read_hermes(text: str, tools: ToolSchemas) -> Calls:
     """Read `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, any number of them."""
-    return _around(text, _json_blocks(text))
+    return _around(text, (_Block(one.start, one.end, one.calls) for one in tagged_blocks(text)))
 
 
-def read_qwen3_coder(text: str, tools: ToolSchemas, *, tags: tuple[str, str] = _TAGS) -> Calls:
-    """Read `<function=NAME><parameter=KEY>VALUE</parameter></function>` between the tags."""
-
-    def read(block: str) -> CallText | None:
-        match = _FUNCTION.fullmatch(block)
-        if match is None or _PARAMETER.sub("", match["body"]).strip():
-            return None
-        pairs = [(key.strip(), unwrapped(value)) for key, value in _pairs(_PARAMETER, match)]
-        return typed_call(match["name"].strip(), pairs, tools)
-
-    return _around(text, _blocks(text, read, tags))
-
-
-def read_glm45(text: str, tools: ToolSchemas) -> Calls:
-    """Read `NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>` between the tags."""
-
-    def read(block: str) -> CallText | None:
-        match = _NAME_THEN_KEYS.fullmatch(block)
-        if match is None or _KEY_AND_VALUE.sub("", match["body"]).strip():
-            return None
-        pairs = [(key.strip(), value) for key, value in _pairs(_KEY_AND_VALUE, match)]
-        return typed_call(match["name"], pairs, tools)
-
-    return _around(text, _blocks(text, read, _TAGS))
+def read_pairs(text: str, tools: ToolSchemas, *, shape: _Shape) -> Calls:
+    """Read calls whose arguments are tags of keys and values, typed by the schemas of `tools`."""
+    return _around(text, _written_in(shape, text, tools))
 
 
 def read_functionary(text: str, tools: ToolSchemas) -> Calls:
@@ -70,41 +73,20 @@ def read_functionary(text: str, tools: ToolSchemas) -> Calls:
     return _around(text, _named_blocks(text))
 
 
-def _pairs(pattern: re.Pattern[str], match: re.Match[str]) -> list[tuple[str, str]]:
-    return pattern.findall(match["body"])
-
-
-def _json_blocks(text: str) -> Iterator[_Block]:
-    """Yield the blocks; the JSON is read first, because a string in it may hold the closing tag."""
+def _written_in(shape: _Shape, text: str, tools: ToolSchemas) -> Iterator[_Block]:
+    """Yield the calls; the values are read first, because one may hold a closing tag."""
     position = 0
-    while (start := text.find(_OPEN, position)) >= 0:
-        inside = start + len(_OPEN)
-        inside += len(text[inside:]) - len(text[inside:].lstrip())
-        try:
-            value, stop = decode_json(text, inside)
-        except ValueError:
-            value, stop = None, inside
-        call = call_of(value)
-        closing = text.find(_CLOSE, stop)
-        if call is None or (closing >= 0 and text[stop:closing].strip()):
-            call = broken_call(text[inside : closing if closing >= 0 else len(text)])
-        elif closing < 0 and text[stop:].strip():
-            call = None
-        position = closing + len(_CLOSE) if closing >= 0 else len(text)
-        yield _Block(start, position, call)
-
-
-def _blocks(
-    text: str, read: Callable[[str], CallText | None], tags: tuple[str, str]
-) -> Iterator[_Block]:
-    opening, closing = tags
-    position = 0
-    while (start := text.find(opening, position)) >= 0:
-        end = text.find(closing, start)
-        position = end + len(closing) if end >= 0 else len(text)
-        yield _Block(
-            start, position, read(text[start + len(opening) : end if end >= 0 else len(text)])
-        )
+    while (head := shape.head.search(text, position)) is not None:
+        pairs: list[tuple[str, str]] = []
+        position = head.end()
+        while (pair := shape.pair.match(text, position)) is not None:
+            pairs.append((pair[1].strip(), pair[2]))
+            position = pair.end()
+        tail = shape.tail.match(text, position)
+        if tail is not None and (pairs or head["opening"] or tail["closing"]):
+            position = tail.end()
+            call = typed_call(head["name"].strip(), pairs, tools)
+            yield _Block(head.start(), position, (call,))
 
 
 def _named_blocks(text: str) -> Iterator[_Block]:
@@ -119,7 +101,7 @@ def _named_blocks(text: str) -> Iterator[_Block]:
         end = closing if closing >= 0 else len(text)
         position = min(len(text), end + len("</function>"))
         call = CallText(match["name"].strip(), text[match.end() : end].strip())
-        yield _Block(match.start(), position, call)
+        yield _Block(match.start(), position, (call,))
 
 
 def _around(text: str, blocks: Iterator[_Block]) -> Calls:
@@ -128,9 +110,9 @@ def _around(text: str, blocks: Iterator[_Block]) -> Calls:
     calls: list[CallText] = []
     position = 0
     for block in blocks:
-        if block.call is not None:
+        if block.calls:
             pieces.append(text[position : block.start])
-            calls.append(block.call)
+            calls += block.calls
             position = block.end
     if not calls:
         return Calls(text)
@@ -138,13 +120,17 @@ def _around(text: str, blocks: Iterator[_Block]) -> Calls:
 
 
 HERMES = ToolCallParser(name="hermes", read=read_hermes, marks=(_OPEN, _CLOSE))
-QWEN3_CODER = ToolCallParser(name="qwen3_coder", read=read_qwen3_coder, marks=(_OPEN, _CLOSE))
+QWEN3_CODER = ToolCallParser(
+    name="qwen3_coder", read=partial(read_pairs, shape=_qwen3_coder(*_TAGS)), marks=_TAGS
+)
+"""`<function=NAME><parameter=KEY>VALUE</parameter></function>` between the tags or without."""
 SEED_OSS = ToolCallParser(
-    name="seed_oss", read=partial(read_qwen3_coder, tags=_SEED_TAGS), marks=_SEED_TAGS
+    name="seed_oss", read=partial(read_pairs, shape=_qwen3_coder(*_SEED_TAGS)), marks=_SEED_TAGS
 )
 FUNCTIONARY = ToolCallParser(name="functionary", read=read_functionary)
 GLM45 = ToolCallParser(
     name="glm45",
-    read=read_glm45,
+    read=partial(read_pairs, shape=_GLM45),
     marks=(_OPEN, _CLOSE, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )
+"""`NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>` between the tags."""

@@ -1,23 +1,31 @@
 """Arguments that are written as keys and values: typed by the schema of the tool. Pure."""
 
-from collections.abc import Mapping, Sequence
+import ast
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 
+from telescope_core.parsers.tool_calls import CallText, dump_json, load_json
 from telescope_core.types import JsonValue
-from telescope_train.chat.formats.reply import CallText, ToolSchemas, dump_json, load_json
+from telescope_train.chat.formats.reply import ToolSchemas
+
+_TYPE_OF = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
 
 
 def typed_call(name: str, pairs: Sequence[tuple[str, str]], tools: ToolSchemas) -> CallText:
-    """Return the call; a value is read as JSON unless the tool's schema declares it a string."""
-    types = _types(name, tools)
-    values: dict[str, JsonValue] = {}
-    for key, text in pairs:
-        values[key] = text
-        if types.get(key) != "string":
-            try:
-                values[key] = load_json(text)
-            except ValueError:
-                continue
-    return CallText(name, dump_json(values))
+    """Return the call, its values of the types that the tool's schema declares."""
+    declared = _properties(name, tools)
+    return CallText(
+        name, dump_json({key: _value(text, set(_types(declared.get(key)))) for key, text in pairs})
+    )
 
 
 def unwrapped(value: str) -> str:
@@ -25,7 +33,46 @@ def unwrapped(value: str) -> str:
     return value.removeprefix("\n").removesuffix("\n")
 
 
-def _types(name: str, tools: ToolSchemas) -> dict[str, JsonValue]:
+def _value(text: str, types: set[str]) -> JsonValue:
+    """Return `text` as the first of `types` that it fits, in the order in which vLLM tries them.
+
+    A parameter without a type is text. What fits no type is read as JSON, or else stays text,
+    which the tool refuses.
+    """
+    bare = text.strip()
+    if not types:
+        return text
+    if "null" in types and bare.lower() in ("null", "none"):
+        return None
+    if types & {"integer", "number"}:
+        for convert in (int, float) if "number" in types else (int,):
+            try:
+                number = convert(bare)
+            except ValueError:
+                continue
+            if math.isfinite(number):
+                return number
+    if "boolean" in types and bare.lower() in ("true", "1", "false", "0"):
+        return bare.lower() in ("true", "1")
+    if "string" in types and not types & {"object", "array"}:
+        return text
+    try:
+        return load_json(text)
+    except ValueError:
+        return text if "string" in types else _literal(text)
+
+
+def _literal(text: str) -> JsonValue:
+    """Return the list or object that is written as in Python, or `text` itself."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            return load_json(dump_json(ast.literal_eval(text.strip())))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
+
+
+def _properties(name: str, tools: ToolSchemas) -> Mapping[str, JsonValue]:
     for tool in tools:
         function = tool.get("function", tool)
         if not isinstance(function, Mapping) or function.get("name") != name:
@@ -33,9 +80,24 @@ def _types(name: str, tools: ToolSchemas) -> dict[str, JsonValue]:
         parameters = function.get("parameters")
         properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
         if isinstance(properties, Mapping):
-            return {
-                key: schema.get("type")
-                for key, schema in properties.items()
-                if isinstance(schema, Mapping)
-            }
+            return properties
     return {}
+
+
+def _types(schema: JsonValue) -> Iterator[str]:
+    """Yield the types that a schema allows; nothing if it says none."""
+    if not isinstance(schema, Mapping):
+        return
+    declared = schema.get("type")
+    for one in declared if isinstance(declared, list) else [declared]:
+        if isinstance(one, str):
+            yield one
+    allowed = schema.get("enum")
+    for value in allowed if isinstance(allowed, list) else []:
+        yield _TYPE_OF[type(value)]
+    if "$ref" in schema:  # a recursive model, whose schema stands elsewhere
+        yield "object"
+    for key in ("anyOf", "oneOf", "allOf"):
+        choices = schema.get(key)
+        for choice in choices if isinstance(choices, list) else []:
+            yield from _types(choice)
