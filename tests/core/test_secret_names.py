@@ -4,7 +4,8 @@ import pytest
 
 from telescope_core import SingleTurnEnvironment
 from telescope_core.errors import EnvironmentLoadError
-from telescope_core.processes.handshake import declared_secrets
+from telescope_core.processes.frames import Welcome
+from telescope_core.processes.handshake import Agreement, Identity
 from telescope_core.secret_names import secrets_line
 
 
@@ -20,10 +21,20 @@ def test_a_class_that_declares_a_token_of_telescope_is_refused_when_it_is_define
 
 @pytest.mark.parametrize("name", ["TELESCOPE_HUB_TOKEN", "Telescope_Worker_Token"])
 def test_a_worker_that_asks_for_one_gets_nothing(name):
-    environ = {name: "value", "JUDGE_KEY": "key"}
+    identity = Identity(name="acme/toy", version="1")
     with pytest.raises(EnvironmentLoadError, match="no environment gets them"):
-        declared_secrets(("JUDGE_KEY", name), environ)
-    assert declared_secrets(("JUDGE_KEY",), environ) == {"JUDGE_KEY": "key"}
+        Agreement(identity, ("JUDGE_KEY", name))
+    greeting = Welcome(
+        protocol=1,
+        core_version="1",
+        environment="acme/toy",
+        environment_version="1",
+        pid=7,
+        secrets=("JUDGE_KEY", name),
+        has_group_rewards=False,
+    )
+    with pytest.raises(EnvironmentLoadError, match="no environment gets them"):
+        Agreement(identity, None).accept(greeting, gets_secrets=True)
 
 
 @pytest.mark.parametrize("declared", ["JUDGE_KEY", ("JUDGE_KEY", 3), None])

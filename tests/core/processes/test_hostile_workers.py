@@ -1,9 +1,10 @@
 """A worker may send any bytes: they cost its rollouts at most, and are shown as text."""
 
 import asyncio
+import itertools
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from wire_cases import WireInThisProcess, request
 
 from telescope_core.chat.trouble import showing_troubles
-from telescope_core.errors import EnvironmentProcessError, TelescopeError
+from telescope_core.errors import ContradictionError, EnvironmentProcessError, TelescopeError
 from telescope_core.processes import EnvironmentPool, ProcessSettings
 from telescope_core.processes.frames import (
     Beat,
@@ -64,9 +65,13 @@ class HostileWire(asyncio.Transport):
         super().__init__()
         self.answer, self.kind = answer, kind
         self.is_closed = False
+        self.greetings: Iterator[Welcome] = itertools.repeat(WELCOME)
+        self.opened: list[dict[str, str]] = []
+        """The secrets that each worker got."""
 
     async def start(self, protocol: Any, *, silence_s: float) -> "HostileWire":
         worker = HostileWire(self.answer, self.kind)
+        worker.greetings, worker.opened = self.greetings, self.opened
         worker.protocol = protocol
         protocol.connection_made(worker)
         return worker
@@ -77,7 +82,10 @@ class HostileWire(asyncio.Transport):
             frame, data = _HOST.decode(data[4 : 4 + length]), data[4 + length :]
             number = getattr(frame, "id", None)
             if number is None:
-                sent: bytes | None = to_bytes(WELCOME)
+                sent: bytes | None = to_bytes(next(self.greetings))
+            elif isinstance(frame, Open) and self.kind is not Open:
+                self.opened.append(frame.secrets)
+                sent = reply(number, None)
             elif isinstance(frame, self.kind):
                 sent = self.answer(frame)
             else:
@@ -285,6 +293,118 @@ def test_no_answer_of_a_worker_raises_anything_but_an_error_of_telescope(what, v
         run_in_virtual_time(ask)
     except TelescopeError as error:
         assert "cannot be read" in str(error)  # noqa: PT017 (some values are answers)
+
+
+def greeting(*names: str, **changes: Any) -> Welcome:
+    return msgspec.structs.replace(WELCOME, secrets=names, **changes)
+
+
+def greeted_by(
+    *greetings: Welcome, recorded: Sequence[str] | None
+) -> tuple[EnvironmentPool, HostileWire, list[tuple[str, ...]]]:
+    """Return a pool whose workers greet like that one after another, and each have one rollout."""
+    wire = HostileWire(lambda frame: None, Play)
+    wire.gets_secrets = True
+    wire.greetings = iter(greetings)
+    pool = EnvironmentPool(
+        "acme/toy",
+        [wire],
+        {},
+        identity=Identity(name="acme/toy", version="1"),
+        processes=ProcessSettings(max_restarts=3),
+        secrets=recorded,
+    )
+    told: list[tuple[str, ...]] = []
+    pool.tell_secrets(told.append)
+    return pool, wire, told
+
+
+@pytest.fixture
+def _set_secrets(monkeypatch):
+    for name in ("AGREED_KEY", "OTHER_KEY", "DB_PASSWORD"):
+        monkeypatch.setenv(name, f"value of {name}")
+
+
+AGREED = {"AGREED_KEY": "value of AGREED_KEY"}
+
+
+@pytest.mark.usefixtures("_set_secrets")
+async def test_a_worker_gets_what_its_record_names_and_it_asks_for_and_is_set():
+    names = ("AGREED_KEY", "OTHER_KEY", "UNSET_KEY")
+    pool, wire, told = greeted_by(greeting("AGREED_KEY", "UNSET_KEY"), recorded=names)
+    await pool.health()
+    assert wire.opened == [AGREED]
+    assert told == [names], "before any of its code ran"
+    await pool.close()
+
+
+@pytest.mark.usefixtures("_set_secrets")
+@pytest.mark.parametrize("recorded", [(), ("AGREED_KEY",)])
+async def test_a_greeting_that_asks_for_more_than_the_record_ends_the_start(recorded):
+    pool, wire, told = greeted_by(greeting("AGREED_KEY", "DB_PASSWORD"), recorded=recorded)
+    with pytest.raises(ContradictionError) as refused:
+        await pool.play(request(), ScriptedClient(["0"]).policy("r"))
+    assert all(one in str(refused.value) for one in ("DB_PASSWORD", "acme/toy", "1"))
+    assert "value of" not in str(refused.value)
+    assert wire.opened == []
+    assert told == [recorded] * bool(recorded)
+    await pool.close()
+
+
+@pytest.mark.usefixtures("_set_secrets")
+async def test_without_a_record_the_names_of_the_first_greeting_are_told_before_the_values():
+    pool, wire, told = greeted_by(greeting("AGREED_KEY"), recorded=None)
+    at_telling: list[int] = []
+    pool.tell_secrets(lambda names: (told.append(names), at_telling.append(len(wire.opened))))
+    await pool.health()
+    assert (told, at_telling, wire.opened) == ([("AGREED_KEY",)], [0], [AGREED])
+    assert pool.secrets == ("AGREED_KEY",)
+    await pool.close()
+
+
+@pytest.mark.usefixtures("_set_secrets")
+@pytest.mark.parametrize("recorded", [None, ("AGREED_KEY", "OTHER_KEY")])
+async def test_a_worker_that_takes_the_place_of_another_gets_no_more_than_that_one(recorded):
+    second = greeting("AGREED_KEY", "OTHER_KEY")
+    pool, wire, _ = greeted_by(greeting("AGREED_KEY"), second, recorded=recorded)
+    await pool.health()
+    pool._seats[0].worker.kill("was killed")
+    with pytest.raises(ContradictionError, match="OTHER_KEY"):
+        await pool.health()
+    assert wire.opened == [AGREED]
+    await pool.close()
+
+
+@pytest.mark.usefixtures("_set_secrets")
+async def test_a_later_pool_is_held_to_the_names_of_an_earlier_one():
+    pool, wire, told = greeted_by(greeting("DB_PASSWORD"), recorded=None)
+    pool.agreement.settle(("AGREED_KEY",))
+    with pytest.raises(ContradictionError, match="DB_PASSWORD"):
+        await pool.health()
+    assert (wire.opened, told) == ([], [])
+    await pool.close()
+
+
+@pytest.mark.usefixtures("_set_secrets")
+async def test_a_description_that_names_more_ends_the_start(wire):
+    pool = wire("Secretive")
+    pool.agreement.settle(())
+    with pytest.raises(ContradictionError, match="DB_PASSWORD"):
+        await pool.describe()
+
+
+@pytest.mark.parametrize(
+    ("changes", "fact"),
+    [({"environment_version": "2\x1b[2J"}, "version 2"), ({"has_group_rewards": False}, "group")],
+)
+async def test_a_greeting_that_contradicts_what_is_known_ends_the_start(changes, fact):
+    pool, _, _ = greeted_by(greeting(), greeting(**changes), recorded=())
+    await pool.health()
+    pool._seats[0].worker.kill("was killed")
+    with pytest.raises(ContradictionError, match=fact) as refused:
+        await pool.health()
+    assert not acts_on_terminals(str(refused.value))
+    await pool.close()
 
 
 class _Others(type):

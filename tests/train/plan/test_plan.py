@@ -84,7 +84,8 @@ def flags(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[
     return [
         *("--name", "toy", "--number_of_steps", "3", "--output_dir", str(tmp_path / "runs")),
         *("--model", str(tmp_path / "model"), "--environments", entries),
-        *("--inference_base_port", str(free_port())),
+        # A plan asks a worker what its environment may read, and few tests are about that.
+        *("--inference_base_port", str(free_port()), "--env_isolation", "none"),
     ]
 
 
@@ -110,7 +111,7 @@ def test_shares_follow_the_weights_and_group_sizes(flags):
         {"name": "plan_environment:Echo", "weight": 3},
         {"name": "elsewhere", "env_addresses": ["10.0.0.5:7000"], "group_size": 2},
     ]
-    found = plan(flags, "--environments", json.dumps(entries))
+    found = plan(flags, "--environments", json.dumps(entries), "--env_isolation", "auto")
     assert [share.share for share in found.environments] == [0.75, 0.25]
     assert [share.rollouts for share in found.environments] == [12 * 8, 4 * 2]
 
@@ -120,7 +121,8 @@ def test_the_processes_of_environments_are_named(flags):
     away = {"name": "elsewhere", "env_addresses": ["10.0.0.5:7000"]}
 
     def processes(*entries: dict[str, object], more: list[str]) -> dict[str, int]:
-        found = plan(flags, "--environments", json.dumps(entries), *more).processes
+        options = ("--environments", json.dumps(entries), "--env_isolation", "auto", *more)
+        found = plan(flags, *options).processes
         return {part.detail: part.count for part in found if part.detail.startswith("plays")}
 
     elsewhere = "plays elsewhere: started at 10.0.0.5:7000"
@@ -470,7 +472,7 @@ def test_the_plan_shows_the_secrets_that_environments_read(flags, tmp_path, monk
 
 def test_workers_elsewhere_get_no_secrets_so_none_are_shown(flags):
     entry = '[{"name": "elsewhere", "env_addresses": ["10.0.0.5:7000"]}]'
-    assert plan(flags, "--environments", entry).secrets == {}
+    assert plan(flags, "--environments", entry, "--env_isolation", "auto").secrets == {}
 
 
 def test_a_model_whose_files_lack_a_tensor_cannot_start(flags, tmp_path):

@@ -9,9 +9,9 @@ import pytest
 from tests.ports import free_port
 
 from telescope_core.config import load_config
+from telescope_core.environment_record import record_of
 from telescope_core.errors import ConfigError
-from telescope_core.locate import load_located, locate_environment
-from telescope_core.open import check_workers, open_environment
+from telescope_core.locate import locate_environment
 from telescope_train import run
 from telescope_train.checkpoints.resume import resume_point
 from telescope_train.cluster.ports import port_problems
@@ -23,7 +23,7 @@ from telescope_train.run import run_training
 
 ONCE = (
     *(load_config, read_model_facts, resume_point, port_problems, machine_device),
-    *(locate_environment, open_environment, check_workers, load_located),
+    *(locate_environment, record_of),
 )
 
 
@@ -151,7 +151,7 @@ def test_secrets_are_told_before_the_first_process(tmp_path, tiny, monkeypatch, 
     listed = "ECHO_KEY (set), OTHER_KEY (not set)\n"
     line = f"plan_environment:Echo may read these environment variables: {listed}"
     said = capsys.readouterr()
-    assert line in said.out
+    assert said.err.count(line) == 1
     assert "hunter2" not in said.out + said.err
 
 

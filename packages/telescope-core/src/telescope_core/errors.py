@@ -105,6 +105,15 @@ class EnvironmentProcessError(ProcessDiedError):
     """
 
 
+class ContradictionError(EnvironmentProcessError):
+    """A worker says of itself what its record, or the first worker, does not: secrets, version.
+
+    All workers run the same code, so another one would be no better, and this ends the run.
+    """
+
+    exit_code = 3
+
+
 class RolloutCrashError(ProcessDiedError):
     """The code of one rollout, or of its group's reward, ended the process that played it.
 

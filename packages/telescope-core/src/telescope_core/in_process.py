@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import Context, copy_context
 from dataclasses import replace
 
@@ -65,6 +65,11 @@ class InProcessEnvironment:
     def secrets(self) -> tuple[str, ...]:
         """Names of the environment variables that it declares as its secrets."""
         return self._environment.secrets
+
+    def tell_secrets(self, tell: Callable[[tuple[str, ...]], None]) -> None:
+        """Call `tell` with the names of its secrets, if it has any."""
+        if self.secrets:
+            tell(self.secrets)
 
     async def describe(self) -> EnvironmentDescription:
         """Return what the environment declares; loads its data in a thread to count examples."""

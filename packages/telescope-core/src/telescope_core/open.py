@@ -6,8 +6,9 @@ Names: an installed id (`math-reasoning`, `owner/name`, with optional `@version`
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def open_environment(
     *,
     location: EnvironmentLocation | None = None,
     places: Sequence[WorkerPlace] | None = None,
-) -> EnvironmentClient:
+) -> InProcessEnvironment | EnvironmentPool:
     """Open `name` with its own `settings` (the `--env.x` flags), where `processes` says.
 
     Worker processes start with the first request. `location` is where the environment is, for
@@ -64,7 +65,8 @@ def open_environment(
     processes = processes or ProcessSettings()
     if processes.addresses:
         identity = Identity(name=name, version="")
-        return _pool(name, settings or {}, identity, processes, _remote_places(name, processes))
+        remote = _remote_places(name, processes)
+        return EnvironmentPool(name, remote, settings or {}, identity=identity, processes=processes)
     location = location or locate_environment(name)
     merged = {**location.config, **(settings or {})}
     if runs_in_process(location, processes.isolation):
@@ -78,7 +80,9 @@ def open_environment(
     if places is None:
         count = range(processes.num_workers)
         places = [local_place(name, location, processes, index) for index in count]
-    return _pool(name, merged, identity, processes, places)
+    return EnvironmentPool(
+        name, places, merged, identity=identity, processes=processes, secrets=location.secrets
+    )
 
 
 async def check_workers(
@@ -86,25 +90,30 @@ async def check_workers(
     settings: dict[str, Any],
     processes: ProcessSettings,
     location: EnvironmentLocation | None,
+    *,
+    tell: Callable[[str, tuple[str, ...]], None] = lambda name, secrets: None,
 ) -> tuple[str, ...]:
     """Raise what would keep worker processes of this machine from playing an opened environment.
 
-    Returns the secrets that it declares; empty where it runs elsewhere, since it gets none from
-    here. Starts a worker only where this process cannot import the environment, and writes nothing:
-    its log goes to a temporary file.
+    Returns the secrets that they may read; empty where it runs elsewhere, since it gets none from
+    here. `tell` hears its name and those, before they are read. Starts a worker, unless it is
+    played in this process, and writes nothing: its log goes to a temporary file.
     """
     if location is None:
         return ()
-    if isinstance(client, InProcessEnvironment):
-        return client.secrets
-    if location.interpreter in ("", sys.executable):
-        return load_located(location).from_settings({**location.config, **settings}).secrets
-    silent = replace(processes, log_folder=None)
-    trial = open_environment(client.name, settings, silent, location=location)
+    trial = client
+    if not isinstance(client, InProcessEnvironment):
+        silent = replace(processes, log_folder=None, num_workers=1)
+        trial = open_environment(client.name, settings, silent, location=location)
+    assert isinstance(trial, InProcessEnvironment | EnvironmentPool), "no other kind is opened"
+    trial.tell_secrets(partial(tell, client.name))
     try:
-        return (await trial.describe()).secrets
+        # A worker builds it for this, and loads no data.
+        await trial.health()
+        return trial.secrets
     finally:
-        await trial.close()
+        if trial is not client:
+            await trial.close()
 
 
 def _require_no_effect(name: str, processes: ProcessSettings) -> None:
@@ -135,16 +144,6 @@ def plays_here(name: str, isolation: Isolation) -> bool:
     return isolation is Isolation.NONE or (isolation is Isolation.AUTO and is_script)
 
 
-def _pool(
-    name: str,
-    settings: dict[str, Any],
-    identity: Identity,
-    processes: ProcessSettings,
-    places: Sequence[WorkerPlace],
-) -> EnvironmentPool:
-    return EnvironmentPool(name, places, settings, identity=identity, processes=processes)
-
-
 def local_place(
     name: str, location: EnvironmentLocation, processes: ProcessSettings, index: int
 ) -> LocalPlace:
@@ -158,6 +157,7 @@ def local_place(
         interpreter=location.interpreter or sys.executable,
         search_path=location.search_path,
         datasets=location.datasets,
+        own_variables=(location.secrets or ()) if adapted(location.id) is not None else (),
         version=location.version if is_told else "",
         memory_limit_bytes=processes.memory_limit_bytes,
         log_path=_log_path(processes, f"{processes.log_name or name} {index}"),

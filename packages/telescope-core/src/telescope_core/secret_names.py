@@ -65,11 +65,11 @@ def which_are_set(names: Iterable[str], environ: Mapping[str, str]) -> dict[str,
 def secrets_text(are_set: Mapping[str, bool]) -> str:
     """Return the names with the word that says whether each is set."""
     return ", ".join(
-        f"{_shown(name)} ({'set' if is_set else 'not set'})" for name, is_set in are_set.items()
+        f"{shown_name(name)} ({'set' if is_set else 'not set'})" for name, is_set in are_set.items()
     )
 
 
-def _shown(name: str) -> str:
+def shown_name(name: str) -> str:
     """Return a name that a worker may have made up, as text that no terminal acts on."""
     return name if name.isascii() and name.isidentifier() else ascii(name)
 

@@ -11,7 +11,6 @@ When trainer ranks die, the last two parts are opened again from a checkpoint; t
 """
 
 import logging
-import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -57,7 +56,6 @@ from telescope_train.observability.terminal import (
     LiveView,
     print_notes,
     print_resume,
-    print_secrets,
     print_summary,
     restart_text,
 )
@@ -157,13 +155,12 @@ def _take_all_steps(
 
 
 def announce(prepared: Prepared, *, begins_again: bool = False) -> None:
-    """Print where the run begins, what its environments may read, and what else to know of it."""
+    """Print where the run begins, and what else to know of it."""
     point = prepared.resume
     if point is not None:
         print_resume(point.checkpoint.step, str(point.checkpoint.path), point.changed)
     if begins_again:
         print_notes(["the earlier try saved nothing, so the run begins again in its folder"])
-    print_secrets(prepared.environments.secrets, os.environ)
     print_notes(notes_of(prepared))
 
 

@@ -51,6 +51,21 @@ class Graded(SingleTurnEnvironment):
         return (await self.judge.score(rollout, example, rubric="1 when it is vivid.")).score
 
 
+class Secretive(SingleTurnEnvironment):
+    """Declares a secret only once it is built, which is after its greeting."""
+
+    def __init__(self, config=None):
+        super().__init__(config)
+        self.secrets = ("DB_PASSWORD",)
+
+    def examples(self, split):
+        return ListSource([Example(id="a", prompt="?")])
+
+    @reward
+    def fine(self, rollout, example):
+        return 1.0
+
+
 class TakesSignals(SingleTurnEnvironment):
     """Its constructor does what only the main thread may, as some frameworks do."""
 

@@ -114,6 +114,8 @@ async def _play(request: EvalRequest, folder: EvalFolder, endpoint: Endpoint) ->
 
             if isinstance(environment, EnvironmentPool):
                 environment.on_replaced = lambda why: progress.note(f"a worker is replaced: {why}")
+                if not request.processes.addresses:
+                    environment.agreement.settle(request.secrets)
             async with forwarding(client, host=host) as policies:
                 result = await run_eval(
                     recording(environment, note=progress.note),

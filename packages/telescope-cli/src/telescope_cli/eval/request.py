@@ -42,6 +42,8 @@ class EvalRequest:
     """Where the environment runs; this does not affect the results."""
     record: EnvironmentRecord
     """Identity of the environment's code."""
+    secrets: tuple[str, ...] = ()
+    """Names of the variables that its workers may read; once checked, those that were told."""
 
     @property
     def name(self) -> str:
@@ -94,7 +96,7 @@ def checked(requests: Sequence[EvalRequest]) -> list[EvalRequest]:
 
 
 async def _checked(requests: Sequence[EvalRequest]) -> list[EvalRequest]:
-    found: dict[str, EvalSettings] = {}
+    found: dict[str, EvalRequest] = {}
     endpoints: set[str | None] = set()
     for request in requests:
         if request.environment not in found:
@@ -102,10 +104,14 @@ async def _checked(requests: Sequence[EvalRequest]) -> list[EvalRequest]:
         if request.base_url is not None and request.model not in endpoints:
             endpoints.add(request.model)
             await _check_endpoint(request, request.base_url)
-    return [replace(request, settings=found[request.environment]) for request in requests]
+    return [
+        replace(request, settings=first.settings, secrets=first.secrets)
+        for request in requests
+        for first in (found[request.environment],)
+    ]
 
 
-async def _resolved(request: EvalRequest) -> EvalSettings:
+async def _resolved(request: EvalRequest) -> EvalRequest:
     """Open the environment, so that problems with it or its examples are reported first."""
     from telescope_core.open import open_environment
 
@@ -116,14 +122,15 @@ async def _resolved(request: EvalRequest) -> EvalSettings:
     def tell(text: str) -> None:
         stderr_console().print(Text(text), soft_wrap=True)
 
+    environment.tell_secrets(
+        lambda names: tell(secrets_line(request.environment, names, os.environ))
+    )
     try:
         description = await environment.describe()
-        # Workers elsewhere get none from here.
-        if description.secrets and not request.processes.addresses:
-            tell(secrets_line(request.environment, description.secrets, os.environ))
-        return await resolve(
+        settings = await resolve(
             request.selection, request.settings, environment, description, tell=tell
         )
+        return replace(request, settings=settings, secrets=environment.secrets)
     finally:
         await environment.close()
 

@@ -46,7 +46,7 @@ from telescope_core.processes.frames import (
     Withdraw,
     WorkerFrame,
 )
-from telescope_core.processes.handshake import Identity, declared_secrets, hello, load_error
+from telescope_core.processes.handshake import Agreement, Identity, hello, load_error
 from telescope_core.processes.launch import Lifeline, WorkerPlace
 from telescope_core.processes.replies import (
     MOST_ERROR_CHARACTERS,
@@ -114,7 +114,13 @@ class _Call:
 class WorkerClient:
     """The connection to one worker, from its greeting to its end."""
 
-    def __init__(self, place: WorkerPlace, identity: Identity, deadlines: StageDeadlines) -> None:
+    def __init__(
+        self,
+        place: WorkerPlace,
+        identity: Identity,
+        deadlines: StageDeadlines,
+        agreement: Agreement,
+    ) -> None:
         self.label = place.label
         self.is_retired = False
         """Whether it only finishes its current requests and gets no new ones."""
@@ -133,6 +139,7 @@ class WorkerClient:
         self._place = place
         self._identity = identity
         self._deadlines = deadlines
+        self._agreement = agreement
         self._calls: dict[int, _Call] = {}
         self._completing: dict[int, asyncio.Task[Completion]] = {}
         self._ids = itertools.count()
@@ -179,6 +186,7 @@ class WorkerClient:
 
     async def start(self, settings: Mapping[str, Any]) -> None:
         """Start the worker and open its environment; raises a TelescopeError if that fails."""
+        self._agreement.begin()
         start_s = self._deadlines.start_s
         try:
             self.lifeline = await self._place.start(self._connection, silence_s=start_s)
@@ -195,8 +203,8 @@ class WorkerClient:
             )
         self.label = f"{self.label} (pid {welcome.pid})"
         self.has_group_rewards = welcome.has_group_rewards
-        secrets = welcome.secrets if self._place.gets_secrets else ()
-        values = declared_secrets(secrets, os.environ)
+        names = self._agreement.accept(welcome, gets_secrets=self._place.gets_secrets)
+        values = {name: os.environ[name] for name in names if name in os.environ}
         opening = Open(settings=dict(settings), secrets=values)
         await self.ask(opening, read_nothing, within_s=self._deadlines.load_s, shows_work=True)
 

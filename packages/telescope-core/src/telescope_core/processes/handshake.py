@@ -1,21 +1,23 @@
 """The handshake of a connection: token, protocol version, environment and its version."""
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
 from telescope_core import errors
 from telescope_core.environments.base import Environment
-from telescope_core.errors import EnvironmentLoadError, TelescopeError
+from telescope_core.errors import ContradictionError, EnvironmentLoadError, TelescopeError
 from telescope_core.processes.frames import (
     Hello,
     ProtocolError,
     Welcome,
 )
 from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
-from telescope_core.secret_names import require_own_secrets
+from telescope_core.secret_names import require_own_secrets, shown_name
+from telescope_core.terminal import foreign
 
+_MOST_VERSION_CHARACTERS = 100
 _BUILTIN_ERRORS = {kind.__name__: kind for kind in (IndexError, TimeoutError, MemoryError)}
 _OWN_ERRORS = {
     name: kind
@@ -106,14 +108,91 @@ def welcome(
     )
 
 
-def declared_secrets(names: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of the declared secrets that are set.
+class Agreement:
+    """What is known of an environment before its workers greet, and which secrets they get.
 
-    Raises EnvironmentLoadError for names that no environment may read: the worker that sends them
-    runs the environment's code, so its own check of them is worth nothing here.
+    A worker runs the code that profits from a secret, so what it declares can take away from the
+    names that the user was shown, and add none. All workers are held to the first one's greeting.
     """
-    require_own_secrets(names, "the environment")
-    return {name: environ[name] for name in names if name in environ}
+
+    def __init__(self, identity: Identity, secrets: Sequence[str] | None) -> None:
+        """`secrets`: the names in its record; None = it has none, so the first greeting says them.
+
+        Raises EnvironmentLoadError for names that no environment may read.
+        """
+        self._identity = identity
+        self._is_recorded = secrets is not None
+        self._first: Welcome | None = None
+        self.secrets = None if secrets is None else tuple(sorted(set(secrets)))
+        """Names of all variables that its workers may read; None until the first greeting."""
+        self.tell: Callable[[tuple[str, ...]], None] = lambda names: None
+        """Hears the names, if there are any, before a worker gets their values."""
+        self._was_told = False
+        require_own_secrets(self.secrets or (), identity.name)
+
+    def settle(self, secrets: Sequence[str]) -> None:
+        """Hold all workers to names that were agreed on, and told, before this pool was opened."""
+        self.secrets = tuple(sorted(set(secrets)))
+        self._was_told = True
+
+    def begin(self) -> None:
+        """Tell the names that are known, before any code of the environment runs."""
+        if self.secrets and not self._was_told:
+            self._was_told = True
+            self.tell(self.secrets)
+
+    def accept(self, greeting: Welcome, *, gets_secrets: bool) -> tuple[str, ...]:
+        """Return the names of the variables that a worker gets from here.
+
+        Raises ContradictionError if its greeting says more than was agreed on, or other things.
+        """
+        self._require_same(greeting)
+        if gets_secrets and self.secrets is None:
+            require_own_secrets(greeting.secrets, self._identity.name)
+            self.secrets = tuple(sorted(set(greeting.secrets)))
+            self.begin()
+        self.require_agreed(greeting.secrets)
+        if self._first is None:
+            self._first = greeting
+        return tuple(sorted(set(greeting.secrets))) if gets_secrets else ()
+
+    def require_agreed(self, named: Iterable[str]) -> None:
+        """Raise ContradictionError if a worker says that it reads more than was agreed on."""
+        if self.secrets is None:  # workers elsewhere read what they were started with
+            return
+        agreed = set(self.secrets)
+        if self._first is not None:
+            agreed &= set(self._first.secrets)
+        more = sorted(set(named) - agreed)
+        if not more:
+            return
+        name, version = self._identity.name, self._identity.version
+        why = "and its first worker did not ask for; read its code before you run it again"
+        if self._is_recorded:
+            why = (
+                f"as {version or 'it'} was published without; do not run it, and tell the "
+                "maintainers of its registry"
+            )
+        raise ContradictionError(
+            f"a worker of {name} asks for the secrets {', '.join(map(shown_name, more))}, which "
+            f"nobody was told of, {why}"
+        )
+
+    def _require_same(self, greeting: Welcome) -> None:
+        name, first, version = self._identity.name, self._first, self._identity.version
+        if not version and first is not None:
+            version = first.environment_version
+        if version and greeting.environment_version != version:
+            said = foreign(greeting.environment_version, _MOST_VERSION_CHARACTERS)
+            raise ContradictionError(
+                f"a worker of {name} says that it is version {said}, expected {version}; "
+                "install it anew"
+            )
+        if first is not None and greeting.has_group_rewards != first.has_group_rewards:
+            raise ContradictionError(
+                f"the workers of {name} differ in whether it has group rewards; declare those in "
+                "its class, the same for each process"
+            )
 
 
 def error_from(kind: str, message: str, *, otherwise: type[TelescopeError]) -> Exception:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from telescope_core.errors import EnvironmentProcessError
+from telescope_core.errors import ContradictionError, EnvironmentProcessError
 from telescope_core.processes.client import WorkerClient
 from telescope_core.processes.frames import (
     Beat,
@@ -22,7 +22,7 @@ from telescope_core.processes.frames import (
     ScoreGroup,
     without_tokens,
 )
-from telescope_core.processes.handshake import Identity
+from telescope_core.processes.handshake import Agreement, Identity
 from telescope_core.processes.launch import WorkerPlace
 from telescope_core.processes.replies import (
     Reader,
@@ -87,7 +87,13 @@ class EnvironmentPool:
         *,
         identity: Identity,
         processes: ProcessSettings,
+        secrets: Sequence[str] | None = None,
     ) -> None:
+        """`secrets`: names of the variables that the record of the environment says it reads.
+
+        None = it has no record. Then its workers here get those of the first one's greeting.
+        """
+        self.agreement = Agreement(identity, secrets)
         self._name = name
         self._settings = settings
         self._identity = identity
@@ -115,12 +121,22 @@ class EnvironmentPool:
         """The id that the environment was opened with."""
         return self._name
 
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Names of this machine's variables that its workers may read, as far as it is known."""
+        return self.agreement.secrets or ()
+
+    def tell_secrets(self, tell: Callable[[tuple[str, ...]], None]) -> None:
+        """Let `tell` hear the names of its secrets, if it has any, before a worker gets them."""
+        self.agreement.tell = tell
+
     async def describe(self) -> EnvironmentDescription:
         """Return what the environment declares."""
         description = self._description
         if description is None:
             load_s = self._processes.deadlines.load_s
             description = await self._ask(Describe(), read_description, within_s=load_s)
+            self.agreement.require_agreed(description.secrets)
             self._description = description
         return description
 
@@ -321,9 +337,12 @@ class EnvironmentPool:
         if seat.num_deaths:
             pause_s = _FIRST_PAUSE_S * 2 ** (seat.num_deaths - 1)
             await asyncio.sleep(min(pause_s, _LONGEST_PAUSE_S))
-        worker = WorkerClient(seat.place, self._identity, self._processes.deadlines)
+        worker = WorkerClient(seat.place, self._identity, self._processes.deadlines, self.agreement)
         try:
             await worker.start(self._settings)
+        except ContradictionError:
+            await worker.close()
+            raise
         except EnvironmentProcessError as error:
             seat.num_deaths += 1
             seat.last_error = str(error)

@@ -5,6 +5,7 @@ line.
 """
 
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -253,16 +254,9 @@ def print_resume(
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
 
-def print_secrets(
-    declared: Mapping[str, Sequence[str]],
-    environ: Mapping[str, str],
-    *,
-    console: Console | None = None,
-) -> None:
-    """Print the secrets of each environment, by name, and which of them are set."""
-    console = console or Console()
-    for name, secrets in declared.items():
-        console.print(Text(secrets_line(name, secrets, environ)), soft_wrap=True)
+def print_secrets(name: str, secrets: Sequence[str]) -> None:
+    """Print the secrets of an environment, by name, and which are set, on standard error."""
+    Console(stderr=True).print(Text(secrets_line(name, secrets, os.environ)), soft_wrap=True)
 
 
 def print_notes(notes: Sequence[str], *, console: Console | None = None) -> None:

@@ -16,11 +16,12 @@ from telescope_core.errors import TelescopeError
 from telescope_core.interruptible import run
 from telescope_core.locate import locate_environment
 from telescope_core.open import check_workers, open_environment, plays_here, runs_in_process
-from telescope_core.processes import Isolation, ProcessSettings
+from telescope_core.processes import EnvironmentPool, Isolation, ProcessSettings
 from telescope_core.protocols import EnvironmentClient, EnvironmentLocation
 from telescope_train.cluster.environment_places import ClusterPlace, EnvironmentPlaces
 from telescope_train.config.run_folder import run_folder
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
+from telescope_train.observability.terminal import print_secrets
 
 Entry = EnvironmentEntry | EvalEntry
 
@@ -77,7 +78,7 @@ class RunEnvironments:
     problems: tuple[str, ...]
     """Why the others cannot."""
     secrets: Mapping[str, tuple[str, ...]]
-    """Name -> the secrets that it declares and gets from this machine, where there are any."""
+    """Name -> the secrets that it may read and gets from this machine, where there are any."""
     on_cluster: EnvironmentPlaces | None = None
     """The places of workers on the cluster; None = all are started on this machine."""
 
@@ -99,7 +100,8 @@ class WorkerPlan:
 def prepare_environments(config: TrainConfig) -> RunEnvironments:
     """Find, open and check everything that is trained on or evaluated; outside an event loop.
 
-    Nothing is raised, and no process is left running. All checks that start one run at once.
+    Nothing is raised, and no process is left running. All checks that start one run at once. What
+    an environment may read of this machine's variables is printed before it can.
     """
     on_cluster = None
     if config.ray.ray_environment_placement != "driver":
@@ -112,6 +114,10 @@ def prepare_environments(config: TrainConfig) -> RunEnvironments:
         except TelescopeError as error:
             problems.append(str(error))
     checked = run(_check([one for one in found if _key(one.entry) in clients], clients))
+    for one in found:
+        client = clients.get(_key(one.entry))
+        if one.location is not None and isinstance(client, EnvironmentPool):
+            client.agreement.settle(checked.secrets.get(one.entry.name, ()))
     return RunEnvironments(
         found=tuple(found),
         opened=_by_entry(config, clients),
@@ -162,14 +168,20 @@ class _Checked(NamedTuple):
     problems: list[str]
     """What keeps worker processes from playing them."""
     secrets: dict[str, tuple[str, ...]]
-    """Those that each declares, where there are any."""
+    """Those that each may read, where there are any."""
 
 
 async def _check(
     found: Sequence[FoundEnvironment], clients: Mapping[str, EnvironmentClient]
 ) -> _Checked:
     checks = (
-        check_workers(clients[_key(one.entry)], dict(one.entry.env), one.processes, one.location)
+        check_workers(
+            clients[_key(one.entry)],
+            dict(one.entry.env),
+            one.processes,
+            one.location,
+            tell=print_secrets,
+        )
         for one in found
     )
     checked = _Checked([], {})
@@ -180,7 +192,8 @@ async def _check(
         elif isinstance(outcome, BaseException):
             raise outcome
         elif outcome:
-            checked.secrets[one.entry.name] = outcome
+            before = checked.secrets.get(one.entry.name, ())
+            checked.secrets[one.entry.name] = tuple(sorted({*before, *outcome}))
     return checked
 
 

@@ -73,10 +73,9 @@ async def _golds(
 ) -> dict[Split, list[Rollout]]:
     """Return the wanted number of gold rollouts of each split, or all if the split is smaller."""
     client = open_environment(environment.name, dict(environment.env))
+    client.tell_secrets(lambda names: tell(secrets_line(environment.name, names, os.environ)))
     try:
         description = await client.describe()
-        if line := secrets_line(environment.name, description.secrets, os.environ):
-            tell(line)
         golds: dict[Split, list[Rollout]] = {}
         for split, num_wanted in wanted.items():
             size = description.num_examples.get(split, 0)
