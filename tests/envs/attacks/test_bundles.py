@@ -163,6 +163,15 @@ def test_packed_files_are_refused_because_they_may_be_any_size(tmp_path: Path, r
     assert "compressed" in refused(path)
 
 
+@pytest.mark.parametrize("where", ["before", "after", "as another archive"])
+def test_bytes_around_a_bundle_are_refused(where: str, tmp_path: Path, refused) -> None:
+    path = write_bundle(tmp_path / "b.zip", TOY, {DEP: DEP_WHEEL})
+    data = path.read_bytes()
+    whole = {"before": b"#!/bin/sh\n" + data, "after": data + b"\n", "as another archive": data * 2}
+    path.write_bytes(whole[where])
+    assert "before or after its zip archive" in refused(path)
+
+
 def test_too_many_files_are_refused(tmp_path: Path, refused) -> None:
     many = {f"p{number}-1.0-py3-none-any.whl": b"" for number in range(10_001)}
     assert "files" in refused(write_bundle(tmp_path / "b.zip", TOY, many))

@@ -16,6 +16,7 @@ from telescope_core.errors import RegistryError
 from telescope_envs.install.install import install
 from telescope_envs.install.steps import InstallOptions
 from telescope_envs.registry import Registry
+from telescope_envs.rules.wheel import read_wheel
 
 MODULE = "telescope_env_acme_toy"
 INFO = f"{MODULE}-0.1.0.dist-info"
@@ -130,6 +131,58 @@ def test_a_bomb_by_ratio_and_one_by_size(refused, toy):
     declared = struct.pack("<I", 300 * 1024 * 1024)
     wheel = added(toy, (zipfile.ZipInfo(f"{MODULE}/big.txt"), b"x" * 1000))
     assert "more than" in refused(wheel.replace(struct.pack("<I", 1000), declared))
+
+
+def test_a_bomb_of_many_files(refused, toy):
+    zeros = [zipfile.ZipInfo(f"{MODULE}/{number}.txt") for number in range(20)]
+    for one in zeros:
+        one.compress_type = zipfile.ZIP_DEFLATED
+    assert "a zip bomb" in refused(added(toy, *((one, bytes(1024 * 1024)) for one in zeros)))
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        (f"{MODULE}/a", f"{MODULE}/a/b.py"),
+        (f"{MODULE}/a/b/c.py", f"{MODULE}/a"),
+        (f"{MODULE}/A/b.py", f"{MODULE}/a"),
+        (f"{MODULE}/\u00e9", f"{MODULE}/e\u0301/b.py"),
+        (f"{INFO}/INSTALLER/b.py",),
+        (f"{MODULE}/" + "/".join(["n" * 190] * 10),),
+    ],
+)
+def test_what_no_folder_can_hold(refused, toy, rewrite, paths):
+    said = refused(rewrite(toy, {path: b"" for path in paths}))
+    assert "a file and cannot be a folder" in said or "expected at most 512 bytes" in said
+
+
+def test_more_than_is_inspected_in_a_short_time(refused, toy, rewrite):
+    with zipfile.ZipFile(io.BytesIO(toy)) as archive:
+        metadata = archive.read(f"{INFO}/METADATA").decode()
+    many = "".join(f"Requires-Dist: pkg{number}\n" for number in range(1001))
+    said = refused(rewrite(toy, {f"{INFO}/METADATA": f"{metadata}{many}".encode()}))
+    assert "1002 requirements" in said
+    for name, limit in (
+        ("METADATA", 256),
+        ("WHEEL", 16),
+        ("entry_points.txt", 16),
+        ("RECORD", 4096),
+    ):
+        long = {f"{INFO}/{name}": b"\n" * (limit * 1024 + 1)}
+        assert f"its {name} is longer than" in refused(rewrite(toy, long, record=False))
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"), [(b"", "more than 5000 files"), (b"\0", "before or after")]
+)
+def test_a_directory_that_takes_long_to_read_is_not_read(toy, ends, says, monkeypatch):
+    start, end = toy.index(b"PK\x01\x02"), bytearray(toy[-22:])
+    entries = toy[start:-22] * 12_000
+    end[12:16] = struct.pack("<I", len(entries))
+    end[20:22] = struct.pack("<H", len(ends))
+    monkeypatch.setattr(zipfile, "ZipFile", lambda _: pytest.fail("it was read"))
+    with pytest.raises(RegistryError, match=says):
+        read_wheel(toy[:start] + entries + bytes(end) + ends, f"{MODULE}-0.1.0-py3-none-any.whl")
 
 
 def test_a_bomb_that_lies_about_its_size(refused, toy):

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 import uv
+from hypothesis import example, given
+from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 from tests.envs.projects import toy_publication
 
@@ -306,6 +308,33 @@ def test_what_inspection_accepts_is_unpacked_to_the_same_files(tmp_path: Path) -
 def test_and_so_is_what_it_accepts_with_bytes_changed(tmp_path: Path) -> None:
     accepted = accepted_and_unpacked_alike(changed_at_random(), tmp_path, known=[toy()])
     assert 0 < len(accepted) < NUM_RANDOM / 8, "most changes of a header are refused"
+
+
+NAMES = st.sampled_from(["a", "A", "b.py", "e\u0301", "\u00e9", "n" * 200, "INSTALLER"])
+PATHS = st.builds(
+    lambda top, names: "/".join((top, *names)),
+    st.sampled_from([MODULE, INFO]),
+    st.lists(NAMES, min_size=1, max_size=3) | st.lists(NAMES, min_size=28, max_size=31),
+)
+
+
+@given(st.lists(PATHS, max_size=4, unique=True))
+@example([f"{MODULE}/a", f"{MODULE}/a/b.py"])
+@example([f"{MODULE}/\u00e9", f"{MODULE}/e\u0301/b.py"])
+@example([f"{MODULE}/A/b.py", f"{MODULE}/a"])
+@example([f"{INFO}/INSTALLER/b.py"])
+@example([f"{MODULE}/" + "/".join(["n" * 200] * 30)])
+def test_whatever_paths_inspection_accepts_an_install_writes(tmp_path_factory, paths) -> None:
+    files = {**contents(), **{path: path.encode() for path in paths}}
+    try:
+        wheel = read_wheel(rebuilt(files), NAME)
+    except RegistryError:
+        return
+    folder = tmp_path_factory.mktemp("site-packages")
+    write_wheel(wheel, folder)
+    assert read_files(folder) == {
+        path: data for path, data in files.items() if Path(path).name not in OF_OTHERS
+    }
 
 
 def test_a_file_that_is_there_already_is_not_written_over(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -57,6 +58,7 @@ from telescope_envs.records.lockfile import (
 from telescope_envs.records.model import read
 from telescope_envs.records.reading import attestation_path
 from telescope_envs.registry.resolving import parse_request
+from telescope_envs.rules.archive import has_plain_ends
 from telescope_envs.rules.wheel import read_release
 
 MAX_BUNDLE_BYTES = 10 * 2**30
@@ -113,7 +115,12 @@ def _unpacked(path: Path, root: Path, max_bytes: int) -> _Contents:
     (root / PACKAGES).mkdir()
     (root / ENVIRONMENTS).mkdir()
     try:
-        with zipfile.ZipFile(path) as archive:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+                is_whole = has_plain_ends(data)
+            begins = min((member.header_offset for member in archive.infolist()), default=0)
+            if not is_whole or begins:
+                raise RegistryError(f"{path}: has bytes before or after its zip archive; {_ADVICE}")
             _require_plain(archive, path)
             manifest = _manifest(archive, path)
             _require_this_platform(manifest, path)

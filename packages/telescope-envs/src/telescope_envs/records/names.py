@@ -23,6 +23,8 @@ WORDS = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 LONGEST_TEXT = 1000
 """Most characters of any text in a record."""
 LARGEST_COUNT = 2**63 - 1
+MAX_REQUIREMENTS = 1000
+"""Most requirements of a release: checking each takes a while."""
 FILE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.+-]*$"
 OWNER_LENGTHS = (3, 39)
 NAME_LENGTHS = (2, 64)

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from functools import cache
+from functools import lru_cache
 from typing import Annotated, Literal
 
 import msgspec
@@ -20,6 +20,7 @@ from telescope_envs.records.names import (
     FILE_NAME,
     FORMAT_VERSION,
     LARGEST_COUNT,
+    MAX_REQUIREMENTS,
     check_name,
     check_owner,
     check_requirement,
@@ -33,6 +34,9 @@ FILENAME = "{filename}"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PROTOCOL = re.compile(r"(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})")
 _FILE_NAME = re.compile(FILE_NAME)
+_KEPT = 16384
+"""Most texts of which it is remembered whether they break a rule: a server is sent ever new ones.
+"""
 _Schema = Annotated[int, Meta(ge=1, le=FORMAT_VERSION)]
 _AtLeastOne = Annotated[int, Meta(ge=1, le=LARGEST_COUNT)]
 _Moment = Annotated[datetime, Meta(tz=True)]
@@ -186,6 +190,9 @@ class Release(PublicRecord, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise RecordProblem for names, versions, hashes and ranges that are none."""
+        if len(self.requires_dist) > MAX_REQUIREMENTS:
+            count = len(self.requires_dist)
+            raise RecordProblem(f"requires_dist: expected at most {MAX_REQUIREMENTS}, got {count}")
         # Releases of one environment differ in their versions and wheels, and seldom in the rest.
         _check_what_is_shared(
             self.owner,
@@ -363,7 +370,7 @@ def require(field: str, check: Callable[[str], str], text: str) -> None:
         raise RecordProblem(f"{field}: {problem}")
 
 
-@cache
+@lru_cache(maxsize=_KEPT)
 def _check_what_is_shared(
     owner: str,
     name: str,
@@ -389,7 +396,7 @@ def _require_all(field: str, check: Callable[[str], str], texts: tuple[str, ...]
         require(f"{field}.{number}", check, text)
 
 
-@cache
+@lru_cache(maxsize=_KEPT)
 def _problem(check: Callable[[str], str], text: str) -> str:
     """Return why `check` refuses `text`; empty if it does not."""
     try:
@@ -399,7 +406,7 @@ def _problem(check: Callable[[str], str], text: str) -> str:
     return ""
 
 
-@cache
+@lru_cache(maxsize=_KEPT)
 def _check_range(minimum: str, maximum: str) -> None:
     for field, text in (("minimum", minimum), ("maximum", maximum)):
         if not _PROTOCOL.fullmatch(text):

@@ -10,11 +10,16 @@ import re
 import struct
 import zipfile
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from packaging.metadata import InvalidMetadata, Metadata, RawMetadata, parse_email
 
-from telescope_envs.records.names import check_requirement, check_specifier
+from telescope_envs.records.names import (
+    LONGEST_TEXT,
+    MAX_REQUIREMENTS,
+    check_requirement,
+    check_specifier,
+)
 
 _LOCAL = struct.Struct("<4s5H3I2H")
 _LOCAL_MARK = b"PK\x03\x04"
@@ -22,8 +27,35 @@ _CENTRAL = struct.Struct("<4s6H3I5H2I")
 _CENTRAL_MARK = b"PK\x01\x02"
 _END = struct.Struct("<4s4H2IH")
 _END_MARK = b"PK\x05\x06"
+_LOCATOR_64_BYTES = 20
+_LOCATOR_64_MARK = b"PK\x06\x07"
 _IS_UTF8 = 0x800
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+class Bytes(Protocol):
+    """The bytes of a file, in memory or mapped into it."""
+
+    def __getitem__(self, part: slice) -> bytes: ...
+
+
+def has_plain_ends(data: Bytes) -> bool:
+    """Whether `data` begins with a file of a zip archive, and ends with its end and no comment.
+
+    With bytes before or after it, two programs could read different archives.
+    """
+    end = data[-_END.size :]
+    return data[:4] == _LOCAL_MARK and end[:4] == _END_MARK and end[-2:] == b"\0\0"
+
+
+def has_long_directory(data: bytes, max_bytes: int) -> bool:
+    """Whether the directory of the archive, which takes long to read, is longer than `max_bytes`.
+
+    `data` has plain ends. A directory of the 64-bit format counts as long.
+    """
+    size = _END.unpack(data[-_END.size :])[5]
+    end_64 = data[-_END.size - _LOCATOR_64_BYTES : -_END.size]
+    return size > max_bytes or end_64[:4] == _LOCATOR_64_MARK
 
 
 class _Header(NamedTuple):
@@ -154,6 +186,12 @@ def read_metadata(data: bytes) -> RawMetadata:
             f"differently; {AGAIN}"
         )
     raw, unparsed = parse_email(data)
+    requirements = raw.get("requires_dist", [])
+    if len(requirements) > MAX_REQUIREMENTS or any(len(one) > LONGEST_TEXT for one in requirements):
+        raise WheelProblem(
+            f"its METADATA has {len(requirements)} requirements, or a very long one; expected at "
+            f"most {MAX_REQUIREMENTS}, each of at most {LONGEST_TEXT} characters"
+        )
     odd = sorted(field for field in unparsed if _is_known(field))
     if odd:
         raise WheelProblem(
@@ -168,7 +206,7 @@ def read_metadata(data: bytes) -> RawMetadata:
             getattr(checked, field, None)
             if field == "requires_python":
                 check_specifier(raw.get("requires_python", ""))
-            for requirement in raw.get("requires_dist", []) if field == "requires_dist" else ():
+            for requirement in requirements if field == "requires_dist" else ():
                 check_requirement(requirement)
         except (InvalidMetadata, ValueError, RecursionError) as error:
             cause = f": {error.__cause__}" if error.__cause__ is not None else ""

@@ -13,7 +13,7 @@ import re
 import stat
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from unicodedata import normalize
@@ -29,6 +29,8 @@ from telescope_envs.rules.archive import (
     AGAIN,
     WheelProblem,
     check_wheel_file,
+    has_long_directory,
+    has_plain_ends,
     layout_problem,
     read_metadata,
 )
@@ -43,15 +45,27 @@ _MAX_DEPTH = 32
 """
 _MAX_COMPONENT = 200
 """Most bytes in the name of a file or folder; file systems take 255."""
+_MAX_PATH = 512
+"""Most bytes in a path; systems take 1024 or 4096, of which the folder it is written to has some.
+"""
+_MAX_DIRECTORY_BYTES = _MAX_FILES * (_MAX_PATH + 46)
+"""Most bytes of the directory at the end of the archive, with 46 and its path for each file."""
 _MAX_UNPACKED_BYTES = 200 * 1024 * 1024
+_UNREADABLE = "not a readable zip file"
+_TOO_LARGE = f"has more than {_MAX_FILES} files or {_MAX_UNPACKED_BYTES} bytes"
 _MAX_RATIO = 100
-"""Largest ratio of unpacked to packed size, for files that unpack to more than 1 MiB.
+"""Largest ratio of unpacked to packed size of all files together, if they unpack to over 1 MiB.
 
 Text reaches about 20; the maximum of deflate is 1032.
 """
 _RATIO_COUNTS_FROM_BYTES = 1024 * 1024
-_END_BYTES = 22
-"""Length in bytes of the last record of a zip archive without a comment."""
+_MAX_INFO_BYTES = {
+    "METADATA": 256 * 1024,
+    "WHEEL": 16 * 1024,
+    "entry_points.txt": 16 * 1024,
+    "RECORD": 4 * 1024 * 1024,
+}
+"""Most bytes of the files that are parsed, so that no wheel takes long to inspect."""
 _IS_ENCRYPTED = 0x1
 _IS_UTF8 = 0x800
 _REFUSED_SUFFIXES = {".pth", ".so", ".pyd", ".dll", ".dylib", ".exe"}
@@ -129,9 +143,14 @@ def _named_by(filename: str) -> tuple[str, str]:
 
 
 def _files_in(data: bytes) -> dict[str, bytes]:
+    if not has_plain_ends(data):
+        is_inside = zipfile.is_zipfile(io.BytesIO(data))
+        what = "has bytes before or after its zip archive" if is_inside else _UNREADABLE
+        raise WheelProblem(what)
+    if has_long_directory(data, _MAX_DIRECTORY_BYTES):
+        raise WheelProblem(_TOO_LARGE)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            _check_container(archive, data)
             _check_members(archive)
             problem = layout_problem(archive, data)
             if problem is not None:
@@ -141,14 +160,7 @@ def _files_in(data: bytes) -> dict[str, bytes]:
                 )
             return _unpacked(archive)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as error:
-        raise WheelProblem(f"not a readable zip file: {error}") from error
-
-
-def _check_container(archive: zipfile.ZipFile, data: bytes) -> None:
-    """Refuse bytes around the archive, because two programs could then read different archives."""
-    is_whole = data.startswith(b"PK\x03\x04") and data[-_END_BYTES:].startswith(b"PK\x05\x06")
-    if not is_whole or archive.comment:
-        raise WheelProblem("has bytes before or after its zip archive")
+        raise WheelProblem(f"{_UNREADABLE}: {error}") from error
 
 
 def _unpacked(archive: zipfile.ZipFile) -> dict[str, bytes]:
@@ -167,10 +179,15 @@ def _unpacked(archive: zipfile.ZipFile) -> dict[str, bytes]:
 
 def _check_members(archive: zipfile.ZipFile) -> None:
     members = archive.infolist()
-    if len(members) > _MAX_FILES or sum(m.file_size for m in members) > _MAX_UNPACKED_BYTES:
-        raise WheelProblem(f"has more than {_MAX_FILES} files or {_MAX_UNPACKED_BYTES} bytes")
-    names = [member.orig_filename for member in members]
-    if len({normalize("NFC", name).casefold() for name in names}) < len(names):
+    size = sum(member.file_size for member in members)
+    packed_bytes = sum(member.compress_size for member in members)
+    if len(members) > _MAX_FILES or size > _MAX_UNPACKED_BYTES:
+        raise WheelProblem(_TOO_LARGE)
+    if size > max(_RATIO_COUNTS_FROM_BYTES, _MAX_RATIO * packed_bytes):
+        raise WheelProblem(
+            f"unpacks to {size} bytes from {packed_bytes}, which looks like a zip bomb"
+        )
+    if len({_as_file(member.orig_filename) for member in members}) < len(members):
         raise WheelProblem("two of its files have the same name")
     for member in members:
         _check_member(member)
@@ -186,11 +203,27 @@ def _check_member(member: zipfile.ZipInfo) -> None:
         raise WheelProblem(f"the file name {name!r} is not plain UTF-8 text")
     if member.flag_bits & _IS_ENCRYPTED:
         raise WheelProblem(f"{name} is encrypted")
-    if member.file_size > max(_RATIO_COUNTS_FROM_BYTES, _MAX_RATIO * member.compress_size):
-        raise WheelProblem(
-            f"{name} unpacks to {member.file_size} bytes from {member.compress_size}, which looks "
-            "like a zip bomb"
-        )
+
+
+def _as_file(path: str) -> str:
+    """Return what two paths have in common that some file system takes for one file."""
+    return normalize("NFC", path).casefold()
+
+
+def _check_paths(paths: Iterable[str], module: str, info_folder: str) -> None:
+    """Refuse what cannot be written below one folder."""
+    for path in paths:
+        _check_path(path, module, info_folder)
+    # Installing writes this one as well.
+    files = {_as_file(path): path for path in (f"{info_folder}/INSTALLER", *paths)}
+    for file, path in files.items():
+        parts = file.split("/")
+        for depth in range(1, len(parts)):
+            above = files.get("/".join(parts[:depth]))
+            if above is not None:
+                raise WheelProblem(
+                    f"contains {path!r}, but {above!r} is a file and cannot be a folder as well"
+                )
 
 
 def _check_path(path: str, module: str, info_folder: str) -> None:
@@ -200,10 +233,11 @@ def _check_path(path: str, module: str, info_folder: str) -> None:
         raise WheelProblem(
             f"contains {path!r}; an environment may only contain {module}/ and {info_folder}/"
         )
-    if len(parts) > _MAX_DEPTH or any(len(part.encode()) > _MAX_COMPONENT for part in parts):
+    is_long = len(path.encode()) > _MAX_PATH or len(parts) > _MAX_DEPTH
+    if is_long or any(len(part.encode()) > _MAX_COMPONENT for part in parts):
         raise WheelProblem(
             f"contains a path of {len(parts)} parts, {path[:60]!r}...; expected at most "
-            f"{_MAX_DEPTH} parts, each of at most {_MAX_COMPONENT} bytes"
+            f"{_MAX_PATH} bytes and {_MAX_DEPTH} parts, each of at most {_MAX_COMPONENT} bytes"
         )
     last = PurePosixPath(parts[-1])
     if last.suffix.lower() in _BYTE_CODE_SUFFIXES or "__pycache__" in map(str.lower, parts):
@@ -287,8 +321,10 @@ def _contents(files: Mapping[str, bytes], distribution: str, version: str) -> Wh
     """Return what the files of a wheel declare, whose file name states the two texts."""
     module = distribution.replace("-", "_")
     info_folder = f"{module}-{version}.dist-info"
-    for path in files:
-        _check_path(path, module, info_folder)
+    _check_paths(files, module, info_folder)
+    for name, limit in _MAX_INFO_BYTES.items():
+        if len(files.get(f"{info_folder}/{name}", b"")) > limit:
+            raise WheelProblem(f"its {name} is longer than {limit} bytes; shorten it")
     _check_record(files, f"{info_folder}/RECORD")
     _check_is_pure(files, info_folder)
     entry_name, factory = _entry_point(files, module, info_folder)
