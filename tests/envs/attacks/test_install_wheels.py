@@ -152,7 +152,7 @@ def test_a_bomb_of_many_files(refused, toy):
     ],
 )
 def test_what_no_folder_can_hold(refused, toy, rewrite, paths):
-    said = refused(rewrite(toy, {path: b"" for path in paths}))
+    said = refused(rewrite(toy, dict.fromkeys(paths, b"")))
     assert "a file and cannot be a folder" in said or "expected at most 512 bytes" in said
 
 
