@@ -1,11 +1,15 @@
 """Functions of programs called with plain Python values, which alone come back."""
 
+import copy
+import itertools
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from telescope_core.sandboxes import call_function
-from telescope_core.sandboxes.literals import decoded, encoded
+from telescope_core.sandboxes.literals import MAX_DEPTH, TooManyError, decoded, encoded
 
 ALONE = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 VALUES = st.recursive(
@@ -85,3 +89,66 @@ def test_json_that_encoded_never_writes_is_refused(text):
 def test_objects_are_not_encoded():
     with pytest.raises(TypeError, match="got object"):
         encoded([object()])
+
+
+MODULUS = sys.hash_info.modulus
+PAIRS = list(itertools.product([-1, -2], repeat=13))
+COLLIDING = {
+    "integers": [number * MODULUS for number in range(1, 8000)],
+    "tuples of small integers": [{"tuple": list(one)} for one in PAIRS],
+    "frozen sets": [{"frozenset": [number * MODULUS]} for number in range(1, 4000)],
+    "frozen sets of frozen sets": [
+        {"frozenset": [{"frozenset": [k * MODULUS]} for k in range(n, n + 30)]} for n in range(900)
+    ],
+    "integers in tuples": [{"tuple": ["a", n * MODULUS, 0.5]} for n in range(4000)],
+    # Two of a kind are compared too.
+    "the same again": [{"tuple": [0] * 50}] * 2000,
+}
+
+
+@pytest.mark.parametrize("kind", ["set", "frozenset", "dict"])
+@pytest.mark.parametrize("members", COLLIDING.values(), ids=COLLIDING)
+def test_members_of_equal_hash_are_refused_before_they_are_compared(kind, members):
+    with pytest.raises(TooManyError, match="same hash"):
+        decoded({kind: [[one, 0] for one in members] if kind == "dict" else members})
+
+
+def test_one_limit_holds_for_all_values_of_an_answer():
+    few = {"set": COLLIDING["integers"][:1500]}
+    assert len(decoded(few)) == 1500
+    with pytest.raises(TooManyError):
+        decoded({"list": [few, few]})
+
+
+def test_large_sets_are_taken_and_so_are_the_few_numbers_that_share_a_hash():
+    large = {
+        "set": [n << shift for shift in (0, 20, 40) for n in range(1 << shift % 7, 9000, 2)],
+        "frozenset": [
+            {"tuple": [x, y, z]} for x, y, z in itertools.product(range(-9, 9), repeat=3)
+        ],
+        "dict": [[x / 7, x] for x in range(-20_000, 20_000)],
+    }
+    for kind, members in large.items():
+        assert len(decoded({kind: members})) == len(members)
+    # -1 and -2 have the same hash in Python.
+    near = set(itertools.product([-1, -2], repeat=7))
+    assert decoded(encoded(near)) == near
+
+
+def nested(depth, value=0):
+    for _ in range(depth):
+        value = (value,)
+    return value
+
+
+def test_values_are_no_deeper_than_graders_can_copy():
+    assert copy.deepcopy(decoded(encoded(nested(MAX_DEPTH)))) == nested(MAX_DEPTH)
+    with pytest.raises(TooManyError, match="nested deeper than"):
+        decoded(encoded(nested(MAX_DEPTH + 1)))
+
+
+async def test_a_program_is_told_that_its_values_are_too_many(box):
+    program = "def f(): return {n * (2**61 - 1) for n in range(1, 16_000)}"
+    assert "same hash" in (await call_function(box, program, "f", [()])).reason
+    deep = "def f():\n    x = 0\n    for _ in range(200): x = (x,)\n    return x"
+    assert "nested deeper" in (await call_function(box, deep, "f", [()])).reason

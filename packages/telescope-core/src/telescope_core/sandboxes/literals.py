@@ -6,14 +6,26 @@ comparing them runs no code of the program's.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 from telescope_core.sandboxes.grading import why_no_answer, why_not_run
 from telescope_core.sandboxes.protocol import Sandbox
 from telescope_core.types import JsonValue
 
+MAX_DEPTH = 100
+"""Most containers within each other in an answer, its list of values included.
+
+Graders copy and compare values, which Python does by recursion.
+"""
+MAX_COMPARISONS = 2**22
+"""Most comparisons of plain values that building all sets and dictionaries of an answer may take.
+
+Python compares members of equal hash one by one, and a program can choose integers, or tuples and
+frozen sets of small ones, that all have the same hash.
+"""
 _MANY = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 _CALLS = """
 import json, os, sys
@@ -83,13 +95,15 @@ async def call_function(
     if reason:
         return Returned(reason=reason)
     try:
-        answer = cast(object, json.loads(done.stdout))
-        values = [decoded(one) for one in cast(list[JsonValue], answer)]
+        values = decoded({"list": json.loads(done.stdout)})
+    except TooManyError as error:
+        return Returned(reason=str(error))
     except (ValueError, TypeError, KeyError, RecursionError):
         return Returned(reason="no values came back")
-    if len(values) != len(calls):
+    returned = tuple(cast(list[object], values))
+    if len(returned) != len(calls):
         return Returned(reason="no values came back")
-    return Returned(values=tuple(values))
+    return Returned(values=returned)
 
 
 def encoded(value: object) -> JsonValue:
@@ -105,18 +119,63 @@ def encoded(value: object) -> JsonValue:
     raise TypeError(f"expected a plain value, got {type(value).__name__}")
 
 
+class TooManyError(ValueError):
+    """A value would take the process that compares it too long."""
+
+
 def decoded(value: JsonValue) -> object:
-    """Return the plain value that `encoded` wrote; raises ValueError, TypeError or KeyError."""
-    if isinstance(value, list):
-        raise TypeError("a list must say what it is")
-    if not isinstance(value, dict):
-        return value
-    if len(value) != 1:
-        raise ValueError(f"expected one name, got {len(value)}")
-    ((name, inner),) = value.items()
-    if not isinstance(inner, list):
-        raise TypeError(f"expected a list, got {type(inner).__name__}")
-    if name == "dict":
-        pairs = [cast(list[JsonValue], one) for one in inner]
-        return {decoded(key): decoded(one) for key, one in pairs}
-    return cast(object, _MANY[name](decoded(one) for one in inner))
+    """Return the plain value that `encoded` wrote; raises ValueError, TypeError or KeyError.
+
+    Takes time in proportion to the size of `value`: TooManyError is raised before members of equal
+    hash are compared more than `MAX_COMPARISONS` times.
+    """
+    return _Decoder().read(value, depth=0).value
+
+
+class _Read(NamedTuple):
+    value: object
+    cost: int
+    """Comparisons of plain values that it takes at most to compare it with another of its hash."""
+
+
+class _Decoder:
+    """Reads the parts of one answer, which share a limit of comparisons."""
+
+    def __init__(self) -> None:
+        self._num_comparisons = 0
+
+    def read(self, value: JsonValue, *, depth: int) -> _Read:
+        if isinstance(value, list):
+            raise TypeError("a list must say what it is")
+        if not isinstance(value, dict):
+            return _Read(value, 1)
+        if depth >= MAX_DEPTH:
+            raise TooManyError(f"a value is nested deeper than {MAX_DEPTH - 1}")
+        if len(value) != 1:
+            raise ValueError(f"expected one name, got {len(value)}")
+        ((name, inner),) = value.items()
+        if not isinstance(inner, list):
+            raise TypeError(f"expected a list, got {type(inner).__name__}")
+        if name == "dict":
+            pairs = [cast(list[JsonValue], one) for one in inner]
+            read = [[self.read(one, depth=depth + 1) for one in (key, one)] for key, one in pairs]
+            self._charge([key for key, _ in read])
+            # It is no member of anything, so it is compared with no other.
+            return _Read({key.value: one.value for key, one in read}, 0)
+        kind, members = _MANY[name], [self.read(one, depth=depth + 1) for one in inner]
+        is_hashed = kind is set or kind is frozenset
+        cost = self._charge(members) if is_hashed else sum(one.cost for one in members)
+        return _Read(kind(one.value for one in members), 1 + cost)
+
+    def _charge(self, members: Sequence[_Read]) -> int:
+        """Return the cost of looking up each of `members`, after counting that of adding them."""
+        hashes = [hash(one.value) for one in members]
+        if len(set(hashes)) == len(hashes):
+            return sum(one.cost for one in members)
+        by_hash = defaultdict[int, list[int]](list)
+        for value_hash, one in zip(hashes, members, strict=True):
+            by_hash[value_hash].append(one.cost)
+        self._num_comparisons += sum((len(same) - 1) * sum(same) for same in by_hash.values())
+        if self._num_comparisons > MAX_COMPARISONS:
+            raise TooManyError("too many members of a set or dictionary have the same hash")
+        return sum(len(same) * sum(same) for same in by_hash.values())
