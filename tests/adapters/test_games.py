@@ -30,6 +30,52 @@ def play(seed, moves):
     return total
 print(json.dumps([play(seed, json.loads(sys.argv[1])) for seed in range(1, 33, 2)]))
 """
+EATEN = """
+import asyncio, json, gymnasium
+from gymnasium import spaces
+from telescope_core.adapters.gymnasium import GymEnvironment
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.protocols import PlayRequest
+from telescope_core.scripted import ScriptedClient
+from telescope_core.types import Sampling, Split
+
+class Eats(gymnasium.Env):
+    metadata = {"render_modes": []}
+    observation_space, action_space = spaces.Text(99), spaces.Text(9)
+    def __init__(self, food, render_mode=None):
+        self.food = food
+    def reset(self, *, seed=None, options=None):
+        return self.food.pop(), {}
+    def step(self, action):
+        return "", float(action == self.food.pop()), True, False, {}
+
+gymnasium.register("Eats-v0", Eats)
+
+async def main():
+    options = {"food": ["a", "b", "c"]}
+    made = GymEnvironment.from_settings({"id": "Eats-v0", "options": options})
+    client = InProcessEnvironment(made, name="eats")
+    asked = (PlayRequest(split=Split.TRAIN, example_index=0, group_id="g", index=i,
+                         sampling=Sampling(max_tokens=8), deadline_s=300.0) for i in range(6))
+    policy = ScriptedClient(["b"]).policy("r")
+    played = await asyncio.gather(*(client.play(one, policy) for one in asked))
+    return [[one.messages[0].content, one.reward, one.error] for one in played]
+
+print(json.dumps(asyncio.run(main())))
+"""
+"""Plays an environment of Gymnasium that changes what it is made with."""
+DEALT_ITSELF = """
+import json, sys, textarena
+def play(seed, moves):
+    game = textarena.make("Blackjack-v0-raw")
+    game.reset(num_players=1, seed=seed)
+    for move in moves:
+        game.get_observation()
+        done, _ = game.step(action=move)
+        if done:
+            return game.close()[0][0]
+print(json.dumps([play(seed, json.loads(sys.argv[1])) for seed in range(1, 25, 2)]))
+"""
 GUESS_ITSELF = """
 import json, textarena
 def play(seed, guesses):
@@ -85,6 +131,22 @@ async def test_a_textarena_game_keeps_the_contract(guess):
         await keeps_contract(client, guesses, theirs[0])
         ours = [await played(client, guesses, index=i) for i in range(8)]
     assert [rollout.reward for rollout in ours] == theirs
+    assert len(set(theirs)) > 1, "the games differ"
+
+
+def test_an_environment_that_changes_what_it_is_made_with_is_made_anew(lake):
+    assert by_itself(lake, EATEN) == [["c", 1.0, None]] * 6
+
+
+async def test_games_side_by_side_draw_from_numbers_of_their_own(guess):
+    moves = ["[Hit]", "[Stand]"] * 12
+    theirs = by_itself(guess, DEALT_ITSELF, json.dumps(moves))
+    async with opened(GUESS, {"id": "Blackjack-v0"}) as client:
+        several = [played(client, moves, index=i) for i in range(len(theirs))]
+        same = [played(client, moves, index=0, rollout=i) for i in range(6)]
+        rollouts = await asyncio.gather(*several, *same)
+    assert [rollout.reward for rollout in rollouts] == [*theirs, *theirs[:1] * 6]
+    assert {rollout.messages for rollout in rollouts[len(theirs) :]} == {rollouts[0].messages}
     assert len(set(theirs)) > 1, "the games differ"
 
 

@@ -7,6 +7,7 @@ Text is what `render_mode="ansi"` draws, a `spaces.Text` observation, or, if the
 
 import re
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any, Literal
 
 from telescope_core.adapters.games import GameConfig, GameEnvironment, Step
@@ -68,7 +69,8 @@ class GymEnvironment(GameEnvironment):
     def _made(self) -> Any:
         is_drawn = self._is_drawn and self.config.observation != "value"
         mode = {"render_mode": "ansi"} if is_drawn else {}
-        return self.gymnasium.make(self.config.id, **mode, **self.config.options)
+        # A copy, because an environment may change what it is made with.
+        return self.gymnasium.make(self.config.id, **mode, **deepcopy(self.config.options))
 
     def _require_text(self, trial: Any) -> None:
         spaces = self.gymnasium.spaces

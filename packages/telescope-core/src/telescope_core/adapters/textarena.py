@@ -4,7 +4,11 @@ The `-raw` form of a game is played, whose observations hold only what is new; t
 repeats the whole history in each.
 """
 
-from collections.abc import Iterable
+import random
+import threading
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 from telescope_core.adapters.games import GameConfig, GameEnvironment, Step
@@ -13,6 +17,8 @@ from telescope_core.adapters.settings import as_metrics
 from telescope_core.errors import EnvironmentLoadError, RewardError, unknown_name
 
 _PLAYER = 0
+_DRAWING = threading.Lock()
+"""Held while a game may draw: all games of a process draw from the same random numbers."""
 
 
 class ArenaConfig(GameConfig):
@@ -45,7 +51,7 @@ class ArenaEnvironment(GameEnvironment):
 
     def new_game(self) -> "_ArenaGame":
         """Return a game that has not begun."""
-        return _ArenaGame(self.arena.make(self._raw, **self.config.options))
+        return _ArenaGame(lambda: self.arena.make(self._raw, **deepcopy(self.config.options)))
 
     def _require_one_player(self) -> None:
         try:
@@ -58,18 +64,35 @@ class ArenaEnvironment(GameEnvironment):
 
 
 class _ArenaGame:
-    def __init__(self, made: Any) -> None:
-        self._made = made
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._made: Any = None
         self._is_over = False
+        self._numbers: Any = None
 
     def reset(self, seed: int) -> str:
-        self._made.reset(num_players=1, seed=seed)
-        return _shown(self._made.get_observation()[1])
+        with self._drawing(random.Random(seed).getstate()):
+            self._made = self._make()
+            self._made.reset(num_players=1, seed=seed)
+            return _shown(self._made.get_observation()[1])
+
+    @contextmanager
+    def _drawing(self, numbers: Any) -> Generator[None]:
+        """Draw from `numbers` in the block, and keep what is left of them for the next one."""
+        with _DRAWING:
+            before = random.getstate()
+            random.setstate(numbers)
+            try:
+                yield
+            finally:
+                self._numbers = random.getstate()
+                random.setstate(before)
 
     def step(self, text: str) -> Step:
-        is_over, _ = self._made.step(action=text)
-        if not is_over:
-            return Step(text=_shown(self._made.get_observation()[1]))
+        with self._drawing(self._numbers):
+            is_over, _ = self._made.step(action=text)
+            if not is_over:
+                return Step(text=_shown(self._made.get_observation()[1]))
         rewards, about = self._made.close()
         self._is_over = True
         if rewards is None or _PLAYER not in rewards:
@@ -84,7 +107,7 @@ class _ArenaGame:
         )
 
     def close(self) -> None:
-        if not self._is_over:
+        if self._made is not None and not self._is_over:
             self._made.close()
 
 
