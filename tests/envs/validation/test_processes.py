@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -254,11 +255,21 @@ def test_declared_secrets_are_passed_on_and_no_others(trial, monkeypatch, networ
         "        assert self.secret('SUMS_KEY') == 'abc' and 'OTHER_KEY' not in os.environ\n\n"
         "    def examples(",
     )
-    findings = Findings()
-    tried = check_load(trial(code), findings)
+    findings, told = Findings(), []
+    tried = check_load(replace(trial(code), tell=told.append), findings)
     assert [check.id for check in findings.results("") if check.evidence] == []
     assert tried.secrets == ("SUMS_KEY",)
     assert tried.network == network
+    assert all(line.endswith(": SUMS_KEY (set)") for line in told)
+    assert told
+
+
+def test_a_release_gets_no_secret_that_it_was_published_without(trial, monkeypatch):
+    monkeypatch.setenv("SUMS_KEY", "abc")
+    own = "    secrets = ('SUMS_KEY',) * ('SUMS_KEY' not in os.environ)\n\n    def examples("
+    tried = replace(trial(CLEAN.replace("    def examples(", own)), recorded=("OTHER_KEY",))
+    found = found_by(check_load, tried)
+    assert "SUMS_KEY" in evidence_of_only("load.declarations", found)
 
 
 def test_a_reward_that_reaches_for_the_network_must_declare_it(trial):

@@ -66,7 +66,7 @@ class InProcessEnvironment:
         """Names of the environment variables that it declares as its secrets."""
         return self._environment.secrets
 
-    def tell_secrets(self, tell: Callable[[tuple[str, ...]], None]) -> None:
+    def tell_secrets(self, tell: Callable[[tuple[str, ...]], object]) -> None:
         """Call `tell` with the names of its secrets, if it has any."""
         if self.secrets:
             tell(self.secrets)

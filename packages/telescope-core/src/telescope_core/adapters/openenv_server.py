@@ -8,6 +8,7 @@ last observation has the reward, and status, metrics and error of the rollout in
 import argparse
 import itertools
 import json
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any, cast
@@ -18,6 +19,7 @@ from telescope_core.chat.messages import message_to_json
 from telescope_core.errors import TelescopeError
 from telescope_core.open import open_environment
 from telescope_core.protocols import EnvironmentClient, PlayRequest
+from telescope_core.secret_names import secrets_line
 from telescope_core.types import Completion, Message, Rollout, Sampling, Split, ToolCall
 
 _MAX_TOKENS = 1 << 20
@@ -144,6 +146,11 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         client = open_environment(options.environment, json.loads(options.settings))
+        client.tell_secrets(
+            lambda names: sys.stderr.write(
+                f"{secrets_line(options.environment, names, os.environ)}\n"
+            )
+        )
         app = openenv_app(client, max_sessions=options.max_sessions)
     except (TelescopeError, ValueError) as error:
         sys.exit(f"error: {error}")

@@ -125,7 +125,7 @@ class Agreement:
         self._first: Welcome | None = None
         self.secrets = None if secrets is None else tuple(sorted(set(secrets)))
         """Names of all variables that its workers may read; None until the first greeting."""
-        self.tell: Callable[[tuple[str, ...]], None] = lambda names: None
+        self.tell: Callable[[tuple[str, ...]], object] = lambda names: None
         """Hears the names, if there are any, before a worker gets their values."""
         self._was_told = False
         require_own_secrets(self.secrets or (), identity.name)

@@ -126,7 +126,7 @@ class EnvironmentPool:
         """Names of this machine's variables that its workers may read, as far as it is known."""
         return self.agreement.secrets or ()
 
-    def tell_secrets(self, tell: Callable[[tuple[str, ...]], None]) -> None:
+    def tell_secrets(self, tell: Callable[[tuple[str, ...]], object]) -> None:
         """Let `tell` hear the names of its secrets, if it has any, before a worker gets them."""
         self.agreement.tell = tell
 

@@ -1,10 +1,12 @@
 """The levels that run the environment's code: their probe processes, and the findings."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from telescope_core.probes.job import Kind
+from telescope_core.secret_names import require_own_secrets, secrets_line, shown_name
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.fixture_hub import TOKEN
 from telescope_envs.validation.processes import Errand, Place, Told, make_job, run_together
@@ -27,6 +29,10 @@ class Trial:
     network: str = "none"
     """The access to the network that it declares."""
     secrets: tuple[str, ...] = ()
+    recorded: tuple[str, ...] | None = None
+    """The secrets that its release was published with; None = nothing records them."""
+    tell: Callable[[str], None] = lambda line: None
+    """Hears which secrets it gets, before it gets them."""
 
     @property
     def environ(self) -> dict[str, str]:
@@ -47,6 +53,14 @@ def check_load(trial: Trial, findings: Findings) -> Trial:
     while needs := told[0].data.get("needs"):
         # Its needs are known only once it is imported or built, so it is run again with them.
         trial = replace(trial, network=needs["network"], secrets=tuple(needs["secrets"]))
+        require_own_secrets(trial.secrets, trial.factory)
+        if trial.recorded is not None and (more := {*trial.secrets} - {*trial.recorded}):
+            names = ", ".join(map(shown_name, sorted(more)))
+            text = f"it asks for the secrets {names}, which it was published without"
+            findings.found("load.declarations", text)
+            return replace(trial, secrets=())
+        if trial.secrets:
+            trial.tell(secrets_line(trial.factory, trial.secrets, os.environ))
         told = _run(trial, ("load", 1), ("load", 2))
         told[0].tell(findings)
     _check_import_time(trial, told, findings)

@@ -225,6 +225,8 @@ class Subject:
     """The Python that imports it."""
     search_path: tuple[str, ...] = ()
     """Folders that go to the front of the interpreter's import path."""
+    secrets: tuple[str, ...] | None = None
+    """The secrets that its release was published with; None = nothing records them."""
 
 
 _CHECK = "load.requirements"

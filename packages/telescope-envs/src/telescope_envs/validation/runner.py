@@ -90,6 +90,7 @@ def validate_installed(name: str, options: ValidationOptions = _DEFAULTS) -> Rep
         metadata=_metadata_of(location),
         factory=location.factory,
         interpreter=location.interpreter,
+        secrets=location.secrets,
     )
     return _validate(subject, options)
 
@@ -175,7 +176,13 @@ def _try_out(
             if environ:
                 findings.facts[EXAMPLES_FROM] = FIXTURE_ROWS
                 place = replace(place, environ=environ)
-            trial = Trial(place=place, factory=subject.factory, num_examples=options.num_examples)
+            trial = Trial(
+                place=place,
+                factory=subject.factory,
+                num_examples=options.num_examples,
+                recorded=subject.secrets,
+                tell=options.progress,
+            )
         trial = check(trial, findings)
         findings.facts[f"{level}_s"] = round(time.monotonic() - started_s, 2)
         before = level
