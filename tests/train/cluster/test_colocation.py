@@ -10,6 +10,7 @@ from telescope_train.cluster.colocation import SharedGpu, Turns, sleep_level
 from telescope_train.cluster.placement import bundles_of
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.sleep import SleepingLeases
+from telescope_train.opened import one_after_another
 from telescope_train.plan.load import load_train_config
 
 FLAGS = ["--name", "x", "--number_of_steps", "2", "--model", "m", "--max_async_rollout", "0"]
@@ -102,3 +103,27 @@ def test_both_get_a_half_of_one_gpu():
     assert (server.cpus, rank.cpus) == (1.0, 3.0)
     assert server.gpus + rank.gpus == 1
     assert {bundle.gpus for bundle in bundles_of(config(), "cpu")} == {0}
+
+
+def test_resident_processes_start_one_after_another_and_nobody_sleeps():
+    """A server measures what is free as it starts; whoever takes turns needs a group to sleep."""
+    order: list[str] = []
+
+    async def started(name: str) -> dict[int, str]:
+        order.append(f"{name} starts")
+        await asyncio.sleep(0)
+        order.append(f"{name} is ready")
+        return {}
+
+    async def both(*, takes_turns: bool) -> Any:
+        healthy, loaded = started("server"), started("rank")
+        no_group: Any = None
+        try:
+            return await one_after_another(healthy, loaded, no_group, "", takes_turns=takes_turns)
+        finally:
+            loaded.close()
+
+    assert asyncio.run(both(takes_turns=False)) == {}
+    assert order == ["server starts", "server is ready", "rank starts", "rank is ready"]
+    with pytest.raises(AttributeError):
+        asyncio.run(both(takes_turns=True))

@@ -6,18 +6,21 @@ import pytest
 from tests.train.plan.models import QWEN3
 
 from telescope_core.errors import ConfigError
+from telescope_train.config.fields import was_set
 from telescope_train.models import device as device_module
 from telescope_train.models.device import machine_gpus
 from telescope_train.models.facts import facts_of
 from telescope_train.plan.checks.weights import weights_device_problems
-from telescope_train.plan.gpus import CONTEXT_BYTES, gpu_problems, num_gpus_needed
+from telescope_train.plan.gpus import CONTEXT_BYTES, colocated, gpu_problems, num_gpus_needed
 from telescope_train.plan.load import load_train_config
 from telescope_train.plan.memory import rank_memory, resident_bytes, server_memory
+from telescope_train.step.stream_rules import needs_whole_batch
 from telescope_train.weights.choice import transport_of
 
 H100 = 80 * 10**9
 FLAGS = ["--name", "x", "--number_of_steps", "2", "--model", "m"]
 FLAGS += ["--environments", '[{"name": "a"}]']
+FACTS = facts_of(QWEN3["0.6B"])
 SHARED = ["--colocate", "--max_async_rollout", "0"]
 
 
@@ -34,7 +37,7 @@ def test_one_gpu_is_too_few_and_the_message_says_how_to_share_it():
     (said,) = problems("0.6B")
     assert "needs 2 GPUs" in said
     assert "this machine has 1" in said
-    assert "colocate = true and max_async_rollout = 0" in said
+    assert "colocate = 'auto'" in said
     assert problems("0.6B", gpus=2) == []
 
 
@@ -55,6 +58,59 @@ def test_a_rank_that_does_not_fit_names_what_makes_it_smaller_one_after_another(
     assert "fsdp_cpu_offload = true" in said
     assert problems("8B", "--fsdp_cpu_offload", gpus=2) == []
     assert problems("8B", "--trainer_num_workers", "4", gpus=5) == []
+
+
+def decided_for(size: str, *more: str, gpus: int = 1, gpu_bytes: int = H100) -> Any:
+    """Return the settings that a machine decides, which must fit it."""
+    facts = facts_of(QWEN3[size])
+    found = colocated(config(*more), facts, 4096, [gpu_bytes] * gpus)
+    assert list(gpu_problems(found, facts, 4096, [gpu_bytes] * gpus)) == []
+    return found
+
+
+def test_the_machine_decides_how_trainer_and_server_share_a_gpu():
+    auto = ["--colocate", "auto"]
+    assert decided_for("0.6B", *auto, gpus=2).inference.colocate is False
+    found = decided_for("0.6B", *auto)
+    assert found.inference.colocate == "resident"
+    assert found.scheduling.max_async_rollout == 1
+    # What the trainer leaves, and not the 0.9 of a server that is alone.
+    rank = rank_memory(found, facts_of(QWEN3["0.6B"]), device="cuda")
+    share = found.inference.gpu_memory_utilization
+    assert rank.total_bytes + CONTEXT_BYTES + share * H100 <= H100
+    assert rank.total_bytes + CONTEXT_BYTES + (share + 0.01) * H100 > H100
+    # A model that is too large for both takes turns, which needs the whole batch first.
+    little = ["--gpu_memory_utilization", "0.3"]
+    turns = decided_for("1.7B", *auto, *little, gpu_bytes=38 * 10**9)
+    assert turns.inference.colocate is True
+    assert turns.scheduling.max_async_rollout == 0
+    assert not was_set(turns.scheduling, "max_async_rollout")
+
+
+def test_without_a_gpu_or_with_several_ranks_nothing_is_shared():
+    assert colocated(config("--colocate", "auto"), FACTS, 4096, []).inference.colocate is False
+    several = config("--colocate", "auto", "--trainer_num_workers", "2")
+    assert colocated(several, FACTS, 4096, [H100]).inference.colocate is False
+    apart = config("--colocate", "auto", "--weight_transport", "nccl")
+    assert colocated(apart, FACTS, 4096, [H100]).inference.colocate is False
+    as_it_is = config(*SHARED)
+    assert colocated(as_it_is, FACTS, 4096, [H100]) is as_it_is
+
+
+def test_what_does_not_fit_together_says_what_to_change():
+    resident = ["--colocate", "resident"]
+    (said,) = problems("0.6B", *resident)
+    assert "lower gpu_memory_utilization" in said, "0.9 for the server, unless the plan decides it"
+    (said,) = problems("1.7B", *resident, gpu_bytes=38 * 10**9)
+    assert "do not fit the GPU's 35.4 together; let them take turns with colocate = true" in said
+
+
+def test_resident_processes_stream_gradients_and_never_sleep():
+    resident = config("--colocate", "resident", "--max_async_rollout", "2")
+    assert needs_whole_batch(resident) is None
+    assert "take turns" in str(needs_whole_batch(config(*SHARED)))
+    assert transport_of(resident, "cuda") == "ipc"
+    assert num_gpus_needed(resident) == 1
 
 
 def test_following_the_advice_for_one_gpu_ends_at_a_run_that_fits():
@@ -131,13 +187,17 @@ def test_on_a_cpu_one_gpu_for_all_is_refused_with_the_reason():
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        (["--colocate"], "max_async_rollout must be 0 with colocate, got 1"),
+        (["--colocate"], "max_async_rollout must be 0 with colocate = true, got 1"),
+        (["--colocate", "resident", "--inference_num_workers", "2"], "share one GPU"),
+        (["--colocate", "resident", "--colocate_sleep_level", "1"], "take turns with the trainer"),
+        (["--colocate", "auto", "--weight_transport", "ipc"], "colocate = true or 'resident'"),
+        (["--colocate", "both"], "colocate"),
         ([*SHARED, "--trainer_num_workers", "2"], "trainer_num_workers must be 1 with colocate"),
         ([*SHARED, "--inference_num_workers", "2"], "inference_num_workers must be 1"),
         ([*SHARED, "--weight_transport", "nccl"], "cannot connect two processes on one GPU"),
         ([*SHARED, "--stream_gradients"], "take turns on the GPU"),
         ([*SHARED, "--use_lora", "--colocate_sleep_level", "2"], "forgets the weights"),
-        (["--colocate_sleep_level", "1"], "has no effect without colocate"),
+        (["--colocate_sleep_level", "1"], "has no effect without colocate = true"),
         (["--weight_transport", "ipc"], "share with colocate = true"),
         (["--weight_transport", "disc"], "did you mean 'disk'"),
         (

@@ -168,7 +168,13 @@ async def open_processes(
         healthy = servers.wait_until_healthy(num_needed=num_needed)
         loaded = ranks.open(rank_settings(prepared), num_threads=threads_of(prepared))
         if config.inference.colocate:
-            failed = await one_after_another(healthy, loaded, servers, joined.secret)
+            failed = await one_after_another(
+                healthy,
+                loaded,
+                servers,
+                joined.secret,
+                takes_turns=config.inference.colocate is True,
+            )
         else:
             failed, _ = await asyncio.gather(healthy, loaded)
         yield Processes(servers=servers, ranks=ranks, failed_servers=failed, secret=joined.secret)
@@ -182,10 +188,18 @@ async def one_after_another(
     loaded: Awaitable[None],
     group: ServerGroup,
     secret: str,
+    *,
+    takes_turns: bool,
 ) -> Mapping[int, str]:
-    """Start servers, then ranks on the same GPU; returns which servers have failed, and why."""
+    """Start servers, then ranks on the same GPU; returns which servers have failed, and why.
+
+    `takes_turns`: servers sleep while ranks load, as ranks may need their memory for that.
+    """
     # vLLM measures what is free while it starts: nobody else may load a model then.
     failed = await healthy
+    if not takes_turns:
+        await loaded
+        return failed
     clients = [TokenClient(url, identity=name, secret=secret) for url, name in group.reached]
     try:
         # At level 1, because nobody could send them their first weights.
@@ -276,7 +290,7 @@ async def open_policies(
 
 
 def _turns(prepared: Prepared, processes: Processes, pool: ServerPool) -> Turns:
-    if not prepared.config.inference.colocate:
+    if prepared.config.inference.colocate is not True:
         return Turns()
     level = sleep_level(prepared.config)
     return SharedGpu(SleepingLeases(pool, processes.servers, level=level), processes.ranks)

@@ -42,7 +42,8 @@ class InferenceSection(Section):
     gateway_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port at `gateway_host`; 0 = a free one."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of a GPU's memory that vLLM may use; has no meaning without a GPU."""
+    """Share of a GPU's memory that vLLM may use; not set, and with the trainer resident on the same
+    GPU, it is what the trainer leaves. Has no meaning without a GPU."""
     max_model_len: Count | None = None
     """Most tokens of prompt and answer together; null = the smaller of `seq_len` and the model's
     own limit."""
@@ -51,9 +52,11 @@ class InferenceSection(Section):
     max_num_batched_tokens: Count | None = None
     """Most tokens that an engine computes in one step, prompts in parts included; null = vLLM's
     choice."""
-    colocate: bool = False
-    """Let one trainer process and one server share a GPU: the server sleeps while the trainer
-    works. Needs `max_async_rollout = 0`."""
+    colocate: bool | Literal["resident", "auto"] = False
+    """Let one trainer process and one server share a GPU: `true` = the server sleeps while the
+    trainer works, which needs `max_async_rollout = 0`, `resident` = both keep their memory, so
+    that rollouts go on while the trainer works, `auto` = each has its own where there are enough
+    GPUs, else resident if both fit, else taking turns."""
     colocate_sleep_level: Literal[1, 2] | None = None
     """What a server does with its weights while it sleeps: 1 = keeps them in CPU memory, 2 =
     forgets them, because it gets new ones anyway; null = 2, or 1 with `use_lora`."""

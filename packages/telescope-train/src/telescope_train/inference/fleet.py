@@ -260,7 +260,7 @@ def server_settings(
             scheduling_policy=inference.vllm_scheduling_policy,
             gpu_memory_utilization=inference.gpu_memory_utilization,
             takes_weights=True,
-            sleeps=inference.colocate,
+            sleeps=inference.colocate is True,
             trust_remote_code=model.trust_remote_code,
             fp32_lm_head=model.fp32_lm_head,
             traces_endpoint=traces_endpoint,

@@ -3,8 +3,10 @@
 Arithmetic over what `memory` estimates; nothing is started. Imports no torch.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
+from telescope_train.config.fields import decided, was_set
 from telescope_train.config.schema import TrainConfig
 from telescope_train.models.facts import ModelFacts
 from telescope_train.plan.memory import (
@@ -28,6 +30,40 @@ def num_gpus_needed(config: TrainConfig) -> int:
     return servers + config.trainer.trainer_num_workers
 
 
+def colocated(
+    config: TrainConfig, facts: ModelFacts, limit: int, gpus: Sequence[int]
+) -> TrainConfig:
+    """Return `config` with what this machine decides of one GPU for trainer and server.
+
+    That is the kind that `colocate = "auto"` stands for, and what the server may take where the
+    trainer stays on the same GPU. `gpus` and `limit`: see `gpu_problems`.
+    """
+    inference, scheduling = config.inference, config.scheduling
+    if inference.colocate not in ("auto", "resident"):
+        return config
+    apart = config.model_copy(update={"inference": decided(inference, colocate=False)})
+    is_pair = num_gpus_needed(apart) == 2 and config.weights.weight_transport != "nccl"
+    if inference.colocate == "auto" and (len(gpus) != 1 or not is_pair):
+        return apart
+    share = inference.gpu_memory_utilization
+    rank = rank_memory(config, facts, device="cuda")
+    if rank is not None and gpus and gpus[0]:
+        left = 1 - (rank.total_bytes + CONTEXT_BYTES) / gpus[0]
+        if not was_set(inference, "gpu_memory_utilization"):
+            # In whole percents, as a person would set it; what is too little is told as a problem.
+            share = max(min(share, int(100 * left) / 100), 0.01)
+        fits = share <= left and _least_of_server(config, facts, limit) <= share * gpus[0]
+    else:
+        fits = False
+    if inference.colocate == "resident" or fits:
+        section = decided(inference, colocate="resident", gpu_memory_utilization=share)
+        return config.model_copy(update={"inference": section})
+    turns = decided(inference, colocate=True)
+    if not was_set(scheduling, "max_async_rollout"):
+        scheduling = decided(scheduling, max_async_rollout=0)
+    return config.model_copy(update={"inference": turns, "scheduling": scheduling})
+
+
 def gpu_problems(
     config: TrainConfig, facts: ModelFacts, limit: int, gpus: Sequence[int]
 ) -> Iterator[str]:
@@ -48,7 +84,7 @@ def _count_problems(config: TrainConfig, num_gpus: int) -> Iterator[str]:
         return
     servers, ranks = config.inference.inference_num_workers, config.trainer.trainer_num_workers
     advice = (
-        "let both share it with colocate = true and max_async_rollout = 0"
+        "let both share it with colocate = 'auto'"
         if num_gpus == 1 and (servers, ranks) == (1, 1)
         else "lower trainer_num_workers or inference_num_workers, or set ray_address to a cluster "
         "with more"
@@ -74,16 +110,33 @@ def memory_problems(
             f"({_largest(rank)}), and a GPU here has {_gib(gpu_bytes)}; {_smaller_rank(config)}"
         )
     used = config.inference.gpu_memory_utilization * gpu_bytes
-    least = dict(server.parts)["weights"] + smallest_cache_bytes(facts, limit) + CONTEXT_BYTES
-    if least > used:
+    least = _least_of_server(config, facts, limit)
+    kept = rank.total_bytes + CONTEXT_BYTES
+    if config.inference.colocate == "resident" and kept + max(least, used) > gpu_bytes:
+        advice = "let them take turns with colocate = true"
+        if kept + least <= gpu_bytes:
+            advice = f"lower gpu_memory_utilization, or {advice}"
+        yield (
+            f"a trainer rank of {_gib(kept)} GiB and a server of {_gib(max(least, used))} do not "
+            f"fit the GPU's {_gib(gpu_bytes)} together; {advice}"
+        )
+    elif least > used:
         yield (
             f"a server needs at least {_gib(least)} GiB for its weights and one request of "
             f"{limit} tokens, and gpu_memory_utilization = "
             f"{config.inference.gpu_memory_utilization:g} gives it {_gib(used)} of "
             f"{_gib(gpu_bytes)}; raise it, or lower max_model_len"
         )
-    if config.inference.colocate:
+    if config.inference.colocate is True:
         yield from _colocation_problems(config, rank, least, gpu_bytes)
+
+
+def _least_of_server(config: TrainConfig, facts: ModelFacts, limit: int) -> float:
+    """Return the bytes with which a server can answer one request; infinite where unknown."""
+    server = server_memory(config, facts, limit, device="cuda")
+    if server is None:
+        return math.inf
+    return dict(server.parts)["weights"] + smallest_cache_bytes(facts, limit) + CONTEXT_BYTES
 
 
 def _colocation_problems(

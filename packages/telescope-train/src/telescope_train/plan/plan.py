@@ -209,6 +209,11 @@ def _processes(prepared: Prepared) -> tuple[ProcessPlan, ...]:
     num_eval = config.evals.eval_num_servers
     for_evals = f", the last {num_eval} for evals" if num_eval else ""
     address = ray.ray_address
+    shared = ""
+    if inference.colocate is True:
+        shared = ", in turn with the trainer on one GPU"
+    elif inference.colocate == "resident":
+        shared = f", {inference.gpu_memory_utilization:.0%} of the trainer's GPU, which both keep"
     return (
         ProcessPlan(name="driver", count=1, detail="this process: the loop and the gateway"),
         *(
@@ -229,7 +234,7 @@ def _processes(prepared: Prepared) -> tuple[ProcessPlan, ...]:
             name="vLLM server",
             count=inference.inference_num_workers,
             detail=f"{host}, {ports}{for_evals}{parts}, "
-            f"{ray.ray_inference_cpus_per_worker:g} CPU each",
+            f"{ray.ray_inference_cpus_per_worker:g} CPU each{shared}",
         ),
     )
 

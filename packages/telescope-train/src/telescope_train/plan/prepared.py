@@ -28,11 +28,12 @@ from telescope_train.plan.checks.megatron import (
 )
 from telescope_train.plan.checks.model import ModelLook, look_at_model, look_at_template
 from telescope_train.plan.checks.routing import routing_device_problems, routing_model_problems
-from telescope_train.plan.checks.weights import weights_device_problems
-from telescope_train.plan.gpus import gpu_problems
+from telescope_train.plan.checks.weights import colocation_problems, weights_device_problems
+from telescope_train.plan.gpus import colocated, gpu_problems
 from telescope_train.rollouts.accept import load_accept_fn
 from telescope_train.rollouts.environments import RunEnvironments, prepare_environments
 from telescope_train.rollouts.held_out import held_out_problems
+from telescope_train.step.stream_rules import stream_problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,11 @@ def prepare(config: TrainConfig) -> Prepared:
     except TelescopeError as error:
         problems.append(str(error))
     limit = _max_model_len(config, facts)
+    gpus = tuple(machine_gpus()) if device == "cuda" and config.ray.ray_address is None else ()
+    asked, config = config.inference.colocate, colocated(config, facts, limit, gpus)
+    if config.inference.colocate != asked:
+        problems += colocation_problems(config)
+        problems += [found for found in [stream_problem(config)] if found is not None]
     problems += _length_problems(config, facts, limit)
     problems += _step_problems(config, facts)
     problems += megatron_model_problems(config, facts)
@@ -119,10 +125,8 @@ def prepare(config: TrainConfig) -> Prepared:
         problems += location_problems(config, resume)
     except TelescopeError as error:
         problems.append(str(error))
-    gpus: tuple[int, ...] = ()
     if config.ray.ray_address is None:
         if device == "cuda":
-            gpus = tuple(machine_gpus())
             problems += gpu_problems(config, facts, limit, gpus)
         problems += port_problems(config)
         problems += _device_problems(config, device)

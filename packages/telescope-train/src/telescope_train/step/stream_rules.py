@@ -20,7 +20,7 @@ def needs_whole_batch(config: TrainConfig) -> str | None:
     """
     section = config.algorithm
     algorithm = load_algorithm(section.algorithm)
-    if config.inference.colocate:
+    if config.inference.colocate is True:
         return "colocate is true: trainer and server take turns on the GPU"
     if algorithm.compares == "batch":
         return f"{algorithm.name} compares each reward with the whole batch"

@@ -17,10 +17,10 @@ def weights_problems(config: TrainConfig) -> Iterator[str]:
     known = entry_points(group=TRANSPORTS_GROUP).names
     if name != AUTO_TRANSPORT and name not in known:
         yield str(unknown_name("weight_transport", name, (AUTO_TRANSPORT, *sorted(known))))
-    if name == "ipc" and not config.inference.colocate:
+    if name == "ipc" and config.inference.colocate in (False, "auto"):
         yield (
             "weights.weight_transport = 'ipc' works inside one GPU, which trainer and server share "
-            "with colocate = true; set it, or use 'auto'"
+            "with colocate = true or 'resident'; set it, or use 'auto'"
         )
     if section.weight_broadcast_mode == "per_tensor":
         yield from unused(
@@ -77,25 +77,32 @@ def weights_device_problems(config: TrainConfig, device: Device) -> Iterator[str
 def colocation_problems(config: TrainConfig) -> Iterator[str]:
     """Yield a message for each setting that does not fit one GPU for trainer and server."""
     inference = config.inference
-    if not inference.colocate:
+    if inference.colocate in (False, "resident"):
         yield from unused(
             inference,
             "inference.colocate_sleep_level",
-            "without colocate: servers with a GPU of their own never sleep; set colocate, or "
-            "remove it",
+            "without colocate = true: servers sleep only where they take turns with the trainer; "
+            "set that, or remove it",
         )
+    if inference.colocate in (False, "auto"):
         return
+    if inference.colocate is True and config.scheduling.max_async_rollout:
+        yield (
+            f"scheduling.max_async_rollout must be 0 with colocate = true, got "
+            f"{config.scheduling.max_async_rollout}: trainer and server take turns on one GPU; set "
+            "max_async_rollout = 0, or colocate = 'resident' if both fit"
+        )
     for where, value, expected in (
         ("trainer.trainer_num_workers", config.trainer.trainer_num_workers, 1),
         ("inference.inference_num_workers", inference.inference_num_workers, 1),
         ("inference.inference_tensor_parallel_size", inference.inference_tensor_parallel_size, 1),
         ("inference.inference_data_parallel_size", inference.inference_data_parallel_size, 1),
-        ("scheduling.max_async_rollout", config.scheduling.max_async_rollout, 0),
     ):
         if value != expected:
             yield (
-                f"{where} must be {expected} with colocate, got {value}: trainer and server take "
-                f"turns on one GPU; set {where.rpartition('.')[2]} = {expected}, or remove colocate"
+                f"{where} must be {expected} with colocate, got {value}: one trainer and one "
+                f"server share one GPU; set {where.rpartition('.')[2]} = {expected}, or remove "
+                "colocate"
             )
     if config.ray.ray_address is not None:
         yield (
