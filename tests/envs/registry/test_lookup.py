@@ -1,6 +1,11 @@
 """Which registry a name, an address or a request means."""
 
+import os
+from pathlib import Path
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.envs.projects import toy_publication, write_registry
 from tests.envs.serving import fill, served
 from tests.envs.static_host import static_host
@@ -8,7 +13,13 @@ from tests.envs.static_host import static_host
 from telescope_core.errors import ConfigError, RegistryError, UnknownNameError
 from telescope_envs.records.release import Status
 from telescope_envs.registry import Opening, locate_release, open_registry, open_writable
-from telescope_envs.registry.config import find_address, parse_address
+from telescope_envs.registry.config import (
+    AttestationMode,
+    find_address,
+    parse_address,
+    parse_user_config,
+)
+from telescope_envs.registry.credentials import token_variables
 from telescope_envs.server.auth import Scope
 
 
@@ -34,6 +45,10 @@ def at(folder, default: str, **registries: str) -> Opening:
         ("https://Hub.Example:443/a/", "https://hub.example/a"),
         ("HTTP://127.0.0.1:8080", "http://127.0.0.1:8080"),
         ("https://[::1]:8443/", "https://[::1]:8443"),
+        ("https://[0:0::0001]", "https://[::1]"),
+        ("http://[::FFFF:127.0.0.1]/a", "http://127.0.0.1/a"),
+        ("https://hub.example./x/../%61/./b//", "https://hub.example/a/b"),
+        ("https://hub.example/a%2fb%20c", "https://hub.example/a%2Fb%20c"),
         ("hf://acme/envs", "hf://acme/envs"),
         ("hf://datasets/acme/envs@v1/", "hf://acme/envs@v1"),
     ],
@@ -47,6 +62,71 @@ def test_a_folder_is_itself(tmp_path):
         assert parse_address(text).text == str(tmp_path)
 
 
+STRICT = AttestationMode.REQUIRED
+
+
+def modes(address: str, spellings: list[str]) -> set[AttestationMode]:
+    """Return how attestations are asked of these, when they are required at `address`."""
+    lines = {"prod": {"address": address, "attestations": "required"}}
+    config = parse_user_config({"registries": lines})
+    return {config.attestations_of(config.place_of(text))[0] for text in spellings}
+
+
+@given(st.lists(st.sampled_from(["x/..", ".", "", "link/..", "../top"]), max_size=4), st.data())
+def test_all_spellings_of_one_folder_have_one_setting(folders, steps, data):
+    ends = data.draw(st.sampled_from(["reg", "reg/", "reg//", "reg/.", "link", "link/../reg"]))
+    inner = "/".join([*steps, ends])
+    spellings = [f"{folders}/{inner}", f"file://{folders}/{inner}", f"FILE://{folders}/{inner}"]
+    spellings.append(os.path.relpath(folders) + f"/{inner}")
+    assert modes(str(folders / "reg"), spellings) == {STRICT}
+    assert modes(spellings[0], [str(folders / "reg")]) == {STRICT}
+    assert modes(spellings[0], [str(folders / "x")]) == {AttestationMode.OFF}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Path:
+    """A folder with a registry, a link to it, and another folder."""
+    top = tmp_path_factory.mktemp("spellings") / "top"
+    (top / "reg").mkdir(parents=True)
+    (top / "x").mkdir()
+    (top / "link").symlink_to(top / "reg")
+    return top
+
+
+def in_other_letters(text: str, chance: st.DataObject) -> str:
+    """Escape some letters of a path, and add what leads nowhere."""
+    added = st.sampled_from(["", ".", "x/..", "/", "%2e", "x/%2E%2e"])
+    letters = [chance.draw(st.sampled_from([one, f"%{ord(one):02x}"])) for one in text]
+    return "/".join([chance.draw(added), "".join(letters), chance.draw(added)])
+
+
+@given(st.data())
+def test_all_spellings_of_one_address_have_one_setting(data):
+    hosts = ["hub.example", "HUB.Example", "hub.example.", "hub.example:443", "hub.example.:443"]
+    host, path = data.draw(st.sampled_from(hosts)), in_other_letters("reg", data)
+    scheme = data.draw(st.sampled_from(["https", "HTTPS"]))
+    assert modes("https://hub.example/reg", [f"{scheme}://{host}/{path}"]) == {STRICT}
+    assert modes(f"{scheme}://{host}/{path}", ["https://hub.example/reg"]) == {STRICT}
+    others = ["https://hub.example/regs", "https://hub.example:8443/reg", "http://hub.example/reg"]
+    assert modes(f"{scheme}://{host}/{path}", others) == {AttestationMode.OFF}
+
+
+def test_this_machine_and_repositories_have_one_setting_by_all_their_names():
+    here = ["127.0.0.1", "localhost", "LOCALHOST.", "[::1]", "[::ffff:127.0.0.1]", "127.0.0.2"]
+    spellings = [f"http://{host}:8470/reg" for host in here]
+    assert all(modes(one, spellings) == {STRICT} for one in spellings)
+    assert modes(spellings[0], ["http://localhost:8471/reg"]) == {AttestationMode.OFF}
+    repositories = ["hf://acme/envs", "hf://Acme/Envs@v1", "hf://datasets/acme/envs/"]
+    assert all(modes(one, repositories) == {STRICT} for one in repositories)
+
+
+def test_a_token_is_not_for_another_name_of_this_machine(tmp_path):
+    opening = at(tmp_path, "main", corp='"http://127.0.0.1:8470"')
+    for address, names in (("127.0.0.1", ["TELESCOPE_HUB_TOKEN_CORP"]), ("localhost", [])):
+        place = parse_address(f"http://{address}:8470")
+        assert token_variables(place, environ=opening.environ) == names
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -54,6 +134,10 @@ def test_a_folder_is_itself(tmp_path):
         ("https://hub.example/x?y=1", "without \\? and #"),
         ("https:///x", "must be written https://HOST/PATH"),
         ("https://hub.example:port", "is not an address"),
+        ("http://127.1/x", "all four numbers of an address"),
+        ("http://0x7f.1/x", "all four numbers of an address"),
+        ("https://hub%2eexample/x", "not the name or the address of a host"),
+        ("https://b\u00fccher.example", "write a name in ASCII"),
         ("hf://acme", "hf://OWNER/REPOSITORY"),
         ("hf://acme/envs/more", "hf://OWNER/REPOSITORY"),
     ],

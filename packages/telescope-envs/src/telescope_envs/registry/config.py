@@ -14,7 +14,7 @@ from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TypeVar, cast
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, quote, unquote_to_bytes, urlsplit
 
 import msgspec
 
@@ -26,6 +26,10 @@ _HUB = re.compile(
     r"hf://(?:datasets/)?(?P<repo>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w./-]*[\w-]))?/*", re.ASCII
 )
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+_HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+_PLAIN_IN_PATHS = "!$&'()*+,;=:@"
+"""What a path holds without escapes, besides letters, digits and `_.-~`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +45,20 @@ class Address:
     def without_revision(self) -> str:
         """The address without its revision; tokens belong to this form."""
         return self.text.partition("@")[0] if self.scheme == "hf" else self.text
+
+    def is_place_of(self, other: "Address") -> bool:
+        """Whether both are spellings of one place, whatever the revision.
+
+        Folders are one if they are the same on disk, and every name of this machine is one host. A
+        token needs more: it belongs to the host and port that it was given for.
+        """
+        if self.scheme != other.scheme:
+            return False
+        if self.scheme == "file":
+            return _is_same_folder(self.text, other.text)
+        if self.scheme == "hf":
+            return self.without_revision.casefold() == other.without_revision.casefold()
+        return _on_this_machine(self.text) == _on_this_machine(other.text)
 
     @property
     def is_plain_http(self) -> bool:
@@ -85,6 +103,25 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _is_same_folder(one: str, other: str) -> bool:
+    """Whether two paths lead to one folder: through links, and by names that differ in case."""
+    if os.path.realpath(one) == os.path.realpath(other):
+        return True
+    try:
+        return os.path.samefile(one, other)
+    except OSError:  # one of them is not there
+        return False
+
+
+def _on_this_machine(address: str) -> str:
+    """Return an address with one name for every name of this machine."""
+    parts = urlsplit(address)
+    host = parts.hostname or ""
+    if parts.scheme not in _DEFAULT_PORTS or not is_loopback(host):
+        return address
+    return parts._replace(netloc=f"localhost:{origin_of(address)[2]}").geturl()
+
+
 def _folder(text: str) -> Path:
     path = text[len("file://") :] if text.lower().startswith("file://") else text
     if "\0" in path:
@@ -110,9 +147,38 @@ def _canonical_url(text: str) -> str:
         raise ConfigError(
             f"registry {text!r} must be written {scheme}://HOST/PATH, without ? and #"
         )
-    name = f"[{host}]" if ":" in host else host
+    name = _canonical_host(host, text)
     shown = "" if port == _DEFAULT_PORTS[scheme] else f":{port}"
-    return SplitResult(scheme, f"{name}{shown}", parts.path.rstrip("/"), "", "").geturl()
+    return SplitResult(scheme, f"{name}{shown}", _canonical_path(parts.path), "", "").geturl()
+
+
+def _canonical_host(host: str, text: str) -> str:
+    """Return the one spelling of a host; raises ConfigError for what is only sometimes one."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        name = host.removesuffix(".")
+        # Some programs read 127.1 and 0x7f.1 as 127.0.0.1.
+        if _HOST.fullmatch(name) and not _NUMBER.fullmatch(name.rpartition(".")[2]):
+            return name
+        raise ConfigError(
+            f"registry {text!r}: {host!r} is not the name or the address of a host; write a name "
+            "in ASCII (xn--...), or all four numbers of an address"
+        ) from None
+    address = getattr(address, "ipv4_mapped", None) or address
+    return f"[{address.compressed}]" if address.version == 6 else address.compressed
+
+
+def _canonical_path(path: str) -> str:
+    """Return the one spelling of a path: without dots, empty parts and needless escapes."""
+    kept: list[str] = []
+    for part in path.split("/"):
+        plain = quote(unquote_to_bytes(part), safe=_PLAIN_IN_PATHS)
+        if plain == "..":
+            kept = kept[:-1]
+        elif plain not in ("", "."):
+            kept.append(plain)
+    return "".join(f"/{part}" for part in kept)
 
 
 def _hidden(text: str) -> str:
@@ -211,11 +277,7 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def names_of(self, place: Address) -> list[str]:
         """Return the names that this file gives to `place`, whatever its revision."""
-        return [
-            name
-            for name, line in self.registries.items()
-            if line.place.without_revision == place.without_revision
-        ]
+        return [name for name, line in self.registries.items() if line.place.is_place_of(place)]
 
     def attestations_of(self, place: Address) -> tuple[AttestationMode, Path | None]:
         """Return the attestation mode for `place` and its root of trust, None for the public one.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 from telescope_core.errors import ConfigError
-from telescope_envs.registry.config import Address, parse_address, read_user_config
+from telescope_envs.registry.config import Address, origin_of, parse_address, read_user_config
 
 SERVICE = "telescope-hub"
 
@@ -111,7 +111,12 @@ def _place_with_tokens(address: str) -> Address:
 def token_variables(place: Address, *, environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return the variables that may hold the token for `place`, the most exact one first."""
     config = read_user_config(environ)
-    variables = [variable_of(name) for name in config.names_of(place)]
+    origin = origin_of(place.text)
+    variables = [
+        variable_of(name)
+        for name in config.names_of(place)
+        if origin_of(config.registries[name].place.text) == origin
+    ]
     if config.is_default(place, environ):
         variables.append(VARIABLE)
     return variables
