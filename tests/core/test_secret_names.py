@@ -6,7 +6,14 @@ from telescope_core import SingleTurnEnvironment
 from telescope_core.errors import EnvironmentLoadError
 from telescope_core.processes.frames import Welcome
 from telescope_core.processes.handshake import Agreement, Identity
-from telescope_core.secret_names import secrets_line
+from telescope_core.secret_names import (
+    HIDDEN,
+    secret_values,
+    secrets_line,
+    without_passwords,
+    without_secrets,
+    without_values,
+)
 
 
 def test_a_class_that_declares_a_token_of_telescope_is_refused_when_it_is_defined():
@@ -59,3 +66,63 @@ def test_a_name_that_a_worker_made_up_does_not_reach_the_terminal_as_it_is():
     (line,) = secrets_line("acme/toy", ("A\x1b[2J\nB",), {}).splitlines()
     assert line.isprintable()
     assert r"'A\x1b[2J\nB' (not set)" in line
+
+
+SETTINGS = {
+    "api_key": "sk-abc123def",
+    "max_tokens": 5,
+    "level": "digit",
+    "HF_TOKEN": "",
+    "model_key_2": "sk-second",
+    "headers": {"Authorization": "Bearer abcdef", "X-Api-Key": "abcdef", "Accept": "json"},
+    "passwords": {"of db": "db password", "tries": 3, "all": ["one", "two"]},
+    "judges": [{"url": "https://me:hunter2@host/v1?api_key=q1q1q1&size=3", "secret": "hush-hush"}],
+}
+
+
+def test_what_is_written_of_settings_has_names_and_no_value_of_a_secret():
+    assert without_secrets(SETTINGS) == {
+        "api_key": HIDDEN,
+        "max_tokens": 5,
+        "level": "digit",
+        "HF_TOKEN": "",
+        "model_key_2": HIDDEN,
+        "headers": {"Authorization": HIDDEN, "X-Api-Key": HIDDEN, "Accept": "json"},
+        "passwords": {"of db": HIDDEN, "tries": 3, "all": [HIDDEN, HIDDEN]},
+        "judges": [{"url": f"https://host/v1?api_key={HIDDEN}&size=3", "secret": HIDDEN}],
+    }
+    values = secret_values(SETTINGS)
+    assert values >= {"sk-abc123def", "hunter2", "me:hunter2", "q1q1q1", "db password", "two"}
+    assert not values & {"digit", "json", "3"}
+
+
+def test_settings_that_differ_in_secrets_alone_are_compared_as_the_same():
+    again = {**SETTINGS, "api_key": "another", "HF_TOKEN": "given now", "max_tokens": 5}
+    del again["model_key_2"]
+    written = without_secrets(SETTINGS)
+    assert without_secrets(written, keeps_names=False) == without_secrets(again, keeps_names=False)
+    assert without_secrets({"max_tokens": 6}, keeps_names=False) == {"max_tokens": 6}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://me:p@ss:w@h.example:9/v1 answered 500", "http://h.example:9/v1 answered 500"),
+        ("https://token@h/x, http://a:b@c", "https://h/x, http://c"),
+        ("git+https://u:p@h/x.git@v1", "git+https://h/x.git@v1"),
+        ("https://h/x?a=1&X-Amz-Signature=abc#t", f"https://h/x?a=1&X-Amz-Signature={HIDDEN}#t"),
+        ("https://h/x?sig=a%2Fb&design=2", f"https://h/x?sig={HIDDEN}&design=2"),
+        ("see https://h/~me@home and me@host", "see https://h/~me@home and me@host"),
+        ("key=value", "key=value"),
+    ],
+)
+def test_addresses_are_shown_without_passwords(text, shown):
+    assert without_passwords(text) == shown
+    assert without_passwords(shown) == shown
+
+
+def test_known_values_are_left_out_of_nested_texts():
+    value = {"a hunter2x": ["xhunter2xx", 3, None, {"b": "fine"}]}
+    assert without_values(value, {"hunter2x"}) == {
+        f"a {HIDDEN}": [f"x{HIDDEN}x", 3, None, {"b": "fine"}]
+    }

@@ -1,11 +1,13 @@
-"""Which environment variables an environment may declare as its secrets, and telling people.
+"""Which variables an environment may declare as its secrets, and what is left out of what we write.
 
-And what is left out of texts because it may be a secret.
+Everything that writes settings or addresses where others may read them takes `without_secrets`, and
+what quotes texts of others takes `hidden` or `without_values` with the values that are known.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, cast
+from urllib.parse import unquote
 
 from telescope_core.errors import EnvironmentLoadError
 
@@ -13,8 +15,17 @@ RESERVED_PREFIX = "TELESCOPE_"
 """Variables of Telescope itself: tokens of registries and workers, and where its data is."""
 HIDDEN = "(left out)"
 """What stands in a text where a secret was."""
-_SECRET = re.compile(r"(?:key|token|secret|password|passwd|credentials?)s?$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(?:key|token|secret|password|passwd|passphrase|credential|authorization|auth|cookie)s?_?\d*$",
+    re.IGNORECASE,
+)
 """How the names of secrets end."""
+_SIGNATURE = re.compile(r"(?:^|[-_])sig(?:nature)?$", re.IGNORECASE)
+"""Names of what signs an address, for which it is as good as a key."""
+_USER = re.compile(r"(?<=://)[^\s/?#]+@")
+"""User and password of an address, in a text that may hold several."""
+_QUERY = re.compile(r"(?<=[?&;#])([^\s=?&;#]+)=(?!\(left out\))([^\s&;#\"'<>)]+)")
+"""Name and value in the query of an address."""
 _SHORTEST_HIDDEN = 6
 """Characters of the shortest value that is left out: shorter ones are words such as `none`, which
 no text could do without."""
@@ -75,16 +86,94 @@ def shown_name(name: str) -> str:
 
 
 def secret_values(settings: Mapping[str, object]) -> set[str]:
-    """Return the texts of `settings` whose names look like those of secrets, in all sections."""
+    """Return the texts of `settings` that look like secrets, in all sections.
+
+    These are the values of names that end like those of secrets, and in every address its user with
+    the password, the password alone, and what such names have in its query.
+    """
     found: set[str] = set()
     for name, value in settings.items():
-        several = isinstance(value, list | tuple)
-        for one in cast(Sequence[object], value) if several else (value,):
-            if isinstance(one, Mapping):
-                found |= secret_values(cast(Mapping[str, object], one))
-            elif isinstance(one, str) and _SECRET.search(name):
-                found.add(one)
+        _collect(value, is_secret=_SECRET.search(name) is not None, found=found)
     return found
+
+
+def _collect(value: object, *, is_secret: bool, found: set[str]) -> None:
+    if isinstance(value, Mapping):
+        for name, one in cast(Mapping[str, object], value).items():
+            _collect(one, is_secret=is_secret or bool(_SECRET.search(str(name))), found=found)
+    elif isinstance(value, list | tuple):
+        for one in cast(Sequence[object], value):
+            _collect(one, is_secret=is_secret, found=found)
+    elif isinstance(value, str):
+        if is_secret:
+            found.add(value)
+        for user in _USER.findall(value):
+            password = user[:-1].partition(":")[2]
+            found |= {user[:-1], password, unquote(password)} - {""}
+        found |= {
+            form
+            for name, one in _QUERY.findall(value)
+            if _is_secret_in_query(name)
+            for form in (one, unquote(one))
+        }
+
+
+def _is_secret_in_query(name: str) -> bool:
+    return _SECRET.search(name) is not None or _SIGNATURE.search(name) is not None
+
+
+def without_passwords(text: str) -> str:
+    """Return `text` with each address in it without its user and the secrets of its query."""
+    if "://" not in text:
+        return text
+    return _QUERY.sub(
+        lambda one: f"{one[1]}={HIDDEN}" if _is_secret_in_query(one[1]) else one[0],
+        _USER.sub("", text),
+    )
+
+
+def without_secrets(settings: Any, *, keeps_names: bool = True) -> Any:
+    """Return settings, which may be nested, as they may be written where others read them.
+
+    Texts whose names end like those of secrets are `HIDDEN`, and addresses have no passwords.
+    Without `keeps_names` such names are left out too: of them nobody can tell whether two settings
+    are the same.
+    """
+    if isinstance(settings, Mapping):
+        shown: dict[str, Any] = {}
+        for name, value in cast(Mapping[str, Any], settings).items():
+            if not _SECRET.search(str(name)):
+                shown[name] = without_secrets(value, keeps_names=keeps_names)
+                continue
+            masked = _masked(value)
+            if keeps_names or (value and HIDDEN not in str(masked)):
+                shown[name] = masked
+        return shown
+    if isinstance(settings, list | tuple):
+        values = cast(Sequence[Any], settings)
+        return [without_secrets(one, keeps_names=keeps_names) for one in values]
+    return without_passwords(settings) if isinstance(settings, str) else settings
+
+
+def _masked(value: Any) -> Any:
+    """Return `value` with each text in it `HIDDEN`; numbers, such as those of tokens, stay."""
+    if isinstance(value, Mapping):
+        return {name: _masked(one) for name, one in cast(Mapping[str, Any], value).items()}
+    if isinstance(value, list | tuple):
+        return [_masked(one) for one in cast(Sequence[Any], value)]
+    return HIDDEN if isinstance(value, str) and value else value
+
+
+def without_values(value: Any, secrets: Collection[str]) -> Any:
+    """Return a JSON value in which no text has one of the `secrets`; see `hidden`."""
+    if not secrets:
+        return value
+    if isinstance(value, Mapping):
+        items = cast(Mapping[str, Any], value).items()
+        return {hidden(name, secrets): without_values(one, secrets) for name, one in items}
+    if isinstance(value, list | tuple):
+        return [without_values(one, secrets) for one in cast(Sequence[Any], value)]
+    return hidden(value, secrets) if isinstance(value, str) else value
 
 
 def hidden(text: str, secrets: Iterable[str]) -> str:
