@@ -54,6 +54,9 @@ BROAD_EXCEPT = {
         "Ray has no class for a start that takes long: raised again as a ConfigError"
     ),
     "packages/telescope-core/src/telescope_core/rollout.py": "a rollout that fails is data",
+    "packages/telescope-core/src/telescope_core/adapters/inspect_scores.py": (
+        "a scorer that is tried on answers that nobody gave may raise whatever it likes"
+    ),
     "packages/telescope-core/src/telescope_core/in_process.py": "what was played outlives its end",
     "packages/telescope-core/src/telescope_core/environments/score_worker.py": "so in its parent",
     "packages/telescope-core/src/telescope_core/evals/runner.py": "so is a group reward that fails",

@@ -28,7 +28,7 @@ from telescope_core.environments.loop_watch import LoopWatch
 from telescope_core.errors import ContextLengthError, EndpointError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.scripted import ScriptedClient
-from telescope_core.types import MetricRange, TurnInfo
+from telescope_core.types import MetricRange, Sampling, TurnInfo
 
 
 class Talk(MultiTurnEnvironment):
@@ -39,6 +39,19 @@ class Talk(MultiTurnEnvironment):
 
     def env_response(self, messages, episode):
         return f"turn {len(episode.turns)}"
+
+
+class Asks:
+    """A policy that keeps how it was sampled."""
+
+    endpoint = None
+
+    def __init__(self):
+        self.sampled = []
+
+    async def complete(self, messages, sampling, *, tools=()):
+        self.sampled.append(sampling)
+        return await ScriptedClient(["yes"]).policy("r").complete(messages, sampling)
 
 
 class Everywhere(MultiTurnEnvironment):
@@ -483,3 +496,18 @@ async def test_a_prompt_that_is_too_long_names_what_wrote_it(error, replies, wri
     assert rollout.error.startswith(f"{type(error).__name__}: {error}")
     assert (hint in rollout.error) is bool(writer)
     assert writer in rollout.error
+
+
+async def test_a_turn_ends_at_stop_texts_of_its_own():
+    class Stops(One):
+        async def play(self, episode):
+            await episode.generate(stop=["Q:", "A:"])
+            await episode.generate()
+
+    policy = Asks()
+    request = ask(sampling=Sampling(max_tokens=8, stop=("A:",), include_stop_str_in_output=True))
+    rollout = await InProcessEnvironment(Stops(), name="stops").play(request, policy)
+    assert rollout.error is None
+    first, second = policy.sampled
+    assert (first.stop, first.include_stop_str_in_output) == (("A:", "Q:"), False)
+    assert second == request.sampling

@@ -1,27 +1,66 @@
 """Tasks of inspect_ai: `inspect:TASK`, by registered name or as `file.py@task`.
 
 Their solver and scorers are called as functions, and the model that the solver asks is the policy
-of the rollout. What only a whole eval of theirs gives is refused by name, such as sandboxes.
+of the rollout. What only a whole eval of theirs gives is refused by name, such as sandboxes. The
+models that they ask are in `inspect_models`, and what their scorers say in `inspect_scores`.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from telescope_core.adapters.inspect_models import InspectModels, as_message, inner, told
+from telescope_core.adapters.inspect_scores import InspectScores
 from telescope_core.adapters.schemes import INSPECT, imported
-from telescope_core.adapters.settings import AdaptedConfig, AdaptedEnvironment, function_tool
-from telescope_core.environments import Episode, reward
-from telescope_core.errors import ConfigError, EnvironmentLoadError, RewardError, unknown_name
+from telescope_core.adapters.settings import AdaptedConfig, AdaptedEnvironment
+from telescope_core.chat.trouble import relay
+from telescope_core.environments import Episode, cleanup, reward
+from telescope_core.errors import (
+    ConfigError,
+    EnvironmentLoadError,
+    UnplayableError,
+    unknown_name,
+)
 from telescope_core.examples import ListSource, split_of
-from telescope_core.types import Completion, Example, Message, Rollout, Split, StopReason, ToolCall
+from telescope_core.types import Example, Message, Rollout, Split, StopReason
+
+_PLAYED = {
+    *("dataset", "setup", "solver", "cleanup", "scorer", "metrics", "config", "model_roles"),
+    *("message_limit", "turn_limit", "token_limit", "token_limit_type", "time_limit"),
+}
+"""What a task says that is played as it stands."""
+_SAID_OF_IT = {
+    *("version", "description", "metadata", "tags", "viewer", "headline_metric"),
+    *("checkpoint", "on_checkpoint", "on_resume"),
+}
+"""What says nothing of how a sample is played and scored."""
+_OURS = {
+    "model": "the policy",
+    "epochs": "the number of rollouts",
+    "epochs_reducer": "the mean over rollouts",
+    "fail_on_error": "the limits on failed rollouts",
+    "continue_on_fail": "the limits on failed rollouts",
+    "score_on_error": "no score for what raised",
+}
+"""What a task says that whoever plays it decides, and what counts in its place."""
+_SAMPLE = {"input", "choices", "target", "id", "description", "metadata", "checkpoint"}
+_STOPS = {"time": StopReason.TIMEOUT, "token": StopReason.LENGTH}
+"""How a rollout ends that reached one of their limits; the others count messages and turns."""
 
 
 class InspectConfig(AdaptedConfig):
     """Settings of an inspect_ai task."""
 
     scorer: str = ""
-    """The scorer whose score is the reward; empty = the task's only one, or its first."""
+    """The scorer whose score is the reward, as NAME, or as NAME/KEY where its score has several
+    values; empty = the task's only one, or its first."""
+    judge: str = ""
+    """The model that scorers ask where the task names none, as inspect_ai writes it, such as
+    openai/gpt-5-mini; empty = none."""
     samples: Literal["eval", "divided"] = "eval"
     """`eval`: every sample is held out, as in a benchmark. `divided`: a hash of the id holds out a
     tenth of them, and the others are trained on."""
@@ -35,95 +74,140 @@ class InspectEnvironment(AdaptedEnvironment):
     def __init__(self, config: InspectConfig | None = None) -> None:
         super().__init__(config)
         self._load = imported(INSPECT, "inspect_ai._eval.loader")
-        self._model = imported(INSPECT, "inspect_ai.model")
-        self._solver = imported(INSPECT, "inspect_ai.solver")
-        self._scoring = imported(INSPECT, "inspect_ai.scorer")
+        self._run = imported(INSPECT, "inspect_ai._eval.task.run")
+        self._generate = imported(INSPECT, "inspect_ai._eval.task.generate").task_generate
+        self._states = imported(INSPECT, "inspect_ai.solver._task_state")
+        self._target = imported(INSPECT, "inspect_ai.scorer").Target
+        self._util = imported(INSPECT, "inspect_ai.util")
         self.task = self._loaded()
         self._require_playable()
         self._samples = {str(sample.id): sample for sample in self._numbered()}
-        self._api = _policy_api(self._model)
+        is_divided = self.config.samples == "divided"
+        self._names: dict[Split, list[str]] = {split: [] for split in Split}
+        for name in self._samples:
+            self._names[split_of(name) if is_divided else Split.EVAL].append(name)
+        self._plan = self._run.resolve_plan(self.task, None)
+        self._models = InspectModels(self.config.id, self.task, judge=self.config.judge)
+        self._scores = InspectScores(
+            self.config.id, self.task.scorer, self._models, wanted=self.config.scorer
+        )
+        self._try_scorers()
 
     def splits(self) -> tuple[Split, ...]:
         """Return the split of evals alone, unless the samples are divided."""
-        return tuple(split for split in Split if self._names(split))
+        return tuple(split for split in Split if self._names[split])
 
     def examples(self, split: Split) -> ListSource:
         """Return the samples of the task."""
+        samples = ((name, self._samples[name]) for name in self._names[split])
         return ListSource(
             [
-                Example(id=name, prompt=_prompt(sample.input), answer=_target(sample.target))
-                for name, sample in self._samples.items()
-                if name in self._names(split)
+                Example(id=name, prompt=_prompt(sample.input), answer=_text_of(sample.target))
+                for name, sample in samples
             ]
         )
 
-    def _names(self, split: Split) -> set[str]:
-        is_divided = self.config.samples == "divided"
-        return {
-            name
-            for name in self._samples
-            if (split_of(name) if is_divided else Split.EVAL) is split
-        }
-
     async def play(self, episode: Episode[Any]) -> StopReason:
-        """Let their solver ask the policy, then let their scorers score."""
-        sample = self._samples[episode.example.id]
-        model = self._model.Model(self._api(episode), self._model.GenerateConfig())
-        state = self._solver.TaskState(
-            self._model.ModelName("telescope/policy"),
-            sample.id,
-            1,
-            sample.input,
-            self._opening(sample.input),
-            target=self._scoring.Target(sample.target),
-            choices=sample.choices,
-            metadata=dict(sample.metadata or {}),
-        )
+        """Let their solver ask the policy."""
+        policy = self._models.policy(episode)
+        state = episode.state["state"] = self._new_state(episode.example.id)
+        self._models.enter(state, policy, self.task.scorer)
 
-        async def generate(asked: Any, *_: Any, **__: Any) -> Any:
-            messages, asked.output = await model.generate_loop(asked.messages, tools=asked.tools)
-            asked.messages.extend(messages)
-            return asked
+        async def generate(asked: Any, tool_calls: str = "loop", **settings: Any) -> Any:
+            config = self.task.config.merge(settings)
+            return await self._generate(policy, asked, tool_calls, False, config)
 
-        state = await self._solver_of(self.task.solver)(state, generate)
-        episode.messages[:] = [as_message(one) for one in state.messages]
-        episode.state["reward"] = await self._reward(state, episode)
+        self._run.set_task_generate(generate)
+        try:
+            stop_reason = await self._solved(episode, state, generate)
+        except Exception as error:
+            if policy.api.failed is not None:
+                raise policy.api.failed from error
+            raise
+        if policy.api.failed is not None:
+            # What a solver makes of it is no answer of the policy.
+            raise policy.api.failed
+        state = episode.state["state"]
+        said = [as_message(one) for one in state.messages]
+        # A system message of the task's config is in requests alone.
+        opening = [one for one in episode.messages[:1] if one.role == "system"]
+        episode.messages[:] = [*(one for one in opening if one not in said[:1]), *said]
         was_cut = state.output.stop_reason == "max_tokens" if state.output.choices else False
-        return StopReason.LENGTH if was_cut else StopReason.COMPLETED
+        return stop_reason or (StopReason.LENGTH if was_cut else StopReason.COMPLETED)
+
+    async def score(self, rollout: Rollout, example: Example, episode: Episode[Any]) -> Rollout:
+        """Let their scorers score what was played, also where a limit ended it."""
+        scored = await self._scores.of(episode.state["state"])
+        episode.state["reward"] = scored.reward
+        episode.tags.update(scored.tags)
+        done = await super().score(rollout, example, episode)
+        return replace(done, metrics={**done.metrics, **scored.metrics})
 
     @reward
-    def theirs(self, rollout: Rollout, example: Example, episode: Episode[Any]) -> float:
+    def theirs(self, episode: Episode[Any]) -> float:
         """The score of their scorer, as a number."""
         return episode.state["reward"]
 
-    async def _reward(self, state: Any, episode: Episode[Any]) -> float:
-        to_float = self._scoring.value_to_float()
-        values: dict[str, float] = {}
-        for name, scorer in self._scorers().items():
-            score = await scorer(state, state.target)
-            value: Any = None if score is None else score.value
-            if value is None or isinstance(value, list | dict):
-                raise RewardError(f"scorer {name} of {self.config.id} gave {value!r}, no number")
-            values[name] = float(to_float(value))
-        episode.metrics.update(values)
-        wanted = self.config.scorer or next(iter(values))
-        return values[wanted]
+    @cleanup
+    async def clean_up(self, episode: Episode[Any]) -> None:
+        """Call the task's own cleanup."""
+        if self.task.cleanup is not None and "state" in episode.state:
+            await self.task.cleanup(episode.state["state"])
 
-    def _scorers(self) -> dict[str, Any]:
-        info: Any = imported(INSPECT, "inspect_ai._util.registry")
-        named = {info.registry_info(one).name.rpartition("/")[2]: one for one in self.task.scorer}
-        if self.config.scorer and self.config.scorer not in named:
-            raise unknown_name("scorer", self.config.scorer, named, f"(of {self.config.id})")
-        return named
+    async def _solved(self, episode: Episode[Any], state: Any, generate: Any) -> StopReason | None:
+        """Run the solver, and return which of the task's limits ended it; None = none did."""
+        over = self._util.LimitExceededError
+        try:
+            with (
+                state._message_limit,
+                state._token_limit,
+                self._util.turn_limit(self.task.turn_limit),
+                self._util.time_limit(self.task.time_limit),
+            ):
+                episode.state["state"] = await self._plan(state, generate)
+            return None
+        except (over, ExceptionGroup) as error:
+            limit: Any = inner(error)
+            if not isinstance(limit, over):
+                raise
+            episode.state["state"] = self._states.sample_state() or state
+            return _STOPS.get(limit.type, StopReason.MAX_TURNS)
 
-    def _opening(self, given: Any) -> list[Any]:
-        if isinstance(given, str):
-            return [self._model.ChatMessageUser(content=given)]
-        return list(given)
+    def _new_state(self, name: str) -> Any:
+        """Return the state in which a rollout begins, which shares nothing with others."""
+        sample = deepcopy(self._samples[name])
+        return self._states.TaskState(
+            model=self._models.policy_name,
+            sample_id=sample.id,
+            epoch=1,
+            input=sample.input,
+            messages=self._run.sample_messages(sample),
+            target=self._target(sample.target),
+            choices=sample.choices,
+            message_limit=self.task.message_limit,
+            token_limit=self.task.token_limit,
+            token_limit_type=self.task.token_limit_type or "all",
+            metadata=sample.metadata or {},
+        )
 
-    def _solver_of(self, solver: Any) -> Any:
-        chain = self._solver.chain
-        return chain(*solver) if isinstance(solver, list) else solver
+    def _try_scorers(self) -> None:
+        """Score an empty answer and the target of the first sample.
+
+        What no answer of the policy changes is then known before one is paid for.
+        """
+        name = next(iter(self._samples))
+        texts = ("", _text_of(self._samples[name].target))
+
+        def check(reward: float, text: str) -> None:
+            if not self.config.reward_min <= reward <= self.config.reward_max:
+                what = "the target of its first sample" if text else "an empty answer"
+                found = f"{self.config.id} gives {what} a score of {reward:g}"
+                raise UnplayableError(self.range_advice(found))
+
+        trial = self._scores.tried(lambda: self._new_state(name), texts, check)
+        # In a thread, because whoever builds this may do so within an event loop.
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(asyncio.run, trial).result()
 
     def _loaded(self) -> Any:
         name = str(self.config.id)
@@ -134,39 +218,55 @@ class InspectEnvironment(AdaptedEnvironment):
         try:
             found = self._load.load_tasks([name], dict(self.config.options))
         except (errors.PrerequisiteError, LookupError, ValueError) as error:
-            raise self._unknown(name, str(error)) from error
-        if len(found) != 1:
+            raise self._not_loaded(name, told(error)) from error
+        if not found:
+            raise self._not_loaded(name, "no task is there")
+        if len(found) > 1:
             names = [task.name for task in found]
             raise unknown_name("task", name, names, "(name one of them: file.py@task)")
         return found[0]
 
-    def _unknown(self, name: str, why: str) -> Exception:
+    def _not_loaded(self, name: str, why: str) -> Exception:
         registry: Any = imported(INSPECT, "inspect_ai._util.registry")
 
         def is_task(info: Any) -> bool:
             return info.type == "task"
 
-        tasks = registry.registry_find(is_task)
-        known = {registry.registry_info(task).name for task in tasks}
+        known = {registry.registry_info(task).name for task in registry.registry_find(is_task)}
+        if name.rpartition("@")[2] in known:
+            return EnvironmentLoadError(f"{name} cannot be made: {why}")
+        package, _, task = name.partition("/")
+        files = _files_with(package, task) if task else []
+        if files:
+            return EnvironmentLoadError(
+                f"the package {package} is installed, but its tasks cannot be found by name: it "
+                "declares no entry point of the group inspect_ai, by which tasks register; name "
+                f"the file: inspect:{files[0]}@{task}"
+            )
         return unknown_name("inspect_ai task", name, known, f"(inspect_ai said: {why:.200})")
 
     def _require_playable(self) -> None:
-        task = self.task
-        needs = {
-            "sandbox": task.sandbox is not None or any(one.sandbox for one in task.dataset),
-            "setup": task.setup is not None or any(one.setup for one in task.dataset),
-            "files": any(one.files for one in task.dataset),
-            "message_limit": task.message_limit is not None,
-            "token_limit": task.token_limit is not None,
-        }
-        found = [name for name, is_needed in needs.items() if is_needed]
-        if found:
+        """Raise for what the task uses and a rollout cannot have; say what is decided here."""
+        task, name = self.task, self.config.id
+        says = cast(dict[str, Any], vars(task))
+        used = {key for key, value in says.items() if value is not None and key[0] != "_"}
+        needs = sorted(used - _PLAYED - _SAID_OF_IT - _OURS.keys())
+        for sample in task.dataset:
+            fields: dict[str, Any] = dict(sample)
+            others = {key for key, value in fields.items() if value} - _SAMPLE
+            needs += sorted(f"{key} of a sample" for key in others)
+        if needs:
             raise EnvironmentLoadError(
-                f"{self.config.id} uses {', '.join(found)}, which only a whole eval of inspect_ai "
-                "gives; run it with `inspect eval`, or choose a task without"
+                f"{name} uses {', '.join(dict.fromkeys(needs))}, which only a whole eval of "
+                "inspect_ai gives; run it with `inspect eval`, or choose a task without"
             )
         if not task.scorer:
-            raise EnvironmentLoadError(f"{self.config.id} has no scorer, so it has no reward")
+            raise EnvironmentLoadError(f"{name} has no scorer, so it has no reward")
+        if not len(task.dataset):
+            raise EnvironmentLoadError(f"{name} has no samples")
+        replaced = [f"{key} ({_OURS[key]} counts)" for key in _OURS if key in used]
+        if replaced:
+            relay(f"{name}: what the task sets is not used here: {', '.join(replaced)}")
 
     def _numbered(self) -> list[Any]:
         """Return the samples, whose ids are their places where they have none."""
@@ -178,78 +278,22 @@ class InspectEnvironment(AdaptedEnvironment):
         return samples
 
 
-def as_message(theirs: Any) -> Message:
-    """Return one of their messages as ours; parts that are no text are refused by name."""
-    content: Any = theirs.content
-    if not isinstance(content, str):
-        others = sorted({part.type for part in content} - {"text", "reasoning"})
-        if others:
-            raise EnvironmentLoadError(
-                f"a message has parts of the type {', '.join(others)}; this adapter takes text"
-            )
-    calls = tuple(
-        ToolCall(id=call.id, name=call.function, arguments=json.dumps(call.arguments))
-        for call in getattr(theirs, "tool_calls", None) or ()
-    )
-    return Message(
-        role=theirs.role,
-        content=theirs.text,
-        tool_calls=calls,
-        tool_call_id=getattr(theirs, "tool_call_id", None),
-    )
-
-
-def _policy_api(model: Any) -> Any:
-    """Return the class of their model APIs that ask the policy of an episode."""
-    call_class: Any = imported(INSPECT, "inspect_ai.tool").ToolCall
-    registry: Any = imported(INSPECT, "inspect_ai._util.registry")
-    about = registry.RegistryInfo(type="modelapi", name="telescope/policy")
-
-    class PolicyAPI(model.ModelAPI):
-        def __init__(self, episode: Episode[Any]) -> None:
-            super().__init__("policy")
-            registry.set_registry_info(self, about)
-            self.episode = episode
-
-        async def generate(
-            self, input: Any, tools: Sequence[Any], tool_choice: Any, config: Any
-        ) -> Any:
-            self.episode.messages[:] = [as_message(one) for one in input]
-            shown = [
-                function_tool(t.name, t.description, t.parameters.model_dump(exclude_none=True))
-                for t in tools
-            ]
-            said = await self.episode.generate(tools=shown)
-            calls = [_their_call(call_class, call) for call in said.message.tool_calls]
-            message = model.ChatMessageAssistant(
-                content=said.message.content, tool_calls=calls or None
-            )
-            choice = model.ChatCompletionChoice(message=message, stop_reason=_stop_reason(said))
-            return model.ModelOutput(model="telescope/policy", choices=[choice])
-
-    return PolicyAPI
-
-
-def _their_call(call_class: Any, call: ToolCall) -> Any:
-    """Return a tool call as theirs; one whose arguments are no JSON object says so itself."""
-    try:
-        arguments: Any = json.loads(call.arguments or "{}")
-    except json.JSONDecodeError:
-        arguments = None
-    if isinstance(arguments, Mapping):
-        return call_class(id=call.id, function=call.name, arguments=dict(cast(Any, arguments)))
-    error = f"the arguments are no JSON object: {call.arguments}"
-    return call_class(id=call.id, function=call.name, arguments={}, parse_error=error)
-
-
-def _stop_reason(said: Completion) -> str:
-    known = {"length": "max_tokens", "tool_calls": "tool_calls", "content_filter": "content_filter"}
-    return known.get(said.finish_reason, "stop")
+def _files_with(package: str, task: str) -> list[str]:
+    """Return the files of an installed package that define a task."""
+    found = find_spec(package) if package.isidentifier() else None
+    listing: Any = imported(INSPECT, "inspect_ai._eval.list")
+    folders = [Path(one) for one in (found and found.submodule_search_locations) or ()]
+    return [
+        str(one.file)
+        for folder in folders
+        for one in listing.list_tasks(absolute=True, root_dir=folder)
+        if one.name == task
+    ]
 
 
 def _prompt(given: Any) -> "str | tuple[Message, ...]":
     return given if isinstance(given, str) else tuple(as_message(one) for one in given)
 
 
-def _target(target: Any) -> str:
+def _text_of(target: Any) -> str:
     return target if isinstance(target, str) else "\n".join(target)

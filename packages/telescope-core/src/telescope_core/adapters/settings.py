@@ -1,7 +1,7 @@
 """Settings and declarations that every adapter shares.
 
-Other frameworks declare no range of rewards, so the range is a setting here, and it is strict: a
-reward outside it fails its rollout and says so.
+Other frameworks declare no range of rewards, so the range is a setting here, and it is strict: the
+first reward outside it ends the eval or the run, and the error says which setting to change.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from telescope_core.environments import Environment, EnvironmentConfig
-from telescope_core.errors import ConfigError
+from telescope_core.errors import ConfigError, RewardError, UnplayableError
 from telescope_core.types import Example, JsonValue, Message
 
 
@@ -49,6 +49,25 @@ class AdaptedEnvironment(Environment):
             reward_min=settings.reward_min,
             reward_max=settings.reward_max,
             success_threshold=settings.reward_max if threshold is None else threshold,
+        )
+
+    def check_range(self, total: float) -> None:
+        """Raise UnplayableError when `total` is outside the range, which is the user's to set."""
+        try:
+            super().check_range(total)
+        except RewardError as error:
+            raise UnplayableError(
+                self.range_advice(f"{self.config.id} gave a reward of {total:g}")
+            ) from error
+
+    def range_advice(self, found: str) -> str:
+        """Return what to set, where `found` says which reward is outside the range."""
+        settings: AdaptedConfig = self.config
+        return (
+            f"{found}, outside its declared range [{settings.reward_min:g}, "
+            f"{settings.reward_max:g}]; set env.reward_min and env.reward_max to the smallest and "
+            "the largest reward that it can give (--env.reward_min -1, for example; with "
+            "`telescope env link`, --settings '{\"reward_min\": -1}')"
         )
 
     async def first_messages(self, example: Example) -> list[Message]:

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast, get_args
 
 from telescope_core.code_places import called_at, shown_path
@@ -107,9 +107,12 @@ class Episode(Generic[StateT]):
         return endpoint
 
     def generate(
-        self, *, tools: Sequence[dict[str, JsonValue]] | None = None
+        self, *, tools: Sequence[dict[str, JsonValue]] | None = None, stop: Sequence[str] = ()
     ) -> Coroutine[Any, Any, Completion]:
         """Ask the policy for the next assistant message, and append it to `messages`; await it.
+
+        `stop` are texts that end this turn, beside those of `sampling`; the answer does not have
+        the one that ended it.
 
         `@stop` methods are checked before the model call, except in the first turn, so that they
         see the environment's reply to the turn before. They are checked again after the call
@@ -117,7 +120,7 @@ class Episode(Generic[StateT]):
         """
         caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         key = object()
-        answer = self._generated(key, tools)
+        answer = self._generated(key, tools, tuple(stop))
         self._requests[key] = _Request(caller.f_code.co_filename, caller.f_lineno, answer)
         return answer
 
@@ -130,15 +133,19 @@ class Episode(Generic[StateT]):
         return [f"{shown_path(request.file)}:{request.line}" for request in forgotten]
 
     async def _generated(
-        self, key: object, tools: Sequence[dict[str, JsonValue]] | None
+        self, key: object, tools: Sequence[dict[str, JsonValue]] | None, stop: tuple[str, ...]
     ) -> Completion:
         self._requests.pop(key, None)
         if self.turns:
             await self._require_going_on()
         checked_messages(self.messages, where="episode.messages")
+        sampling = self._sampling
+        if stop:
+            texts = (*sampling.stop, *(text for text in stop if text not in sampling.stop))
+            sampling = replace(sampling, stop=texts, include_stop_str_in_output=False)
         started_s = time.monotonic()
         completion = await self._policy.complete(
-            self.messages, self._sampling, tools=self.tools if tools is None else tools
+            self.messages, sampling, tools=self.tools if tools is None else tools
         )
         self.turns.append(
             Turn(completion=completion, started_s=started_s, ended_s=time.monotonic())

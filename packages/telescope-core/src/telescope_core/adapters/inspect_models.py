@@ -1,0 +1,248 @@
+"""The models that a task of inspect_ai asks: the policy of the rollout, and the judge of scorers.
+
+What a task sets for its model is sorted here: a part goes to the policy, a part is the user's to
+set, and the rest is refused by name.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from telescope_core.adapters.schemes import INSPECT, imported
+from telescope_core.adapters.settings import function_tool
+from telescope_core.chat.trouble import relay
+from telescope_core.environments import Episode
+from telescope_core.errors import EnvironmentLoadError, UnplayableError
+from telescope_core.types import Completion, Message, ToolCall
+
+_POLICY = "telescope/policy"
+_KEPT = {
+    *("system_message", "stop_seqs", "max_tool_output", "reasoning_history", "fail_on_refusal"),
+}
+"""Settings of a request that change what is asked, or what is done with the answer."""
+_USERS = {
+    *("max_tokens", "temperature", "top_p", "top_k", "seed", "frequency_penalty"),
+    *("presence_penalty", "parallel_tool_calls", "verbosity", "effort", "reasoning_effort"),
+    *("reasoning_mode", "reasoning_tokens", "reasoning_summary"),
+}
+"""Settings of sampling, in whose place those of the eval or the run count."""
+_OF_CLIENTS = {
+    *("max_retries", "timeout", "attempt_timeout", "stream_idle_timeout", "max_connections"),
+    *("adaptive_connections", "cache_prompt", "cache", "batch", "extra_headers"),
+    *("fallback_models", "internal_tools"),
+}
+"""Settings of a client of theirs, which the policy does not have."""
+_MANY = 1 << 20
+"""Requests to the policy at once; whoever plays limits the rollouts."""
+
+
+class InspectModels:
+    """The models of one task."""
+
+    def __init__(self, name: str, task: Any, *, judge: str) -> None:
+        """`judge` names the model that scorers ask; empty = they may ask none but their own."""
+        self._name = name
+        self._model = imported(INSPECT, "inspect_ai.model")
+        self._context = imported(INSPECT, "inspect_ai._eval.context")
+        self._data = imported(INSPECT, "inspect_ai.model._model")
+        self._transcript = imported(INSPECT, "inspect_ai.log._transcript")
+        self._states = imported(INSPECT, "inspect_ai.solver._task_state")
+        self._store = imported(INSPECT, "inspect_ai.util._store")
+        self._scoring = imported(INSPECT, "inspect_ai.scorer._score")
+        self._errors = imported(INSPECT, "inspect_ai._util.error")
+        self._said: set[str] = set()
+        self._roles = task.model_roles or {}
+        self._config = self.kept(task.config)
+        self._policy, self._unasked = _model_classes(self._model, self)
+        self.policy_name = self._model.ModelName(_POLICY)
+        self.judge = self._judge(judge) if judge else self._unasked(name)
+
+    def policy(self, episode: Episode[Any]) -> Any:
+        """Return a model of theirs that asks the policy of `episode`.
+
+        Its `api.failed` is what kept it from being asked; None = nothing did.
+        """
+        return self._policy(episode)
+
+    def enter(self, state: Any, model: Any, scorers: Sequence[Any]) -> None:
+        """Make `model` and `state` those of the running task, as their eval does for a sample."""
+        self._context.init_model_context(model, self._roles, self._config)
+        self._data.init_sample_model_data()
+        self._states.set_sample_state(state)
+        self._store.init_subtask_store(state.store)
+        self._transcript.init_transcript(self._transcript.Transcript())
+        self._scoring.init_scoring_context(list(scorers), state.target)
+
+    def kept(self, config: Any) -> Any:
+        """Return what of the settings of a request reaches the policy.
+
+        Says once which are the user's. Raises UnplayableError for what no policy can be asked.
+        """
+        given: dict[str, Any] = {key: one for key, one in dict(config).items() if one is not None}
+        used = given.keys()
+        others = used - _KEPT - _USERS - _OF_CLIENTS
+        if config.num_choices == 1:
+            others -= {"num_choices"}
+        if others:
+            raise UnplayableError(
+                f"{self._name} sets {', '.join(sorted(others))} for its model, which a policy "
+                "cannot be asked for; run it with `inspect eval`, or choose a task without"
+            )
+        news = (used & _USERS) - self._said
+        if news:
+            self._said |= news
+            relay(
+                f"{self._name}: what the task sets for its model is not used here, since the "
+                f"sampling of the eval or the run counts: {', '.join(sorted(news))}"
+            )
+        return self._model.GenerateConfig(**{key: given[key] for key in used & _KEPT})
+
+    def _judge(self, judge: str) -> Any:
+        try:
+            return self._model.get_model(judge)
+        except (self._errors.PrerequisiteError, ImportError, ValueError) as error:
+            raise EnvironmentLoadError(
+                f"{self._name}: the judge {judge!r} cannot be asked: {told(error)}. "
+                f"{judge_advice()}"
+            ) from error
+
+
+def judge_advice() -> str:
+    """Return how a judge gets its key and its package."""
+    return (
+        "Its key reaches the environment when it is linked with --secret NAME, such as --secret "
+        "OPENAI_API_KEY, and its client with --with PACKAGE, such as --with openai"
+    )
+
+
+def inner(error: Exception) -> Exception:
+    """Return the exception behind those that their groups of tasks wrap around it."""
+    found: Any = imported(INSPECT, "inspect_ai.util._anyio")
+    return found.inner_exception(error)
+
+
+def told(error: Exception) -> str:
+    """Return what an error of theirs says, on one line and without their marks for bold text."""
+    text = str(getattr(error, "message", "") or error or type(error).__name__)
+    plain = re.sub(r"\[/?(?:bold|blue|green|red)[^\]]*\]", "", text)
+    return " ".join(plain.split()).rstrip(".")
+
+
+def as_message(theirs: Any) -> Message:
+    """Return one of their messages as ours; parts that are no text are refused by name."""
+    content: Any = theirs.content
+    if not isinstance(content, str):
+        others = sorted({part.type for part in content} - {"text", "reasoning"})
+        if others:
+            raise EnvironmentLoadError(
+                f"a message has parts of the type {', '.join(others)}; this adapter takes text"
+            )
+    calls = tuple(
+        ToolCall(id=call.id, name=call.function, arguments=json.dumps(call.arguments))
+        for call in getattr(theirs, "tool_calls", None) or ()
+    )
+    return Message(
+        role=theirs.role,
+        content=theirs.text,
+        tool_calls=calls,
+        tool_call_id=getattr(theirs, "tool_call_id", None),
+    )
+
+
+def _model_classes(model: Any, models: InspectModels) -> tuple[Any, Any]:
+    """Return the classes of the policy, and of the model that scorers must not ask."""
+    call_class: Any = imported(INSPECT, "inspect_ai.tool").ToolCall
+    registry: Any = imported(INSPECT, "inspect_ai._util.registry")
+    about = registry.RegistryInfo(type="modelapi", name=_POLICY)
+
+    class PolicyAPI(model.ModelAPI):
+        def __init__(self, episode: Episode[Any] | None) -> None:
+            super().__init__("policy")
+            registry.set_registry_info(self, about)
+            self.episode = episode
+            self.failed: Exception | None = None
+            # The messages of the episode are those of the request that is answered.
+            self._turns = asyncio.Lock()
+
+        async def generate(
+            self, input: Any, tools: Sequence[Any], tool_choice: Any, config: Any
+        ) -> Any:
+            assert self.episode is not None, "only a policy is asked"
+            shown = [
+                function_tool(t.name, t.description, t.parameters.model_dump(exclude_none=True))
+                for t in tools
+            ]
+            try:
+                if tool_choice not in ("auto", "none"):
+                    raise UnplayableError(
+                        f"its solver forces the policy to call a tool (tool_choice is "
+                        f"{tool_choice!r}), which cannot be asked of a policy that is trained; "
+                        "choose a solver that leaves the choice to the model"
+                    )
+                async with self._turns:
+                    self.episode.messages[:] = [as_message(one) for one in input]
+                    said = await self.episode.generate(tools=shown, stop=config.stop_seqs or ())
+            except Exception as error:
+                self.failed = self.failed or error
+                raise
+            calls = [_their_call(call_class, call) for call in said.message.tool_calls]
+            message = model.ChatMessageAssistant(
+                content=said.message.content, tool_calls=calls or None
+            )
+            choice = model.ChatCompletionChoice(message=message, stop_reason=_stop_reason(said))
+            num_in, num_out = said.num_prompt_tokens, said.num_completion_tokens
+            usage = model.ModelUsage(
+                input_tokens=num_in, output_tokens=num_out, total_tokens=num_in + num_out
+            )
+            return model.ModelOutput(model=_POLICY, choices=[choice], usage=usage)
+
+    class PolicyModel(model.Model):
+        def __init__(self, episode: Episode[Any]) -> None:
+            super().__init__(PolicyAPI(episode), model.GenerateConfig(max_connections=_MANY))
+            self._ask: Any = super().generate
+
+        async def generate(
+            self,
+            input: Any,
+            tools: Any = (),
+            tool_choice: Any = None,
+            config: Any = None,
+            cache: Any = None,
+            on_stream: Any = None,
+        ) -> Any:
+            # Never from a cache: each rollout has an answer of its own.
+            kept = models.kept(config or model.GenerateConfig())
+            return await self._ask(input, tools, tool_choice, kept, False, on_stream)
+
+    class UnaskedModel(model.Model):
+        def __init__(self, name: str) -> None:
+            super().__init__(PolicyAPI(None), model.GenerateConfig())
+            self._task_name = name
+
+        async def generate(self, *_: Any, **__: Any) -> Any:
+            raise UnplayableError(
+                f"a scorer of {self._task_name} asks a model, and none is named but the policy, "
+                "which must not judge its own answers; name a judge with env.judge, such as "
+                f"openai/gpt-5-mini. {judge_advice()}"
+            )
+
+    return PolicyModel, UnaskedModel
+
+
+def _their_call(call_class: Any, call: ToolCall) -> Any:
+    """Return a tool call as theirs; one whose arguments are no JSON object says so itself."""
+    try:
+        arguments: Any = json.loads(call.arguments or "{}")
+    except json.JSONDecodeError:
+        arguments = None
+    if isinstance(arguments, Mapping):
+        return call_class(id=call.id, function=call.name, arguments=dict(cast(Any, arguments)))
+    error = f"the arguments are no JSON object: {call.arguments}"
+    return call_class(id=call.id, function=call.name, arguments={}, parse_error=error)
+
+
+def _stop_reason(said: Completion) -> str:
+    known = {"length": "max_tokens", "tool_calls": "tool_calls", "content_filter": "content_filter"}
+    return known.get(said.finish_reason, "stop")
