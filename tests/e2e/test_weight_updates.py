@@ -59,19 +59,34 @@ async def sample(policies: TokenPolicySource, rng: random.Random) -> list[Comple
 
 
 async def reply_across(pool: ServerPool, publisher: WeightPublisher, version: int) -> TokenReply:
-    """Publish `version` while a long answer is sampled; returns the answer."""
+    """Publish `version` while long answers are sampled; returns one that has tokens of both.
+
+    Answers follow each other until then, because one could end before the server is told. They have
+    different lengths, so that all of them never begin at the same time.
+    """
     (client,) = pool.clients
     plane = await client._open_plane()
-    params = {"max_tokens": LENGTH, "logprobs": 0, "ignore_eos": True, "detokenize": False}
-    encoded = msgspec.Raw(msgspec.msgpack.encode({**params, "temperature": TEMPERATURE}))
-    answer = asyncio.create_task(
-        plane.request(PROMPT, sampling=encoded, cache_salt=f"v{pool.version}", priority=0)
-    )
-    await until_running(client, 1)
+    is_published = asyncio.Event()
+
+    async def answers(length: int) -> TokenReply:
+        params = {"max_tokens": length, "logprobs": 0, "ignore_eos": True, "detokenize": False}
+        encoded = msgspec.Raw(msgspec.msgpack.encode({**params, "temperature": TEMPERATURE}))
+        while True:
+            is_last = is_published.is_set()
+            salt = f"v{pool.version}"
+            reply = await plane.request(PROMPT, sampling=encoded, cache_salt=salt, priority=0)
+            if is_last or len(reply.versions) > 1:
+                return reply
+
+    rows = [asyncio.create_task(answers(length)) for length in (LENGTH, LENGTH - 170)]
+    await until_running(client, len(rows))
     await publisher.publish(version)
-    reply = await asyncio.wait_for(answer, DEADLINE_S)
-    assert [span.version for span in reply.versions] == [str(version - 1), str(version)]
-    return reply
+    is_published.set()
+    replies = await asyncio.wait_for(asyncio.gather(*rows), DEADLINE_S)
+    across = [one for one in replies if len(one.versions) > 1]
+    assert across, replies
+    assert [span.version for span in across[0].versions] == [str(version - 1), str(version)]
+    return across[0]
 
 
 async def mismatch_after_update(ranks: LocalRanks, reply: TokenReply) -> float:

@@ -20,7 +20,9 @@ from telescope_core.types import WeightVersion
 ASK_EVERY_S = 1.0
 ASKED_PER_S = 200
 """Ranks that are asked in a second at most, so that many ranks do not keep the driver busy."""
-_LAST_ANSWER_S = 5.0
+_LAST_ANSWER_S = 30.0
+"""Dead ranks are known at once, and ranks that compute answer beside it: only a busy machine or a
+rank that hangs takes as long."""
 _REMEMBERED = 32
 """Answers from which the difference of two clocks is known: the quickest one counts."""
 DRIVER = "driver"
