@@ -20,7 +20,7 @@ from telescope_core.types import Message, Rollout
 from telescope_train.observability.trackers import tracking as tracking_module
 from telescope_train.observability.trackers.log_uploads import LogUploads
 from telescope_train.observability.trackers.tracker import TrackedRun, load_tracker
-from telescope_train.observability.trackers.tracking import LOGS_SHARE, Tracking, without_secrets
+from telescope_train.observability.trackers.tracking import LOGS_SHARE, Tracking
 from telescope_train.plan.load import load_train_config
 
 DEADLINE_S = 120.0
@@ -423,19 +423,6 @@ def test_a_tracker_that_is_slow_at_the_end_is_waited_for_a_while(
     assert begun.wait(DEADLINE_S)
     assert hanging.steps == [1], "what came before has been sent"
     let_go.set()
-
-
-def test_what_may_be_a_secret_leaves_no_machine():
-    settings = {
-        "max_tokens": 5,
-        "env": {"api_key": "s", "hf_token": "s", "level": "digit"},
-        "environments": [{"name": "maze", "env": {"secret": "s"}}],
-    }
-    assert without_secrets(settings) == {
-        "max_tokens": 5,
-        "env": {"api_key": "(left out)", "hf_token": "(left out)", "level": "digit"},
-        "environments": [{"name": "maze", "env": {"secret": "(left out)"}}],
-    }
 
 
 def test_an_unknown_tracker_lists_the_nearest():

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from telescope_core.config_files import read_settings_file
 from telescope_core.errors import ConfigError
 from telescope_core.records.folders import whole_file
+from telescope_core.secret_names import without_secrets
 from telescope_core.setting_names import (
     KeyPath,
     Names,
@@ -87,9 +88,10 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 
 def save_resolved(config: BaseModel, path: Path) -> None:
-    """Write every setting, defaults included, as JSON; the file is written atomically."""
+    """Write every setting but secrets, with defaults, as JSON; the file is written atomically."""
+    settings = without_secrets(config.model_dump(mode="json"))
     with whole_file(path) as temporary:
-        temporary.write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(f"{json.dumps(settings, indent=2)}\n", encoding="utf-8")
 
 
 def read_resolved(schema: type[Schema], path: Path) -> Schema:

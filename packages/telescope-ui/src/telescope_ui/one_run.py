@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 from telescope_core.errors import ConfigError
 from telescope_core.records.identity import RunInfo
 from telescope_core.records.run_folder import SETTINGS_FILE, RunFolder
+from telescope_core.secret_names import without_secrets
 from telescope_ui.answers import JsonObject
 from telescope_ui.driver_warnings import DriverWarnings
 from telescope_ui.index.database import Database
@@ -76,7 +77,8 @@ class OneRun:
         path = inside(self.path, "config.json")
         stamp = None if path is None else stamp_of(path)
         if self._config is None or self._config[0] != stamp:
-            self._config = (stamp, object_in(self.path, "config.json") or {})
+            # Runs of earlier versions have values of secrets there.
+            self._config = (stamp, without_secrets(object_in(self.path, "config.json") or {}))
         return self._config[1]
 
     def settings_origin(self) -> SettingsOrigin:

@@ -60,6 +60,7 @@ from telescope_core.records.token_facts import (
     read_facts,
     write_facts,
 )
+from telescope_core.secret_names import without_secrets
 from telescope_core.types import JsonValue, RolloutStatus
 
 SETTINGS_FILE = "settings.json"
@@ -91,7 +92,7 @@ class RunFolder:
         run = cls(path)
         for folder in (run.rollouts_path, run.evals_path, run.logs_path):
             folder.mkdir(parents=True, exist_ok=True)
-        write_json(path / "config.json", config)
+        write_json(path / "config.json", without_secrets(config))
         run._write_info(new_run_info(name or path.name))
         return run
 
@@ -125,7 +126,7 @@ class RunFolder:
         if not (has_ended_elsewhere and info.may_run_elsewhere):
             _require_ended(path, info)
         run._write_info(resumed_run_info(info, resume))
-        write_json(path / "config.json", config)
+        write_json(path / "config.json", without_secrets(config))
         run._drop_after(resume.step, keeps_evals_after=keeps_evals_after)
         return run
 
@@ -248,8 +249,8 @@ class RunFolder:
             raise ConfigError(f"{self.path / 'run.json'}: {where}: {first['msg']}") from None
 
     def config(self) -> dict[str, Any]:
-        """Return the resolved settings; empty when config.json is missing or unreadable."""
-        return read_json(self.path / "config.json") or {}
+        """Return the resolved settings, without secrets; empty when config.json cannot be read."""
+        return without_secrets(read_json(self.path / "config.json") or {})
 
     def finish(self) -> None:
         """Mark the run as finished."""

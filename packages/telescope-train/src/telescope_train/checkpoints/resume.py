@@ -17,6 +17,7 @@ from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.records import Resume, RunFolder, RunState
 from telescope_core.records.folders import end_replacing
 from telescope_core.records.identity import NOTHING_SAVED, now
+from telescope_core.secret_names import without_secrets
 from telescope_train.checkpoints.damage import (
     by_its_path,
     by_moving_it,
@@ -112,7 +113,10 @@ def resume_point(
         )
     before, now_ = checkpoint.manifest.config, config.model_dump(mode="json")
     changed = (
-        *_allowed_changes(before, now_),
+        # Values of secrets are not in the checkpoint: they come again with the settings.
+        *_allowed_changes(
+            without_secrets(before, keeps_names=False), without_secrets(now_, keeps_names=False)
+        ),
         *_environment_changes(checkpoint, config, records),
         *input_changes(checkpoint, inputs),
     )

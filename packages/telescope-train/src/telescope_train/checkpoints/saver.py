@@ -17,6 +17,7 @@ from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.file_proofs import FileProof
 from telescope_core.records.folders import partial_folder, put_in_place, remove_folder, sweep
 from telescope_core.records.room import room_for
+from telescope_core.secret_names import without_secrets
 from telescope_core.types import WeightVersion
 from telescope_train.backends.protocol import Ranks
 from telescope_train.chat.tokenizer import load_tokenizer
@@ -178,7 +179,7 @@ class Checkpointer:
             step=step,
             num_ranks=self._ranks.num_ranks,
             has_training_state=with_training_state,
-            config=dict(self._run.config),
+            config=without_secrets(self._run.config),
             environment_records=dict(self._run.environments),
             inputs=dict(self._run.inputs),
         )

@@ -13,6 +13,7 @@ from telescope_core import interrupts
 from telescope_core.errors import ConfigError
 from telescope_core.open import record_environment
 from telescope_core.records.folders import end_replacing, sweep
+from telescope_core.secret_names import without_secrets
 from telescope_train.backends.protocol import BackendSettings, Ranks
 from telescope_train.checkpoints.damage import (
     GoOn,
@@ -140,7 +141,8 @@ def _checked(checkpoint: RunCheckpoint, config: SftConfig) -> RunCheckpoint:
         )
     # A setting that the checkpoint does not know had no other value than today's default.
     defaults = SftConfig.model_construct().model_dump(mode="json", warnings=False)
-    before, now = {**defaults, **before}, config.model_dump(mode="json")
+    before = without_secrets({**defaults, **before}, keeps_names=False)
+    now = without_secrets(config.model_dump(mode="json"), keeps_names=False)
     changed = [
         f"  {name}: {before.get(name, 'not set')!r} -> {now.get(name, 'not set')!r}"
         for name in sorted({*before, *now} - MAY_DIFFER)

@@ -7,7 +7,6 @@ still have something to send, for a bounded time.
 """
 
 import queue
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,6 +17,7 @@ from typing import Any
 
 from telescope_core.records import RunFolder
 from telescope_core.records.timeline import GaugeSample
+from telescope_core.secret_names import without_secrets
 from telescope_train.observability.trackers.log_uploads import NOTHING, LogUploads
 from telescope_train.observability.trackers.samples import spread
 from telescope_train.observability.trackers.step_meters import (
@@ -39,8 +39,6 @@ LOGS_EVERY_S = 300.0
 LOGS_SHARE = 0.05
 """Share of its time that a tracker's thread spends on the logs of a run that goes on."""
 _NOTHING: Mapping[str, LogUploads] = {}
-_SECRET = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
-_MASK = "(left out)"
 
 
 class Tracking:
@@ -223,17 +221,3 @@ class _Tracked:
                 f"the tracker {self._name} is left out from now on: {why}. The run goes on, and "
                 "its folder has everything"
             )
-
-
-def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings in which what may be a secret is masked."""
-    return {name: _masked(name, value) for name, value in settings.items()}
-
-
-def _masked(name: str, value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return without_secrets(value)
-    if isinstance(value, list | tuple):
-        return [_masked(name, one) for one in value]
-    is_secret = isinstance(value, str) and value and _SECRET.search(name)
-    return _MASK if is_secret else value
