@@ -1,6 +1,8 @@
 """Publishing and changing a status through the server's interface."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -14,6 +16,7 @@ from telescope_envs.records.release import Validation
 from telescope_envs.registry import Registry
 from telescope_envs.registry.stores.http import open_http
 from telescope_envs.server.auth import Scope
+from telescope_envs.server.uploads import check_publication
 
 
 def test_a_release_is_published_once(acme, hub, tmp_path):
@@ -61,6 +64,7 @@ def test_an_attestation_is_served_beside_its_wheel(acme, client):
         ({"secrets": ("MY KEY=x",)}, "secrets.0: is not the name of an environment variable"),
         ({"attestation_sha256": "0" * 64}, "attestation_sha256"),
         ({"requires_dist": ()}, "its requires_dist is"),
+        ({"requires_dist": ("x",) * 1001}, "requires_dist: expected at most 1000, got 1001"),
     ],
 )
 def test_records_that_are_not_right_are_refused(acme, client, fields, message):
@@ -69,6 +73,35 @@ def test_records_that_are_not_right_are_refused(acme, client, fields, message):
     assert answer.status_code == 422
     assert message in answer.json()["error"]
     assert client.get("index/acme/toy.jsonl").content == before
+
+
+def test_publishers_do_not_wait_for_the_inspection_of_each_other(hub, monkeypatch):
+    began, may_end = threading.Event(), threading.Event()
+
+    def check(publication: Publication) -> None:
+        if publication.release.owner == "acme":
+            began.set()
+            assert may_end.wait(60)
+        check_publication(publication)
+
+    monkeypatch.setattr("telescope_envs.server.app.check_publication", check)
+    hub.store.add_namespace("umbrella", [])
+    quick = publication_now("0.1.0", owner="umbrella", name="parasol")
+    with (
+        ThreadPoolExecutor() as pool,
+        Sender(hub.address, hub.token()) as slow,
+        Sender(hub.address, hub.token(owners=("umbrella",))) as sender,
+    ):
+        one, other = (pool.submit(slow.publish, publication_now(v)) for v in ("0.2.0", "0.3.0"))
+        try:
+            assert began.wait(60)
+            assert sender.publish(quick).status_code == 201
+            assert sender.get("index/umbrella/parasol.jsonl").status_code == 200
+            assert not one.done()
+            assert not other.done()
+        finally:
+            may_end.set()
+        assert {one.result().status_code, other.result().status_code} == {201}
 
 
 def test_fields_that_would_be_lost_are_refused(acme, client):

@@ -1,12 +1,14 @@
 """The server's routes: the registry's tree, publishing, and changing a status.
 
-Reads run on the event loop, because each is one small query or a cache lookup. Checking and storing
-a publication runs in a thread, one at a time.
+Reads run on the event loop, because each is one small query or a cache lookup. A publication is
+checked and stored in a thread. Those of one publisher wait for each other; those of different
+publishers wait only while one is stored, in its transaction.
 """
 
 import asyncio
 import logging
 import sqlite3
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 
@@ -16,8 +18,7 @@ from fastapi.responses import FileResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
 from telescope_core.errors import RegistryError
-from telescope_envs.records.reading import Publication
-from telescope_envs.records.release import Status
+from telescope_envs.records.release import Release, Status
 from telescope_envs.server.answers import Answers, Guard, etag_of, is_known, refuse
 from telescope_envs.server.auth import Callers, Scope, Token
 from telescope_envs.server.connections import ConnectionLimits, Network
@@ -25,9 +26,11 @@ from telescope_envs.server.hub import API, HubStore
 from telescope_envs.server.refusals import Limit, Refusal, failure_of, refusal_of
 from telescope_envs.server.site import SiteRoutes
 from telescope_envs.server.uploads import (
+    Sent,
     bounded,
     check_publication,
     check_time,
+    parse_publication,
     parse_status,
     receive_publication,
 )
@@ -71,7 +74,8 @@ class HubApp:
         self.callers = Callers(hub.database, is_private=options.is_private)
         self.answers = Answers(lambda: hub.changes, is_private=options.is_private)
         self._publishes = Limit("publications of one token", options.publishes_per_hour, 3600.0)
-        self._publishing = asyncio.Lock()
+        self._publishing: defaultdict[object, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """The owners of a token, or its id -> held while something that it sent is inspected."""
 
     async def tree(self, request: Request, path: str) -> Response:
         """Return a file of the registry's tree."""
@@ -91,11 +95,9 @@ class HubApp:
         """Store the release and its files from a multipart request."""
         token = self._writer(request)
         limit = self.options.max_wheel_bytes
-        publication = await receive_publication(request, max_wheel_bytes=limit)
-        release = publication.release
-        self.callers.again(token, release.owner)
-        async with self._publishing:
-            is_new = await asyncio.to_thread(self._store, publication, token)
+        sent = await receive_publication(request, max_wheel_bytes=limit)
+        async with self._publishing[token.owners or token.id]:
+            release, is_new = await asyncio.to_thread(self._store, sent, token)
         done = "published" if is_new else "already published"
         log.info("%s %s: %s by token %s", release.id, release.version, done, token.id)
         return JSONResponse(
@@ -158,17 +160,21 @@ class HubApp:
         self._publishes.take(token.id)
         return token
 
-    def _store(self, publication: Publication, token: Token) -> bool:
+    def _store(self, sent: Sent, token: Token) -> tuple[Release, bool]:
+        """Return the release that was sent, and whether it is new."""
         is_admin = token.includes(Scope.ADMIN)
-        check_publication(publication)
+        publication = parse_publication(sent)
         release, owner = publication.release, publication.release.owner
+        self.callers.again(token, owner)
+        check_publication(publication)
         if not is_admin:
             check_time(release)
             # All that a token for the owner proves is that the owner published it.
             publication = replace(publication, release=release.changed(publisher=owner))
-        return self.hub.releases.add(
+        is_new = self.hub.releases.add(
             publication, allow=lambda: self.callers.again(token, owner), may_be_near=is_admin
         )
+        return release, is_new
 
     def _file(self, path: str, media_type: str) -> tuple[bytes, str] | None:
         found = self.hub.read(path)

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
-from typing import cast
+from typing import NamedTuple, cast
 
 import msgspec
 from fastapi import Request
@@ -34,19 +34,31 @@ _CLOCK_TOLERANCE = timedelta(hours=1)
 _Object = dict[str, object]
 
 
-def parse_release(text: bytes) -> Release:
-    """Parse a release record; raises Refusal if it has fields that this server does not know."""
-    release = _parsed(Release, text, "release")
-    sent = cast(_Object, msgspec.json.decode(text))
+class Sent(NamedTuple):
+    """The parts of a request that publishes, none of them checked."""
+
+    record: bytes
+    wheel: bytes
+    attestation: bytes
+    """Empty if there is none."""
+
+
+def parse_publication(sent: Sent) -> Publication:
+    """Return what was sent, with its record parsed; the rest is unchecked.
+
+    Raises Refusal if the record cannot be read, or has fields that this server does not know.
+    """
+    release = _parsed(Release, sent.record, "release")
+    given = cast(_Object, msgspec.json.decode(sent.record))
     kept = release.as_table()
-    lost = sorted(_lost(sent, kept))
+    lost = sorted(_lost(given, kept))
     if lost:
         raise Refusal(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             f"the release record has fields that this server does not know: {', '.join(lost)}",
             "upgrade telescope-envs on the server",
         )
-    return release
+    return Publication(release=release, wheel=sent.wheel, attestation=sent.attestation)
 
 
 def check_publication(publication: Publication) -> None:
@@ -145,8 +157,8 @@ _DRAINED_BYTES = 16 * 1024 * 1024
 """How much of a too long body is read and discarded, so that its sender reads the response."""
 
 
-async def receive_publication(request: Request, *, max_wheel_bytes: int) -> Publication:
-    """Return the publication that was sent; raises Refusal if malformed. Contents are unchecked."""
+async def receive_publication(request: Request, *, max_wheel_bytes: int) -> Sent:
+    """Return the parts that were sent; raises Refusal if they are not those of a publication."""
     limit = max_wheel_bytes + _OVERHEAD_BYTES
     if _announced(request) > limit:
         await _drain(request)
@@ -179,11 +191,7 @@ async def receive_publication(request: Request, *, max_wheel_bytes: int) -> Publ
         await form.close()
     if len(parts["wheel"]) > max_wheel_bytes:
         raise _too_long(max_wheel_bytes)
-    return Publication(
-        release=parse_release(parts.get("record", b"")),
-        wheel=parts["wheel"],
-        attestation=parts.get("attestation", b""),
-    )
+    return Sent(parts.get("record", b""), parts["wheel"], parts.get("attestation", b""))
 
 
 async def bounded(request: Request, limit: int, refusal: Refusal) -> AsyncGenerator[bytes, None]:
