@@ -113,6 +113,9 @@ class HostileWire(asyncio.Transport):
     def kill(self) -> None:
         self.abort()
 
+    def hide(self, values: Any) -> None:
+        self.hidden = set(values)
+
     async def epitaph(self) -> str:
         return "it is in this process"
 

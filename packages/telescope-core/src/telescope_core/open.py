@@ -31,6 +31,7 @@ from telescope_core.processes.launch import WorkerPlace
 from telescope_core.protocols import EnvironmentClient, EnvironmentLocation
 from telescope_core.records.logs import log_name
 from telescope_core.records.output_logs import ENVIRONMENT_OUTPUT
+from telescope_core.secret_names import secret_values
 
 
 def record_environment(
@@ -68,6 +69,13 @@ def open_environment(
         remote = _remote_places(name, processes)
         return EnvironmentPool(name, remote, settings or {}, identity=identity, processes=processes)
     location = location or locate_environment(name)
+    # Whoever linked it said that it needs them, and it meets their absence once it is paid for.
+    is_linked = adapted(location.id) is not None
+    if is_linked and (unset := [one for one in location.secrets or () if not os.environ.get(one)]):
+        raise ConfigError(
+            f"{name} was linked with --secret {', '.join(unset)}, which this process does not "
+            "have; set it, or link the environment again without it"
+        )
     merged = {**location.config, **(settings or {})}
     if runs_in_process(location, processes.isolation):
         _require_no_effect(name, processes)
@@ -79,6 +87,7 @@ def open_environment(
     identity = Identity(name=name, version=version)
     if places is None:
         count = range(processes.num_workers)
+        processes = replace(processes, hide=processes.hide | secret_values(merged))
         places = [local_place(name, location, processes, index) for index in count]
     return EnvironmentPool(
         name, places, merged, identity=identity, processes=processes, secrets=location.secrets
@@ -163,6 +172,7 @@ def local_place(
         log_path=_log_path(processes, f"{processes.log_name or name} {index}"),
         log_source=f"{processes.log_name or name} {index}",
         is_debug=processes.is_debug,
+        hide=processes.hide,
     )
 
 

@@ -169,8 +169,11 @@ def without_values(value: Any, secrets: Collection[str]) -> Any:
     if not secrets:
         return value
     if isinstance(value, Mapping):
-        items = cast(Mapping[str, Any], value).items()
-        return {hidden(name, secrets): without_values(one, secrets) for name, one in items}
+        return {
+            # Not all names are texts before they are JSON.
+            without_values(name, secrets): without_values(one, secrets)
+            for name, one in cast(Mapping[Any, Any], value).items()
+        }
     if isinstance(value, list | tuple):
         return [without_values(one, secrets) for one in cast(Sequence[Any], value)]
     return hidden(value, secrets) if isinstance(value, str) else value

@@ -173,10 +173,10 @@ def _open_folders(
 def _open_folder(
     request: EvalRequest, path: Path, output: Path | None, *, resume: bool
 ) -> EvalFolder:
-    if resume:
-        return EvalFolder.resume(path, manifest=request.manifest())
     start = EvalFolder.create if output is not None else EvalFolder.create_beside
-    return start(path, manifest=request.manifest())
+    folder = (EvalFolder.resume if resume else start)(path, manifest=request.manifest())
+    folder.hide = request.hidden_values()
+    return folder
 
 
 def _default_path(request: EvalRequest) -> Path:

@@ -18,7 +18,7 @@ from telescope_core.environments.escapes import contained
 from telescope_core.evals import EvalSettings
 from telescope_core.interruptible import run
 from telescope_core.processes.settings import ProcessSettings
-from telescope_core.secret_names import secrets_line
+from telescope_core.secret_names import secret_values, secrets_line
 from telescope_core.types import JsonValue
 
 
@@ -76,6 +76,13 @@ class EvalRequest:
             "chat_template": self.template_digest or None,
             **asdict(self.settings),
         }
+
+    def hidden_values(self) -> set[str]:
+        """Return all values that may be secrets, of which nothing may be written."""
+        given = {"env": self.environment_settings, "base_url": self.base_url}
+        read = {os.environ.get(name, "") for name in self.secrets}
+        values = {self.api_key.value, *read} - {""}
+        return values | secret_values(given) | secret_values(os.environ)
 
     def _model_files(self) -> dict[str, JsonValue]:
         """Return the digests of the files of a model folder; of an endpoint none are known."""

@@ -7,7 +7,7 @@ attempt at one that was replaced or cut short. A folder has one writer at a time
 import fcntl
 import json
 import os
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
@@ -28,6 +28,7 @@ from telescope_core.records.files import (
 )
 from telescope_core.records.identity import RunInfo, RunState, new_run_info, now
 from telescope_core.records.rows import RolloutRow, row_from_json, row_to_json
+from telescope_core.secret_names import without_secrets, without_values
 from telescope_core.types import JsonValue
 
 _RESULT = TypeAdapter(EvalResult)
@@ -51,10 +52,12 @@ class RecordedRows(NamedTuple):
 
 
 class EvalFolder:
-    """Writes and reads the folder of one eval; keeps no state except its path."""
+    """Writes and reads the folder of one eval, which others may read: it holds no secrets."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.hide: Collection[str] = ()
+        """Values of secrets that no text which is written from now on may hold."""
 
     @classmethod
     def create(cls, path: Path, *, manifest: Mapping[str, JsonValue]) -> "EvalFolder":
@@ -101,7 +104,11 @@ class EvalFolder:
         folder.manifest()
         with folder._claimed():
             folder._require_ended()
-            refused = _refused(folder.manifest(), plain(manifest))
+            # Values of secrets are not in the folder: they come again with the command.
+            refused = _refused(
+                without_secrets(folder.manifest(), keeps_names=False),
+                without_secrets(plain(manifest), keeps_names=False),
+            )
             if refused:
                 raise ConfigError(
                     f"{path} was started with different settings ({'; '.join(refused)}); use the "
@@ -116,13 +123,13 @@ class EvalFolder:
         return (path / "eval.json").is_file() or (path / "results.json").is_file()
 
     def manifest(self) -> dict[str, Any]:
-        """Return the manifest that the eval was started with."""
+        """Return the manifest that the eval was started with, without secrets."""
         fields = read_json(self.path / "eval.json")
         if fields is None:
             raise ConfigError(
                 f"{self.path}: expected the folder of an eval, but it has no eval.json"
             )
-        return fields["manifest"]
+        return without_secrets(fields["manifest"])
 
     def info(self) -> RunInfo | None:
         """Return the identity and state of the eval; None when there are only results."""
@@ -131,11 +138,11 @@ class EvalFolder:
 
     def append(self, row: RolloutRow) -> None:
         """Record one finished rollout."""
-        append_json_line(self.path / "rollouts.jsonl", row_to_json(row))
+        append_json_line(self.path / "rollouts.jsonl", without_values(row_to_json(row), self.hide))
 
     def append_attempt(self, row: RolloutRow) -> None:
         """Record an attempt that is not the rollout itself: it is played again, or was canceled."""
-        append_json_line(self.path / "attempts.jsonl", row_to_json(row))
+        append_json_line(self.path / "attempts.jsonl", without_values(row_to_json(row), self.hide))
 
     def attempts(self) -> list[RolloutRow]:
         """Return the attempts recorded by `append_attempt`; none of them is among the `rows`."""
@@ -172,7 +179,7 @@ class EvalFolder:
 
     def finish(self, result: EvalResult) -> None:
         """Write the result and mark the eval as finished."""
-        write_result(self.path, result)
+        write_json(self.path / "results.json", without_values(result_to_json(result), self.hide))
         self._end(RunState.FINISHED, "")
 
     def fail(self, reason: str) -> None:
@@ -215,8 +222,9 @@ class EvalFolder:
         self._write(self.manifest(), info.model_copy(update=changes))
 
     def _write(self, manifest: Mapping[str, JsonValue], info: RunInfo) -> None:
-        run = info.model_dump(mode="json")
-        write_json(self.path / "eval.json", {"manifest": manifest, "run": run})
+        run = without_values(info.model_dump(mode="json"), self.hide)
+        shown = without_secrets(plain(manifest))
+        write_json(self.path / "eval.json", {"manifest": shown, "run": run})
 
 
 def _refused(old: Mapping[str, Any], new: JsonValue) -> list[str]:
@@ -252,8 +260,8 @@ def write_result(folder: Path, result: EvalResult) -> None:
 
 
 def result_to_json(result: EvalResult) -> dict[str, JsonValue]:
-    """Return `result` as a JSON object."""
-    return asdict(result)
+    """Return `result` as a JSON object, without secrets."""
+    return without_secrets(asdict(result))
 
 
 def read_result(folder: Path) -> EvalResult | None:
@@ -264,6 +272,8 @@ def read_result(folder: Path) -> EvalResult | None:
     if fields.get("environment_settings") is None:
         about = read_json(folder / "eval.json") or {}
         fields["environment_settings"] = about.get("manifest", {}).get("env")
+    # Evals of earlier versions have values of secrets there.
+    fields["environment_settings"] = without_secrets(fields["environment_settings"])
     try:
         return _RESULT.validate_python(fields, strict=False)
     except ValidationError as error:

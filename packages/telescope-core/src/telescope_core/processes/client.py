@@ -205,6 +205,8 @@ class WorkerClient:
         self.has_group_rewards = welcome.has_group_rewards
         names = self._agreement.accept(welcome, gets_secrets=self._place.gets_secrets)
         values = {name: os.environ[name] for name in names if name in os.environ}
+        if values:
+            self.lifeline.hide(values.values())
         opening = Open(settings=dict(settings), secrets=values)
         await self.ask(opening, read_nothing, within_s=self._deadlines.load_s, shows_work=True)
 

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -55,6 +55,10 @@ class Lifeline(Protocol):
 
     async def epitaph(self) -> str:
         """Return how the worker ended and its last output, for an error message."""
+        ...
+
+    def hide(self, values: Iterable[str]) -> None:
+        """Leave these values of secrets out of what is kept of its output from now on."""
         ...
 
 
@@ -107,6 +111,8 @@ class LocalPlace:
     """Version to report for an environment that is not installed."""
     own_variables: tuple[str, ...] = ()
     """Names of further variables of this machine that the worker sees."""
+    hide: frozenset[str] = field(default=frozenset(), repr=False)
+    """Values of secrets that the log of its output must not hold."""
     token: str = ""
     gets_secrets: bool = True
 
@@ -185,11 +191,12 @@ class LocalPlace:
     def _output(self) -> OutputLog:
         if self.log_path is not None:
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        own = {os.environ[name] for name in self.own_variables if os.environ.get(name)}
         return OutputLog(
             self.log_path,
             component=ENVIRONMENT_OUTPUT,
             source=self.log_source,
-            hide=secret_values(os.environ),
+            hide={*self.hide, *own, *secret_values(os.environ)},
         )
 
 
@@ -224,6 +231,10 @@ class LocalWorker:
         if self._guard is not None:
             os.close(self._guard)
             self._guard = None
+
+    def hide(self, values: Iterable[str]) -> None:
+        """Leave these values of secrets out of what is kept of its output from now on."""
+        self._output.hide(values)
 
     async def epitaph(self) -> str:
         """Return how the worker ended and the last lines of its log."""
@@ -293,6 +304,9 @@ class RemoteWorker:
 
     def kill(self) -> None:
         """Do nothing: the worker is not a process of this host."""
+
+    def hide(self, values: Iterable[str]) -> None:
+        """Do nothing: it gets no secrets from here, and its output is elsewhere."""
 
     async def epitaph(self) -> str:
         """Return where to find the worker's output."""

@@ -52,6 +52,7 @@ from telescope_core.processes.frames import (
 from telescope_core.processes.handshake import Identity, error_from, objection, welcome
 from telescope_core.records.logs import hide_in_logs
 from telescope_core.scoring_news import hearing_of_scoring
+from telescope_core.secret_names import secret_values
 from telescope_core.types import (
     ChatEndpoint,
     Completion,
@@ -223,7 +224,7 @@ class Serving:
         found = self._served.environment_class
         assert found is not None, "a greeted host has an environment"
         os.environ.update(request.secrets)
-        hide_in_logs(request.secrets.values())
+        hide_in_logs({*request.secrets.values(), *secret_values(request.settings)})
         environment = await self._served.build(partial(found.from_settings, request.settings))
         identity = self._served.identity
         self._client = InProcessEnvironment(

@@ -68,6 +68,8 @@ class ProcessSettings:
     the same name in the same folder would write to the same files."""
     is_debug: bool = False
     """Debug messages are in the logs too."""
+    hide: frozenset[str] = field(default=frozenset(), repr=False)
+    """Values of secrets that no log of a worker's output may hold."""
     max_restarts: int = 5
     """Most restarts in a row without a finished rollout in between; then a worker is given up."""
     max_stuck_threads: int = 16

@@ -119,6 +119,12 @@ class OutputLog:
         """Return the last lines."""
         return "\n".join(list(self._tail)[-num_lines:])
 
+    def hide(self, values: Iterable[str]) -> None:
+        """Leave these texts out of lines from now on."""
+        self._hide = {*self._hide, *values}
+        if self._handler is not None:
+            self._handler.hide(self._hide)
+
     def drain(self, within_s: float) -> None:
         """Wait until all is read that a process which has ended had printed."""
         if self._thread.ident is not None:
@@ -194,8 +200,7 @@ class _PlainLines(JsonLines):
     ) -> None:
         super().__init__(path, component=component, source=source, hide=hide, max_bytes=max_bytes)
         self.namer = None
-        self._hidden = set(hide)
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        return hidden(record.getMessage(), self._hidden)
+        return hidden(record.getMessage(), self._hide)

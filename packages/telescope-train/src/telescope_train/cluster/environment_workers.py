@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
@@ -223,6 +223,9 @@ class ClusterWorker:
         """End the worker and everything it started now."""
         # The relay sees it and ends the worker; it lives on to say how that ended.
         self._transport.abort()
+
+    def hide(self, values: Iterable[str]) -> None:
+        """Do nothing: its secrets are those of its node, which leaves them out of its output."""
 
     async def epitaph(self) -> str:
         """Return how the worker ended and its last output, for an error message."""

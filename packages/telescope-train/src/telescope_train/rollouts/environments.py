@@ -18,6 +18,7 @@ from telescope_core.locate import locate_environment
 from telescope_core.open import check_workers, open_environment, plays_here, runs_in_process
 from telescope_core.processes import EnvironmentPool, Isolation, ProcessSettings
 from telescope_core.protocols import EnvironmentClient, EnvironmentLocation
+from telescope_core.secret_names import secret_values
 from telescope_train.cluster.environment_places import ClusterPlace, EnvironmentPlaces
 from telescope_train.config.run_folder import run_folder
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
@@ -223,6 +224,7 @@ def process_settings(entry: Entry, config: TrainConfig) -> ProcessSettings:
         # A worker on another node starts in another folder.
         log_folder=(run_folder(config) / "logs").absolute(),
         is_debug=config.writes_debug,
+        hide=frozenset(secret_values(entry.env)),
     )
 
 
