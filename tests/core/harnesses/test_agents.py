@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 import pytest
 from tests.core.harnesses.agents import AGENT, Counted, playing
@@ -75,7 +76,7 @@ async def test_the_program_reaches_its_endpoint_and_nothing_else():
     other = Gateway(model="other")
     await other.start()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        ports = [server.getsockname()[1], other._port]
+        ports = [server.getsockname()[1], urlsplit(other._server.address).port]
         places = "".join(f"('127.0.0.1', {port}), " for port in ports) + "('1.1.1.1', 53)"
         async with playing(Marked()) as play:
             _, policy = await play(REACH.replace("{places}", places), "done")

@@ -8,18 +8,16 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from telescope_core.environments import Episode
 from telescope_core.errors import TelescopeError
+from telescope_core.gateway.chat_server import ChatServer, answer_chat, read_chat
 from telescope_core.gateway.refusal import Refusal
-from telescope_core.gateway.reply import event_stream, reply_json
 from telescope_core.gateway.request import read_request
 
 MODEL = "policy"
 """Name of the model in requests and answers."""
-_MAX_REQUEST_BYTES = 64 * 2**20
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -39,26 +37,20 @@ class PolicyShim:
         """`header` of a request names its rollout."""
         self._header = header
         self._playing: dict[str, Playing] = {}
-        self._runner: web.AppRunner | None = None
-        self.base_url = ""
+        self._server = ChatServer([("POST", "/v1/chat/completions", self._answer)])
+
+    @property
+    def base_url(self) -> str:
         """Its address, once it has started."""
+        return f"{self._server.address}/v1"
 
     async def start(self) -> None:
         """Listen on a free port of the loopback."""
-        app = web.Application(client_max_size=_MAX_REQUEST_BYTES)
-        app.router.add_post("/v1/chat/completions", self._answer)
-        self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0
-        )
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.base_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+        await self._server.start()
 
     async def close(self) -> None:
         """Stop listening. Idempotent."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        await self._server.close()
 
     def admit(self, name: str, playing: Playing) -> None:
         """Answer requests that name `name` from now on."""
@@ -76,27 +68,21 @@ class PolicyShim:
     async def _answer(self, request: web.Request) -> web.Response:
         playing = self._playing.get(request.headers.get(self._header, ""))
         if playing is None:
-            return _refused(Refusal("no rollout of this name is being played", status=404))
+            raise Refusal("no rollout of this name is being played", status=404)
         episode = playing.episode
         try:
-            body = msgspec.json.decode(await request.read())
-            asked = read_request(body, episode.sampling, model=MODEL)
+            asked = await read_chat(
+                request, lambda body: read_request(body, episode.sampling, model=MODEL)
+            )
             # The messages of the episode are those of the request that is answered.
             async with playing.turns:
                 episode.messages[:] = asked.messages
                 said = await episode.generate(tools=asked.tools)
         except Refusal as refusal:
             playing.failed.append(refusal)
-            return _refused(refusal)
+            raise
         except TelescopeError as error:
             # Raised again where the rollout is played; a framework tries again after a 5xx.
             playing.failed.append(error)
-            return _refused(Refusal(f"{type(error).__name__}: {error}"))
-        if asked.stream:
-            events = event_stream(said, model=MODEL, include_usage=asked.include_usage)
-            return web.Response(body=events, content_type="text/event-stream")
-        return web.json_response(reply_json(said, model=MODEL))
-
-
-def _refused(refusal: Refusal) -> web.Response:
-    return web.json_response(refusal.as_json(), status=refusal.status)
+            raise Refusal(f"{type(error).__name__}: {error}") from None
+        return answer_chat(said, asked, model=MODEL)

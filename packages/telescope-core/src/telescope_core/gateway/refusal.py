@@ -5,6 +5,10 @@ from typing import Any, cast
 
 from telescope_core.errors import nearest
 
+MAX_SHOWN = 2000
+"""Most characters of a reason; a request may hold names and values of any length."""
+_MAX_NAME = 200
+
 
 class Refusal(Exception):
     """Raised to refuse a request: names the part of the request, the reason, and what to do.
@@ -15,9 +19,9 @@ class Refusal(Exception):
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = message if len(message) <= MAX_SHOWN else f"{message[:MAX_SHOWN]}..."
+        super().__init__(self.message)
+        self.param = param and param[:_MAX_NAME]
         self.code = code
         self.status = status
 
@@ -49,6 +53,7 @@ def unsupported(param: str, why: str) -> Refusal:
 
 def unknown(kind: str, where: str, known: Iterable[str]) -> Refusal:
     """Build the refusal of a name that is not known at `where`; names the nearest known ones."""
+    where = where[:_MAX_NAME]
     close = nearest(where.rpartition(".")[2], known)
     advice = f"did you mean {' or '.join(close)}?" if close else "leave it out"
     return Refusal(f"unknown {kind} {where!r}; {advice}", param=where, code="unknown_parameter")

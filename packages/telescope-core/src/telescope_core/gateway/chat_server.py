@@ -1,0 +1,226 @@
+"""`ChatServer`: an HTTP server that answers in OpenAI's format, whatever bytes come.
+
+Which rollout a request belongs to, and who answers it, is left to its routes.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+from aiohttp import web
+
+from telescope_core.addresses import in_url
+from telescope_core.attempts import says_too_long
+from telescope_core.errors import (
+    ConfigError,
+    ContextLengthError,
+    EndpointAccessError,
+    EndpointError,
+)
+from telescope_core.gateway.refusal import Refusal
+from telescope_core.gateway.reply import event_stream, reply_json
+from telescope_core.gateway.request import ChatRequest
+from telescope_core.types import Completion
+
+# aiohttp's own limit is 1 MiB, which the history of a long agent run can exceed.
+MAX_REQUEST_BYTES = 64 * 2**20
+"""Largest body of a request."""
+MAX_SECONDS_IDLE = 60.0
+"""Seconds without a request after which a connection is closed, and those that a body may take."""
+_MOST_READ_AT_ONCE_BYTES = 2**18
+"""A larger request is read in a thread, because the event loop plays every other rollout."""
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Route = tuple[str, str, _Handler]
+"""Method, path as aiohttp writes it, and who answers."""
+
+
+class ChatServer:
+    """Listens on one port. It belongs to the event loop that started it."""
+
+    def __init__(self, routes: Sequence[Route], *, host: str = "127.0.0.1", port: int = 0) -> None:
+        """`port` 0 = a free one. A handler may raise Refusal."""
+        self._routes = routes
+        self._host = host
+        self._port = port
+        self._runner: web.AppRunner | None = None
+        self._listening: asyncio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        """`http://HOST:PORT`; the port is known once the server has started."""
+        return f"http://{in_url(self._host)}:{self._port}"
+
+    async def start(self) -> None:
+        """Begin to listen; raises ConfigError if the address is not available."""
+        app = web.Application(middlewares=[_as_openai_errors], client_max_size=MAX_REQUEST_BYTES)
+        for method, path, handler in (*self._routes, ("*", "/{anything:.*}", _elsewhere)):
+            app.router.add_route(method, path, handler, expect_handler=_go_on)
+        # By default aiohttp lets a handler go on after its client has gone away, and the server
+        # would sample for nobody. Canceling the handler also cancels its request to the server.
+        # By default it also waits up to 60 s for handlers in progress when it shuts down. Who
+        # closes this server has ended what they wait for, so they need no time.
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
+        await self._runner.setup()
+        assert self._runner.server is not None, "it is set up"
+        manager, loop = self._runner.server, asyncio.get_running_loop()
+        try:
+            self._listening = await loop.create_server(
+                lambda: _Connection(manager, loop=loop), self._host, self._port
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"the gateway cannot listen on {in_url(self._host)}:{self._port} "
+                f"({error.strerror}); set "
+                "gateway_host to an address of this machine, and gateway_port to a free port or 0"
+            ) from None
+        # Port 0 makes the operating system choose one, which is known only now.
+        self._port = self._listening.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        """Stop listening and close every connection. Idempotent."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+
+class _Connection(web.RequestHandler):
+    """One connection. It is closed if no request comes over it, and answers what is no HTTP."""
+
+    def __init__(self, manager: web.Server, *, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(
+            manager,
+            loop=loop,
+            access_log=None,  # pyright: ignore[reportArgumentType] - aiohttp: none is written
+            keepalive_timeout=MAX_SECONDS_IDLE,
+            # What a client still sends after it was refused is not read.
+            lingering_time=0.0,
+        )
+        # aiohttp closes those that have had a request, and only from 3.14 on the others.
+        self.silent = loop.call_later(MAX_SECONDS_IDLE, self.force_close)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.silent.cancel()
+        super().connection_lost(exc)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if status >= 500:
+            return super().handle_error(request, status, exc, message)
+        refusal = Refusal(f"this is not HTTP: {message}", code="invalid_http", status=status)
+        return _refuse(refusal, and_close=True)
+
+
+async def read_chat(request: web.Request, read: Callable[[object], ChatRequest]) -> ChatRequest:
+    """Return what `read` makes of the JSON of `request`; raises Refusal."""
+    if (request.content_length or 0) > MAX_REQUEST_BYTES:
+        raise _too_large()
+    try:
+        async with asyncio.timeout(MAX_SECONDS_IDLE):
+            body = await request.read()
+    except TimeoutError:
+        raise Refusal(
+            f"the request did not come within {MAX_SECONDS_IDLE:g} s",
+            code="request_timeout",
+            status=408,
+        ) from None
+
+    def parsed() -> ChatRequest:
+        try:
+            return read(msgspec.json.decode(body))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Refusal(f"the request is not JSON: {error}", code="invalid_json") from None
+        except RecursionError:
+            raise Refusal("the request is nested too deep", code="invalid_json") from None
+
+    if len(body) > _MOST_READ_AT_ONCE_BYTES:
+        return await asyncio.to_thread(parsed)
+    return parsed()
+
+
+def answer_chat(completion: Completion, asked: ChatRequest, *, model: str) -> web.Response:
+    """Build the answer to `asked`, as a stream if it asked for one.
+
+    Tokens arrive all at once when the turn is complete, so a stream is sent as one body.
+    """
+    if asked.stream:
+        events = event_stream(completion, model=model, include_usage=asked.include_usage)
+        return web.Response(body=events, content_type="text/event-stream")
+    return answer_json(reply_json(completion, model=model))
+
+
+def answer_json(body: dict[str, object], *, status: int = 200) -> web.Response:
+    """Build an answer of JSON."""
+    return web.Response(
+        body=msgspec.json.encode(body), status=status, content_type="application/json"
+    )
+
+
+def _too_large() -> Refusal:
+    text = f"the request is larger than {MAX_REQUEST_BYTES // 2**20} MiB"
+    return Refusal(text, code="request_too_large", status=413)
+
+
+async def _go_on(request: web.Request) -> None:
+    """Ask for the body if the client waits for that; another expectation may be ignored."""
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+async def _elsewhere(request: web.Request) -> web.StreamResponse:
+    raise Refusal(
+        f"there is no {request.method} {request.path.rpartition('/v1')[2] or '/'} here, only POST "
+        "/chat/completions and GET /models behind the base_url of episode.endpoint; a program "
+        "that uses another API of OpenAI (such as responses or completions) has to be told to "
+        "use chat completions",
+        code="unknown_url",
+        status=404,
+    )
+
+
+@web.middleware
+async def _as_openai_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    assert isinstance(request.protocol, _Connection)
+    request.protocol.silent.cancel()
+    try:
+        return await handler(request)
+    except Refusal as refusal:
+        # After these, the rest of the body is not read.
+        return _refuse(refusal, and_close=refusal.status in (408, 413))
+    # OpenAI's client tries again after a 502 but not after a 400. `ContextLengthError` comes before
+    # its base class `ConfigError`, because clients know OpenAI's code for a full context.
+    except ContextLengthError as error:
+        return _refuse(Refusal(str(error), param="messages", code="context_length_exceeded"))
+    except ConfigError as error:
+        return _refuse(Refusal(str(error), param="messages", code="invalid_value"))
+    except EndpointError as error:
+        if error.is_of_request or isinstance(error, EndpointAccessError):
+            return _refuse(_passed_on(error))
+        return _refuse(Refusal(str(error), code="inference_server_failed", status=502))
+    except web.RequestPayloadError as error:
+        refusal = Refusal(f"the body cannot be read: {error}", code="invalid_http")
+        return _refuse(refusal, and_close=True)
+    except web.HTTPRequestEntityTooLarge:
+        return _refuse(_too_large())
+    except web.HTTPException as error:  # a path that is none, such as that of `OPTIONS *`
+        return _refuse(Refusal(error.reason, code="unknown_url", status=error.status))
+
+
+def _passed_on(error: EndpointError) -> Refusal:
+    """Build the answer to a program whose request another endpoint refused."""
+    code = "context_length_exceeded" if says_too_long(error.answer) else "endpoint_refused"
+    return Refusal(str(error), code=code, status=error.status or 400)
+
+
+def _refuse(refusal: Refusal, *, and_close: bool = False) -> web.Response:
+    response = answer_json(refusal.as_json(), status=refusal.status)
+    if and_close:
+        response.force_close()
+    return response
