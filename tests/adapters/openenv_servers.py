@@ -43,6 +43,8 @@ class GuessServer(Environment[Guess, Hint, State]):
     def step(self, action, timeout_s=None, **_):
         if action.text == "break":
             raise RuntimeError("the server broke")
+        if action.text == "give up":
+            return Hint(prompt="You gave up.", done=True)
         self.now.step_count += 1
         guess = int(action.text)
         if guess == self.secret:

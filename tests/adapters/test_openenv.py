@@ -77,6 +77,8 @@ async def test_a_server_that_fails_is_no_reward(guess):
         failed = await played(client, ["break"])
         assert (failed.status, failed.reward) == (RolloutStatus.FAILED, None)
         assert "the server broke" in failed.error
+        mute = await played(client, ["give up"], rollout=3)
+        assert (mute.reward, mute.status_reason) == (None, "RewardError")
         outside = await played(client, [WRONG], rollout=1)
         assert "outside its declared range [-1, 1]" in outside.error
         assert (await played(client, GUESSES, rollout=2)).status is RolloutStatus.KEPT

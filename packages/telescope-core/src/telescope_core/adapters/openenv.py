@@ -18,7 +18,7 @@ from telescope_core.adapters.games import seeded
 from telescope_core.adapters.settings import AdaptedConfig, AdaptedEnvironment, function_tool
 from telescope_core.environments import Episode, reward
 from telescope_core.environments.sources import Examples
-from telescope_core.errors import EndpointError, EnvironmentLoadError
+from telescope_core.errors import EndpointError, EnvironmentLoadError, RewardError
 from telescope_core.examples import GeneratedSource, ListSource
 from telescope_core.types import Example, JsonValue, Message, Rollout, Split, StopReason, ToolCall
 
@@ -56,7 +56,13 @@ class OpenEnvConfig(AdaptedConfig):
 class Episodes:
     """What one episode gave so far."""
 
-    total: float = 0.0
+    total: float | None = None
+    """Sum of the rewards; None until a step gives one."""
+
+    def add(self, got: Mapping[str, Any]) -> None:
+        """Count the reward of a step, if it has one."""
+        if got.get("reward") is not None:
+            self.total = (self.total or 0.0) + float(got["reward"])
 
 
 @dataclass(slots=True)
@@ -107,19 +113,26 @@ class OpenEnvEnvironment(AdaptedEnvironment):
             tools = await _tools(socket) if server.has_tools else []
             for _ in range(self.config.max_turns):
                 if _is_done(got):
-                    return StopReason.COMPLETED
+                    break
                 said = await episode.generate(tools=tools)
                 if said.finish_reason == "length":
                     return StopReason.LENGTH
                 if tools and not said.message.tool_calls:
                     return StopReason.COMPLETED
                 got = await self._stepped(episode, server, socket, said.message)
-        return StopReason.COMPLETED if _is_done(got) else StopReason.MAX_TURNS
+        if not _is_done(got):
+            return StopReason.MAX_TURNS
+        if episode.state.total is None:
+            raise RewardError(
+                f"the episode of {self.url} is over, and no step of it gave a reward, which is not "
+                "a reward of 0; choose an environment that scores"
+            )
+        return StopReason.COMPLETED
 
     @reward
     def total(self, rollout: Rollout, example: Example, episode: Episode[Episodes]) -> float:
         """The sum of the rewards of all steps."""
-        return episode.state.total
+        return episode.state.total or 0.0
 
     async def _stepped(
         self, episode: Episode[Episodes], server: _Server, socket: "_Socket", message: Message
@@ -128,14 +141,14 @@ class OpenEnvEnvironment(AdaptedEnvironment):
         if not message.tool_calls:
             action = {**self.config.action, server.action_field: message.content}
             got = await socket.ask("step", action)
-            episode.state.total += float(got.get("reward") or 0.0)
+            episode.state.add(got)
             if not _is_done(got):
                 episode.add(self._shown(got))
             return got
         got: dict[str, Any] = {}
         for call in message.tool_calls:
             got = await _called(socket, call)
-            episode.state.total += float(got.get("reward") or 0.0)
+            episode.state.add(got)
             result = _result_text(got.get("observation", {}))
             episode.add(Message(role="tool", content=result, tool_call_id=call.id))
         return got
