@@ -3,7 +3,7 @@
 import pytest
 
 from telescope_core import ChatEndpoint, Episode, Example, Sampling
-from telescope_core.chat.client import ChatClient
+from telescope_core.chat.client import ApiKey, ChatClient
 from telescope_core.errors import ConfigError, EndpointError
 from telescope_core.scripted import ScriptedClient
 
@@ -20,6 +20,13 @@ async def test_an_eval_hands_out_the_endpoint_that_was_named():
         base_url="http://127.0.0.1:9/v1", api_key="secret", model="tiny"
     )
     assert "secret" not in repr(endpoint)
+
+
+def test_a_user_in_the_address_and_a_key_are_refused_together():
+    with pytest.raises(ConfigError, match=r"http://h/v1 .*API key .*MY_KEY") as refused:
+        ChatClient("http://me:hunter2@h/v1", "m", api_key=ApiKey("sk-abc123", "MY_KEY"))
+    assert "hunter2" not in str(refused.value)
+    assert "sk-abc" not in str(refused.value)
 
 
 async def test_a_model_that_is_not_known_yet_is_no_endpoint():

@@ -13,6 +13,7 @@ from tests.ports import free_port
 from telescope_core.chat import http
 from telescope_core.chat.http import HttpPool, RequestLimits
 from telescope_core.errors import EndpointError
+from telescope_core.terminal import acts_on_terminals
 
 PATIENT = RequestLimits(request_timeout_s=600.0, retry_budget_s=60.0)
 
@@ -106,6 +107,30 @@ async def test_other_refusals_are_not_repeated(status):
         with pytest.raises(EndpointError, match=f"/v1/x answered {status}: no; "):
             await ask()
     assert len(server.heads) == 1
+
+
+async def test_refusals_are_shown_without_passwords_keys_and_controls():
+    body = b'{"error": "wrong key: sk-abc123def \x1b]0;owned\x07"}'
+    script = answer(400, body, Location="http://a:movedpw@h/v2?api_key=qqqqqq\x1b[2J")
+    async with serving(script) as (server, _):
+        pool = HttpPool()
+        told = []
+        for user, headers in (
+            ("me:hunter2pw@", {}),
+            ("", {"Authorization": "Bearer sk-abc123def"}),
+        ):
+            url = f"http://{user}127.0.0.1:{server.port}/v1/x?token=ttttttt"
+            with pytest.raises(EndpointError) as refused:
+                await pool.request("GET", url, headers=headers, limits=PATIENT)
+            told.append(str(refused.value))
+        await pool.close()
+    for text in (*told, refused.value.answer):
+        assert not acts_on_terminals(text)
+        for secret in ("hunter2pw", "ttttttt", "movedpw", "qqqqqq"):
+            assert secret not in text
+    assert "sk-abc123def" not in told[1] + refused.value.answer
+    assert f"127.0.0.1:{server.port}/v1/x" in str(refused.value)
+    assert "wrong key" in str(refused.value)
 
 
 async def test_a_redirect_is_named_and_not_followed():

@@ -16,6 +16,7 @@ from telescope_core.environments.settings import Settings
 from telescope_core.environments.usage import count
 from telescope_core.errors import ConfigError, EndpointAccessError, EndpointError, JudgeError
 from telescope_core.parsers import without_thinking
+from telescope_core.secret_names import without_passwords
 from telescope_core.types import Completion, Message, Sampling
 
 Result = TypeVar("Result")
@@ -118,7 +119,8 @@ class HelperModel:
 
     @property
     def _where(self) -> str:
-        return f"{self._role} {self._config.model or 'model'} at {self._config.base_url}"
+        shown = without_passwords(self._config.base_url)
+        return f"{self._role} {self._config.model or 'model'} at {shown}"
 
     async def _complete(self, messages: Sequence[Message]) -> Completion:
         config = self._config

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -18,6 +19,7 @@ from telescope_core.chat.replies import read_completion, read_models, read_token
 from telescope_core.chat.sampling_fields import sampling_fields
 from telescope_core.errors import ConfigError, EndpointAccessError, EndpointError, unknown_name
 from telescope_core.protocols import Policy
+from telescope_core.secret_names import without_passwords
 from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling
 
 _NO_SUCH_CALL = (404, 405, 501)
@@ -55,11 +57,12 @@ class ChatClient:
     ) -> None:
         if not base_url.startswith(("http://", "https://")):
             raise ConfigError(
-                f"base URL {base_url!r} must begin with http:// or https://, "
+                f"base URL {without_passwords(base_url)!r} must begin with http:// or https://, "
                 "such as http://127.0.0.1:8000/v1"
             )
         self.base_url = base_url.rstrip("/")
         self._chat_url = f"{self.base_url}/chat/completions"
+        self._shown_url = without_passwords(self.base_url)
         self._model = model
         self._model_lock = asyncio.Lock()
         self._api_key = api_key if isinstance(api_key, ApiKey) else ApiKey(api_key or "")
@@ -67,6 +70,12 @@ class ChatClient:
         self._dialect = Dialect()
         self._has_answered = False
         self._headers = {"Content-Type": "application/json"}
+        if self._api_key.value and urlsplit(self.base_url).username is not None:
+            given = f"in {self._api_key.variable} " if self._api_key.variable else ""
+            raise ConfigError(
+                f"the base URL {self._shown_url} has a user of its own, and an API key was given "
+                f"{given}as well; a request can show only one of them, so leave the other out"
+            )
         if self._api_key.value:
             self._headers["Authorization"] = f"Bearer {self._api_key.value}"
         self._limits = limits or RequestLimits()
@@ -87,7 +96,7 @@ class ChatClient:
         """The endpoint itself; raises ConfigError while the name of its model is not known."""
         if self._model is None:
             raise ConfigError(
-                f"the model at {self.base_url} is not known yet; name it, or await `check` first"
+                f"the model at {self._shown_url} is not known yet; name it, or await `check` first"
             )
         return ChatEndpoint(
             base_url=self.base_url, api_key=self._api_key.value or "none", model=self._model
@@ -107,14 +116,14 @@ class ChatClient:
             if error.status in (401, 403):
                 raise await self._refused(error) from None
             raise
-        return read_models(reply.content, where=url)
+        return read_models(reply.content, where=without_passwords(url))
 
     async def model(self) -> str:
         """Return the name of the model in use; asks the endpoint when none was given."""
         if self._model is None:
             async with self._model_lock:
                 if self._model is None:
-                    self._model = _only_one(await self.list_models(), self.base_url)
+                    self._model = _only_one(await self.list_models(), self._shown_url)
         return self._model
 
     async def check(self) -> None:
@@ -129,7 +138,7 @@ class ChatClient:
                 return
             raise
         if self._model is not None and self._model not in served:
-            raise unknown_name("model", self._model, served, f"(served by {self.base_url})")
+            raise unknown_name("model", self._model, served, f"(served by {self._shown_url})")
         await self.model()
 
     async def complete(
@@ -177,7 +186,7 @@ class ChatClient:
                 self._dialect |= learned
                 num_retries += 1
         self._has_answered = True
-        completion = self._read(reply.content, where=self._chat_url)
+        completion = self._read(reply.content, where=without_passwords(self._chat_url))
         return replace(completion, num_retries=num_retries + reply.num_retries)
 
     async def _refused(self, error: EndpointError) -> EndpointError:
@@ -192,7 +201,8 @@ class ChatClient:
             advice = await self._advice_on_model()
         else:
             advice = self._advice_on_key(error.status)
-        text = f"{self._chat_url} answered {error.status}: {error.answer or 'nothing'}; {advice}"
+        shown = without_passwords(self._chat_url)
+        text = f"{shown} answered {error.status}: {error.answer or 'nothing'}; {advice}"
         return EndpointAccessError(text, status=error.status, answer=error.answer)
 
     def _advice_on_key(self, status: int) -> str:
@@ -213,7 +223,8 @@ class ChatClient:
             return f"{base_url} and the name of the model, {self._model!r}"
         if self._model in served:
             return base_url
-        return str(unknown_name("model", self._model or "", served, f"(served by {self.base_url})"))
+        where = f"(served by {self._shown_url})"
+        return str(unknown_name("model", self._model or "", served, where))
 
 
 class _ChatPolicy:

@@ -21,6 +21,8 @@ from urllib.request import getproxies, proxy_bypass
 from telescope_core.addresses import is_loopback
 from telescope_core.chat.trouble import Troubles
 from telescope_core.errors import EndpointError
+from telescope_core.secret_names import HIDDEN, without_passwords
+from telescope_core.terminal import escaped, foreign
 
 if TYPE_CHECKING:
     import aiohttp
@@ -80,7 +82,10 @@ class HttpPool:
         headers: Mapping[str, str],
         limits: RequestLimits,
     ) -> HttpReply:
-        """Return the reply; raises EndpointError that names `url` and what went wrong."""
+        """Return the reply; raises EndpointError that names `url` and what went wrong.
+
+        Its text holds neither a password of the URL nor the key in `headers`.
+        """
         give_up_s = time.monotonic() + limits.retry_budget_s
         pause_s = _FIRST_PAUSE_S
         num_retries = 0
@@ -114,7 +119,7 @@ class HttpPool:
     ) -> bytes | _Failure:
         import aiohttp
 
-        proxy = _proxy(url)
+        proxy, shown = _proxy(url), without_passwords(url)
         try:
             async with (
                 asyncio.timeout(limits.request_timeout_s),
@@ -132,28 +137,31 @@ class HttpPool:
                 content = await reply.read()
         except aiohttp.ConnectionTimeoutError:
             waited = f"no connection within {limits.connect_timeout_s:g} s"
-            return _Failure(_unreachable(url, waited), 0.0)
+            return _Failure(_unreachable(shown, waited), 0.0)
         except TimeoutError:
             raise EndpointError(
-                f"{url} did not answer within {limits.request_timeout_s:g} s; "
+                f"{shown} did not answer within {limits.request_timeout_s:g} s; "
                 "lower max_tokens or the concurrency, or allow more time"
             ) from None
         except aiohttp.InvalidURL:
-            raise EndpointError(f"{url} is not a URL; expected http://host:port/...") from None
+            raise EndpointError(f"{shown} is not a URL; expected http://host:port/...") from None
         except aiohttp.ClientSSLError as error:
             raise EndpointError(
-                f"{url} cannot be reached over TLS ({error}); check its certificate, "
+                f"{shown} cannot be reached over TLS ({error}); check its certificate, "
                 "or use http:// if the server does not use TLS"
             ) from None
         except aiohttp.ClientError as error:
             cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-            return _Failure(_unreachable(url, str(cause) or type(error).__name__), 0.0)
+            return _Failure(_unreachable(shown, str(cause) or type(error).__name__), 0.0)
         if reply.status == 200:
             return content
+        if key := headers.get("Authorization", "").removeprefix("Bearer "):
+            # Some servers quote the key that they refuse.
+            content = content.replace(key.encode(), HIDDEN.encode())
         if reply.status == 429 or reply.status >= 500:
             wait = reply.headers.get("Retry-After", "")
-            return _Failure(_refusal(url, reply.status, content, wait=wait), _retry_after_s(wait))
-        raise _refusal(url, reply.status, content, moved_to=reply.headers.get("Location", ""))
+            return _Failure(_refusal(shown, reply.status, content, wait=wait), _retry_after_s(wait))
+        raise _refusal(shown, reply.status, content, moved_to=reply.headers.get("Location", ""))
 
     def _session(self) -> "aiohttp.ClientSession":
         if self._opened is None:
@@ -167,9 +175,9 @@ class HttpPool:
 
 
 def quote(content: bytes) -> str:
-    """Return the beginning of `content` on one line, for messages."""
+    """Return the beginning of `content` on one line, for messages, as no terminal acts on it."""
     head = content[: 4 * _QUOTED_CHARACTERS].decode(errors="replace")
-    text = " ".join(head.split())
+    text = escaped(" ".join(head.split()))
     return text if len(text) <= _QUOTED_CHARACTERS else text[:_QUOTED_CHARACTERS] + "..."
 
 
@@ -242,9 +250,11 @@ def _refusal(
 ) -> EndpointError:
     advice = _ADVICE.get(status, "check the server's log")
     if moved_to:
+        moved_to = foreign(without_passwords(moved_to), _QUOTED_CHARACTERS)
         advice = f"it has moved to {moved_to}: use that as the base URL"
     if wait:
-        advice += f" (the server asked to wait: Retry-After {wait})"
+        waits = foreign(wait, _QUOTED_CHARACTERS)
+        advice += f" (the server asked to wait: Retry-After {waits})"
     if status == 400 and b"--enable-auto-tool-choice" in content:
         advice = _NO_TOOL_CALLS
     answer = quote(content)
