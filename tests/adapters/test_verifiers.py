@@ -11,6 +11,7 @@ from telescope_core import Completion, Message, RolloutStatus, Split, StopReason
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("home")]
 PACKAGE = str(Path(__file__).with_name("verifiers_sums"))
 SUMS = "verifiers:sums"
+BOTH = Path(__file__).with_name("verifiers_both.py").read_text()
 ANSWERS = ["1", "2", "three", "40", "5", "6"]
 PROGRAM = """
 import asyncio, json, sys
@@ -143,3 +144,41 @@ def test_what_cannot_be_played_is_refused_by_name(told):
     assert "--with verifiers==0.4.0" in said["new-api"]
     assert "all rollouts" in said["group"]
     assert "'sums'" in said["sum"]
+
+
+def require_same(found: dict) -> None:
+    """Check what `verifiers_both` printed: their rewards, and what ended each rollout."""
+    for kind, cases in found["both"].items():
+        for mine, _, _, error, theirs in cases:
+            assert not error, (kind, error)
+            assert theirs in (None, mine), (kind, cases)
+    assert [one[1] for one in found["both"]["turns"]][2:] == ["max_turns", "context_length"]
+    assert found["both"]["strings"][0][2] == [["user", "0+1="], ["assistant", "1"]]
+    refused = found["refused"]
+    assert "'robot'" in refused["roles"]
+    assert "without a reward function" in refused["unscored"]
+    assert "all rollouts" in refused["group"]
+    assert "all rollouts" in refused["mixed-group"]
+
+
+def test_each_class_of_environment_is_scored_as_by_verifiers(python):
+    found = by_itself(python, BOTH)
+    require_same(found)
+    assert all(one[4] is not None for cases in found["both"].values() for one in cases)
+    assert [one[0] for one in found["both"]["mixed"]] == [1.0, 1.0, 1.0, 0.25]
+    assert [one[0] for one in found["both"]["nested"]] == [1.0, 1.0, 0.25]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("version", ["0.1.8", "0.1.10", "0.1.14"])
+def test_old_versions_are_scored_as_by_themselves(home, version):
+    used = ("--with", PACKAGE, "--with", f"verifiers=={version}", "--allow-sdist", "wget")
+    found = by_itself(link(SUMS, *used), BOTH)
+    assert found["version"].startswith(version)
+    require_same(found)
+
+
+async def test_a_reward_function_that_raises_in_a_group_is_a_failure(python):
+    async with opened(SUMS, {"options": {"kind": "mixed-breaks"}}) as client:
+        failed = await played(client, ["1"])
+    assert "reward function breaks of sums raised ZeroDivisionError" in failed.error

@@ -5,7 +5,8 @@ environments that `telescope env link` makes for them.
 """
 
 import re
-from dataclasses import dataclass
+import traceback
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -61,10 +62,12 @@ VERIFIERS = Framework(
     distribution="verifiers",
     extra="verifiers",
     pin="0.3.1",
-    lowest="0.3.1",
+    lowest="0.1.8",
     below="0.4",
     factory=f"{_HERE}.verifiers:VerifiersEnvironment",
 )
+VERIFIERS_SERVED = replace(VERIFIERS, lowest="0.3.1")
+"""What trains with ours: `verifiers_served`."""
 VERIFIERS_TASKS = Framework(
     distribution="verifiers",
     extra="verifiers-tasks",
@@ -171,6 +174,37 @@ def imported(framework: Framework, module: str) -> Any:
             f"{wanted} and takes no other version; run: {install}"
         )
     return import_module(module)
+
+
+def missing_import(
+    error: BaseException, framework: Framework, *, otherwise: Framework | None = None
+) -> str:
+    """Return which module is missing, who imports it and what to do, where `error` came of that.
+
+    Frameworks raise an error of their own in its place, which does not say. Empty if no import
+    failed. `otherwise` is the generation to link with if the framework itself lacks the module.
+    """
+    missing: ImportError | None = None
+    came_of: BaseException | None = error
+    while came_of is not None:
+        missing = came_of if isinstance(came_of, ImportError) and came_of.name else missing
+        came_of = came_of.__cause__ or came_of.__context__
+    if missing is None:
+        return ""
+    frames = traceback.extract_tb(missing.__traceback__)
+    by = [one for one in frames if not one.filename.startswith("<") and "importlib" not in one.name]
+    where = f"{by[-1].filename}, line {by[-1].lineno}: " if by else ""
+    package = str(missing.name).partition(".")[0]
+    if package != framework.distribution.replace("-", "_"):
+        return (
+            f"{where}{missing}; add --with PACKAGE, naming the package that has it, to "
+            "`telescope env link`"
+        )
+    advice = f"with --with {otherwise.requirement}" if otherwise else "with the version it needs"
+    return (
+        f"{where}{missing}: it was written for another version of {framework.distribution} than "
+        f"{installed_version(framework)}; link it {advice}"
+    )
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Environments of the `verifiers` package, up to 0.3.1: `verifiers:NAME`.
+"""Environments of the `verifiers` package, from 0.1.8 up to 0.3.1: `verifiers:NAME`.
 
 They drive generation: the client that they are given asks the policy of the rollout. Their rubric
 scores; a reward function that raises, which they count as 0, fails the rollout here.
@@ -9,27 +9,60 @@ import inspect
 import json
 import signal
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from copy import deepcopy
 from importlib.metadata import packages_distributions
+from types import SimpleNamespace
 from typing import Any, cast
 
-from telescope_core.adapters.schemes import VERIFIERS, VERIFIERS_TASKS, imported
+from telescope_core.adapters.schemes import (
+    VERIFIERS,
+    VERIFIERS_TASKS,
+    imported,
+    missing_import,
+)
 from telescope_core.adapters.settings import (
     AdaptedConfig,
     AdaptedEnvironment,
     as_metrics,
     function_tool,
 )
+from telescope_core.attempts import is_too_long
 from telescope_core.environments import Episode, reward
-from telescope_core.errors import EnvironmentLoadError, RewardRaisedError, unknown_name
+from telescope_core.errors import (
+    ContextLengthError,
+    EndpointError,
+    EnvironmentLoadError,
+    RewardRaisedError,
+    TelescopeError,
+    unknown_name,
+)
 from telescope_core.examples import ListSource, split_of
-from telescope_core.types import Example, Message, Role, Rollout, Split, StopReason, ToolCall
+from telescope_core.gateway.reply import reply_json
+from telescope_core.types import (
+    Example,
+    Message,
+    Role,
+    Rollout,
+    Split,
+    StopReason,
+    ToolCall,
+)
 
 _RAISED: ContextVar[list[tuple[str, Exception]] | None] = ContextVar("RAISED", default=None)
 """What reward functions of the running rollout raised, with their names."""
 _MODEL = "policy"
+_ROLES: Mapping[str, Role] = {
+    **{role: role for role in ("system", "user", "assistant", "tool")},
+    "developer": "system",
+    "text": "user",
+}
+"""Their roles -> ours. A prompt that is one text becomes a message with the role `text`, which
+their own chat client sends as a user's."""
+_TOO_LONG = "this model's maximum context length is exceeded"
+"""What versions before 0.1.11 look for in an error, to end the rollout and score it."""
 
 
 class VerifiersEnvironment(AdaptedEnvironment):
@@ -42,24 +75,27 @@ class VerifiersEnvironment(AdaptedEnvironment):
         self._verifiers = imported(VERIFIERS, "verifiers")
         with without_signal_handlers():
             self.env = self._loaded()
-        if self.env.requires_group_rollouts:
-            raise EnvironmentLoadError(
-                f"{self.config.id} has reward functions that need all rollouts of an example in "
-                "one place, which this adapter cannot give them; choose an environment that "
-                "scores each rollout by itself"
-            )
-        for rubric in _rubrics(self.env.rubric):
+        self._leaves = list(_leaves(self.env))
+        self._require_playable()
+        rubrics = {id(one): one for leaf in self._leaves for one in _rubrics(leaf.rubric)}
+        for rubric in rubrics.values():
             rubric.funcs = [_noticed(function) for function in rubric.funcs]
-        self._client = _client_class(self._verifiers)
-        teardown = getattr(self.env, "_teardown", None)
-        if teardown is not None:
-            self.on_close(teardown)
-        self._rows: dict[Split, list[dict[str, Any]]] | None = None
+        # From 0.1.11 on, environments ask a client of theirs, before that one of OpenAI's.
+        has_clients = hasattr(self.env, "tool_defs")
+        self._client = _client_class(self._verifiers) if has_clients else _openai_client
+        for one in {id(one): one for one in (self.env, *self._leaves)}.values():
+            teardown = getattr(one, "_teardown", None)
+            if teardown is not None:
+                self.on_close(teardown)
+        self._rows: dict[Split, dict[str, dict[str, Any]]] | None = None
 
     @property
     def offers_tools(self) -> bool:
         """Whether the environment has tools of its own."""
-        return bool(getattr(self.env, "tool_defs", None))
+        return any(
+            getattr(leaf, "tool_defs", None) or getattr(leaf, "oai_tools", None)
+            for leaf in self._leaves
+        )
 
     def splits(self) -> tuple[Split, ...]:
         """Return the splits that have rows."""
@@ -67,36 +103,40 @@ class VerifiersEnvironment(AdaptedEnvironment):
 
     def examples(self, split: Split) -> ListSource:
         """Return the rows of their dataset; without one for evals, a hash divides the other."""
-        rows = self._split_rows()[split]
-        return ListSource([_example(split, row) for row in rows])
+        return ListSource([_example(name, row) for name, row in self._split_rows()[split].items()])
 
     async def play(self, episode: Episode[Any]) -> StopReason:
         """Let them play and score a rollout whose model is the policy."""
-        row: dict[str, Any] = json.loads(str(episode.example.info["row"]))
+        split = Split(episode.example.id.partition("-")[0])
+        env, row = _routed(self.env, deepcopy(self._split_rows()[split][episode.example.id]))
+        if isinstance(row["prompt"], str):  # versions before 0.1.11 take no text for a chat
+            row["prompt"] = [{"role": "user", "content": row["prompt"]}]
         arguments = {"max_tokens": episode.sampling.max_tokens}
         raised: list[tuple[str, Exception]] = []
         reset = _RAISED.set(raised)
         try:
-            play = self.env._run_rollout_state  # pyright: ignore[reportPrivateUsage]
-            state = await play(row, self._client(episode), _MODEL, arguments)
+            state = await _played_and_scored(env, row, self._client(episode), arguments)
         finally:
             _RAISED.reset(reset)
         if state.get("error") is not None:
-            raise RuntimeError(f"verifiers stopped the rollout: {state['error']!r}")
+            raise _reason(state["error"])
         if raised:
             name, error = raised[0]
             raise RewardRaisedError(
                 f"reward function {name} of {self.config.id} raised {type(error).__name__}: "
                 f"{error}, which verifiers would count as 0"
             ) from error
-        episode.messages[:] = as_messages([*state["prompt"], *state["completion"]])
+        episode.messages[:] = as_messages([*state["prompt"], *(state.get("completion") or ())])
         episode.state["reward"] = float(state["reward"])
         episode.metrics.update(as_metrics(state.get("metrics") or {}))
-        episode.tags["stop_condition"] = str(state.get("stop_condition"))
+        condition = str(state.get("stop_condition"))
+        episode.tags["stop_condition"] = condition
+        if state.get("prompt_too_long"):
+            return StopReason.CONTEXT_LENGTH
         if state.get("is_truncated"):
             return StopReason.LENGTH
-        was_cut = state.get("stop_condition") == "max_turns_reached"
-        return StopReason.MAX_TURNS if was_cut and self.env.max_turns != 1 else StopReason.COMPLETED
+        was_cut = condition == "max_turns_reached" and getattr(env, "max_turns", -1) != 1
+        return StopReason.MAX_TURNS if was_cut else StopReason.COMPLETED
 
     @reward
     def theirs(self, rollout: Rollout, example: Example, episode: Episode[Any]) -> float:
@@ -106,7 +146,7 @@ class VerifiersEnvironment(AdaptedEnvironment):
     def _loaded(self) -> Any:
         try:
             return self._verifiers.load_environment(self.config.id, **self.config.options)
-        except ValueError as error:
+        except (ValueError, RuntimeError, ImportError) as error:
             module = self.config.id.rpartition("/")[2].replace("-", "_")
             missing = error.__cause__
             if isinstance(missing, ModuleNotFoundError) and missing.name == module:
@@ -117,9 +157,9 @@ class VerifiersEnvironment(AdaptedEnvironment):
                     known,
                     "(its package is installed by `telescope env link --with PACKAGE`)",
                 ) from error
-            raise
-        except RuntimeError as error:
-            if "does not expose load_environment" not in str(error):
+            if trouble := missing_import(error, VERIFIERS, otherwise=VERIFIERS_TASKS):
+                raise EnvironmentLoadError(f"{self.config.id}: {trouble}") from error
+            if "load_environment" not in str(error.__cause__ or error):
                 raise
             tasksets = VERIFIERS_TASKS.requirement
             raise EnvironmentLoadError(
@@ -128,20 +168,57 @@ class VerifiersEnvironment(AdaptedEnvironment):
                 f"with --with {tasksets} too"
             ) from error
 
-    def _split_rows(self) -> dict[Split, list[dict[str, Any]]]:
+    def _require_playable(self) -> None:
+        """Raise EnvironmentLoadError for what cannot be played, before anything is paid for."""
+        wrong = ""
+        rubrics = [one for leaf in self._leaves for one in _rubrics(leaf.rubric)]
+        plain = self._verifiers.Rubric.score_rollout
+        if any(one._is_group_func(function) for one in rubrics for function in one.funcs):
+            wrong = (
+                "has reward functions that need all rollouts of an example in one place, which "
+                "this adapter cannot give them; choose an environment that scores each rollout by "
+                "itself"
+            )
+        elif any(not one.funcs and type(one).score_rollout is plain for one in rubrics):
+            wrong = "has a rubric without a reward function, so no rollout could be scored"
+        elif any(getattr(leaf, "message_type", "chat") != "chat" for leaf in self._leaves):
+            wrong = "asks for plain completions (message_type), but policies here answer chats"
+        elif not hasattr(self.env, "_route_child_input") and any(
+            hasattr(inner, "env_map") for inner in getattr(self.env, "envs", ())
+        ):
+            wrong = (
+                "is a group within a group, whose rows old versions of verifiers give to the wrong "
+                f"environment; link it with --with {VERIFIERS.requirement}"
+            )
+        if wrong:
+            raise EnvironmentLoadError(f"{self.config.id} {wrong}")
+
+    def _split_rows(self) -> dict[Split, dict[str, dict[str, Any]]]:
+        """Return the rows of each split by the ids of their examples."""
         if self._rows is None:
-            self.env.build_eval_dataset()
-            held_out = self.env.eval_dataset
-            self.env.build_dataset()
-            rows = [] if self.env.dataset is None else [dict(row) for row in self.env.dataset]
-            if held_out is not None:
-                found = {Split.TRAIN: rows, Split.EVAL: [dict(row) for row in held_out]}
-            else:
+            # Before 0.1.10, datasets are there at once, and groups take the rows to train on for
+            # evals where an environment of theirs has no others.
+            is_early = not hasattr(self.env, "build_dataset")
+            if not is_early:
+                self.env.build_eval_dataset()
+                self.env.build_dataset()
+            rows = [dict(row) for row in self.env.dataset or ()]
+            held_out: Any = self.env.eval_dataset
+            if is_early and any(leaf.eval_dataset is None for leaf in self._leaves):
+                held_out = None
+            found = {
+                Split.TRAIN: rows,
+                Split.EVAL: [dict(row) for row in held_out or ()],
+            }
+            if held_out is None:
                 found = {
                     split: [row for row in rows if split_of(str(row["example_id"])) is split]
                     for split in Split
                 }
-            self._rows = found
+            self._rows = {
+                split: {f"{split}-{row['example_id']}": row for row in rows}
+                for split, rows in found.items()
+            }
         return self._rows
 
 
@@ -157,28 +234,40 @@ def without_signal_handlers() -> Generator[None]:
 
 
 def as_messages(theirs: Iterable[Any]) -> list[Message]:
-    """Return their messages as ours; they are dicts or objects with the same names."""
-    return [_message(one) for one in theirs]
+    """Return their messages as ours; they are dicts or objects with the same names.
+
+    Raises EnvironmentLoadError for a role that no chat has, and for parts that are no text.
+    """
+    return [_message(_fields(one)) for one in theirs]
 
 
-def _message(theirs: Any) -> Message:
-    fields: dict[str, Any] = (
-        dict(theirs) if isinstance(theirs, Mapping) else theirs.model_dump()  # pyright: ignore[reportUnknownArgumentType]
-    )
-    calls = tuple(_call(call) for call in fields.get("tool_calls") or ())
-    role = cast(Role, fields["role"])
+def _fields(theirs: Any) -> dict[str, Any]:
+    return dict(theirs) if isinstance(theirs, Mapping) else theirs.model_dump()  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _message(fields: dict[str, Any]) -> Message:
+    role = _ROLES.get(str(fields["role"]))
+    if role is None:
+        raise EnvironmentLoadError(
+            f"a message has the role {fields['role']!r}; expected one of {', '.join(_ROLES)}"
+        )
     return Message(
         role=role,
         content=text_of(fields.get("content")),
         reasoning=str(fields.get("reasoning_content") or "") if role == "assistant" else "",
-        tool_calls=calls,
+        tool_calls=tuple(_call(_fields(call)) for call in fields.get("tool_calls") or ()),
         tool_call_id=fields.get("tool_call_id"),
     )
 
 
-def _call(theirs: Mapping[str, Any]) -> ToolCall:
-    inner: Mapping[str, Any] = theirs.get("function") or theirs
-    return ToolCall(id=str(theirs["id"]), name=inner["name"], arguments=inner["arguments"])
+def _call(theirs: dict[str, Any]) -> ToolCall:
+    inner = _fields(theirs.get("function") or theirs)
+    arguments = inner["arguments"]
+    return ToolCall(
+        id=str(theirs["id"]),
+        name=inner["name"],
+        arguments=arguments if isinstance(arguments, str) else json.dumps(arguments),
+    )
 
 
 def text_of(content: Any) -> str:
@@ -193,17 +282,64 @@ def text_of(content: Any) -> str:
     return "".join(str(part["text"]) for part in content)
 
 
-def _example(split: Split, row: dict[str, Any]) -> Example:
+def _example(name: str, row: dict[str, Any]) -> Example:
     prompt: Any = row["prompt"]
     messages = as_messages(
         [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     )
+    answer = row.get("answer")
     return Example(
-        id=f"{split}-{row['example_id']}",
+        id=name,
         prompt=tuple(messages),
-        answer=str(row.get("answer") or ""),
+        answer="" if answer is None else str(answer),
+        # For people alone: what is played is the row itself.
         info={"row": json.dumps(row, default=str)},
     )
+
+
+def _leaves(env: Any) -> Iterator[Any]:
+    """Yield the environments that play: those of a group, and of groups within it, else `env`."""
+    inner: list[Any] = [*getattr(env, "env_map", {}).values()]
+    if not inner:
+        yield env
+    for one in inner:
+        yield from _leaves(one)
+
+
+def _routed(env: Any, row: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the environment that plays `row`, and the row as that one has it."""
+    while hasattr(env, "env_map"):
+        if hasattr(env, "_route_child_input"):
+            name, row, _ = env._route_child_input(row)
+        else:  # before 0.1.14
+            name = row["task"]
+        env = env.env_map[name]
+    return env, row
+
+
+async def _played_and_scored(
+    env: Any, row: dict[str, Any], client: Any, arguments: dict[str, Any]
+) -> Any:
+    """Return the state of a rollout of `env`, which scored it."""
+    play = getattr(env, "_run_rollout_state", None)
+    if play is not None:
+        return await play(row, client, _MODEL, arguments)
+    state = await env.rollout(row, client, _MODEL, arguments)  # before 0.1.14
+    score = env.rubric.score_rollout
+    takes_limit = "score_sem" in inspect.signature(score).parameters
+    await score(state, **({"score_sem": nullcontext()} if takes_limit else {}))
+    return state
+
+
+def _reason(theirs: BaseException) -> Exception:
+    """Return why they stopped a rollout: what the policy raised, if it came of that."""
+    cause: BaseException | None = theirs
+    while cause is not None:
+        if isinstance(cause, TelescopeError):
+            return cause
+        cause = cause.__cause__
+    came_of = f", which came of {theirs.__cause__!r}" if theirs.__cause__ else ""
+    return RuntimeError(f"verifiers stopped the rollout: {theirs!r}{came_of}")
 
 
 def _rubrics(rubric: Any) -> list[Any]:
@@ -241,7 +377,13 @@ def _client_class(verifiers: Any) -> Callable[[Episode[Any]], Any]:
             episode: Episode[Any] = self._client
             episode.messages[:] = as_messages(prompt)
             shown = [function_tool(t.name, t.description, t.parameters) for t in tools or ()]
-            said = await episode.generate(tools=shown)
+            try:
+                said = await episode.generate(tools=shown)
+            except (ContextLengthError, EndpointError) as error:
+                if not episode.turns or not is_too_long(error):
+                    raise
+                # It ends their loop, which scores what was said.
+                raise verifiers.OverlongPromptError(str(error)) from error
             calls = [
                 types.ToolCall(id=call.id, name=call.name, arguments=call.arguments)
                 for call in said.message.tool_calls
@@ -262,3 +404,27 @@ def _client_class(verifiers: Any) -> Callable[[Episode[Any]], Any]:
         raise_from_native_response = from_native_response = close = unused
 
     return cast(Any, PolicyClient)
+
+
+def _openai_client(episode: Episode[Any]) -> Any:
+    """Return what environments before 0.1.11 ask: the part of OpenAI's client that they use."""
+    openai: Any = imported(VERIFIERS, "openai")
+    httpx: Any = imported(VERIFIERS, "httpx")
+    types: Any = imported(VERIFIERS, "openai.types.chat")
+
+    async def create(*, messages: Any, tools: Any = (), **_: Any) -> Any:
+        episode.messages[:] = as_messages(messages)
+        try:
+            said = await episode.generate(tools=[dict(tool) for tool in tools or ()])
+        except (ContextLengthError, EndpointError) as error:
+            if not episode.turns or not is_too_long(error):
+                raise
+            text = f"{_TOO_LONG}: {error}"
+            request = httpx.Request("POST", "http://127.0.0.1/v1/chat/completions")
+            refusal = httpx.Response(400, text=text, request=request)
+            raise openai.BadRequestError(text, response=refusal, body=None) from error
+        return types.ChatCompletion.model_validate(reply_json(said, model=_MODEL))
+
+    return SimpleNamespace(
+        chat=SimpleNamespace(completions=SimpleNamespace(create=create)), base_url=""
+    )

@@ -9,7 +9,7 @@ import itertools
 from typing import Any
 
 from telescope_core.adapters.inside_out import Asked, Stepped
-from telescope_core.adapters.schemes import VERIFIERS, imported
+from telescope_core.adapters.schemes import VERIFIERS_SERVED, imported
 from telescope_core.adapters.verifiers import as_messages
 from telescope_core.chat.messages import message_to_json
 from telescope_core.environments import Environment
@@ -30,8 +30,8 @@ def verifiers_environment(
 
     `num_examples` is how many examples of each split their datasets have; endless splits need it.
     """
-    verifiers: Any = imported(VERIFIERS, "verifiers")
-    datasets: Any = imported(VERIFIERS, "datasets")
+    verifiers: Any = imported(VERIFIERS_SERVED, "verifiers")
+    datasets: Any = imported(VERIFIERS_SERVED, "datasets")
     splits = environment.splits()
     made = {
         split: datasets.Dataset.from_list(_rows(environment, split, num_examples))

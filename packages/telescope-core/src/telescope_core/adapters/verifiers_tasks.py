@@ -7,13 +7,19 @@ request on to a `PolicyShim`. Their task scores; what raises fails the rollout h
 import asyncio
 import itertools
 import sys
+from copy import copy
 from types import ModuleType
 from typing import Any
 
 from pydantic import Field
 
 from telescope_core.adapters.policy_shim import MODEL, Playing, PolicyShim
-from telescope_core.adapters.schemes import VERIFIERS_TASKS, imported
+from telescope_core.adapters.schemes import (
+    VERIFIERS,
+    VERIFIERS_TASKS,
+    imported,
+    missing_import,
+)
 from telescope_core.adapters.settings import AdaptedConfig, AdaptedEnvironment, as_metrics
 from telescope_core.adapters.verifiers import as_messages, without_signal_handlers
 from telescope_core.environments import Episode, reward
@@ -46,11 +52,8 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
         with without_signal_handlers():
             try:
                 self.env = self._loaded()
-            except ModuleNotFoundError as error:
-                raise EnvironmentLoadError(
-                    f"{self.config.id}: {error} `telescope env link --with PACKAGE` installs what "
-                    "is missing"
-                ) from error
+            except (ImportError, AttributeError, TypeError) as error:
+                raise EnvironmentLoadError(f"{self.config.id}: {self._trouble(error)}") from error
             except SystemExit as error:
                 # Their cloud's way to say that it has no key.
                 raise EnvironmentLoadError(f"{self.config.id}: verifiers ended: {error}") from error
@@ -101,7 +104,9 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
             names.append(trace.id)
             self._shim.admit(trace.id, playing)
 
-        task = self.tasks[int(str(episode.example.info["index"]))]
+        # What a rollout changes in its task, the next one must not see.
+        task = copy(self.tasks[int(str(episode.example.info["index"]))])
+        task.data = task.data.model_copy(deep=True)
         client = self._theirs.EvalClientConfig(
             base_url=self._shim.base_url, api_key_var="TELESCOPE_NO_KEY"
         )
@@ -161,6 +166,21 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
             "interception": {"type": "server"},
         }
         return self._theirs.load_environment(single.SingleAgentEnvConfig.model_validate(spec))
+
+    def _trouble(self, error: Exception) -> str:
+        """Return why their taskset cannot be loaded, and what to do."""
+        module = self.config.id.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
+        missing = error.__cause__
+        if isinstance(missing, ModuleNotFoundError) and missing.name == module:
+            return f"{error} `telescope env link --with PACKAGE` installs what is missing"
+        if trouble := missing_import(error, VERIFIERS_TASKS, otherwise=VERIFIERS):
+            return trouble
+        if hasattr(sys.modules.get(module), "load_environment"):
+            return (
+                f"it has load_environment, of the API before verifiers {VERIFIERS.below}, and no "
+                f"taskset; link it with --with {VERIFIERS.requirement}"
+            )
+        return str(error)
 
     def _read_tasks(self) -> list[Any]:
         limit = self.config.max_tasks

@@ -27,13 +27,59 @@ def together(completions):
     return [0.0] * len(completions)
 
 
-def load_environment(kind: str = "single", has_eval: bool = True):
-    rows = [{"question": f"{i}+1=", "answer": str(i + 1)} for i in range(40)]
-    data = Dataset.from_list(rows)
-    held_out = Dataset.from_list(rows[:5]) if has_eval else None
-    funcs = [exact, length, *{"breaks": [breaks], "group": [together]}.get(kind, [])]
-    rubric = vf.Rubric(funcs=funcs, weights=[1.0] + [0.0] * (len(funcs) - 1))
-    common = {"dataset": data, "eval_dataset": held_out, "rubric": vf.RubricGroup([rubric])}
+async def judged(prompt, completion, answer, state, judge):
+    return float(await judge(prompt, completion, answer, state) == "yes")
+
+
+class Asks(vf.MultiTurnEnv):
+    """Asks again until the answer is a number, and for no more than three turns."""
+
+    @vf.stop
+    async def has_number(self, state):
+        turns = state["trajectory"]
+        return bool(turns) and turns[-1]["completion"][-1]["content"].strip().isdigit()
+
+    async def env_response(self, messages, state, **_):
+        return [{"role": "user", "content": "A number, please."}]
+
+
+def make(kind: str, common: dict):
     if kind == "tools":
         return vf.ToolEnv(tools=[add], max_turns=3, **common)
+    if kind == "turns":
+        return Asks(max_turns=3, **common)
     return vf.SingleTurnEnv(system_prompt="Answer.", **common)
+
+
+def load_environment(kind: str = "single", has_eval: bool = True):
+    rows = [{"question": f"{i}+1=", "answer": str(i + 1)} for i in range(40)]
+    if kind in ("strings", "roles"):
+        asked = [{"role": "robot", "content": "1+1="}]
+        rows = [
+            {"prompt": f"{i}+1=" if kind == "strings" else asked, "answer": str(i + 1)}
+            for i in range(40)
+        ]
+    funcs = [exact, length, *{"breaks": [breaks], "group": [together]}.get(kind, [])]
+    rubric = vf.Rubric(funcs=funcs, weights=[1.0] + [0.0] * (len(funcs) - 1))
+    if kind == "judge":
+        rubric = vf.JudgeRubric(judge_model="judge")
+        rubric.add_reward_func(judged)
+    if kind == "unscored":
+        rubric = vf.Rubric()
+
+    def common():
+        made = {"dataset": Dataset.from_list(rows), "rubric": vf.RubricGroup([rubric])}
+        return {**made, "eval_dataset": Dataset.from_list(rows[:5]) if has_eval else None}
+
+    if kind in ("strings", "roles"):
+        return vf.SingleTurnEnv(**common())
+    if kind in ("mixed", "nested", "mixed-breaks", "mixed-group"):
+        kinds = ["single", "tools", "turns"]
+        if kind.startswith("mixed-"):
+            rubric = vf.Rubric(funcs=[exact, breaks if kind == "mixed-breaks" else together])
+        if kind == "nested":
+            inner = [vf.EnvGroup([make("turns", common())], ["turns"])]
+            inner += [vf.EnvGroup([make(one, common()) for one in kinds[:2]], kinds[:2])]
+            return vf.EnvGroup(inner, ["slow", "quick"])
+        return vf.EnvGroup([make(one, common()) for one in kinds], kinds)
+    return make(kind, common())

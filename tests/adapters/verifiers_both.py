@@ -1,0 +1,148 @@
+"""A program in the virtual environment of verifiers, whichever version it has: ours beside theirs.
+
+It plays the same replies through our adapter and through their own `generate`, for each kind of
+environment of `verifiers_sums`, and prints the rewards, with the messages of ours.
+"""
+
+import asyncio
+import json
+import sys
+from types import SimpleNamespace
+
+import httpx
+import openai
+import openai.types.chat
+import verifiers as vf
+import verifiers.types
+
+from telescope_core import Completion, Message, ToolCall
+from telescope_core.adapters.verifiers import VerifiersEnvironment
+from telescope_core.errors import ContextLengthError, TelescopeError
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.protocols import PlayRequest
+from telescope_core.scripted import ScriptedClient
+from telescope_core.types import Sampling, Split
+
+CALL = "call add(0, 1)"
+FULL = "the context is full"
+CASES = {
+    "single": [(0, ["1"]), (1, ["7"]), (2, ["three"])],
+    "strings": [(0, ["1"]), (2, ["7"])],
+    "tools": [(0, ["1"]), (0, [CALL, "1"]), (1, [CALL, "x"])],
+    "turns": [(0, ["1"]), (0, ["no", "1"]), (0, ["no", "no", "no"]), (1, ["no", FULL])],
+    "mixed": [(0, ["1"]), (40, [CALL, "1"]), (80, ["no", "1"]), (81, ["no", "no", "9"])],
+    "nested": [(0, ["no", "1"]), (40, ["1"]), (80, [CALL, "9"])],
+}
+"""Kind -> rows, by number, and what the model says in turn."""
+REFUSED = ("roles", "unscored", "group", "mixed-group")
+
+
+def answer(said: str) -> Completion:
+    if said == CALL:
+        calls = (ToolCall(id="c1", name="add", arguments='{"a": 0, "b": 1}'),)
+        message = Message(role="assistant", content="", tool_calls=calls)
+        return Completion(message=message, finish_reason="tool_calls")
+    return Completion(message=Message(role="assistant", content=said), finish_reason="stop")
+
+
+async def ours(client, index: int, said: list[str]) -> list:
+    replies = [ContextLengthError("too long") if one == FULL else answer(one) for one in said]
+    request = PlayRequest(
+        split=Split.TRAIN,
+        example_index=index,
+        group_id="g",
+        index=0,
+        sampling=Sampling(max_tokens=8),
+        deadline_s=300.0,
+    )
+    rollout = await client.play(request, ScriptedClient(replies).policy("r"))
+    shown = [[one.role, one.content] for one in rollout.messages]
+    return [rollout.reward, rollout.stop_reason.value, shown, rollout.error or ""]
+
+
+def script(said: list[str]):
+    """Return a client of theirs that answers in turn."""
+    left = [answer(one).message for one in said if one != FULL]
+    if not hasattr(vf, "Client"):
+
+        async def create(**_):
+            if not left:
+                text = "this model's maximum context length is 8"
+                asked = httpx.Request("POST", "http://127.0.0.1")
+                refusal = httpx.Response(400, text=text, request=asked)
+                raise openai.BadRequestError(text, response=refusal, body=None)
+            calls = [
+                {
+                    "id": c.id,
+                    "type": "function",
+                    "function": {"name": c.name, "arguments": c.arguments},
+                }
+                for c in left[0].tool_calls
+            ]
+            said = {"role": "assistant", "content": left.pop(0).content}
+            choice = {
+                "index": 0,
+                "finish_reason": "tool_calls" if calls else "stop",
+                "message": {**said, "tool_calls": calls} if calls else said,
+            }
+            body = {"id": "r", "object": "chat.completion", "created": 0, "model": "m"}
+            return openai.types.chat.ChatCompletion.model_validate({**body, "choices": [choice]})
+
+        completions = SimpleNamespace(create=create)
+        return SimpleNamespace(chat=SimpleNamespace(completions=completions), base_url="")
+
+    class Script(vf.Client):
+        async def get_response(self, prompt, model, sampling_args, tools=None, **_):
+            if not left:
+                raise vf.OverlongPromptError
+            message = left.pop(0)
+            calls = [
+                vf.types.ToolCall(id=c.id, name=c.name, arguments=c.arguments)
+                for c in message.tool_calls
+            ]
+            reply = vf.types.ResponseMessage(
+                content=message.content,
+                tool_calls=calls or None,
+                finish_reason="tool_calls" if calls else "stop",
+                is_truncated=False,
+            )
+            return vf.types.Response(id="r", created=0, model=model, message=reply)
+
+        async def unused(self, *_, **__): ...
+
+        setup_client = to_native_tool = to_native_prompt = get_native_response = unused
+        raise_from_native_response = from_native_response = close = unused
+
+    return Script(object())
+
+
+async def theirs(env, index: int, said: list[str]) -> float | None:
+    row = dict(env.get_dataset()[index])
+    if isinstance(row["prompt"], str) and not hasattr(vf, "Client"):
+        return None  # their loop takes no text for a chat
+    done = await env.generate([row], script(said), "m", sampling_args={"max_tokens": 8})
+    return done["outputs"][0]["reward"] if "outputs" in done else done["reward"][0]
+
+
+async def main() -> dict:
+    both, refused = {}, {}
+    for kind in (*CASES, *REFUSED):
+        try:
+            made = VerifiersEnvironment.from_settings({"id": "sums", "options": {"kind": kind}})
+            client = InProcessEnvironment(made, name="sums")
+            await client.describe()
+        except TelescopeError as error:
+            refused[kind] = str(error)
+            continue
+        cases = CASES[kind]
+        found = [await ours(client, index, said) for index, said in cases]
+        env = vf.load_environment("sums", kind=kind)
+        both[kind] = [
+            [*one, await theirs(env, index, said)]
+            for one, (index, said) in zip(found, cases, strict=True)
+        ]
+    return {"version": vf.__version__, "both": both, "refused": refused}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"\n{json.dumps(asyncio.run(main()))}\n")
