@@ -11,7 +11,7 @@ from telescope_train.models.tiny import character_tokenizer
 TEMPLATE = """\
 {%- if tools %}<|system|>{% for tool in tools %}{{ tool | tojson }}{% endfor %}<|end|>{% endif %}
 {%- for m in messages %}
-{%- if loop.first and m.role == 'tool' %}{{ raise_exception('nothing was called') }}{% endif %}
+{%- if m.role == 'system' and not loop.first %}{{ raise_exception('too late') }}{% endif %}
 {%- if m.role == 'assistant' %}<|assistant|>
 {%- if m.reasoning_content and (keep_thinking or loop.last) -%}
 <think>{{ m.reasoning_content }}</think>{% endif %}

@@ -26,6 +26,15 @@ def said(**fields):
     return {"role": "assistant", "content": "hi", **fields}
 
 
+def called(*ids):
+    calls = [{**CALL, "id": one} for one in ids]
+    return said(content=None, tool_calls=calls)
+
+
+def result(call_id):
+    return {"role": "tool", "content": "3", "tool_call_id": call_id}
+
+
 def read(own: Sampling = OWN, **given):
     return read_request({"model": "policy", "messages": ASK, **given}, own, model="policy")
 
@@ -91,7 +100,20 @@ REFUSED = [
     ({"messages": [{"role": "robot"}]}, "messages[0].role", "one of system"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "text"),
     ({"messages": [{"role": "user", "content": IMAGE}]}, "messages[0].content[0]", "text alone"),
-    ({"messages": [{"role": "user", "content": "x", "name": "Al"}]}, "messages[0].name", "leave"),
+    ({"messages": [{"role": "user", "content": "x", "name": "Al"}]}, "messages[0].name", "begin"),
+    ({"messages": [said(name="Al")]}, "messages[0].name", "begin the content with it"),
+    ({"messages": [*ASK, result("nobody")]}, "messages[1].tool_call_id", "are none"),
+    ({"messages": [called("a", "b"), result("c")]}, "messages[1].tool_call_id", "are 'a', 'b'"),
+    ({"messages": [called("a", "b"), *map(result, "aa")]}, "messages[2].tool_call_id", "are 'b'"),
+    (
+        {"messages": [called("a"), result("a"), *ASK, result("a")]},
+        "messages[3].tool_call_id",
+        "none",
+    ),
+    ({"messages": [called("a"), *ASK, result("a")]}, "messages", "before messages[1] (user)"),
+    ({"messages": [called("a"), called("b"), result("a")]}, "messages", "messages[1] (assistant)"),
+    ({"messages": [called("a", "b"), result("b")]}, "messages", "before the answer"),
+    ({"messages": [called(*map(str, range(9)))]}, "messages", "'0', '1', '2', '3', '4' and 4 more"),
     ({"messages": [{"role": "tool", "content": "3"}]}, "messages[0].tool_call_id", "the id"),
     (
         {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]},
@@ -183,6 +205,15 @@ def test_messages_are_read_as_the_template_sees_them():
     assert read_messages(sent) == seen
 
 
+def test_results_are_shown_in_the_order_of_their_calls():
+    sent = [called("a", "b", "c"), *map(result, "cab"), called("b"), result("b"), *ASK]
+    ids = [message.tool_call_id for message in read_messages(sent)]
+    assert ids == [None, "a", "b", "c", None, "b", None]
+    # Endpoints that number calls anew in each turn, or give two of one turn the same id.
+    twice = [called("a", "a"), {**result("a"), "content": "1"}, {**result("a"), "content": "2"}]
+    assert [message.content for message in read_messages(twice)] == ["", "1", "2"]
+
+
 def test_fields_of_messages_that_add_nothing_are_ignored_at_any_depth():
     """litellm sends a follow-up turn like this, with what it made of the answer before."""
     call = {**CALL, "index": 0, "provider_specific_fields": NOTHING}
@@ -248,9 +279,9 @@ async def test_a_conversation_that_is_too_long_is_told_as_openai_tells_it(serve)
 async def test_what_the_template_refuses_is_the_callers_doing(serve):
     rollout = serve("2")
     async with client_of(rollout) as client:
-        answer = {"role": "tool", "tool_call_id": "c", "content": "3"}
+        late = [*ASK, {"role": "system", "content": "Be brief."}]
         with pytest.raises(openai.BadRequestError) as caught:
-            await client.chat.completions.create(model="policy", messages=[answer])
+            await client.chat.completions.create(model="policy", messages=late)
     assert caught.value.param == "messages"
 
 

@@ -167,7 +167,7 @@ class ChatEndpoint:
     """An OpenAI-compatible chat endpoint, for programs that use a client of their own."""
 
     base_url: str
-    """Up to and including `/v1`."""
+    """Up to and including `/v1`; of OpenAI's APIs, only chat completions are behind it for sure."""
     api_key: str = field(repr=False)
     """Never empty, because clients require one even where the endpoint does not."""
     model: str

@@ -4,6 +4,7 @@ Where answers must be exact, a field or content that the model would not see is 
 request is passed on to another endpoint, which judges it, only what is recorded is read.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -36,8 +37,54 @@ _FUNCTION_FIELDS = {"name", "arguments"}
 
 
 def read_messages(plain: object) -> tuple[Message, ...]:
-    """Return the conversation of a request; raises Refusal for anything the model cannot get."""
-    return tuple(_message(one, where) for one, where in _listed(plain))
+    """Return the conversation of a request; raises Refusal for anything the model cannot get.
+
+    Each call has one result before the next turn begins, and results are put in the order of their
+    calls: many templates show them without an id, and a model takes the first for that of the
+    first call.
+    """
+    messages, calls, results = list[Message](), list[str](), list[Message]()
+    waiting = Counter[str]()
+    for one, where in _listed(plain):
+        message = _message(one, where)
+        if message.tool_call_id is None:
+            _require_results(waiting, f"{where} ({message.role})")
+            messages += [*_in_order(results, calls), message]
+            calls, results = [call.id for call in message.tool_calls], []
+            waiting = Counter(calls)
+        elif waiting[message.tool_call_id]:
+            waiting[message.tool_call_id] -= 1
+            results.append(message)
+        else:
+            raise Refusal(
+                f"{where}.tool_call_id: no call {message.tool_call_id!r} waits for a result; "
+                f"{_shown(waiting)}. Send one result for each call, behind its message",
+                param=f"{where}.tool_call_id",
+                code="invalid_value",
+            )
+    _require_results(waiting, "the answer")
+    return (*messages, *_in_order(results, calls))
+
+
+def _in_order(results: list[Message], calls: list[str]) -> list[Message]:
+    places = {call_id: place for place, call_id in enumerate(calls)}
+    return sorted(results, key=lambda one: places[str(one.tool_call_id)])
+
+
+def _require_results(waiting: Counter[str], before: str) -> None:
+    if waiting.total():
+        raise Refusal(
+            f"messages: results are missing before {before}; {_shown(waiting)}. Send a message of "
+            "role 'tool' for each, also for one that was not run",
+            param="messages",
+            code="invalid_value",
+        )
+
+
+def _shown(waiting: Counter[str]) -> str:
+    ids = [repr(one) for one in (+waiting)]
+    more = f" and {len(ids) - 5} more" if len(ids) > 5 else ""
+    return f"the ids of calls without a result are {', '.join(ids[:5]) or 'none'}{more}"
 
 
 def read_loosely(plain: object) -> tuple[Message, ...]:
@@ -63,6 +110,12 @@ def _message(plain: object, where: str) -> Message:
     fields, role = _fields_and_role(plain, where)
     for name, value in fields.items():
         if name not in _FIELDS[role] and not _adds_nothing(value, fields):
+            if name == "name":
+                raise unsupported(
+                    f"{where}.name",
+                    "templates do not show names, so the model would not see it; begin the content "
+                    "with it, such as 'Ann: ...', and leave it out",
+                )
             raise _unseen(f"{where}.{name}", _FIELDS[role], f"a {role} message")
     if role == "assistant":
         return _assistant(fields, where)
