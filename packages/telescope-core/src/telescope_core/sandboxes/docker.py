@@ -182,6 +182,10 @@ def _settings(spec: SandboxSpec) -> dict[str, Any]:
     }
 
 
+_WHEN_HEARD = 'read -r _; exec "$@" < /dev/null'
+"""Runs a command once somebody listens: on a busy machine, podman loses what is said before that."""
+
+
 class _Container:
     """One container, as `RemoteSandbox` uses it."""
 
@@ -224,9 +228,20 @@ class _Container:
         await self._call(self._removed)
 
     def _executed(self, argv: list[str]) -> tuple[int, tuple[bytes | None, bytes | None]]:
+        from docker.utils.socket import consume_socket_output, demux_adaptor, frames_iter
+
         with _told():
-            done = self._container.exec_run(argv, demux=True)
-            return int(done.exit_code), done.output
+            api = self._container.client.api
+            words = ["sh", "-c", _WHEN_HEARD, "sh", *argv]
+            made = api.exec_create(self._container.id, words, stdin=True)
+            stream = api.exec_start(made["Id"], socket=True)
+            try:
+                getattr(stream, "_sock", stream).sendall(b"\n")
+                frames = (demux_adaptor(*one) for one in frames_iter(stream, tty=False))
+                output = consume_socket_output(frames, demux=True)
+            finally:
+                stream.close()
+            return int(api.exec_inspect(made["Id"])["ExitCode"]), output
 
     def _fed(self, path: str, content: bytes) -> None:
         with _told():
