@@ -134,18 +134,20 @@ def test_answers_may_be_missing_where_that_is_meant(tmp_path):
     [
         ("acme/sums", "on the Hub needs a revision; set it to a commit"),
         ("missing.jsonl", "dataset file 'missing.jsonl' does not exist"),
-        (__file__, "must end in .json, .jsonl, .parquet, .csv"),
+        (__file__, "must end in .jsonl, .json, .csv, .tsv, .parquet"),
     ],
 )
 def test_a_path_that_leads_nowhere_is_one_message(tmp_path, path, message):
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises((ConfigError, EnvironmentLoadError)) as refused:
         DatasetSource(spec(path, tmp_path), Split.TRAIN).example(0)
     assert message in str(refused.value)
 
 
 def test_nothing_is_read_before_it_is_asked_for_and_the_library_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    source = DatasetSource(spec(write(tmp_path / "a.jsonl", ROWS), tmp_path), Split.TRAIN)
+    (tmp_path / "a").mkdir()
+    write(tmp_path / "a" / "train.jsonl", ROWS)
+    source = DatasetSource(spec(tmp_path / "a", tmp_path), Split.TRAIN)
     with pytest.raises(EnvironmentLoadError) as refused:
         source.example(0)
     assert isinstance(refused.value.__cause__, ImportError)

@@ -113,7 +113,7 @@ def test_rows_of_data_have_pictures_as_parts():
     [message] = example.prompt
     assert [image.data for image in message.images] == [RED.data]
     assert message == message_of("user", "What is it?", RED)
-    with pytest.raises(EnvironmentLoadError, match="row 1: "):
+    with pytest.raises(EnvironmentLoadError, match="row 1, field 'prompt', message 0: "):
         example_of({"prompt": [{"role": "user", "content": [{"type": "video"}]}]}, where="row 1")
 
 

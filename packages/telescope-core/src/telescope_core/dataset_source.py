@@ -1,29 +1,47 @@
 """Examples from tables: a dataset on the Hugging Face Hub, a local folder, or a local file.
 
-The `datasets` library is imported only when a table is first read. Splits are disjoint by example
-id: a held-out example is never in the training split, however the files are divided.
+The `datasets` library is imported only when a dataset or a folder is first read; a file, and the
+text files of a dataset, are read by `telescope_core.rows`. Splits are disjoint by example id: a
+held-out example is never in the training split, however the files are divided.
 """
 
-import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-from telescope_core.errors import ConfigError, EnvironmentLoadError
+from telescope_core.errors import ConfigError, EnvironmentLoadError, TelescopeError
+from telescope_core.example_checks import checked_example
 from telescope_core.examples import split_of
-from telescope_core.types import Example, Message, Split
+from telescope_core.rows import (
+    ANSWER_FIELDS,
+    FILE_SUFFIXES,
+    PROMPT_FIELDS,
+    Kept,
+    Mark,
+    Row,
+    RowFields,
+    Table,
+    as_prompt,
+    distinct,
+    example_of,
+    mark_of,
+    read_rows,
+)
+from telescope_core.types import Example, Split
 
-_PROMPT_FIELDS = ("question", "problem", "prompt")
-_ANSWER_FIELDS = ("answer", "solution")
+__all__ = ["DatasetSource", "DatasetSpec", "Row", "Table", "as_prompt", "example_of_row"]
 DATASETS_VARIABLE = "TELESCOPE_DATASETS"
 """Names, as JSON, the folders that hold whole datasets: `repo@commit` -> folder. Their hashes were
 checked when a bundle brought them."""
-_BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
+_PLAIN_CSV = frozenset({"name", "version", "data_dir", "data_files", "description", "features"})
+_MAY_SAY = {"csv": _PLAIN_CSV | {"sep", "delimiter"}, "json": _PLAIN_CSV}
+"""What a dataset's card may say of its files of text; anything else would change how they read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +49,8 @@ class DatasetSpec:
     """Which table to read, at which revision, and which fields hold prompts and answers."""
 
     path: str
-    """Dataset id on the Hub, a local folder, or a local .json, .jsonl, .parquet or .csv file."""
+    """Dataset id on the Hub, a local folder, or a local file: .jsonl, .json, .csv, .tsv or
+    .parquet."""
     revision: str = ""
     """Commit of the dataset. Required on the Hub: a branch can move, which changes every score."""
     subset: str = ""
@@ -56,29 +75,20 @@ class DatasetSpec:
     def local(self) -> Path | None:
         """The folder or file on this machine; None for a dataset on the Hub."""
         path = Path(self.path).expanduser()
-        return path if path.exists() or path.suffix in _BUILDERS else None
+        return path if path.exists() or path.suffix in FILE_SUFFIXES else None
 
     def revisions(self) -> dict[str, str]:
         """Return dataset id -> revision, for `Environment.dataset_revisions`; empty when local."""
         return {} if self.local is not None else {self.path: self.revision}
 
 
-Row = Mapping[str, object]
-
-
-class Table(Protocol):
-    """The part of `datasets.Dataset` that is used here."""
-
-    def __iter__(self) -> Iterator[Row]: ...
-    def __getitem__(self, index: int) -> Row: ...
-
-
 class DatasetSource:
     """One split of a table, read on first use.
 
     `make` turns a row into an example and chooses its id. By default the prompt and the answer
-    come from the fields of `spec`, and the id is a hash of the prompt. When several rows have the
-    same id, only the first one is used.
+    come from the fields of `spec`, all other fields are in `info`, and the id is a hash of the
+    prompt. Rows that are equal in everything are one example. Rows that have the same id, and
+    differ, get ids that begin with it.
     """
 
     def __init__(
@@ -93,14 +103,20 @@ class DatasetSource:
     @property
     def num_examples(self) -> int | None:
         """Number of examples in this split, without duplicates."""
-        return len(self._load().rows)
+        return len(self._load().kept)
+
+    @property
+    def num_dropped(self) -> int:
+        """Number of rows left out: they repeat others, or the eval split holds them out."""
+        return self._load().num_dropped
 
     def example(self, index: int) -> Example:
         """Return example `index`; raises IndexError past the end."""
         loaded = self._load()
-        if not 0 <= index < len(loaded.rows):
-            raise IndexError(f"example {index} of {len(loaded.rows)}")
-        return loaded.make(loaded.table[loaded.rows[index]])
+        if not 0 <= index < len(loaded.kept):
+            raise IndexError(f"example {index} of {len(loaded.kept)}")
+        one = loaded.kept[index]
+        return replace(loaded.make(loaded.table[one.index]), id=one.id)
 
     def _load(self) -> "_Loaded":
         with self._lock:
@@ -112,12 +128,27 @@ class DatasetSource:
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     table: Table
-    rows: Sequence[int]
+    kept: Sequence[Kept]
+    num_dropped: int
     make: Callable[[Row], Example]
 
 
 def load_table(spec: DatasetSpec, split: str) -> Table:
-    """Load one split with the `datasets` library; raises EnvironmentLoadError with advice."""
+    """Load one split, as it is written; raises EnvironmentLoadError with advice.
+
+    A file is read by `read_rows`, as are the files of text of a dataset: the `datasets` library
+    would guess types, and take dates, numbers and words such as NA for what they are not.
+    """
+    local = spec.local or _brought(spec)
+    if local is None and not spec.revision:
+        raise ConfigError(
+            f"dataset {spec.path!r} is not a local folder or file, and a dataset on the Hub "
+            "needs a revision; set it to a commit, so that scores can be compared"
+        )
+    if local is not None and not local.exists():
+        raise ConfigError(f"dataset file {spec.path!r} does not exist; check the path")
+    if local is not None and not local.is_dir():
+        return read_rows(local)
     try:
         import datasets
         from datasets.exceptions import DatasetsError
@@ -126,9 +157,15 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
             f"dataset {spec.path!r} needs the `datasets` library, which is not installed; "
             "run: pip install 'telescope-core[datasets]'"
         ) from error
+    common = {"name": spec.subset or None, "cache_dir": spec.cache_dir or None}
+    if local is None:
+        common["revision"] = spec.revision
+    library, path = cast(Any, datasets), spec.path if local is None else str(local)
     try:
-        load = cast(Callable[..., Table], datasets.load_dataset)
-        return load(**_load_arguments(spec, split))
+        builder = _builder(library, path, common)
+        if builder.name in _MAY_SAY:
+            return _as_written(library, builder, split, spec.cache_dir)
+        return library.load_dataset(path, split=split, **common)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         raise EnvironmentLoadError(
             f"cannot load split {split!r} of dataset {spec.path!r} (subset {spec.subset or None!r},"
@@ -138,24 +175,54 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
         ) from error
 
 
-def _load_arguments(spec: DatasetSpec, split: str) -> dict[str, Any]:
-    local = spec.local or _brought(spec)
-    common = {"name": spec.subset or None, "split": split, "cache_dir": spec.cache_dir or None}
-    if local is None:
-        if not spec.revision:
-            raise ConfigError(
-                f"dataset {spec.path!r} is not a local folder or file, and a dataset on the Hub "
-                "needs a revision; set it to a commit, so that scores can be compared"
-            )
-        return {**common, "path": spec.path, "revision": spec.revision}
-    if not local.exists():
-        raise ConfigError(f"dataset file {spec.path!r} does not exist; check the path")
-    if local.is_dir():
-        return {**common, "path": str(local)}
-    if local.suffix not in _BUILDERS:
-        known = ", ".join(_BUILDERS)
-        raise ConfigError(f"dataset file {spec.path!r} must end in {known}; convert it")
-    return {**common, "path": _BUILDERS[local.suffix], "data_files": str(local), "split": "train"}
+def _builder(library: Any, path: str, common: dict[str, str | None]) -> Any:
+    """Return what the library knows of a dataset: its files, and how they are read.
+
+    Without a network it knows only tables that it made itself, with types guessed. Then files of
+    text that were downloaded before are taken.
+    """
+    try:
+        builder = library.load_dataset_builder(path, **common)
+        if builder.name != "cache":
+            return builder
+    except OSError:
+        builder = None
+    import huggingface_hub
+
+    try:
+        folder = cast(Any, huggingface_hub).snapshot_download(
+            path, repo_type="dataset", revision=common["revision"], local_files_only=True
+        )
+        kept = library.load_dataset_builder(folder, **{**common, "revision": None})
+    except FileNotFoundError:  # also that of a snapshot which is not there
+        kept = None
+    if kept is not None and kept.name in _MAY_SAY:
+        return kept
+    return builder or library.load_dataset_builder(path, **common)
+
+
+def _as_written(library: Any, builder: Any, split: str, cache_dir: str) -> Table:
+    """Return the rows of a dataset of csv or json files, whose names and split the library finds.
+
+    `split` may have slices, such as `train[:100]`.
+    """
+    config = builder.config
+    usual = type(config)()
+    for name in (field.name for field in fields(config)):
+        said = getattr(config, name)
+        if name not in _MAY_SAY[builder.name] and said != getattr(usual, name):
+            raise ValueError(f"its card says {name}={said!r} of its files, which is not supported")
+    kind, delimiter = f".{builder.name}", getattr(config, "sep", "")
+    extracted = os.path.join(cache_dir, "downloads") if cache_dir else None
+    download = library.DownloadManager(download_config=library.DownloadConfig(cache_dir=extracted))
+    rows: dict[str, list[Row]] = {}
+    for name, addresses in config.data_files.items():
+        files = download.iter_files(download.download_and_extract(list(addresses)))
+        tables = (read_rows(Path(file), kind=kind, delimiter=delimiter) for file in files)
+        rows[str(name)] = list(chain.from_iterable(tables))
+    sizes = {name: len(part) for name, part in rows.items()}
+    wanted = library.ReadInstruction.from_spec(split).to_absolute(sizes)
+    return list(chain.from_iterable(rows[one.splitname][one.from_ : one.to] for one in wanted))
 
 
 def _brought(spec: DatasetSpec) -> Path | None:
@@ -175,52 +242,55 @@ def _read_split(spec: DatasetSpec, split: Split, make: Callable[[Row], Example] 
             "split out of splits(), or set train_split"
         )
     own = make or partial(example_of_row, spec=spec)
-    table = load_table(spec, spec.eval_split if split is Split.EVAL else spec.train_split)
-    ids = [own(row).id for row in table]
-    rows = list(range(len(ids)))
+    name = spec.eval_split if split is Split.EVAL else spec.train_split
+    table = load_table(spec, name)
+    marks = _marks(table, own, f"split {name!r} of {spec.path!r}")
+    kept = distinct(marks)
     if spec.train_split == spec.eval_split:
-        rows = [row for row in rows if split_of(ids[row]) is split]
-    elif split is Split.TRAIN:
-        held_out = {own(row).id for row in load_table(spec, spec.eval_split)}
-        rows = [row for row in rows if ids[row] not in held_out]
-    first = {ids[row]: row for row in reversed(rows)}
-    return _Loaded(table, [row for row in rows if first[ids[row]] == row], own)
+        kept = [one for one in kept if split_of(one.split_key) is split]
+        num_rows = sum(1 + one.num_repeats for one in kept)
+    else:
+        num_rows = len(marks)
+        if split is Split.TRAIN:
+            where = f"split {spec.eval_split!r} of {spec.path!r}"
+            held_out = {mark.id for mark in _marks(load_table(spec, spec.eval_split), own, where)}
+            kept = [one for one in kept if marks[one.index].id not in held_out]
+    return _Loaded(table, kept, num_rows - len(kept), own)
+
+
+def _marks(table: Table, make: Callable[[Row], Example], where: str) -> list[Mark]:
+    marks: list[Mark] = []
+    for number, row in enumerate(table, 1):
+        about = f"row {number} of {where}"
+        try:
+            marks.append(mark_of(checked_example(make(row), where="its example")))
+        except TelescopeError as error:
+            raise type(error)(f"{about}: {error}") from error
+    return marks
 
 
 def example_of_row(row: Row, *, spec: DatasetSpec) -> Example:
     """Return the example in `row`: the fields of `spec`, with a hash of the prompt as its id."""
-    prompt_field = _field(row, spec.prompt_field, _PROMPT_FIELDS)
-    if prompt_field is None:
-        names = spec.prompt_field or ", ".join(_PROMPT_FIELDS)
+    fields = RowFields(
+        prompt=(spec.prompt_field,) if spec.prompt_field else PROMPT_FIELDS,
+        answer=(spec.answer_field,) if spec.answer_field else ANSWER_FIELDS,
+        has_ids=False,
+    )
+    if not any(name in row for name in fields.prompt):
         raise ConfigError(
-            f"dataset {spec.path!r} has no field {names}; set prompt_field to one of its fields: "
-            f"{', '.join(row)}"
+            f"dataset {spec.path!r} has no field {', '.join(fields.prompt)}; set prompt_field to "
+            f"one of its fields: {', '.join(row)}"
         )
-    prompt = as_prompt(row[prompt_field])
-    text = prompt if isinstance(prompt, str) else json.dumps(row[prompt_field], sort_keys=True)
-    answer_field = _field(row, spec.answer_field, _ANSWER_FIELDS)
-    if spec.answer_field and answer_field is None:
+    if spec.answer_field and spec.answer_field not in row:
         raise ConfigError(
             f"dataset {spec.path!r} has no field {spec.answer_field!r}; set answer_field to one of "
             f"its fields: {', '.join(row)}"
         )
-    answer = row[answer_field] if answer_field is not None else ""
-    if answer_field is not None and spec.needs_answer and (answer is None or answer == ""):
+    example = example_of(row, where=f"dataset {spec.path!r}", fields=fields)
+    field = next((name for name in fields.answer if name in row), None)
+    if field is not None and spec.needs_answer and not example.answer:
         raise ConfigError(
-            f"dataset {spec.path!r}: the row {text[:60]!r} has an empty answer field "
-            f"{answer_field!r}; fill it, choose another answer_field, or set needs_answer=False"
+            f"dataset {spec.path!r}: the row {str(example.prompt)[:60]!r} has an empty answer "
+            f"field {field!r}; fill it, choose another answer_field, or set needs_answer=False"
         )
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return Example(id=digest, prompt=prompt, answer="" if answer is None else str(answer))
-
-
-def as_prompt(value: object) -> str | tuple[Message, ...]:
-    """Convert a prompt from a table: a list of {role, content} to messages, the rest to text."""
-    if not isinstance(value, list | tuple):
-        return str(value)
-    turns = cast(Sequence[Mapping[str, Any]], value)
-    return tuple(Message(role=turn["role"], content=str(turn["content"])) for turn in turns)
-
-
-def _field(row: Row, wanted: str, usual: tuple[str, ...]) -> str | None:
-    return next((name for name in ((wanted,) if wanted else usual) if name in row), None)
+    return example

@@ -7,15 +7,18 @@ could not be shown to a policy, compared or saved is refused by name.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from numbers import Real
 from typing import Any, cast, get_args
 
+from telescope_core.chat.messages import message_to_record
 from telescope_core.errors import EnvironmentLoadError
 from telescope_core.images import why_unusable
 from telescope_core.types import Example, Message, Role
 
 _ROLES = get_args(Role)
 _LONGEST = 80
+IN_INFO = "; several answers, or a structure, belong in info"
 
 
 def checked_example(value: object, *, where: str) -> Example:
@@ -26,16 +29,17 @@ def checked_example(value: object, *, where: str) -> Example:
             "Example(id=..., prompt=..., answer=...)"
         )
     own_id, prompt, answer, info = cast(Sequence[Any], _fields(value))
-    checked_id = _as_text(own_id, f"{where}: id")
+    checked_id = as_text(own_id, f"{where}: id")
     where = f"{where} (id {checked_id!r})"
     if not checked_id:
         raise EnvironmentLoadError(
             f"{where}: id is empty; give each example an id that is the same in every process, "
             "such as a hash of its prompt"
         )
-    answer = _as_text("" if answer is None else answer, f"{where}: answer")
+    answer = as_text("" if answer is None else answer, f"{where}: answer", advice=IN_INFO)
     prompt = _checked_prompt(prompt, where)
     _require_info(info, where)
+    _require_whole(prompt, answer, info, where)
     is_same = (checked_id, prompt, answer) == (own_id, value.prompt, value.answer)
     return value if is_same else replace(value, id=checked_id, prompt=prompt, answer=answer)
 
@@ -67,14 +71,15 @@ def _fields(example: Example) -> tuple[object, ...]:
     return example.id, example.prompt, example.answer, example.info
 
 
-def _as_text(value: object, where: str) -> str:
+def as_text(value: object, where: str, *, advice: str = "") -> str:
+    """Return an id or an answer as text; `where` names it in errors, such as `...: answer`."""
     if isinstance(value, str):
         return value
-    if not isinstance(value, bool) and isinstance(value, Real):
+    # What is not equal to itself is NaN, which tables have where a value is missing.
+    if not isinstance(value, bool) and isinstance(value, Real | Decimal) and value == value:
         return str(value)
-    more = "; several answers, or a structure, belong in info" if where.endswith("answer") else ""
     raise EnvironmentLoadError(
-        f"{where} must be text or a number, got {_shown(value)}{_decode_hint(value) or more}"
+        f"{where} must be text or a number, got {_shown(value)}{_decode_hint(value) or advice}"
     )
 
 
@@ -103,6 +108,20 @@ def _require_info(info: object, where: str) -> None:
             raise EnvironmentLoadError(
                 f"{where}: info[{name!r}] is {_shown(value)}, which has no place in JSON ({error});"
                 " use text, numbers, lists and dicts, or build it from them when it is needed"
+            ) from None
+
+
+def _require_whole(prompt: Any, answer: str, info: object, where: str) -> None:
+    """Refuse half of a surrogate pair, which JSON can hold and no file or tokenizer can."""
+    if not isinstance(prompt, str):
+        prompt = [message_to_record(message) for message in prompt]
+    for name, value in (("prompt", prompt), ("answer", answer), ("info", info)):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise EnvironmentLoadError(
+                f"{where}: {name} has half of a surrogate pair, {error.object[error.start]!a}; "
+                "write the whole character"
             ) from None
 
 

@@ -20,10 +20,14 @@ _MAX_MISSES = 5000
 
 
 class ListSource:
-    """A finite split whose examples are all in memory."""
+    """A finite split whose examples are all in memory.
 
-    def __init__(self, examples: Sequence[Example]) -> None:
+    `num_dropped` is the number of rows that were left out of it because they repeat others.
+    """
+
+    def __init__(self, examples: Sequence[Example], *, num_dropped: int = 0) -> None:
         self._examples = examples
+        self.num_dropped = num_dropped
 
     @property
     def num_examples(self) -> int | None:

@@ -7,7 +7,8 @@ source must be called in a thread: it may read files.
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard, cast
@@ -20,7 +21,7 @@ from telescope_core.errors import DuplicateIdError, EnvironmentLoadError, Telesc
 from telescope_core.example_checks import checked_example
 from telescope_core.examples import ListSource, split_of
 from telescope_core.protocols import ExampleSource
-from telescope_core.rows import Row, example_of, read_rows
+from telescope_core.rows import Kept, Row, distinct, example_of, mark_of, read_rows
 from telescope_core.types import Example, Split
 
 Examples: TypeAlias = ExampleSource | Iterable[Example | Row | str] | str | Path
@@ -37,6 +38,11 @@ class CheckedSource:
         self._source = source
         self._where = where
         self._index_of: dict[str, int] = {}
+
+    @property
+    def num_dropped(self) -> int:
+        """Number of rows of its tables that are no example of the split, as far as it tells."""
+        return getattr(self._source, "num_dropped", 0)
 
     @property
     def num_examples(self) -> int | None:
@@ -114,14 +120,15 @@ def source_of(given: object, *, where: str, folder: Path) -> ExampleSource:
     """
     if is_source(given):
         return CheckedSource(given, where=where)
-    return ListSource(list(_distinct(given, where=where, folder=folder)))
+    return _listed(_distinct(given, where=where, folder=folder))
 
 
 def divided(given: object, split: Split, *, where: str, folder: Path) -> ExampleSource:
     """Return the part of `given` that belongs to `split`.
 
     A mapping gives each split its own examples. All others are divided by a hash of each example's
-    id; an example that is nearest to a side without any goes there, so that neither is empty.
+    id, and those with equal prompts stay together; what is nearest to a side without any goes
+    there, so that neither is empty.
     """
     if isinstance(given, Mapping):
         parts = cast(Mapping[object, object], given)
@@ -137,15 +144,21 @@ def divided(given: object, split: Split, *, where: str, folder: Path) -> Example
         raise EnvironmentLoadError(
             f"{where} is a source, which is of one split; return it from examples(self, split)"
         )
-    examples = list(_distinct(given, where=where, folder=folder))
-    if len(examples) < len(Split):
+    found = _distinct(given, where=where, folder=folder)
+    keys = {one.split_key for _, one in found}
+    if len(keys) < len(Split):
+        num_rows = sum(1 + one.num_repeats for _, one in found)
         raise EnvironmentLoadError(
-            f"{where} has {len(examples)} examples, and needs at least one for each split"
+            f"{where} has {num_rows} rows with {len(keys)} different prompts, and needs one for "
+            "each split: rows with equal prompts are never divided; give each split rows of its "
+            "own, as a dict with 'train' and 'eval'"
         )
-    ranked = sorted(examples, key=lambda one: hashlib.sha256(one.id.encode()).digest())
-    held_out = {one.id for one in examples if split_of(one.id) is Split.EVAL}
-    held_out = (held_out | {ranked[0].id}) - {ranked[-1].id}
-    return ListSource([one for one in examples if (one.id in held_out) == (split is Split.EVAL)])
+    ranked = sorted(keys, key=lambda key: hashlib.sha256(key.encode()).digest())
+    held_out = {key for key in keys if split_of(key) is Split.EVAL}
+    held_out = (held_out | {ranked[0]}) - {ranked[-1]}
+    return _listed(
+        [pair for pair in found if (pair[1].split_key in held_out) == (split is Split.EVAL)]
+    )
 
 
 def is_source(given: object) -> TypeGuard[ExampleSource]:
@@ -153,20 +166,30 @@ def is_source(given: object) -> TypeGuard[ExampleSource]:
     return hasattr(given, "example") and hasattr(given, "num_examples")
 
 
-def _distinct(given: object, *, where: str, folder: Path) -> Iterator[Example]:
-    """Yield the examples in `given`, checked, each id once.
+def _listed(found: Sequence[tuple[Example, Kept]]) -> ListSource:
+    return ListSource(
+        [example for example, _ in found], num_dropped=sum(one.num_repeats for _, one in found)
+    )
 
-    Rows that ask the same and have no id of their own are one example, the first of them.
+
+def _distinct(given: object, *, where: str, folder: Path) -> list[tuple[Example, Kept]]:
+    """Return the examples in `given`, checked, each with an id of its own.
+
+    Rows without ids of their own are one example if they are equal in everything.
     """
-    index_of: dict[str, int] = {}
+    examples: list[Example] = []
+    index_of_own: dict[str, int] = {}
+    is_file = isinstance(given, str | Path)
     for index, row in enumerate(_items(given, where, folder)):
-        about = f"example {index} of {where}"
+        about = f"{given}, row {index + 1}" if is_file else f"example {index} of {where}"
         example = checked_example(example_of(row, where=about), where=about)
-        other = index_of.setdefault(example.id, index)
-        if other == index:
-            yield example
-        elif isinstance(row, Example) or (isinstance(row, Mapping) and "id" in row):
-            raise _same_id(where, example.id, other, index)
+        examples.append(example)
+        if isinstance(row, Example) or (isinstance(row, Mapping) and "id" in row):
+            other = index_of_own.setdefault(example.id, index)
+            if other != index:
+                raise _same_id(where, example.id, other, index)
+    kept = distinct([mark_of(example) for example in examples])
+    return [(replace(examples[one.index], id=one.id), one) for one in kept]
 
 
 def _items(given: object, where: str, folder: Path) -> Iterator[object]:
