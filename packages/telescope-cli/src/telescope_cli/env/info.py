@@ -118,7 +118,8 @@ def _show_unpublished(here: EnvironmentLocation, *, as_json: bool) -> None:
     if as_json:
         rows = [setting.as_table() for setting in settings]
         about = {"id": here.id, "installed": here.version, "place": here.place.value}
-        typer.echo(json.dumps({**about, "folder": here.registry, "settings": rows}))
+        secrets = {} if here.secrets is None else {"secrets": list(here.secrets)}
+        typer.echo(json.dumps({**about, "folder": here.registry, "settings": rows, **secrets}))
         return
     if here.place is EnvironmentPlace.IMPORTABLE:
         typer.echo(_wrapped("environment", here.id))
@@ -126,6 +127,8 @@ def _show_unpublished(here: EnvironmentLocation, *, as_json: bool) -> None:
     else:
         typer.echo(_wrapped("environment", f"{here.id} {here.version}"))
         typer.echo(_wrapped("installed", f"{_place_text(here)}; it is not in the registry"))
+    if here.secrets is not None:
+        typer.echo(_wrapped("secrets", ", ".join(here.secrets) or "none"))
     typer.echo("\n".join(("", *_settings_lines(settings), "", *_usage(here.id, settings))))
 
 

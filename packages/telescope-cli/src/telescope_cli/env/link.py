@@ -2,14 +2,16 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
-from telescope_cli.env.options import JsonOption
+from telescope_cli.env.options import AllowSdistOption, JsonOption, split_names
 from telescope_core.adapters.schemes import SCHEMES, adapted, require_adapted
 from telescope_core.errors import ConfigError
+from telescope_core.secret_names import secrets_line
 from telescope_envs.install.adapted import framework_version, link_adapted
 from telescope_envs.install.loading import link as link_folder
 
@@ -25,25 +27,46 @@ def link(
     settings: Annotated[
         str, typer.Option("--settings", metavar="JSON", help="Settings for each use.")
     ] = "{}",
+    secrets: Annotated[
+        list[str] | None,
+        typer.Option("--secret", metavar="NAME", help="Let it read this environment variable."),
+    ] = None,
+    allow_sdist: AllowSdistOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Use an environment from its project folder, or one of another framework.
 
     The code of a folder runs in the process that uses it, and each run uses the current files.
     SCHEME:ID is gym:ID, textarena:ID, openenv:URL, verifiers:NAME or inspect:TASK: its framework
-    gets a virtual environment of its own. `telescope env uninstall` removes the link.
+    gets a virtual environment of its own. It sees none of your environment variables but those
+    that --secret names, here and in each eval and run. `telescope env uninstall` removes the link.
 
     Example: telescope env link gym:FrozenLake-v1
     """
     if adapted(target) is None and (Path(target).exists() or not _looks_adapted(target)):
-        if packages or settings != "{}":
-            raise ConfigError("--with and --settings are for SCHEME:ID; leave them out")
+        if packages or settings != "{}" or secrets or allow_sdist:
+            raise ConfigError(
+                "--with, --settings, --secret and --allow-sdist are for SCHEME:ID; leave them out"
+            )
         project = link_folder(Path(target))
         about = {"id": project.id, "version": project.version, "folder": str(project.folder)}
     else:
         require_adapted(target)
-        found = link_adapted(target, packages=packages or (), settings=_settings(settings))
-        about = {"id": found.name, "version": framework_version(found), "python": found.interpreter}
+        found = link_adapted(
+            target,
+            packages=packages or (),
+            settings=_settings(settings),
+            secrets=secrets or (),
+            allow_sdist=split_names(allow_sdist),
+        )
+        about = {
+            "id": found.name,
+            "version": framework_version(found),
+            "python": found.interpreter,
+            "secrets": list(found.secrets),
+        }
+        if line := secrets_line(found.name, found.secrets, os.environ):
+            typer.echo(line, err=True)
         _tell_if_silent(target)
     if as_json:
         typer.echo(json.dumps(about))

@@ -4,26 +4,35 @@ Frameworks cannot be installed together, so each set of requirements has a virtu
 its own, which its links share. A link is one small record; adapters are in telescope-core.
 """
 
+import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import distribution, version
+from importlib.metadata import distribution, distributions, version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
 
 from telescope_core.adapters.schemes import Adapted, Framework, adapted, require_adapted
 from telescope_core.errors import ConfigError, EnvironmentLoadError, unknown_name
 from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
+from telescope_core.secret_names import hidden, require_own_secrets
 from telescope_envs.install.loading import asked
 from telescope_envs.install.requirements import CORE, direct_needs
 from telescope_envs.install.venv import link_distribution, new_folder, site_packages
-from telescope_envs.processes.uv import Uv, wheels_only
+from telescope_envs.processes.uv import Uv, lacks_wheel, wheels_only
 from telescope_envs.records.files import (
     data_folder,
     locked,
@@ -32,9 +41,12 @@ from telescope_envs.records.files import (
     write_atomically,
 )
 from telescope_envs.records.links import AdaptedLink, adapted_links, adapted_path
+from telescope_envs.records.model import read_pyproject, table_at
 
-_LOAD_LIMIT_S = 300.0
 _DIGITS = 16
+_CONTENT_DIGITS = 12
+_KEY = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN|SECRET|PASSWORD)\b")
+"""What variables with secrets are called in messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,40 +54,68 @@ class FrameworkPython:
     """A virtual environment of a framework."""
 
     python: Path
+    requirements: tuple[str, ...]
     pins: tuple[str, ...]
-    """`name==version` of each package in it."""
+    """The packages in it, as in `AdaptedLink.dependencies`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Package:
+    """What `--with` names."""
+
+    name: str
+    requirement: str
+    """As uv reads it in any folder."""
+    sha256: str = ""
+    """Of the file, where it is one."""
+    is_source: bool = False
+    """Whether it has to be built, which whoever names a source agrees to."""
+    may_change: bool = False
+    """Whether the same requirement may mean other files tomorrow, as a folder and a URL do."""
 
 
 def link_adapted(
-    name: str, *, packages: Sequence[str] = (), settings: dict[str, Any] | None = None
+    name: str,
+    *,
+    packages: Sequence[str] = (),
+    settings: dict[str, Any] | None = None,
+    secrets: Sequence[str] = (),
+    allow_sdist: Sequence[str] = (),
 ) -> AdaptedLink:
     """Make `SCHEME:ID` usable by that name, after checking that it can be built.
 
     `packages` are installed beside the framework, such as the one that holds the environment; one
-    that names the framework itself replaces the version that is usual.
+    that names the framework itself replaces the version that is usual. `secrets` are the variables
+    that it may read, and `allow_sdist` the packages that may be built from source.
     """
     found = require_adapted(name)
+    granted = _granted(name, secrets)
     config = {**(settings or {}), "id": _anywhere(found)}
-    wanted = _wanted(found, packages)
-    made = environment_for(found.scheme, wanted) if wanted else None
-    pins = () if made is None else made.pins
-    framework = _framework(found, pins)
+    made = _installed(found, packages, allow_sdist)
+    framework = _framework(found, () if made is None else made.pins)
     python = None if made is None else made.python
-    asked(
-        "built",
-        framework.factory,
-        interpreter=sys.executable if python is None else str(python),
-        settings=config,
-        what=f"nothing was linked: {name}",
-        limit_s=_LOAD_LIMIT_S,
-    )
+    try:
+        asked(
+            "built",
+            framework.factory,
+            interpreter=sys.executable if python is None else str(python),
+            settings=config,
+            secrets=granted,
+            what=f"nothing was linked: {name}",
+        )
+    except EnvironmentLoadError as error:
+        text = hidden(str(error), granted.values())
+        key = next((key for key in _KEY.findall(text) if key not in granted), "")
+        advice = f"; it sees only the variables that you name, such as --secret {key}" if key else ""
+        raise EnvironmentLoadError(f"{text}{advice}") from None
     link = AdaptedLink(
         name=name,
         factory=framework.factory,
         interpreter="" if python is None else str(python),
         config=config,
-        requirements=tuple(wanted),
-        dependencies=pins,
+        requirements=() if made is None else made.requirements,
+        dependencies=() if made is None else made.pins,
+        secrets=tuple(granted),
         linked_at=datetime.now(UTC),
     )
     write_atomically(adapted_path(name), link.as_json(indent=2))
@@ -105,7 +145,7 @@ def locate_adapted(name: str) -> EnvironmentLocation | None:
     if link is None:
         return None
     config = msgspec.json.encode({"config": link.config}).decode()
-    content = "\n".join((link.factory, version(CORE), config))
+    content = "\n".join((link.factory, version(CORE), config, *link.secrets))
     digest = sha256_of("\n".join((content, *link.dependencies)))
     return EnvironmentLocation(
         id=name,
@@ -116,6 +156,7 @@ def locate_adapted(name: str) -> EnvironmentLocation | None:
         place=EnvironmentPlace.ISOLATED if link.interpreter else EnvironmentPlace.LINKED,
         lock_digest=digest,
         dependencies=link.dependencies,
+        secrets=link.secrets,
     )
 
 
@@ -126,17 +167,24 @@ def framework_version(link: AdaptedLink) -> str:
     return next((pins[name] for name in sorted(names) if name in pins), "0")
 
 
-def _wanted(found: Adapted, packages: Sequence[str]) -> list[str]:
-    """Return what is installed: the usual version of the framework, unless `packages` name one."""
-    usual = found.frameworks[0].requirement
-    if not usual and packages:
+def _granted(name: str, secrets: Sequence[str]) -> dict[str, str]:
+    """Return the values of the variables that `name` may read, by name in order.
+
+    Raises ConfigError for one that is not set, and EnvironmentLoadError for one of Telescope's.
+    """
+    require_own_secrets(secrets, name)
+    if secrets and not require_adapted(name).frameworks[0].distribution:
         raise ConfigError(
-            f"{found.scheme}: environments run elsewhere, so no package is installed for them; "
-            f"leave out {', '.join(packages)}"
+            f"{name} runs elsewhere, where no variable of yours is read; leave out "
+            f"{' '.join(f'--secret {one}' for one in secrets)}"
         )
-    own = canonicalize_name(found.frameworks[0].distribution)
-    is_named = any(_name_of(package) == own for package in packages)
-    return [*([usual] if usual and not is_named else []), *map(_absolute, packages)]
+    unset = sorted(one for one in secrets if not os.environ.get(one))
+    if unset:
+        raise ConfigError(
+            f"--secret names environment variables that are not set here: {', '.join(unset)}; set "
+            "them, or leave out what the environment does not need"
+        )
+    return {one: os.environ[one] for one in sorted(set(secrets))}
 
 
 def _anywhere(found: Adapted) -> str:
@@ -146,64 +194,184 @@ def _anywhere(found: Adapted) -> str:
     return f"{Path(file).resolve()}{at}{task}" if is_file else found.id
 
 
-def _name_of(package: str) -> str:
-    """Return the name of a package; empty for a folder or a wheel, which uv reads."""
-    if os.path.exists(package):
-        return ""
+def _package(text: str) -> _Package:
+    """Return what `--with TEXT` means: a requirement, or a wheel, an sdist or a folder here."""
+    path = Path(text)
+    is_file = path.is_file()
+    if is_file or (path.is_dir() and (os.sep in text or (path / "pyproject.toml").exists())):
+        name = _name_in(path, text)
+        return _Package(
+            name=name,
+            requirement=f"{name} @ {path.resolve().as_uri()}",
+            sha256=sha256_of(path.read_bytes()) if is_file else "",
+            is_source=path.suffix != ".whl",
+            may_change=not is_file,
+        )
     try:
-        return canonicalize_name(Requirement(package).name)
+        requirement = Requirement(text)
     except InvalidRequirement:
         raise ConfigError(
-            f"--with {package}: there is no such file or folder, and it names no package; expected "
-            "name or name==1.2, or a wheel or a project's folder that is there"
+            f"--with {text}: there is no such file or folder, and it names no package; expected "
+            "name, name==1.2 or name @ URL, or a wheel, an sdist or a project's folder that is "
+            "there"
         ) from None
+    url = requirement.url or ""
+    return _Package(
+        name=canonicalize_name(requirement.name),
+        requirement=text,
+        is_source=bool(url) and not url.partition("#")[0].endswith(".whl"),
+        may_change=bool(url),
+    )
 
 
-def _absolute(package: str) -> str:
-    return str(Path(package).resolve()) if os.path.exists(package) else package
+def _name_in(path: Path, text: str) -> str:
+    """Return the name of the package that a file or a folder holds."""
+    try:
+        if path.is_dir():
+            project = table_at(read_pyproject(path), "project", path=path)
+            if isinstance(name := project.get("name"), str):
+                return canonicalize_name(name)
+        elif path.suffix == ".whl":
+            return parse_wheel_filename(path.name)[0]
+        else:
+            return parse_sdist_filename(path.name)[0]
+    except (InvalidWheelFilename, InvalidSdistFilename) as error:
+        raise ConfigError(
+            f"--with {text}: {error}; expected a wheel (name-1.2-py3-none-any.whl) or an sdist "
+            "(name-1.2.tar.gz)"
+        ) from None
+    raise ConfigError(
+        f"--with {text}: its pyproject.toml has no project.name; build a wheel of it and name that"
+    )
 
 
-def environment_for(scheme: str, wanted: Sequence[str]) -> FrameworkPython:
-    """Return a virtual environment with `wanted` and telescope-core, which links share."""
-    needs = direct_needs(wanted) if not _has_folder(wanted) else [*direct_needs(()), *wanted]
-    made_of = "\n".join((sys.version, version(CORE), *needs))
-    folder = data_folder() / "adapters" / f"{scheme}-{sha256_of(made_of)[:_DIGITS]}"
-    uv = Uv()
-    with locked(folder.with_suffix(".lock"), what=f"making a virtual environment for {scheme}"):
-        if _has_folder(wanted) or not (folder / "bin" / "python").exists():
-            _make(folder, needs, wanted, uv)
-    python = folder / "bin" / "python"
-    listed = uv.run(["pip", "freeze", "--python", str(python)], failure=f"{folder} is unreadable")
-    pins = tuple(line for line in listed.splitlines() if not line.startswith("-e "))
-    return FrameworkPython(python=python, pins=pins)
+def _installed(
+    found: Adapted, packages: Sequence[str], allow_sdist: Sequence[str]
+) -> FrameworkPython | None:
+    """Return the framework's Python; None where it needs none.
+
+    It has the usual version of the framework, unless `packages` name one. Where they take another
+    version only, it has the newest that they take and an adapter plays.
+    """
+    first, last = found.frameworks[0], found.frameworks[-1]
+    if not first.distribution:
+        if packages:
+            raise ConfigError(
+                f"{found.scheme}: environments run elsewhere, so no package is installed for "
+                f"them; leave out {', '.join(packages)}"
+            )
+        return None
+    own = canonicalize_name(first.distribution)
+    if any(_package(one).name == own for one in packages):
+        choices: list[list[str]] = [[]]
+    else:
+        choices = [[first.requirement]]
+        if packages:
+            choices.append([f"{first.distribution}>={first.lowest},<{last.below}"])
+    trouble: EnvironmentLoadError | None = None
+    for choice in choices:
+        try:
+            return environment_for(found.scheme, [*choice, *packages], allow_sdist=allow_sdist)
+        except EnvironmentLoadError as error:
+            trouble = error
+    assert trouble is not None, "there is always a choice"
+    raise _explained(trouble, found, packages) from None
 
 
-def _make(folder: Path, needs: Sequence[str], wanted: Sequence[str], uv: Uv) -> None:
-    scratch = folder.with_name(f".building-{folder.name}")
-    with new_folder(folder, scratch):
-        uv.make_venv(scratch, moves=True)
-        binary = [] if _has_folder(wanted) else wheels_only(())
-        uv.run_cache_first(
-            ["pip", "install", "--python", str(scratch / "bin" / "python"), *binary, *needs],
-            failure=f"{', '.join(wanted)} cannot be installed",
+def _explained(
+    error: EnvironmentLoadError, found: Adapted, packages: Sequence[str]
+) -> EnvironmentLoadError:
+    """Return the error with advice that fits uv's message."""
+    text, what = str(error), ", ".join(packages) or found.scheme
+    no_wheel = lacks_wheel(text, what)
+    if no_wheel is not None:
+        return no_wheel
+    played = f"{found.frameworks[0].distribution} {_played(found)}"
+    if "git" in (words := text.lower()) and ("fetch" in words or "clone" in words):
+        url = next(iter(re.findall(r"git\+\S+|https?://\S+|ssh://\S+", text)), "a repository")
+        return EnvironmentLoadError(
+            f"{what} cannot be installed: one of its packages is pinned to {url.rstrip('`.,)')}, "
+            f"which git cannot fetch from here; use a release of it that asks for {played}"
         )
-        link_distribution(distribution(CORE), site_packages(scratch))
+    if "No solution found" in text or "unsatisfiable" in text:
+        return EnvironmentLoadError(
+            f"{text}\nThe adapter plays {played}. If the package asks for another version, it is "
+            "too old or too new to be played; use another release of it"
+        )
+    return error
 
 
-def _has_folder(wanted: Sequence[str]) -> bool:
-    """Whether a project's folder is among `wanted`, whose files may change."""
-    return any(os.path.isdir(one) for one in wanted)
+def environment_for(
+    scheme: str, packages: Sequence[str], *, allow_sdist: Sequence[str] = ()
+) -> FrameworkPython:
+    """Return a virtual environment with `packages` and telescope-core, which links share.
+
+    It is made again where a folder or a URL is among them, whose files may have changed.
+    """
+    given = [_package(one) for one in packages]
+    needs = [*direct_needs(()), *(one.requirement for one in given)]
+    made_of = "\n".join((sys.version, version(CORE), *needs, *(one.sha256 for one in given)))
+    folder = data_folder() / "adapters" / f"{scheme}-{sha256_of(made_of)[:_DIGITS]}"
+    may_change = [one.name for one in given if one.may_change]
+    with locked(folder.with_suffix(".lock"), what=f"making a virtual environment for {scheme}"):
+        if may_change or not (folder / "bin" / "python").exists():
+            scratch, uv = folder.with_name(f".building-{folder.name}"), Uv()
+            with new_folder(folder, scratch):
+                uv.make_venv(scratch, moves=True)
+                arguments = [
+                    *("pip", "install", "--python", str(scratch / "bin" / "python")),
+                    *wheels_only([*(one.name for one in given if one.is_source), *allow_sdist]),
+                    # Else uv takes what it built of a folder before its files changed.
+                    *(part for name in may_change for part in ("--refresh-package", name)),
+                ]
+                uv.run_cache_first(
+                    [*arguments, *needs], failure=f"{', '.join(packages)} cannot be installed"
+                )
+                link_distribution(distribution(CORE), site_packages(scratch))
+    return FrameworkPython(
+        python=folder / "bin" / "python",
+        requirements=tuple(one.requirement for one in given),
+        pins=_pins(site_packages(folder)),
+    )
+
+
+def _pins(folder: Path) -> tuple[str, ...]:
+    """Return `name==version` of the packages in `folder`, without what is edited in place.
+
+    What came from a file, a folder or a URL has the digest of its files as its local version: the
+    same name and version may be other code there.
+    """
+    pins: list[str] = []
+    for found in distributions(path=[str(folder)]):
+        pin = f"{canonicalize_name(found.name)}=={found.version}"
+        origin: Any = json.loads(found.read_text("direct_url.json") or "null")
+        if origin is not None and origin.get("dir_info", {}).get("editable"):
+            continue
+        if origin is not None:
+            files = sorted(
+                f"{file} {file.hash.value}"
+                for file in found.files or ()
+                if file.hash is not None and not file.parts[0].endswith(".dist-info")
+            )
+            mark = sha256_of("\n".join(files))[:_CONTENT_DIGITS]
+            pin += f"{'.' if '+' in found.version else '+'}{mark}"
+        pins.append(pin)
+    return tuple(sorted(pins))
 
 
 def _framework(found: Adapted, pins: Sequence[str]) -> Framework:
     """Return the generation of the framework that was installed."""
     first = found.frameworks[0]
-    installed = dict(pin.split("==", 1) for pin in pins if "==" in pin).get(first.distribution, "")
+    installed = dict(pin.split("==", 1) for pin in pins).get(first.distribution, "")
     fitting = found.fitting(installed)
     if fitting is None:
-        taken = " or ".join(f">={one.lowest},<{one.below}" for one in found.frameworks)
         raise EnvironmentLoadError(
             f"{first.distribution} {installed or '(none)'} was installed, but the adapters were "
-            f"tested with {taken}; add --with {found.frameworks[0].requirement}"
+            f"tested with {_played(found)}; add --with {found.frameworks[0].requirement}"
         )
     return fitting
+
+
+def _played(found: Adapted) -> str:
+    """Return the versions of the framework that have an adapter."""
+    return " or ".join(f">={one.lowest},<{one.below}" for one in found.frameworks)

@@ -20,8 +20,8 @@ from telescope_envs.records.release import Release, Setting
 Question = Literal["built", "schema", "declarations", "declared"]
 """A function of `declare.py`."""
 _PROGRAM = str(Path(__file__).with_name("declare.py"))
-_TIME_LIMIT_S = 120.0
-_SETTINGS_LIMIT_S = 60.0
+_LIMITS_S = {"built": 300.0, "schema": 60.0, "declarations": 120.0, "declared": 120.0}
+"""A framework's environment may read its data while it is built."""
 _DECLARED = ("config_schema", "config_schema_sha256", "splits", "reward", "network", "secrets")
 
 
@@ -32,20 +32,21 @@ def asked(
     interpreter: str | Sequence[str] = sys.executable,
     search_path: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
+    secrets: Mapping[str, str] | None = None,
     what: str,
-    limit_s: float = _TIME_LIMIT_S,
 ) -> dict[str, Any]:
     """Return what the environment `factory`, which `interpreter` imports, answers to `question`.
 
     `interpreter` may bring options; by itself it imports what this process could, but nothing from
-    the working directory or the user's own packages. Raises EnvironmentLoadError, which begins with
-    `what`, if it cannot be loaded in `limit_s`.
+    the working directory or the user's own packages. `secrets` are variables that it gets, by name.
+    Raises EnvironmentLoadError, which begins with `what`, if it cannot be loaded in time.
     """
+    limit_s = _LIMITS_S[question]
     given = json.dumps(dict(settings or {}))
     started = (interpreter, "-P", "-s") if isinstance(interpreter, str) else interpreter
     done = run_program(
         [*started, "-B", _PROGRAM, question, factory, given, *search_path],
-        environ=passed_on(),
+        environ={**passed_on(), **(secrets or {})},
         limit_s=limit_s,
         late=f"{what}: it did not load within {limit_s:g} s; its import must be quick",
     )
@@ -119,7 +120,6 @@ def declared_settings(
             interpreter=interpreter,
             search_path=search_path,
             what=factory,
-            limit_s=_SETTINGS_LIMIT_S,
         )
     )
 

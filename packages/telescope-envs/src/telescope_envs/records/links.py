@@ -53,7 +53,10 @@ class AdaptedLink(Record, frozen=True, kw_only=True):
     config: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     requirements: tuple[str, ...] = ()
     dependencies: tuple[str, ...] = ()
-    """`name==version` of each package beside it."""
+    """`name==version` of each package beside it; one that came from a file, a folder or a URL has
+    the digest of its files as its local version."""
+    secrets: tuple[str, ...] = ()
+    """Names of the environment variables that it may read."""
     linked_at: datetime
 
 

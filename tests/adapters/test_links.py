@@ -1,0 +1,198 @@
+"""What `telescope env link SCHEME:ID` installs, and what it lets an environment read."""
+
+import io
+import sys
+import tarfile
+from datetime import UTC, datetime
+from importlib import import_module
+
+import pytest
+from tests.adapters.linking import telescope
+from tests.envs.package_index import tiny_wheel
+
+from telescope_core.adapters.schemes import (
+    VERIFIERS,
+    VERIFIERS_TASKS,
+    missing_import,
+    require_adapted,
+)
+from telescope_core.errors import ConfigError, EnvironmentLoadError
+from telescope_core.open import open_environment
+from telescope_envs.install.adapted import environment_for, link_adapted, locate_adapted
+from telescope_envs.records.links import AdaptedLink, adapted_path
+
+BACKEND = """
+import zipfile
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    info = "rivers-0.1.0.dist-info"
+    files = {
+        "rivers.py": open("rivers.py").read(),
+        f"{info}/METADATA": "Metadata-Version: 2.1\\nName: rivers\\nVersion: 0.1.0\\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+    }
+    with zipfile.ZipFile(f"{folder}/rivers-0.1.0-py3-none-any.whl", "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+        archive.writestr(f"{info}/RECORD", "".join(f"{path},,\\n" for path in files))
+    return "rivers-0.1.0-py3-none-any.whl"
+"""
+PROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+
+[project]
+name = "rivers"
+version = "0.1.0"
+"""
+
+
+def wheel_of(folder, text: str):
+    """Write the wheel of rivers with `text` as its code, over one that is there."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "rivers-0.1.0-py3-none-any.whl"
+    path.write_bytes(tiny_wheel("rivers", "0.1.0", code=text))
+    return path
+
+
+def source_of(folder, text: str):
+    """Write a project's folder that is built without any other package."""
+    folder.mkdir(exist_ok=True)
+    for name, content in {
+        "backend.py": BACKEND,
+        "pyproject.toml": PROJECT,
+        "rivers.py": text,
+    }.items():
+        (folder / name).write_text(content)
+    return folder
+
+
+def sdist_of(folder, text: str):
+    """Write the sdist of that project."""
+    source = source_of(folder / "source", text)
+    path = folder / "rivers-0.1.0.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for file in sorted(source.iterdir()):
+            archive.add(file, f"rivers-0.1.0/{file.name}")
+        info = tarfile.TarInfo("rivers-0.1.0/PKG-INFO")
+        content = b"Metadata-Version: 2.1\nName: rivers\nVersion: 0.1.0\n"
+        info.size = len(content)
+        archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [wheel_of, sdist_of, source_of])
+def test_files_that_change_under_one_name_are_other_code(tmp_path, monkeypatch, write):
+    monkeypatch.setenv("TELESCOPE_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    found = []
+    for text in ("NAME = 'Elbe'\n", "NAME = 'Oder'\n"):
+        made = environment_for("gym", [str(write(folder, text))])
+        [pin] = [one for one in made.pins if one.startswith("rivers==")]
+        site = next((made.python.parents[1] / "lib").glob("*/site-packages"))
+        found.append((pin, (site / "rivers.py").read_text()))
+    assert [text for _, text in found] == ["NAME = 'Elbe'\n", "NAME = 'Oder'\n"]
+    assert found[0][0] != found[1][0]
+    assert all(pin.startswith("rivers==0.1.0+") for pin, _ in found)
+
+
+@pytest.mark.parametrize(
+    ("packages", "said"),
+    [
+        (["./rivers-0.1.0-py3-none-any.whl"], "no such file"),
+        (["git+https://127.0.0.1/rivers"], "name @ URL"),
+        (["{folder}/rivers.whl"], "expected a wheel"),
+        (["{folder}/rivers.txt"], "expected a wheel"),
+        (["{folder}/empty/"], "pyproject.toml"),
+        (["{folder}/unnamed"], "project.name"),
+    ],
+)
+def test_what_names_no_package_is_refused_before_anything_is_installed(tmp_path, packages, said):
+    for name in ("rivers.whl", "rivers.txt"):
+        (tmp_path / name).write_text("")
+    for name in ("empty", "unnamed"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "unnamed" / "pyproject.toml").write_text("[tool.other]\n")
+    with pytest.raises(ConfigError, match=said):
+        link_adapted("gym:X", packages=[one.format(folder=tmp_path) for one in packages])
+
+
+def test_secrets_are_named_and_set_before_anything_is_installed(monkeypatch):
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    with pytest.raises(ConfigError, match="JUDGE_KEY"):
+        link_adapted("gym:X", secrets=["JUDGE_KEY"])
+    with pytest.raises(EnvironmentLoadError, match="TELESCOPE_TOKEN"):
+        link_adapted("gym:X", secrets=["TELESCOPE_TOKEN"])
+    monkeypatch.setenv("JUDGE_KEY", "k")
+    with pytest.raises(ConfigError, match="elsewhere"):
+        link_adapted("openenv:http://127.0.0.1:1", secrets=["JUDGE_KEY"])
+
+
+def test_a_link_says_which_variables_its_environment_reads(tmp_path, monkeypatch):
+    monkeypatch.setenv("TELESCOPE_HOME", str(tmp_path))
+    link = AdaptedLink(
+        name="gym:X",
+        factory="a:B",
+        interpreter="",
+        linked_at=datetime.now(UTC),
+        secrets=("JUDGE_KEY",),
+    )
+    path = adapted_path("gym:X")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(link.as_json())
+    location = locate_adapted("gym:X")
+    assert location.secrets == ("JUDGE_KEY",)
+    path.write_bytes(link.changed(secrets=()).as_json())
+    assert locate_adapted("gym:X").secrets == ()
+    assert locate_adapted("gym:X").lock_digest != location.lock_digest
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    with pytest.raises(ConfigError, match="JUDGE_KEY"):
+        open_environment("gym:X", location=location)
+
+
+def test_options_of_frameworks_are_refused_for_folders(tmp_path):
+    done = telescope("env", "link", str(tmp_path), "--secret", "PATH")
+    assert done.returncode == 2
+    assert "--secret" in done.stderr
+
+
+def test_a_missing_module_is_named_with_who_imports_it(tmp_path, monkeypatch):
+    (tmp_path / "old_rivers.py").write_text("import os\nimport verifiers.no_such_part\n")
+    (tmp_path / "new_rivers.py").write_text("import no_such_package\n")
+    (tmp_path / "verifiers").mkdir()
+    (tmp_path / "verifiers" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "verifiers", raising=False)
+
+    def said_of(module: str) -> str:
+        try:
+            try:
+                import_module(module)
+            except ImportError as error:
+                raise ValueError("it cannot be loaded") from error
+        except ValueError as error:
+            return missing_import(error, VERIFIERS_TASKS, otherwise=VERIFIERS)
+        raise AssertionError
+
+    old = said_of("old_rivers")
+    assert "old_rivers.py, line 2: No module named 'verifiers.no_such_part'" in old
+    assert "--with verifiers==0.3.1" in old
+    new = said_of("new_rivers")
+    assert "new_rivers.py, line 1: No module named 'no_such_package'" in new
+    assert "--with PACKAGE" in new
+    assert missing_import(ValueError("x"), VERIFIERS) == ""
+
+
+def test_old_versions_of_verifiers_are_played():
+    found = require_adapted("verifiers:x")
+    factories = {
+        version: one
+        for version in ("0.1.8.post2", "0.3.1", "0.4.0")
+        if (one := found.fitting(version))
+    }
+    assert [one.pin for one in factories.values()] == ["0.3.1", "0.3.1", "0.4.0"]
+    assert found.fitting("0.1.7") is None
