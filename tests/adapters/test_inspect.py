@@ -1,9 +1,12 @@
 """Tasks of inspect_ai through our adapter: the scores are those of their own eval."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from tests.adapters.linking import by_itself, keeps_contract, link, opened, played, telescope
 
 from telescope_core import Completion, Message, Split, ToolCall
@@ -220,6 +223,42 @@ def test_a_judge_is_asked_with_its_key_and_is_never_the_policy(odd):
     assert (by_name["error"], by_name["reward"]) == (None, 1.0)
     assert unread["error"].startswith("JudgeError: ")
     assert "the judge's answer could not be read" in unread["error"]
+
+
+async def test_a_judge_gets_its_key_by_the_link(python, tmp_path, monkeypatch):
+    key = "a-key-that-stays-with-the-judge"
+
+    async def chat(request):
+        body = await request.json()
+        if body["model"] == "judge":
+            assert request.headers["Authorization"] == f"Bearer {key}"
+        content = "GRADE: C" if body["model"] == "judge" else "Rhine"
+        message = {"role": "assistant", "content": content}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        about = {"id": "j", "object": "chat.completion", "created": 0, "model": body["model"]}
+        return web.json_response({**about, "choices": [choice], "usage": usage})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    name, settings = f"inspect:{ODD}@graded", {"judge": "openai-api/grader/judge"}
+    usual = (name, "--with", "openai", "--settings", json.dumps(settings))
+    async with TestServer(app) as server:
+        url = str(server.make_url("/v1"))
+        monkeypatch.setenv("GRADER_API_KEY", key)
+        monkeypatch.setenv("GRADER_BASE_URL", url)
+        done = await asyncio.to_thread(telescope, "env", "link", *usual)
+        assert done.returncode == 3
+        assert "--secret NAME" in done.stderr
+        granted = ("--secret", "GRADER_API_KEY", "--secret", "GRADER_BASE_URL")
+        done = await asyncio.to_thread(telescope, "env", "link", *usual, *granted)
+        assert done.returncode == 0, done.stderr
+        asked = ("--base-url", url, "--model", "m", "--output", str(tmp_path / "eval"))
+        done = await asyncio.to_thread(telescope, "eval", name, *asked)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "eval/results.json").read_text())["reward"]["mean"] == 1.0
+    written = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert [file for file in written if key.encode() in file.read_bytes()] == []
 
 
 def test_the_cost_of_samples_is_linear(odd):

@@ -98,6 +98,10 @@ ELSEWHERE = {
         "tests/adapters/test_verifiers.py"
         "::test_a_single_turn_keeps_the_contract_with_the_rewards_of_verifiers"
     ),
+    "telescope env link inspect:tasks.py@essays --with openai --secret OPENAI_API_KEY "
+    '--settings \'{"judge": "openai/gpt-5-mini"}\'': (
+        "tests/adapters/test_inspect.py::test_a_judge_gets_its_key_by_the_link"
+    ),
     "pip install 'telescope-core[openenv]'": (
         "tests/adapters/test_served_by_openenv.py::test_their_client_steps_our_environment"
     ),
