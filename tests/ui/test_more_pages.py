@@ -1,11 +1,10 @@
 """Queues and workers, diagnoses, examples of several runs, searches in thoughts and tools."""
 
-import json
 from dataclasses import replace
 from urllib.parse import quote
 
 import pytest
-from tests.ui.recorded import BEGAN_S, row, write_eval, write_steps
+from tests.ui.recorded import BEGAN_S, row, write_eval
 from tests.ui.served import answered
 
 from telescope_core.records import RunFolder
@@ -71,27 +70,17 @@ def test_evals_named_by_a_file_have_one_point_each_with_numbers_and_version(tmp_
     ]
 
 
-def test_what_the_run_found_wrong_is_on_its_overview(tmp_path, run):
-    write_steps(run, range(1, 3), groups=1)
-    said = [
-        {"level": "warning", "message": "entropy: 12% of turns branch; set chat_template"},
-        {"level": "info", "message": "entropy: fine"},
-        {"level": "warning", "message": "a disk: is slow"},
-    ]
-    run.logs_path.mkdir(exist_ok=True)
-    about = {"component": "driver", "source": "", "life": 1}
-    lines = [
-        json.dumps(
-            {"time_s": BEGAN_S + at, "level": one["level"], **about, "message": one["message"]},
-            separators=(",", ":"),
-        )
-        for at, one in enumerate(said)
-    ]
-    (run.logs_path / "driver.jsonl").write_text("\n".join([*lines, '{"level":"warning"', ""]))
+def test_what_is_wrong_with_the_run_is_on_its_overview(tmp_path, run):
+    for step in range(1, 8):
+        run.log_metrics({"step": step, "groups/total": 4, "groups/discarded": 4, "entropy": 1.0})
     with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
-        found = ui.get("/runs/r")["diagnoses"]
-    text = "12% of turns branch; set chat_template"
-    assert found == [{"time_s": BEGAN_S, "metric": "entropy", "text": text}]
+        found = {one["rule"]: one for one in ui.get("/runs/r")["diagnoses"]}
+        nothing = found["nothing trained"]
+        assert (nothing["kind"], nothing["first_step"], nothing["is_over"]) == ("broken", 1, False)
+        assert nothing["cause"].startswith("No optimizer step was taken in 7 steps")
+        # Only curves that are there can be asked for.
+        assert nothing["metrics"] == ["groups/discarded"]
+        ui.get("/runs/r?metric=groups/discarded")
 
 
 def test_all_terms_of_the_loss_are_drawn_where_no_metric_is_asked_for(tmp_path, run):

@@ -167,8 +167,11 @@ def test_report_parses_and_holds_the_numbers(run):
     checked = Checker(page)
     text = " ".join(checked.text)
     overview = overview_of(run)
-    assert f"{overview.first_mean:.3f} over the first 20 steps" in text
-    assert f"{overview.last_mean:.3f} over the last 20" in text
+    num = overview.edges.num_steps
+    assert num == max(1, min(20, overview.num_steps // 10))
+    edge = "step" if num == 1 else f"{num} steps"
+    assert f"{overview.edges.first:.3f} over the first {edge}" in text
+    assert f"{overview.edges.last:.3f} over the last {edge}" in text
     for name in NAMES:
         before = overview.evals[f"{name}-before"].pass_at[1]
         after = overview.evals[f"{name}-after"].pass_at[1]
@@ -190,9 +193,9 @@ def test_the_curve_is_of_all_that_was_sampled_where_groups_were_rejected(tmp_pat
     run.finish()
     overview = overview_of(run)
     assert overview.rewards == (0.1, 0.2, 0.8, 0.9)
-    assert overview.first_mean == pytest.approx(0.15)
+    assert overview.edges == (0.1, 0.9, 1)
     text = " ".join(Checker(write_train_report(run).read_text()).text)
-    assert text.count("first steps 0.150, last steps 0.850") == 1
+    assert text.count("first steps 0.100, last steps 0.900") == 1
 
 
 def test_evals_of_other_code_are_said_not_to_compare(tmp_path):

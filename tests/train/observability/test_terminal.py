@@ -124,9 +124,10 @@ def test_summary_holds_reward_and_evals():
     [
         ([0.5], "reward 0.500 (too few steps for a change)"),
         ([0.0, 1.0], "1.000 (+1.000, first to last step)"),
-        ([0.0, 0.2, 0.9, 0.8, 1.0], "0.900 (+0.800, first to last 2 steps)"),
-        ([0.0] * 20 + [1.0] * 20, "1.000 (+1.000, first to last 20 steps)"),
-        ([0.5, *[0.0] * 30, *[1.0] * 30, 0.5], "(+0.950, first to last 20 steps)"),
+        ([0.0, 0.2, 0.9, 0.8, 1.0], "1.000 (+1.000, first to last step)"),
+        # A run that begins well and collapses in three steps, of forty.
+        ([0.33, 0.3, 0.1, *[0.0] * 37], "(-0.182, first to last 4 steps)"),
+        ([0.0] * 200 + [1.0] * 200, "1.000 (+1.000, first to last 20 steps)"),
     ],
 )
 def test_the_summary_never_compares_a_step_with_itself(rewards, expected):

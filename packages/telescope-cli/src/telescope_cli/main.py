@@ -76,6 +76,11 @@ VERBS = {
         needs="telescope_ui",
         extra="ui",
     ),
+    "doctor": Verb(
+        target="telescope_cli.doctor:doctor_command",
+        help="Say what went wrong in a run, and what to try.",
+        needs="telescope_core",
+    ),
     "watch": Verb(
         target="telescope_cli.watch:watch_command",
         help="Watch a run that goes on, from any terminal.",

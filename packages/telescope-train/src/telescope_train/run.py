@@ -20,6 +20,7 @@ from typing import Any
 from telescope_core import interruptible, interrupts
 from telescope_core.chat.trouble import showing_troubles
 from telescope_core.collector import rare_collections
+from telescope_core.diagnosis import History, diagnose
 from telescope_core.environments.running import CURRENT, HoldWatch, Request
 from telescope_core.errors import ConfigError, ProcessDiedError, TelescopeError
 from telescope_core.gateway.recorded import RecordedEnvironment
@@ -45,7 +46,6 @@ from telescope_train.cluster.ray_cluster import HeadProcesses, cluster_has_gpus,
 from telescope_train.cluster.supervision import supervised
 from telescope_train.config.eval_folders import AFTER, BEFORE
 from telescope_train.diagnostics.engine_check import check_engine
-from telescope_train.diagnostics.step_rules import diagnoses
 from telescope_train.ending import end_early
 from telescope_train.evals.beside import AfterEvals, EvalsBeside, TurnsAfterEvals
 from telescope_train.evals.live import LiveEvals
@@ -93,6 +93,8 @@ RANK_DEATH_SHOWS_WITHIN_S = 5.0
 it at once, and every rank is asked every second."""
 DEFAULT_HIDDEN_SIZE = 1024
 """Where a model's config does not say: only the cost that packing balances depends on it."""
+DIAGNOSED_EACH, DIAGNOSED_EVERY = 20, 5
+"""The first steps are looked at one by one, later ones every so often: it takes milliseconds."""
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -415,15 +417,19 @@ def _after_step(
 ) -> Callable[[int, dict[str, float]], Awaitable[None]]:
     """Return what follows each step: show it, say what looks wrong once, evaluate, save."""
     view, recording = opened.view, opened.policies.recording
-    said: set[str] = set()
+    rows = opened.folder.metrics()
+    said: set[tuple[str, str | None]] = set()
 
     async def after_step(step: int, row: dict[str, float]) -> None:
         view.update(row)
         recording.row(row)
-        for metric, diagnosis in diagnoses(row).items():
-            if metric not in said:
-                said.add(metric)
-                view.warn(f"{metric}: {diagnosis}")
+        rows.append(row)
+        if len(rows) <= DIAGNOSED_EACH or not step % DIAGNOSED_EVERY:
+            for finding in diagnose(History.of_rows(rows)):
+                key = (finding.rule, finding.environment)
+                if key not in said and not finding.is_over:
+                    said.add(key)
+                    view.warn(finding.text)
         await evals.after_step(step)
         await checkpointer.after_step(step)
 

@@ -2,22 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from statistics import fmean
 from typing import Any
 
+from telescope_core.diagnosis import History, diagnose
 from telescope_core.errors import TelescopeError
 from telescope_core.evals import Comparison, EvalResult, read_result
 from telescope_core.records import RunFolder
 from telescope_core.reports.before_after import from_first_to_last
 from telescope_core.reports.differences import paragraph
-from telescope_core.reports.overview import reward_curve
+from telescope_core.reports.overview import edge_means, reward_curve
 from telescope_train.checkpoints.folders import FINAL, checkpoints_folder
 from telescope_train.config.eval_folders import AFTER, BEFORE, eval_path, eval_steps, step_tag
 from telescope_train.config.schema import EvalEntry, TrainConfig
 from telescope_train.step.losses import losses_of
-
-MOST_COMPARED = 20
-"""Most steps at either end of a run whose mean rewards are compared."""
 
 
 def make_summary(config: TrainConfig, folder: RunFolder) -> dict[str, Any]:
@@ -39,6 +36,7 @@ def make_summary(config: TrainConfig, folder: RunFolder) -> dict[str, Any]:
             "in_both": len(trained & held_out),
         },
         "losses": losses_of(folder, rows),
+        "findings": [one.as_json() for one in diagnose(History.of_rows(rows))],
         "mismatch_max": max(mismatches, default=None),
         "seconds_training": seconds,
         "seconds_per_step": seconds / max(1, len(rows)),
@@ -62,19 +60,13 @@ def require_disjoint(summary: Mapping[str, Any]) -> None:
 
 
 def first_and_last(values: Sequence[float]) -> dict[str, float | int | None]:
-    """Return the means of the first and of the last steps, of at most `MOST_COMPARED` each.
-
-    No step is in both, so with fewer than two steps there is no difference to speak of.
-    """
-    num_compared = min(MOST_COMPARED, len(values) // 2)
-    if not num_compared:
-        return {"compared_steps": 0, "first_mean": None, "last_mean": None, "delta": None}
-    first, last = fmean(values[:num_compared]), fmean(values[-num_compared:])
+    """Return the mean rewards of the first and of the last steps, and their difference."""
+    first, last, num_steps = edge_means(values)
     return {
-        "compared_steps": num_compared,
+        "compared_steps": num_steps,
         "first_mean": first,
         "last_mean": last,
-        "delta": last - first,
+        "delta": None if first is None or last is None else last - first,
     }
 
 

@@ -11,7 +11,6 @@ from telescope_core.records.identity import RunInfo
 from telescope_core.records.run_folder import SETTINGS_FILE, RunFolder
 from telescope_core.secret_names import without_secrets
 from telescope_ui.answers import JsonObject
-from telescope_ui.driver_warnings import DriverWarnings
 from telescope_ui.index.database import Database
 from telescope_ui.index.run_index import RunIndex
 from telescope_ui.index.stage_index import StageIndex
@@ -50,7 +49,6 @@ class OneRun:
         self.restarts = JsonLines(path, "restarts.jsonl")
         self.eval_points = JsonLines(path, "eval_points.jsonl")
         self.server_events = JsonLines(path, "servers.jsonl")
-        self.warnings = DriverWarnings(path)
         self.json_lines = (self.restarts, self.eval_points, self.server_events)
         self._lock = Lock()
         self._info: tuple[Stamp, RunInfo] | None = None

@@ -82,8 +82,8 @@ def _show_run(overview: RunOverview, *, as_json: bool) -> None:
     console.print(_state_line(overview.info, overview.state))
     console.print(f"{overview.num_steps} steps recorded")
     curve = sparkline(overview.rewards, width=50)
-    if curve and overview.first_mean is not None and overview.last_mean is not None:
-        first, last = overview.first_mean, overview.last_mean
+    first, last, _ = overview.edges
+    if curve and first is not None and last is not None:
         console.print(f"reward {first:.3f} {curve} {last:.3f}")
     if overview.counts:
         console.print(_count_table(overview))
@@ -154,8 +154,8 @@ def _overview_to_json(overview: RunOverview) -> JsonValue:
             "info": overview.info.model_dump(mode="json"),
             "num_steps": overview.num_steps,
             "rewards": overview.rewards,
-            "first_mean": overview.first_mean,
-            "last_mean": overview.last_mean,
+            "first_mean": overview.edges.first,
+            "last_mean": overview.edges.last,
             "counts": overview.counts,
             "evals": {name: result_to_json(result) for name, result in overview.evals.items()},
             "unfinished_evals": overview.unfinished_evals,

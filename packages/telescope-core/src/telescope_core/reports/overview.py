@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from telescope_core.evals.folder import read_result
 from telescope_core.evals.result import EvalResult
@@ -11,7 +11,16 @@ from telescope_core.records.identity import RunInfo, RunState
 from telescope_core.records.run_folder import RunFolder
 
 EDGE_STEPS = 20
-"""Number of steps that are averaged at the start and at the end of a run."""
+"""Most steps that are averaged at the start and at the end of a run."""
+
+
+class Edges(NamedTuple):
+    """The two ends of a run, of `num_steps` steps each, which never overlap."""
+
+    first: float | None
+    """Mean over the first steps; None = there are too few for two ends."""
+    last: float | None
+    num_steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +33,8 @@ class RunOverview:
     num_steps: int
     rewards: tuple[float | None, ...]
     """Mean reward of each step over all sampled rollouts; see `reward_curve`."""
-    first_mean: float | None
-    """Mean over the first 20 steps, or over the first half when there are fewer than 40."""
-    last_mean: float | None
-    """Mean over the last 20 steps, or over the last half when there are fewer than 40."""
+    edges: Edges
+    """Mean reward at the start and at the end."""
     counts: Mapping[str, Mapping[str, int]]
     """Environment -> status -> number of rollouts."""
     evals: Mapping[str, EvalResult]
@@ -44,7 +51,6 @@ def overview_of(run: RunFolder) -> RunOverview:
     for (environment, status), number in sorted(run.count_rollouts().items()):
         counts.setdefault(environment, {})[status.value] = number
     results = {folder.name: read_result(folder) for folder in run.eval_folders()}
-    first, last = edge_means(rewards)
     info = run.info()
     return RunOverview(
         path=run.path,
@@ -52,8 +58,7 @@ def overview_of(run: RunFolder) -> RunOverview:
         state=info.observed_state,
         num_steps=len(rows),
         rewards=tuple(rewards),
-        first_mean=first,
-        last_mean=last,
+        edges=edge_means(rewards),
         counts=counts,
         evals={name: result for name, result in results.items() if result is not None},
         unfinished_evals=tuple(name for name, result in results.items() if result is None),
@@ -78,13 +83,16 @@ def reward_curve(
     return [kept if every is None else every for every, kept in zip(sampled, accepted, strict=True)]
 
 
-def edge_means(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Return the means of the first and of the last steps; the two never overlap."""
+def edge_means(values: Sequence[float | None]) -> Edges:
+    """Return the means of the first and of the last steps.
+
+    A tenth of the steps each, because a longer window swallows the change that it is to show.
+    """
     known = [value for value in values if value is not None]
-    count = min(EDGE_STEPS, len(known) // 2)
-    if not count:
-        return None, None
-    return sum(known[:count]) / count, sum(known[-count:]) / count
+    if len(known) < 2:
+        return Edges(None, None, 0)
+    count = max(1, min(EDGE_STEPS, len(known) // 10))
+    return Edges(sum(known[:count]) / count, sum(known[-count:]) / count, count)
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:

@@ -15,7 +15,7 @@ from telescope_core.records.run_folder import RunFolder
 from telescope_core.reports import html
 from telescope_core.reports.before_after import BeforeAfter, before_and_after
 from telescope_core.reports.differences import paragraph
-from telescope_core.reports.overview import EDGE_STEPS, RunOverview, column, mean_of, overview_of
+from telescope_core.reports.overview import RunOverview, column, mean_of, overview_of
 from telescope_core.reports.train_sections import (
     TIME_PARTS,
     environment_names,
@@ -49,13 +49,13 @@ def write_train_report(run: RunFolder) -> Path:
 
 def verdict(overview: RunOverview, changes: Sequence[BeforeAfter]) -> str:
     """Return a sentence or two about the result of the run."""
-    first, last = overview.first_mean, overview.last_mean
+    first, last, count = overview.edges
     if first is None or last is None:
         return "Too few steps were recorded to tell what was learned."
-    count = min(EDGE_STEPS, sum(value is not None for value in overview.rewards) // 2)
+    edge = "step" if count == 1 else f"{count} steps"
     text = (
         f"Mean training reward {_direction(first, last)} from {first:.3f} over the first "
-        f"{count} steps to {last:.3f} over the last {count}."
+        f"{edge} to {last:.3f} over the last {edge}."
     )
     for change in changes:
         if change.comparison is not None:

@@ -93,7 +93,7 @@ def _window(num_rows: int) -> int:
 
 
 def _edge_note(values: Sequence[float | None]) -> str:
-    first, last = edge_means(values)
+    first, last, _ = edge_means(values)
     if first is None or last is None:
         return ""
     return f"first steps {first:.3f}, last steps {last:.3f}"

@@ -183,7 +183,7 @@ def _settings(spec: SandboxSpec) -> dict[str, Any]:
 
 
 _WHEN_HEARD = 'read -r _; exec "$@" < /dev/null'
-"""Runs a command once somebody listens: on a busy machine, podman loses what is said before that."""
+"""Runs a command once somebody listens: a busy podman loses what is said before that."""
 
 
 class _Container:

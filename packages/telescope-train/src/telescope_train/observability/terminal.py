@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from telescope_core.diagnosis import Kind
 from telescope_core.records.logs import SHOWN_AS
 from telescope_core.records.restarts import Restart
 from telescope_core.reports.before_after import label_of, order_of
@@ -291,7 +292,12 @@ def print_summary(summary: Mapping[str, Any], *, console: Console | None = None)
         for name, entry in evals.items():
             if "change" in entry:
                 console.print(f"{name}: {entry['change']['text']}", highlight=False)
-    for line in _losses(summary.get("losses") or {}):
+    wrong = [
+        finding["text"]
+        for finding in summary.get("findings", ())
+        if not finding["is_over"] and finding["kind"] != Kind.SLOW
+    ]
+    for line in [*_losses(summary.get("losses") or {}), *wrong]:
         console.print(Text(line, style="yellow"), soft_wrap=True)
     mismatch = summary.get("mismatch_max")
     if mismatch is not None:

@@ -1,24 +1,19 @@
-"""What a run found wrong with itself while it went on, as it said in the log of its driver.
+"""What is wrong with a run, by the rules of `telescope doctor`, computed from its metrics.
 
-Rules look at the metrics of each step, and say once what is wrong and what to do about it.
+So runs of earlier versions, and runs that were killed, have findings too.
 """
 
-from collections.abc import Collection
+from collections.abc import Sequence
 
+from telescope_core.diagnosis import History, diagnose
 from telescope_ui.answers import JsonObject
 from telescope_ui.one_run import OneRun
 
-_MAX = 50
 
-
-def diagnoses(run: OneRun, metrics: Collection[str]) -> list[JsonObject]:
-    """Return the warnings of the driver that begin with one of `metrics`, the newest first."""
-    known = set(metrics)
-    found: dict[tuple[float, str], JsonObject] = {}
-    for one in run.warnings.rows():
-        metric, is_there, text = one.message.partition(": ")
-        if is_there and metric in known:
-            about = {"time_s": one.time_s, "metric": metric, "text": text}
-            # A file that is being renamed may be seen under both of its names.
-            found[one.time_s, one.message] = about
-    return list(reversed(found.values()))[:_MAX]
+def diagnoses(run: OneRun, metrics: Sequence[str]) -> list[JsonObject]:
+    """Return the findings over `metrics`, the names of all of them; see `Finding.as_json`."""
+    columns = run.metrics.columns(metrics)
+    found = diagnose(History(columns.steps, columns.values))
+    # Links to curves name only those that the run has.
+    known = [[name for name in one.metrics if name in columns.values] for one in found]
+    return [one.as_json() | {"metrics": names} for one, names in zip(found, known, strict=True)]

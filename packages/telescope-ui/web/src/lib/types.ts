@@ -99,7 +99,18 @@ export interface OverviewPage {
     num_groups: number[];
   }[];
   tiles: Tile[];
-  diagnoses: { time_s: number; metric: string; text: string }[];
+  diagnoses: {
+    rule: string;
+    kind: "broken" | "unhealthy" | "slow";
+    first_step: number;
+    last_step: number;
+    is_over: boolean;
+    environment: string | null;
+    cause: string;
+    remedy: string;
+    metrics: string[];
+    rollouts: Record<string, string>;
+  }[];
   restarts: { time_s: number; reason: string; reached: number; step: number; checkpoint: string }[];
   eval_points: {
     time_s: number;

@@ -127,23 +127,39 @@ function Tiles({ tiles }: { tiles: Tile[] }) {
   );
 }
 
-/** What rules of the run itself found wrong, and what to do about it. */
+/** What the rules of `telescope doctor` find wrong, and what to do about it. */
 function Diagnoses({ data }: { data: OverviewPage }) {
   if (!data.diagnoses.length) return null;
   return (
     <>
-      <h2>What the run found wrong</h2>
+      <h2>What is wrong</h2>
       <Table
-        caption="What the run found wrong"
+        caption="What is wrong, by the rules of telescope doctor"
         rows={data.diagnoses}
-        keyOf={(row) => `${row.time_s} ${row.metric}`}
+        keyOf={(row) => `${row.rule} ${row.environment} ${row.metrics[0]}`}
         columns={[
-          { name: "Time", cell: (row) => <span class="number">{formatDate(row.time_s)}</span> },
+          { name: "Finding", cell: (row) => (row.environment === null ? row.rule : `${row.rule} in ${row.environment}`) },
+          { name: "Kind", cell: (row) => <span class={row.kind === "slow" ? "faint" : "bad"}>{row.kind}</span> },
           {
-            name: "Metric",
-            cell: (row) => <Link to={withQuery(ofRun(data.run.key), { metric: row.metric })}>{row.metric}</Link>,
+            name: "Steps",
+            cell: (row) => (
+              <Link
+                to={withQuery(ofRun(data.run.key, "rollouts"), {
+                  ...row.rollouts,
+                  step_from: row.first_step,
+                  step_to: row.last_step,
+                })}
+              >
+                {row.is_over ? `${row.first_step} to ${row.last_step}` : `since ${row.first_step}`}
+              </Link>
+            ),
           },
-          { name: "What", cell: (row) => row.text },
+          { name: "What is seen", cell: (row) => row.cause },
+          { name: "What to do", cell: (row) => row.remedy },
+          {
+            name: "Curves",
+            cell: (row) => <Link to={withQuery(ofRun(data.run.key), { metric: row.metrics })}>{row.metrics[0]}</Link>,
+          },
         ]}
       />
     </>

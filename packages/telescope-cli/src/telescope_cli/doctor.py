@@ -1,0 +1,76 @@
+"""`telescope doctor RUN`: what went wrong in a run, since when, and what to try."""
+
+import json
+import textwrap
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from telescope_cli.watch import RunArgument, find_run
+from telescope_core.diagnosis import RULES, Finding, History, Kind, diagnose
+from telescope_core.records import RunFolder
+
+WIDTH = 80
+_TITLES = {
+    Kind.BROKEN: "Broken: nothing can be learned like this",
+    Kind.UNHEALTHY: "Unhealthy: good runs do not show this",
+    Kind.SLOW: "Slow: it learns, and time is lost",
+}
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")]
+
+
+def doctor_command(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Say what went wrong in a run, or goes wrong while it runs, and what to try.
+
+    It looks at the metrics of the steps alone, so that it works on any run folder, of a run that
+    goes on too. The exit code is 0 if nothing that goes on is broken, and 1 otherwise.
+
+    For example:
+
+      telescope doctor quickstart
+
+      telescope doctor runs/quickstart --json
+    """
+    folder = RunFolder.open(find_run(run))
+    history = History.of_rows(folder.metrics())
+    found = diagnose(history)
+    if as_json:
+        rows = [one.as_json() for one in found]
+        typer.echo(json.dumps({"step": history.last_step, "findings": rows}, indent=1))
+    else:
+        for line in _lines(folder.path.name, history, found):
+            typer.echo(line)
+    is_broken = any(one.kind is Kind.BROKEN and not one.is_over for one in found)
+    raise typer.Exit(1 if is_broken else 0)
+
+
+def _lines(name: str, history: History, found: list[Finding]) -> Iterator[str]:
+    steps = "no step" if not history.last_step else f"{history.last_step} steps"
+    if not found:
+        yield from textwrap.wrap(
+            f"{name}: none of {len(RULES)} rules found anything in {steps}. That is no proof that "
+            "all is well: rules are silent unless they are sure, and most need five steps.",
+            WIDTH,
+        )
+        return
+    yield f"{name}: {len(found)} {'finding' if len(found) == 1 else 'findings'} in {steps}"
+    for kind, title in _TITLES.items():
+        of_kind = [one for one in found if one.kind is kind]
+        if of_kind:
+            yield from ["", title]
+        for one in of_kind:
+            yield from _finding(one)
+
+
+def _finding(one: Finding) -> Iterator[str]:
+    steps = f"since step {one.first_step}"
+    if one.is_over:
+        steps = f"steps {one.first_step} to {one.last_step}, over since"
+    where = f" in {one.environment}" if one.environment else ""
+    yield f"  {one.rule}{where} ({steps})"
+    for text in (one.cause, f"To do: {one.remedy}", f"Metrics: {', '.join(one.metrics)}"):
+        yield from textwrap.wrap(
+            text, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4, break_on_hyphens=False
+        )

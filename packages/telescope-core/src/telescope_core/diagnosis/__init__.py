@@ -1,0 +1,7 @@
+"""What went wrong in a run, and since when, from the metrics of its steps: see `diagnose`."""
+
+from telescope_core.diagnosis.finding import Finding, Kind
+from telescope_core.diagnosis.history import History
+from telescope_core.diagnosis.rules import RULES, Rule, diagnose
+
+__all__ = ["RULES", "Finding", "History", "Kind", "Rule", "diagnose"]

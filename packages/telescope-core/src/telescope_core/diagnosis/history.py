@@ -1,0 +1,170 @@
+"""`History`: the metrics of the steps of a run, and the questions that rules ask of them."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from statistics import fmean
+from typing import Any, NamedTuple
+
+MOST_IN_WINDOW = 20
+"""Steps that are compared as one at most: more would swallow the change that is looked for."""
+LEAST_IN_WINDOW = 3
+
+
+class Stretch(NamedTuple):
+    """Steps that follow each other and all show the same."""
+
+    first: int
+    last: int
+    is_over: bool
+    """Whether later steps were looked at and do not show it."""
+
+
+class Change(NamedTuple):
+    """What a metric was in one window of steps, and what it is in a later one."""
+
+    before: float
+    after: float
+    error: float
+    """Standard error of the difference, as if steps were independent."""
+    first_step: int
+    """First step of the later window."""
+
+    @property
+    def size(self) -> float:
+        """How much more it is than it was."""
+        return self.after - self.before
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the difference is more than four of its standard errors."""
+        return abs(self.size) > 4 * self.error
+
+
+class History:
+    """Columns over the steps of a run, each read once."""
+
+    def __init__(self, steps: Sequence[int], columns: Mapping[str, Sequence[float]]) -> None:
+        """`columns`: the values of each metric at `steps`; NaN = the step has none."""
+        self._steps = steps
+        self._columns = columns
+        self._found: dict[str, list[tuple[int, float]]] = {}
+        self.metrics = sorted(columns)
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Mapping[str, Any]]) -> "History":
+        """Return the history of the rows of metrics.jsonl, in the order of the steps."""
+        names = sorted(set[str]().union(*rows))
+        return cls(
+            [int(row["step"]) for row in rows],
+            {name: [_number(row.get(name)) for row in rows] for name in names},
+        )
+
+    @property
+    def last_step(self) -> int:
+        """Number of the newest step; 0 before the first."""
+        return self._steps[-1] if self._steps else 0
+
+    def parts(self, start: str, end: str = "") -> list[str]:
+        """Return what stands between `start` and `end` in the names of metrics, without a slash."""
+        found = [
+            name[len(start) : len(name) - len(end)]
+            for name in self.metrics
+            if name.startswith(start) and name.endswith(end) and len(name) > len(start) + len(end)
+        ]
+        return [name for name in found if "/" not in name]
+
+    @property
+    def environments(self) -> list[str]:
+        """Names of the environments that gave rewards, sorted."""
+        return self.parts("task_reward/", "/mean")
+
+    def named(self, metric: str) -> list[tuple[int, float]]:
+        """Return step and value of each step that has the metric as a finite number."""
+        if metric not in self._found:
+            column = self._columns.get(metric, ())
+            pairs = zip(self._steps, column, strict=False)
+            self._found[metric] = [(step, value) for step, value in pairs if math.isfinite(value)]
+        return self._found[metric]
+
+    def recent(self, metric: str) -> float | None:
+        """Return the mean of the metric over the newest window; None if it is too short."""
+        values = [value for _, value in self.named(metric)]
+        window = window_of(len(values))
+        return None if len(values) < window else fmean(values[-window:])
+
+    def share(self, part: str, whole: str) -> list[tuple[int, float]]:
+        """Return `part` over `whole` for each step that has both, `whole` above 0."""
+        wholes = dict(self.named(whole))
+        return [
+            (step, value / wholes[step]) for step, value in self.named(part) if wholes.get(step)
+        ]
+
+    def stretch(
+        self, series: Sequence[tuple[int, float]], holds: Callable[[float], bool], *, least: int
+    ) -> Stretch | None:
+        """Return the last stretch of at least `least` steps in which `holds` is true of each.
+
+        Steps without the metric neither belong to a stretch nor end one.
+        """
+        found: Stretch | None = None
+        begun: list[int] = []
+        for step, value in series:
+            if holds(value):
+                begun.append(step)
+            else:
+                begun = []
+            if len(begun) >= least:
+                found = Stretch(begun[0], begun[-1], False)
+        if found is None or not series:
+            return None
+        return found._replace(is_over=found.last != series[-1][0])
+
+    def from_start(self, metric: str) -> Change | None:
+        """Compare the newest window with the first one; None before they are apart."""
+        values = self.named(metric)
+        window = window_of(len(values))
+        if len(values) < 2 * window:
+            return None
+        return _change(values, 0, window)
+
+    def from_best(self, metric: str) -> Change | None:
+        """Compare the newest window with the one before it whose mean is highest."""
+        values = self.named(metric)
+        window = window_of(len(values))
+        if len(values) < 2 * window:
+            return None
+        sums = [0.0, *accumulate(value for _, value in values)]
+        best = max(
+            range(len(values) - 2 * window + 1),
+            key=lambda start: sums[start + window] - sums[start],
+        )
+        found = _change(values, best, window)
+        # The best of many windows is above the others by luck, too.
+        return found._replace(error=1.5 * found.error)
+
+
+def window_of(num_steps: int) -> int:
+    """Return the steps of a window: a tenth of all, at least 3 and at most 20."""
+    return max(LEAST_IN_WINDOW, min(MOST_IN_WINDOW, num_steps // 10))
+
+
+def _change(values: Sequence[tuple[int, float]], start: int, window: int) -> Change:
+    """Compare the window that begins at `start` with the last one.
+
+    The noise of a step is taken from neighbors of the whole series, which a trend hardly moves and
+    which are many where a window has few.
+    """
+    numbers = [value for _, value in values]
+    steps = [later - earlier for earlier, later in pairwise(numbers)]
+    noise = math.sqrt(fmean(step * step for step in steps) / 2)
+    return Change(
+        fmean(numbers[start : start + window]),
+        fmean(numbers[-window:]),
+        noise * math.sqrt(2 / window),
+        values[-window][0],
+    )
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan

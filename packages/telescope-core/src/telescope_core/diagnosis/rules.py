@@ -1,0 +1,755 @@
+"""The rules by which `diagnose` finds what is wrong with a run. Pure: metrics in, findings out.
+
+A rule is silent unless it is sure: it asks for several steps in a row, or for a difference of four
+standard errors. `benchmarks/results/diagnosis.md` shows which planted faults are named and how
+often a good run is accused.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+from telescope_core.diagnosis.finding import Finding, Kind
+from telescope_core.diagnosis.history import Change, History, Stretch
+
+Found = Iterator[Finding]
+
+
+class Rule(NamedTuple):
+    """One rule; its findings have its name and kind."""
+
+    name: str
+    kind: Kind
+    question: str
+    """What it asks of a run."""
+    find: Callable[["Rule", History], Found]
+
+    def over(
+        self,
+        stretch: Stretch,
+        cause: str,
+        remedy: str,
+        *metrics: str,
+        environment: str | None = None,
+        rollouts: Mapping[str, str] | None = None,
+    ) -> Finding:
+        """Return the finding about some steps."""
+        return Finding(
+            rule=self.name,
+            kind=self.kind,
+            first_step=stretch.first,
+            last_step=stretch.last,
+            is_over=stretch.is_over,
+            cause=cause,
+            remedy=remedy,
+            metrics=metrics,
+            environment=environment,
+            rollouts=rollouts or {},
+        )
+
+    def since(
+        self,
+        change: Change,
+        history: History,
+        cause: str,
+        remedy: str,
+        *metrics: str,
+        environment: str | None = None,
+    ) -> Finding:
+        """Return the finding about the newest window."""
+        stretch = Stretch(change.first_step, history.last_step, False)
+        return self.over(stretch, cause, remedy, *metrics, environment=environment)
+
+
+def diagnose(history: History) -> list[Finding]:
+    """Return what the metrics of a run show, what goes on and is broken first.
+
+    Nothing found is not a proof of health.
+    """
+    found = [one for rule in RULES for one in rule.find(rule, history)]
+    is_broken = any(one.kind is Kind.BROKEN and not one.is_over for one in found)
+    if is_broken:
+        # What costs time is no news while nothing can be learned.
+        found = [one for one in found if one.kind is not Kind.SLOW]
+    order = list(Kind)
+    return sorted(found, key=lambda one: (one.is_over, order.index(one.kind), one.first_step))
+
+
+def _nothing_trained(rule: Rule, history: History) -> Found:
+    trained = dict(history.named("loss/total"))
+    steps = [(step, float(step in trained)) for step, _ in history.named("groups/total")]
+    stretch = history.stretch(steps, lambda is_trained: not is_trained, least=5)
+    if stretch is None:
+        return
+    yield rule.over(
+        stretch,
+        f"No optimizer step was taken in {stretch.last - stretch.first + 1} steps, because no "
+        "group of rollouts had an advantage to learn from.",
+        "See the reasons of the groups; an environment whose rewards never differ within a group "
+        "teaches nothing. Try easier examples, a larger group_size, or a reward with more levels.",
+        "optimizer/steps",
+        "groups/discarded",
+    )
+
+
+_REASONS = {
+    "groups/all_at_minimum": (
+        "every rollout of theirs got the lowest reward",
+        "The task is too hard for this model, or the reward does not accept right answers: read a "
+        "few answers, try easier examples, a longer max_tokens, or a larger group_size.",
+        "0",
+    ),
+    "groups/all_at_maximum": (
+        "every rollout of theirs got the highest reward",
+        "The task is too easy for this model by now, or the reward accepts everything: read a few "
+        "answers, and use harder examples.",
+        "1",
+    ),
+    "groups/all_equal": (
+        "all of their rollouts got the same reward, which is neither the lowest nor the highest",
+        "The reward does not tell answers apart: give it more levels, or check that it reads the "
+        "answer.",
+        "equal",
+    ),
+}
+
+
+def _no_signal(rule: Rule, history: History) -> Found:
+    wasted = history.share("groups/discarded", "groups/total")
+    stretch = history.stretch(wasted, lambda share: share >= 0.8, least=5)
+    if stretch is None:
+        return
+    shares = [v for step, v in wasted if stretch.first <= step <= stretch.last]
+    totals = {
+        reason: sum(v for step, v in history.named(reason) if stretch.first <= step <= stretch.last)
+        for reason in _REASONS
+    }
+    reason = max(totals, key=lambda one: totals[one])
+    why, remedy, _ = _REASONS[reason]
+    if not totals[reason]:
+        why, remedy = (
+            "failures or filters left too few of their rollouts",
+            ("See groups/too_few and groups/all_filtered, and what failed."),
+        )
+    yield rule.over(
+        stretch,
+        f"{sum(shares) / len(shares):.0%} of the groups taught nothing, mostly because {why}.",
+        remedy,
+        "groups/discarded",
+        reason,
+        rollouts={"group": "equal"},
+    )
+
+
+def _one_reward(rule: Rule, history: History) -> Found:
+    """Every rollout of every step got the same reward."""
+    lows, highs = dict(history.named("reward/min")), dict(history.named("reward/max"))
+    both = [(step, highs[step] - low) for step, low in lows.items() if step in highs]
+    stretch = history.stretch(both, lambda spread: spread == 0.0, least=5)
+    if stretch is None:
+        return
+    value = lows[stretch.last]
+    if any(lows[step] != value for step, _ in both if stretch.first <= step <= stretch.last):
+        return
+    yield rule.over(
+        stretch,
+        f"Every rollout got the reward {value:g}.",
+        "A reward that says the same of every answer is seldom meant: run `telescope env play` and "
+        "`telescope env validate` on the environment, and read what it got to grade.",
+        "reward/min",
+        "reward/max",
+    )
+
+
+def _outside_range(rule: Rule, history: History) -> Found:
+    stretch = history.stretch(
+        history.named("rewards/outside_range"), lambda number: number > 0, least=3
+    )
+    if stretch is not None:
+        yield rule.over(
+            stretch,
+            "Rewards lie outside the range that the environment declares, and were clipped to it.",
+            "Correct the reward, or widen reward_min and reward_max of the environment.",
+            "rewards/outside_range",
+        )
+
+
+def _skipped(rule: Rule, history: History) -> Found:
+    stretch = history.stretch(
+        history.named("optimizer/skipped"), lambda number: number > 0, least=2
+    )
+    if stretch is not None:
+        yield rule.over(
+            stretch,
+            "Optimizer steps were skipped, because their gradient was not finite.",
+            "Lower learning_rate or grad_clip, and see whether a reward or a log-prob is not a "
+            'number; model_dtype = "float32" keeps the master weights exact.',
+            "optimizer/skipped",
+            "grad_norm/max",
+        )
+
+
+def _mismatch(rule: Rule, history: History) -> Found:
+    stretch = history.stretch(history.named("mismatch/mean"), lambda nats: nats > 0.1, least=3)
+    if stretch is None:
+        return
+    value = history.recent("mismatch/mean")
+    yield rule.over(
+        stretch,
+        f"Log-probs of the engine and of the trainer differ by {value or 0.1:.2g} nats in the mean "
+        "on the same weights; below 0.05 is usual in bfloat16.",
+        "The engine computes another model than the trainer: check vllm_arguments "
+        "(quantization, attention backend), fp32_lm_head, and chat_template; a correction "
+        "(use_tis) only hides it.",
+        "mismatch/mean",
+        "mismatch/max",
+    )
+
+
+def _mismatch_grows(rule: Rule, history: History) -> Found:
+    change = history.from_start("mismatch/mean")
+    if change is None or not change.is_sure:
+        return
+    if change.after < 0.01 or change.after < 3 * change.before:
+        return
+    yield rule.since(
+        change,
+        history,
+        f"The distance between engine and trainer grew from {change.before:.2g} to "
+        f"{change.after:.2g} nats.",
+        "Set fp32_lm_head, or use a correction (use_tis = true); if it began after a restart of a "
+        "server, compare the digests of its weights.",
+        "mismatch/mean",
+    )
+
+
+def _failures(rule: Rule, history: History) -> Found:
+    """Attempts that failed, against rollouts and failures together."""
+    totals = dict(history.named("rollouts/total"))
+    failed = [
+        (step, number / (number + totals[step]))
+        for step, number in history.named("rollouts/failed_attempts")
+        if step in totals and number + totals[step]
+    ]
+    stretch = history.stretch(failed, lambda share: share > 0.2, least=3)
+    if stretch is None:
+        return
+    causes = {
+        name: sum(
+            value
+            for step, value in history.named(f"failures/{name}")
+            if stretch.first <= step <= stretch.last
+        )
+        for name in history.parts("failures/")
+    }
+    most = max(causes, key=lambda one: causes[one], default="unknown")
+    shares = [v for step, v in failed if stretch.first <= step <= stretch.last]
+    yield rule.over(
+        stretch,
+        f"{sum(shares) / len(shares):.0%} of all attempts at a rollout failed, most of them in: "
+        f"{most}.",
+        "Read the errors of failed rollouts; what fails often for one kind of example biases what "
+        "is learned.",
+        "rollouts/failed_attempts",
+        f"failures/{most}",
+    )
+
+
+def _collapse(rule: Rule, history: History) -> Found:
+    for environment in [None, *history.environments]:
+        metric = "task_reward/mean" if environment is None else f"task_reward/{environment}/mean"
+        if environment is not None and len(history.environments) < 2:
+            continue
+        change = history.from_best(metric)
+        if change is None or not change.is_sure or change.before <= 0:
+            continue
+        if change.after > 0.5 * change.before:
+            continue
+        yield rule.since(
+            change,
+            history,
+            f"The reward fell from {change.before:.3g} at its best to {change.after:.3g}.",
+            "Go back to a checkpoint from before (--resume), and lower learning_rate; see whether "
+            "entropy or length changed first, as the first of them is mostly the cause.",
+            metric,
+            "entropy",
+            "completion_len/mean",
+            environment=environment,
+        )
+
+
+def _entropy_gone(rule: Rule, history: History) -> Found:
+    change = history.from_start("entropy")
+    if change is None or change.before < 0.05 or change.after > 0.1 * change.before:
+        return
+    if change.after > 0.02 or not change.is_sure:
+        return
+    yield rule.since(
+        change,
+        history,
+        f"The entropy of the policy fell from {change.before:.3g} to {change.after:.2g} nats: it "
+        "writes the same answer each time, and groups stop teaching.",
+        "Lower learning_rate, raise clip_high (as DAPO does), set entropy_coef, or use more varied "
+        "examples.",
+        "entropy",
+    )
+
+
+def _entropy_explodes(rule: Rule, history: History) -> Found:
+    change = history.from_start("entropy")
+    if change is None or not change.is_sure:
+        return
+    if change.after < max(3 * change.before, change.before + 0.5):
+        return
+    yield rule.since(
+        change,
+        history,
+        f"The entropy of the policy rose from {change.before:.3g} to {change.after:.3g} nats: its "
+        "text falls apart.",
+        "Lower learning_rate or entropy_coef, and go back to a checkpoint from before.",
+        "entropy",
+        "task_reward/mean",
+    )
+
+
+def _truncation(rule: Rule, history: History) -> Found:
+    stretch = history.stretch(
+        history.named("truncated/fraction"), lambda share: share > 0.5, least=5
+    )
+    if stretch is None:
+        return
+    share = history.recent("truncated/fraction")
+    yield rule.over(
+        stretch,
+        f"{share or 0.5:.0%} of the rollouts were cut by max_tokens before they ended.",
+        "Raise max_tokens, ask for shorter answers in the prompt, or set overlong_buffer_tokens; "
+        "an answer that is cut mostly gets the lowest reward, whatever it would have said.",
+        "truncated/fraction",
+        "completion_len/mean",
+        rollouts={"truncated": "true"},
+    )
+
+
+def _out_of_context(rule: Rule, history: History) -> Found:
+    cut = history.share("rollouts/out_of_context", "rollouts/total")
+    stretch = history.stretch(cut, lambda share: share > 0.25, least=3)
+    if stretch is not None:
+        yield rule.over(
+            stretch,
+            "More than a quarter of the rollouts reached the end of the model's context.",
+            "Raise max_model_len or seq_len, lower the number of turns, or shorten what tools "
+            "return.",
+            "rollouts/out_of_context",
+        )
+
+
+def _timed_out(rule: Rule, history: History) -> Found:
+    late = history.share("rollouts/timed_out", "rollouts/total")
+    stretch = history.stretch(late, lambda share: share > 0.1, least=3)
+    if stretch is not None:
+        yield rule.over(
+            stretch,
+            "More than a tenth of the rollouts reached their deadline.",
+            "Raise rollout_timeout_s, or see which call of the environment is slow on the "
+            "timeline; slow rollouts are mostly the hard ones, so losing them biases what is "
+            "learned.",
+            "rollouts/timed_out",
+        )
+
+
+def _length_grows(rule: Rule, history: History) -> Found:
+    length, reward = (
+        history.from_start("completion_len/mean"),
+        history.from_start("task_reward/mean"),
+    )
+    if length is None or reward is None or not length.is_sure:
+        return
+    if length.after < 2 * length.before or (reward.is_sure and reward.size > 0):
+        return
+    yield rule.since(
+        length,
+        history,
+        f"Answers grew from {length.before:.0f} to {length.after:.0f} tokens, and the reward did "
+        "not rise.",
+        'Look for padding or repetition in the longest answers; loss_agg = "token" does not favor '
+        "long ones, and reward_shaping can make them cost something.",
+        "completion_len/mean",
+        "task_reward/mean",
+    )
+
+
+def _length_shrinks(rule: Rule, history: History) -> Found:
+    length, reward = (
+        history.from_start("completion_len/mean"),
+        history.from_start("task_reward/mean"),
+    )
+    if length is None or reward is None or not length.is_sure:
+        return
+    if length.before < 8 or length.after > 0.25 * length.before:
+        return
+    if reward.is_sure and reward.size > 0:
+        return
+    yield rule.since(
+        length,
+        history,
+        f"Answers shrank from {length.before:.0f} to {length.after:.1f} tokens, and the reward "
+        "did not rise.",
+        "The model has given up: see whether short answers get the same reward as thought-out "
+        "ones, and whether long ones are cut.",
+        "completion_len/mean",
+        "task_reward/mean",
+    )
+
+
+def _parts_apart(rule: Rule, history: History) -> Found:
+    """One part of a reward rises while another falls: the easy one is being learned instead."""
+    for environment in history.environments:
+        start = f"reward/{environment}/"
+        parts = [f"{start}{name}" for name in history.parts(start) if name != "mean"]
+        changes = {name: history.from_start(name) for name in parts}
+        sure = {name: one for name, one in changes.items() if one is not None and one.is_sure}
+        rising = [name for name, one in sure.items() if one.size > 0.1]
+        falling = [
+            name for name, one in sure.items() if one.size < -0.1 and one.after < 0.7 * one.before
+        ]
+        if not rising or not falling:
+            continue
+        up, down = rising[0], falling[0]
+        yield rule.since(
+            sure[down],
+            history,
+            f"{up.removeprefix(start)} rose from {sure[up].before:.2f} to {sure[up].after:.2f} "
+            f"while {down.removeprefix(start)} fell from {sure[down].before:.2f} to "
+            f"{sure[down].after:.2f}.",
+            "The form is learned instead of the task: lower the weight of the first, or give it "
+            "only together with the second.",
+            up,
+            down,
+            environment=environment,
+        )
+
+
+def _stale(rule: Rule, history: History) -> Found:
+    lost = history.share("rollouts/off_policy", "rollouts/total")
+    stretch = history.stretch(lost, lambda share: share > 0.25, least=3)
+    if stretch is not None:
+        yield rule.over(
+            stretch,
+            "More than a quarter of the rollouts were stopped because their tokens became too old, "
+            "and were played again.",
+            "Raise max_off_policy_steps, lower max_async_rollout or max_tokens, or give rollouts "
+            "more servers.",
+            "rollouts/off_policy",
+            "staleness/mean",
+        )
+
+
+def _few_samples_count(rule: Rule, history: History) -> Found:
+    stretch = history.stretch(
+        history.named("effective_sample_size"), lambda share: share < 0.3, least=3
+    )
+    if stretch is not None:
+        yield rule.over(
+            stretch,
+            "A few tokens carry most of the weight of a batch: policy and sampler are far "
+            "apart (effective_sample_size below 0.3).",
+            "Lower max_async_rollout, learning_rate or number_of_minibatches, or set "
+            "use_tis = true.",
+            "effective_sample_size",
+            "importance_weight/max",
+        )
+
+
+def _clipped(rule: Rule, history: History) -> Found:
+    highs = dict(history.named("clip_fraction/high"))
+    both = [(step, low + highs.get(step, 0.0)) for step, low in history.named("clip_fraction/low")]
+    stretch = history.stretch(both, lambda share: share > 0.3, least=3)
+    if stretch is not None:
+        yield rule.over(
+            stretch,
+            "The clip stopped the gradient of more than 30 % of the tokens.",
+            "Steps are too large: lower learning_rate, number_of_minibatches or ppo_epochs.",
+            "clip_fraction/high",
+            "clip_fraction/low",
+        )
+
+
+def _corrected_away(rule: Rule, history: History) -> Found:
+    for metric in (
+        "behave_imp_weight/capped_fraction",
+        "tis/masked_fraction",
+        "seq_is_mask/fraction",
+    ):
+        stretch = history.stretch(history.named(metric), lambda share: share > 0.2, least=3)
+        if stretch is not None:
+            yield rule.over(
+                stretch,
+                f"A correction left out more than 20 % of the tokens ({metric}).",
+                "Engine and trainer are too far apart: see mismatch/mean and staleness/mean, and "
+                "lower max_async_rollout or learning_rate before you raise the cap.",
+                metric,
+                "mismatch/mean",
+            )
+            return
+
+
+def _filtered(rule: Rule, history: History) -> Found:
+    for name in ("repetition", "gibberish", "overlong", "timeout"):
+        metric = f"filtered/{name}"
+        shares = history.share(metric, "rollouts/total")
+        stretch = history.stretch(shares, lambda share: share > 0.3, least=3)
+        if stretch is not None:
+            yield rule.over(
+                stretch,
+                f"The {name} filter left out more than 30 % of the rollouts.",
+                "Read some of them: the filter is too strict, or the policy falls apart.",
+                metric,
+                "entropy",
+            )
+
+
+def _grad_norm(rule: Rule, history: History) -> Found:
+    change = history.from_start("grad_norm")
+    if change is None or not change.is_sure or change.after < 20 * change.before:
+        return
+    yield rule.since(
+        change,
+        history,
+        f"The norm of the gradient rose from {change.before:.2g} to {change.after:.2g}.",
+        "Lower learning_rate, and see whether rewards or advantages became very large.",
+        "grad_norm",
+        "advantage/std",
+    )
+
+
+def _far_from_reference(rule: Rule, history: History) -> Found:
+    stretch = history.stretch(history.named("kl/reference"), lambda nats: nats > 1.0, least=5)
+    if stretch is not None:
+        yield rule.over(
+            stretch,
+            "The policy is more than 1 nat a token from the reference model.",
+            "Raise kl_penalty_tau, lower learning_rate, or update the reference model.",
+            "kl/reference",
+        )
+
+
+def _short_first(rule: Rule, history: History) -> Found:
+    stretch = history.stretch(history.named("length_bias"), lambda ratio: ratio < 0.8, least=3)
+    if stretch is not None:
+        yield rule.over(
+            stretch,
+            "Rollouts that were trained on are shorter than those that were drawn, by more than a "
+            "fifth: short answers come first.",
+            'Use batch_order = "drawn", or give rollouts more servers.',
+            "length_bias",
+        )
+
+
+def _branched(rule: Rule, history: History) -> Found:
+    stretch = history.stretch(history.named("turns/branched"), lambda share: share > 0.01, least=1)
+    if stretch is not None:
+        share = dict(history.named("turns/branched"))[stretch.last]
+        yield rule.over(
+            stretch,
+            f"{share:.0%} of later turns do not continue the tokens before them and become samples "
+            "of their own. This is exact, but the history of each is computed once more.",
+            "Either the chat template rewrites earlier turns (the start of the run reports this; "
+            "a template that only appends is set with chat_template), or interleaved_rollouts is "
+            "off, or turns end with a text of `stop`, which callers do not get, or the agent edits "
+            "its history or asks from several conversations.",
+            "turns/branched",
+        )
+
+
+def _time_share(metric: str, share: float) -> Callable[[History], Stretch | None]:
+    """Return whether a part of a step takes that share of it, and a second at least."""
+
+    def look(history: History) -> Stretch | None:
+        seconds = dict(history.named("time/step_s"))
+        parts = [
+            (step, value / seconds[step] if value >= 1.0 else 0.0)
+            for step, value in history.named(metric)
+            if seconds.get(step)
+        ]
+        # The first step has what every run waits for once.
+        return history.stretch(parts[1:], lambda found: found > share, least=5)
+
+    return look
+
+
+def _waits_for_rollouts(rule: Rule, history: History) -> Found:
+    stretch = _time_share("time/generate_s", 0.6)(history)
+    if stretch is not None:
+        yield rule.over(
+            stretch,
+            "The trainer waited for rollouts in more than 60 % of each step.",
+            "Add servers (inference_num_workers), raise max_async_rollout, or see on the timeline "
+            "whether environments or the longest answers are what it waits for.",
+            "time/generate_s",
+            "time/step_s",
+        )
+
+
+def _weights_are_slow(rule: Rule, history: History) -> Found:
+    stretch = _time_share("time/sync_s", 0.25)(history)
+    if stretch is not None:
+        yield rule.over(
+            stretch,
+            "Sending weights took more than a quarter of each step.",
+            "See weight_transport: nccl or ipc beat disk and gloo; with use_lora only the adapter "
+            "is sent; evals on shared servers wait here, too (eval_num_servers gives them their "
+            "own).",
+            "time/sync_s",
+        )
+
+
+def _rest_is_slow(rule: Rule, history: History) -> Found:
+    stretch = _time_share("time/wait_s", 0.25)(history)
+    if stretch is not None:
+        yield rule.over(
+            stretch,
+            "Advantages, packing and records took more than a quarter of each step.",
+            "The driver or its disk is too slow: see the timeline, and whether the run folder is "
+            "on a network disk.",
+            "time/wait_s",
+        )
+
+
+def _rows_are_empty(rule: Rule, history: History) -> Found:
+    batches = dict(history.named("pack/batches"))
+    fill = [(s, v) for s, v in history.named("pack/fill") if batches.get(s, 0.0) >= 4]
+    stretch = history.stretch(fill, lambda share: share < 0.5, least=5)
+    if stretch is not None:
+        yield rule.over(
+            stretch,
+            "Packed rows are less than half full.",
+            "Lower seq_len, or raise it to a multiple of the longest samples.",
+            "pack/fill",
+            "seq_len/max",
+        )
+
+
+def _ranks_are_uneven(rule: Rule, history: History) -> Found:
+    stretch = history.stretch(
+        history.named("pack/flops_imbalance"), lambda times: times > 1.3, least=5
+    )
+    if stretch is not None:
+        yield rule.over(
+            stretch,
+            "A step takes over 1.3 times as long as if all ranks had equal work.",
+            "Raise the number of groups of a batch, use fewer ranks, or set "
+            "fsdp_context_parallel_size for few long samples.",
+            "pack/flops_imbalance",
+        )
+
+
+def _workers(rule: Rule, history: History) -> Found:
+    """Environments whose processes are replaced again and again, or stand still."""
+    for name in history.parts("workers/", "/workers"):
+        restarts = history.named(f"workers/{name}/restarts")
+        new = [(step, later - earlier) for (_, earlier), (step, later) in pairwise(restarts)]
+        stretch = history.stretch(new, lambda number: number > 0, least=3)
+        if stretch is not None:
+            yield rule.over(
+                stretch,
+                "Processes of the environment died, and were replaced, in every step.",
+                "See the log of its workers for the cause: memory, a crash, or a hang.",
+                f"workers/{name}/restarts",
+                environment=name,
+            )
+            continue
+        lag = history.named(f"workers/{name}/loop_lag_s")
+        stretch = history.stretch(lag, lambda seconds: seconds > 5.0, least=3)
+        if stretch is not None:
+            yield rule.over(
+                stretch,
+                "The event loop of the environment stood still for more than 5 s in every step.",
+                "Something in it blocks: use async calls, asyncio.to_thread, or more workers.",
+                f"workers/{name}/loop_lag_s",
+                environment=name,
+            )
+
+
+def _stuck(rule: Rule, history: History) -> Found:
+    for name in history.parts("workers/", "/workers"):
+        metric = f"workers/{name}/stuck_threads"
+        stretch = history.stretch(history.named(metric), lambda number: number > 0, least=3)
+        if stretch is not None:
+            yield rule.over(
+                stretch,
+                "Threads of the environment are lost to code that does not end.",
+                "See which tool or reward it is in the log of its workers, and give it a limit of "
+                "its own.",
+                metric,
+                environment=name,
+            )
+
+
+def _evals_missing(rule: Rule, history: History) -> Found:
+    missing = history.named("eval/missing")
+    total = sum(number for _, number in missing)
+    if total:
+        first = next(step for step, number in missing if number)
+        yield rule.over(
+            Stretch(first, history.last_step, False),
+            f"{total:g} evals were skipped or failed, so that the curve has holes.",
+            "eval_points.jsonl has the reason of each; eval_num_servers gives evals servers of "
+            "their own.",
+            "eval/missing",
+        )
+
+
+def _evals_fall(rule: Rule, history: History) -> Found:
+    for name in history.parts("eval/", "/reward/low"):
+        lows, highs = (history.named(f"eval/{name}/reward/{end}") for end in ("low", "high"))
+        if len(lows) < 2 or highs[-1][1] >= lows[0][1]:
+            continue
+        yield rule.over(
+            Stretch(highs[-1][0], history.last_step, False),
+            f"The newest eval is worse than the first one: at most {highs[-1][1]:.3g} where it was "
+            f"at least {lows[0][1]:.3g} (95 % intervals).",
+            "Training made the model worse on what it was not trained on: see the examples that "
+            "flipped to wrong, and go back to an earlier checkpoint.",
+            f"eval/{name}/reward",
+            environment=name,
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("nothing trained", Kind.BROKEN, "Was there an optimizer step?", _nothing_trained),
+    Rule("one reward", Kind.BROKEN, "Does the reward tell answers apart?", _one_reward),
+    Rule("no signal", Kind.BROKEN, "Do groups have an advantage?", _no_signal),
+    Rule("skipped gradients", Kind.BROKEN, "Are gradients finite?", _skipped),
+    Rule("another model", Kind.BROKEN, "Do engine and trainer agree?", _mismatch),
+    Rule("failures", Kind.BROKEN, "Do rollouts end?", _failures),
+    Rule("collapse", Kind.BROKEN, "Is the reward near its best?", _collapse),
+    Rule("rewards clipped", Kind.UNHEALTHY, "Are rewards in their range?", _outside_range),
+    Rule("mismatch grows", Kind.UNHEALTHY, "Do they go on to agree?", _mismatch_grows),
+    Rule("entropy gone", Kind.UNHEALTHY, "Does the policy still vary?", _entropy_gone),
+    Rule("entropy explodes", Kind.UNHEALTHY, "Is its text still one?", _entropy_explodes),
+    Rule("truncation", Kind.UNHEALTHY, "Do answers end by themselves?", _truncation),
+    Rule("out of context", Kind.UNHEALTHY, "Do conversations fit?", _out_of_context),
+    Rule("deadlines", Kind.UNHEALTHY, "Do rollouts end in time?", _timed_out),
+    Rule("length grows", Kind.UNHEALTHY, "Is a longer answer a better one?", _length_grows),
+    Rule("length shrinks", Kind.UNHEALTHY, "Does it still try?", _length_shrinks),
+    Rule("form over task", Kind.UNHEALTHY, "Do parts of the reward agree?", _parts_apart),
+    Rule("too old", Kind.UNHEALTHY, "Are rollouts thrown away?", _stale),
+    Rule("few samples count", Kind.UNHEALTHY, "Do all samples count?", _few_samples_count),
+    Rule("clipping", Kind.UNHEALTHY, "Are steps small enough?", _clipped),
+    Rule("corrected away", Kind.UNHEALTHY, "Do corrections leave enough?", _corrected_away),
+    Rule("filtered", Kind.UNHEALTHY, "Do filters leave enough?", _filtered),
+    Rule("gradient grows", Kind.UNHEALTHY, "Is the gradient steady?", _grad_norm),
+    Rule("far from reference", Kind.UNHEALTHY, "Is it near its start?", _far_from_reference),
+    Rule("short first", Kind.UNHEALTHY, "Are long answers trained on?", _short_first),
+    Rule("evals fall", Kind.UNHEALTHY, "Do evals hold?", _evals_fall),
+    Rule("evals missing", Kind.UNHEALTHY, "Were all evals played?", _evals_missing),
+    Rule("branched turns", Kind.SLOW, "Do turns continue each other?", _branched),
+    Rule("waits for rollouts", Kind.SLOW, "Does the trainer wait?", _waits_for_rollouts),
+    Rule("slow weights", Kind.SLOW, "Do weights take long?", _weights_are_slow),
+    Rule("slow driver", Kind.SLOW, "Does the rest take long?", _rest_is_slow),
+    Rule("empty rows", Kind.SLOW, "Are rows full?", _rows_are_empty),
+    Rule("uneven ranks", Kind.SLOW, "Do ranks have equal work?", _ranks_are_uneven),
+    Rule("dying workers", Kind.SLOW, "Do environments stay alive?", _workers),
+    Rule("stuck threads", Kind.SLOW, "Does code of environments end?", _stuck),
+)
+"""Every rule, what is broken first."""

@@ -1,0 +1,190 @@
+"""Each rule on a run that has its fault, and all of them on runs that have none."""
+
+import math
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from telescope_core.diagnosis import RULES, History, Kind, diagnose
+from telescope_core.diagnosis import rules as rules_module
+
+ROOT = Path(__file__).parents[3]
+
+
+def healthy(num_steps, seed=0, **changes):
+    """Return rows like those of the quickstart: noise around a reward that rises slowly.
+
+    `changes`: metric -> function of the step, or a value; None takes the metric away.
+    """
+    draw = random.Random(seed)
+    rows = []
+    for step in range(1, num_steps + 1):
+        reward = 0.3 + 0.2 * step / num_steps + draw.gauss(0, 0.05)
+        row = {
+            "step": step,
+            "task_reward/mean": reward,
+            "task_reward/math/mean": reward + draw.gauss(0, 0.03),
+            "task_reward/code/mean": reward + draw.gauss(0, 0.03),
+            "reward/math/correct": reward,
+            "reward/math/form": 0.6 + draw.gauss(0, 0.05),
+            "reward/min": 0.0,
+            "reward/max": 1.0,
+            "groups/total": 16.0,
+            "groups/discarded": float(draw.randint(0, 5)),
+            "groups/all_at_minimum": 1.0,
+            "groups/all_at_maximum": 0.0,
+            "groups/all_equal": 0.0,
+            "rollouts/total": 256.0,
+            "rollouts/failed_attempts": float(draw.randint(0, 2)),
+            "failures/endpoint": 0.0,
+            "loss/total": draw.gauss(0, 0.1),
+            "optimizer/skipped": 0.0,
+            "entropy": 0.5 - 0.2 * step / num_steps + draw.gauss(0, 0.02),
+            "completion_len/mean": 5.0 + draw.gauss(0, 0.4),
+            "truncated/fraction": abs(draw.gauss(0, 0.02)),
+            "mismatch/mean": abs(draw.gauss(1e-6, 1e-6)),
+            "grad_norm": 2.0 + draw.gauss(0, 0.4),
+            "effective_sample_size": 0.99,
+            "time/step_s": 3.0,
+            "time/generate_s": 1.0,
+            "time/train_s": 1.8,
+            "time/sync_s": 0.1,
+            "time/wait_s": 0.1,
+            "pack/fill": 0.3,
+            "pack/batches": 1.0,
+        }
+        for metric, value in changes.items():
+            found = value(step) if callable(value) else value
+            if found is None:
+                row.pop(metric, None)
+            else:
+                row[metric] = found
+        rows.append(row)
+    return rows
+
+
+def found_in(rows):
+    return diagnose(History.of_rows(rows))
+
+
+def rising(before, after, at=50):
+    """Return a value that changes within ten steps."""
+    return lambda step: before + (after - before) * min(1.0, max(0.0, (step - at) / 10))
+
+
+PLANTED = {
+    "nothing trained": {"loss/total": None},
+    "one reward": {"reward/min": 0.0, "reward/max": 0.0},
+    "no signal": {"groups/discarded": 16.0, "groups/all_at_minimum": 15.0},
+    "skipped gradients": {"optimizer/skipped": lambda step: float(step > 40)},
+    "another model": {"mismatch/mean": 0.4},
+    "failures": {"rollouts/failed_attempts": 200.0, "failures/endpoint": 200.0},
+    "collapse": {"task_reward/mean": rising(0.4, 0.0), "task_reward/math/mean": rising(0.4, 0.0)},
+    "rewards clipped": {"rewards/outside_range": 3.0},
+    "mismatch grows": {"mismatch/mean": rising(0.005, 0.05)},
+    "entropy gone": {"entropy": rising(0.5, 0.001)},
+    "entropy explodes": {"entropy": rising(0.4, 2.4)},
+    "truncation": {"truncated/fraction": rising(0.0, 1.0)},
+    "out of context": {"rollouts/out_of_context": 100.0},
+    "deadlines": {"rollouts/timed_out": 60.0},
+    "length grows": {"completion_len/mean": rising(5.0, 20.0), "task_reward/mean": 0.3},
+    "length shrinks": {"completion_len/mean": rising(40.0, 2.0), "task_reward/mean": 0.3},
+    "form over task": {
+        "reward/math/form": rising(0.4, 0.9),
+        "reward/math/correct": rising(0.5, 0.2),
+    },
+    "too old": {"rollouts/off_policy": 100.0},
+    "few samples count": {"effective_sample_size": 0.1},
+    "clipping": {"clip_fraction/low": 0.2, "clip_fraction/high": 0.3},
+    "corrected away": {"tis/masked_fraction": 0.5},
+    "filtered": {"filtered/repetition": 200.0},
+    "gradient grows": {"grad_norm": rising(2.0, 200.0)},
+    "far from reference": {"kl/reference": 3.0},
+    "short first": {"length_bias": 0.5},
+    "evals fall": {
+        "eval/math/reward/low": rising(0.4, 0.1),
+        "eval/math/reward/high": rising(0.5, 0.2),
+    },
+    "evals missing": {"eval/missing": lambda step: float(step == 30)},
+    "branched turns": {"turns/branched": 0.25},
+    "waits for rollouts": {"time/generate_s": 8.0, "time/step_s": 10.0},
+    "slow weights": {"time/sync_s": 2.0, "time/step_s": 5.0},
+    "slow driver": {"time/wait_s": 2.0, "time/step_s": 5.0},
+    "empty rows": {"pack/fill": 0.2, "pack/batches": 8.0},
+    "uneven ranks": {"pack/flops_imbalance": 2.0},
+    "dying workers": {"workers/math/workers": 2.0, "workers/math/restarts": float},
+    "stuck threads": {"workers/math/workers": 2.0, "workers/math/stuck_threads": 1.0},
+}
+
+
+@pytest.mark.parametrize("rule", [rule.name for rule in RULES])
+def test_a_planted_fault_is_named_with_where_it_began(rule):
+    found = {one.rule: one for one in found_in(healthy(100, **PLANTED[rule]))}
+    assert rule in found, list(found)
+    one = found[rule]
+    assert 1 <= one.first_step <= one.last_step <= 100
+    assert rule in one.text
+    assert one.as_json()["kind"] == one.kind
+    assert one.metrics
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 5, 12, 60, 400])
+def test_nothing_is_found_in_healthy_runs_of_any_length(num_steps):
+    for seed in range(20):
+        assert found_in(healthy(num_steps, seed)) == []
+
+
+def test_noise_without_a_trend_is_no_trend():
+    """400 metrics of pure noise: a difference must be more than what noise gives."""
+    for seed in range(400):
+        draw = random.Random(seed)
+        noise = {"entropy": lambda _, d=draw: abs(d.gauss(0.3, 0.2)) + 0.01}
+        reward = {"task_reward/mean": lambda _, d=draw: min(1.0, max(0.0, d.gauss(0.1, 0.1)))}
+        assert found_in(healthy(60, seed, **noise, **reward)) == []
+
+
+def test_a_fault_that_ended_says_so_and_is_listed_last():
+    rows = healthy(
+        100,
+        **{
+            "truncated/fraction": lambda step: 1.0 if 20 <= step < 30 else 0.0,
+            "turns/branched": 0.25,
+        },
+    )
+    branched, truncated = found_in(rows)
+    assert not branched.is_over
+    assert (truncated.first_step, truncated.last_step, truncated.is_over) == (20, 29, True)
+    assert "steps 20 to 29" in truncated.text
+
+
+def test_what_costs_time_is_no_news_while_nothing_is_learned():
+    slow = {"time/generate_s": 8.0, "time/step_s": 10.0}
+    found = found_in(healthy(30, **slow, **PLANTED["nothing trained"]))
+    assert [one.kind for one in found] == [Kind.BROKEN]
+
+
+def test_numbers_that_are_none_and_rows_without_metrics_are_left_out():
+    rows = healthy(30, entropy=lambda step: math.nan if step % 2 else None)
+    assert found_in([{"step": 0}, *rows, {"step": 31, "entropy": None, "text": "x"}]) == []
+
+
+def test_one_environment_may_collapse_alone():
+    found = found_in(healthy(100, **{"task_reward/code/mean": rising(0.4, 0.0)}))
+    assert [(one.rule, one.environment) for one in found] == [("collapse", "code")]
+
+
+def test_the_page_has_every_rule_with_its_question():
+    page = (ROOT / "docs" / "reference" / "diagnosis.md").read_text()
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", page, re.MULTILINE)
+    assert rows == [(rule.name, rule.question) for rule in RULES]
+    assert set(PLANTED) == {rule.name for rule in RULES}
+
+
+def test_metrics_that_rules_read_are_documented():
+    known = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    source = Path(rules_module.__file__).read_text()
+    read = set(re.findall(r'"((?:[a-z_]+/)+[a-z_0-9]+)"', source))
+    assert read
+    assert sorted(name for name in read if f"`{name}`" not in known) == []
