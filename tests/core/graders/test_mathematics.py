@@ -7,6 +7,8 @@ import sys
 import threading
 import time
 from fractions import Fraction
+from pathlib import Path
+from string import ascii_letters
 
 import psutil
 import pytest
@@ -15,7 +17,9 @@ from hypothesis import strategies as st
 
 from telescope_core.errors import EnvironmentLoadError, ProcessDiedError
 from telescope_core.graders.mathematics import (
+    AnswerForm,
     MathGrader,
+    Verdict,
     as_fraction,
     extract_answer,
     final_answer,
@@ -55,10 +59,62 @@ def grader():
         ("Answer:", ""),
         ("", ""),
         ("no number", ""),
+        ("Mia had $90 - $35 = $55", "$55"),
+        ("She spends $12 on tea and $30 on cake, $42 in all", "$42"),
+        ("Tickets are $4.25 and he pays $8.50. The answer is 8.50.", "8.50"),
+        ("Each pays $3, so $3 x 4 = $12", "$12"),
+        ("The total is $42$ for $3$ people, or \\$14 each", "\\$14"),
+        ("That is $\\$5.50$ each.", "\\$5.50"),
+        ("So she has 18 - 7 = <<18-7=11>>11 eggs.", "11"),
+        ("The sum is \u221226", "\u221226"),
+        ("So the answer is .75", ".75"),
+        ("The result is 2.5e4", "2.5e4"),
+        ("So the ratio is \\frac{7}{12}", "\\frac{7}{12}"),
+        ("y = -\\frac{3}{8}", "-\\frac{3}{8}"),
+        ("There are 12 500 trees.", "12 500"),
+        ("There are 33 billion of them.", "33 billion"),
+        ("It takes 3 1/2 hours", "3 1/2"),
+        ("The answer is 3,5", "3,5"),
+        ("Code PQ8RS3", ""),
+        ("Hence $y^2-9=0$", "y^2-9=0"),
+        ("Therefore $m+n = 7$.", "7"),
+        ("Answer:\n\\[\n31\n\\]", "31"),
+        ("**Final Answer**\n\n\\[ 31 \\]", "31"),
+        ("Final Answer: The final answer is $31$. I hope it is correct.", "31"),
+        ("Final Answer: The largest $n$ is 34.", "34"),
+        ("The roots are 3 and 4.", "3 and 4"),
+        ("so $x=2$ or $x=11$.", "2, 11"),
+        ("\\boxed{2} and \\boxed{11}", "2, 11"),
+        ("\\boxed{2} \\quad \\text{and} \\quad \\boxed{11}", "2, 11"),
+        ("\\boxed{2}\nand\n\\boxed{11}", "11"),
+        ("First guess: \\boxed{12}. That is wrong.\nAnswer: 31", "31"),
+        ("Answer: 12\nNo: \\boxed{31}", "31"),
+        ("Answer: \\boxed{5}", "5"),
+        ("Answer: B", "B"),
+        ("The answer is (B).", "(B)"),
+        ("Answer: no solution", "no solution"),
+        ("$9\\pi \\approx 28.27$", "9\\pi"),
+        ("#### 35", "35"),
+        ("$F_n = \\sum_{k=0}^{n-1} F_k$", "F_n = \\sum_{k=0}^{n-1} F_k"),
     ],
 )
 def test_the_answer_is_found(completion, answer):
     assert extract_answer(completion) == answer
+
+
+@pytest.mark.parametrize(
+    ("form", "answer"), [(AnswerForm.LINE, "31"), (AnswerForm.BOX, "12"), (None, "12")]
+)
+def test_the_form_that_was_asked_for_counts(form, answer):
+    assert extract_answer("Answer: 31\nAs a box: \\boxed{12}", form=form) == answer
+    assert extract_answer("It is 7.", form=form) == "7", "another form where that one is missing"
+
+
+@given(st.integers(1, 999), st.sampled_from(["tea", "7 cups of tea", "each of 3 cakes"]))
+def test_money_in_prose_is_no_formula(price, what):
+    """An amount at the end of a sentence is found, whatever money stands before it."""
+    assert as_fraction(extract_answer(f"He pays $5 for {what} and gets back ${price}.")) == price
+    assert as_fraction(extract_answer(f"For {what} it is $2 + $3 = ${price:,}")) == price
 
 
 @pytest.mark.parametrize(
@@ -85,7 +141,8 @@ def test_a_box_counts_only_when_something_is_in_it():
     "answer",
     [
         *("46", "$46", "\\$46", "46.", "46.0", "046", "46 dollars", "46\\text{ apples}"),
-        *("46\\%", "x=46", "0046"),
+        *("46\\%", "x=46", "0046", "{46}", "+46", "46^\\circ", "(46)", "\\mathbf{46}", "4.6e1"),
+        *("\\text{46}", "$46$", "46{,}000e-3"),
     ],
 )
 def test_numbers_match_in_every_usual_way_of_writing(answer):
@@ -96,7 +153,8 @@ def test_numbers_match_in_every_usual_way_of_writing(answer):
     "answer",
     [
         *("", "12+34", "92/2", "\\frac{92}{2}", "-46", "4 6", "460", "46 or 47"),
-        *("\u0664\u0666", "1,046"),
+        *("\u0664\u0666", "1,046", "46i", "46x", "46\\pi", "2x+3y=46", "46 billion", "45, 46"),
+        *("4\\text{ or }6", "46\\ldots", "46\\text{ squared}"),
     ],
 )
 def test_a_calculation_or_another_number_does_not_match(answer):
@@ -146,6 +204,104 @@ def test_answers_are_equal_symbolically(grader, answer, right):
 )
 def test_other_answers_and_junk_are_not_equal(grader, answer, right):
     assert not grader.are_equal(answer, right)
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "grading-mathematics.md"
+
+
+def rows_of_the_page() -> list[tuple[str, str, bool]]:
+    cells = [line.strip("| \n").split(" | ") for line in PAGE.read_text().splitlines()]
+    rows = [one[1:] for one in cells if len(one) == 4 and one[3] in ("yes", "no")]
+    assert len(rows) > 90
+    return [(one[0].strip("`"), one[1].strip("`"), one[2] == "yes") for one in rows]
+
+
+def test_the_page_says_what_is_equal_to_what(grader):
+    """Each row, in both directions."""
+    wrong = [
+        (answer, right, grader.compare(answer, right))
+        for one, other, is_equal in rows_of_the_page()
+        for answer, right in ((one, other), (other, one))
+        if (grader.compare(answer, right) is Verdict.EQUAL) != is_equal
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        *(("23", "23\\rho"), ("15", "15t"), ("18\\mu", "18\\lambda"), ("19\\tan w", "19")),
+        *(("4", "4\\ln"), ("3\\text{ and }8", "38"), ("5'", "5"), ("5_2", "5"), ("5\\star", "5")),
+        *(("5\\ldots", "5"), ("7\\text{ hundred}", "7"), ("\\sin 30", "\\sin 30^\\circ")),
+        *(("5^\\circ\\text{C}", "5^\\circ\\text{F}"), ("3.141593", "\\pi"), ("x^2=4", "4")),
+    ],
+)
+def test_what_stands_behind_a_number_may_be_its_value(grader, answer, right):
+    assert not grader.are_equal(answer, right)
+    assert not grader.are_equal(right, answer)
+    assert not numbers_match(answer, right)
+    assert not numbers_match(right, answer)
+
+
+COMMANDS = [
+    *("alpha", "beta", "theta", "lambda", "mu", "rho", "sigma", "omega", "pi", "Omega", "Delta"),
+    *("sin", "cos", "tan", "ln", "log", "exp", "sqrt", "infty", "partial", "nabla", "ell", "hbar"),
+    *("prime", "star", "dagger", "ast", "circ", "bullet", "cdot", "times", "pm", "ldots", "vdots"),
+    *("sum", "int", "prod", "max", "min", "det", "Re", "hat", "vec", "mathbb", "mathcal", "aleph"),
+]
+
+
+@given(
+    st.integers(2, 10**6), st.sampled_from([*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW"])
+)
+def test_a_number_with_a_letter_is_never_the_number(number, letter):
+    for text in (f"{number}{letter}", f"{number} {letter}", f"{number}\\mathbf{{{letter}}}"):
+        assert as_fraction(text) is None
+        assert not numbers_match(text, str(number))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_number_with_a_command_is_never_the_number(grader, command):
+    for text in (f"3\\{command}", f"3 \\{command}{{}}"):
+        assert not grader.are_equal(text, "3")
+        assert not grader.are_equal("3", text)
+
+
+@given(
+    st.integers(1, 10**9), st.sampled_from([",", "{,}", "\\,", "\\ ", " ", "\u202f", "'", "\\!\\,"])
+)
+def test_thousands_are_read_in_every_common_form(number, separator):
+    assert as_fraction(f"{number:,}".replace(",", separator)) == number
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "verdict"),
+    [
+        ("", "3", Verdict.DIFFERENT),
+        ("4", "3", Verdict.DIFFERENT),
+        ("no solution", "3", Verdict.DIFFERENT),
+        ("4\\ln", "4", Verdict.UNREADABLE),
+        ("\\frac{1}{", "x+1", Verdict.UNREADABLE),
+        ("I hope that it is correct", "3", Verdict.UNREADABLE),
+        ("3", "see the worked solution above", Verdict.UNREADABLE),
+        ("7 kangaroos", "7", Verdict.UNREADABLE),
+        ("1" * 600, "x", Verdict.UNREADABLE),
+        ("(" * 100 + "3" + ")" * 100, "3", Verdict.UNREADABLE),
+        ("9^{9^{9^9}}", "x", Verdict.UNREADABLE),
+    ],
+)
+def test_what_cannot_be_read_is_not_gradable(grader, answer, right, verdict):
+    assert grader.compare(answer, right) is verdict
+
+
+def test_a_pair_is_compared_once(grader, monkeypatch):
+    asked: list[str] = []
+    helpers = grader._helpers
+    monkeypatch.setattr(
+        helpers, "compare", lambda answer, _: asked.append(answer) or Verdict.DIFFERENT
+    )
+    assert [grader.compare("x+171", "x+172") for _ in range(3)] == [Verdict.DIFFERENT] * 3
+    assert asked == ["x+171"]
 
 
 TOWERS = [

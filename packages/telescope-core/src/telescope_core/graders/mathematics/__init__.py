@@ -5,15 +5,19 @@ names among its dependencies. Everything else here needs no package.
 """
 
 from telescope_core.graders.mathematics.answers import (
+    AnswerForm,
     extract_answer,
     final_answer,
     has_box,
 )
-from telescope_core.graders.mathematics.grader import MathGrader
-from telescope_core.graders.mathematics.numbers import as_fraction, numbers_match
+from telescope_core.graders.mathematics.comparing import Verdict
+from telescope_core.graders.mathematics.grader import MathGrader, numbers_match
+from telescope_core.graders.mathematics.numbers import as_fraction
 
 __all__ = [
+    "AnswerForm",
     "MathGrader",
+    "Verdict",
     "as_fraction",
     "extract_answer",
     "final_answer",

@@ -1,45 +1,82 @@
-"""Finding the final answer: in what a policy wrote, and in the worked solution of a dataset."""
+r"""Finding the final answer: in what a policy wrote, and in the worked solution of a dataset.
+
+The rule, in its order, stands in docs/reference/grading-mathematics.md.
+"""
 
 import re
+from enum import StrEnum
 
+from telescope_core.graders.mathematics.notation import normalized
+from telescope_core.graders.mathematics.values import (
+    FUNCTIONS,
+    has_variables,
+    of_equation,
+    value_of_equation,
+)
 from telescope_core.parsers import boxed_answer
 
 _BOX = "\\boxed"
 _MAX_COMPLETION = 100_000
 """Characters at the end of a completion that are looked at."""
 _MAX_LINE = 2000
-_NUMBER = re.compile(r"-?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:/[0-9]+)?", re.ASCII)
-_FORMULA = re.compile(r"\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
-_ANNOUNCED = re.compile(r"[\s*_#]*(?:the )?(?:final )?answer(?: is)?\s*:[\s*_]*(.*)", re.IGNORECASE)
+_AROUND = r"(?:[\s,;$]|\\[()\[\]]|\\q?quad)*"
+_JOINED = re.compile(rf"{_AROUND}(?:and|or|\\text\{{ *(?:and|or) *\}}|,|;){_AROUND}")
+_DISPLAYED = re.compile(r"\\\[.*?\\\]|\$\$.*?\$\$", re.DOTALL)
+_LINE = re.compile(
+    r"^[\s>*_#$]*(?:\\(?:text|textbf|mathbf)\{)?(?:the |my )?(?:final |correct )?answer(?: is)?"
+    r"[*_]*\s*:[\s*_}]*(?P<rest>.*)|^\s*####(?P<hashes>.*)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_SAID = re.compile(
+    r".*(?<![a-z])(?:answer\s+(?:is|was)(?:\s+(?:therefore|thus|then|simply))?:?|final answer\s*:)",
+    re.IGNORECASE,
+)
+_WORD = re.compile(r"[A-Za-z]{2,}")
+_SCALE = re.compile(r"(?:hundred|thousand|million|billion|trillion|dozen)s?[.,;]?")
+_COMMANDS = re.compile(r"\\(?:text|mathrm|mbox|textbf|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_CALCULATOR = re.compile(r"<<[^<>]*>>")
+"""What worked solutions of GSM8K hold for a calculator: `<<18-7=11>>`."""
+_TIMES = re.compile(r"(?<=[0-9]) ?[xX] ?(?=\$?[0-9])")
+_EDGE = re.compile(r"^[\s,;:.*/+=_-]|[\s,;:.*/+=_-]$")
 
 
-def extract_answer(completion: str) -> str:
+class AnswerForm(StrEnum):
+    """The form in which a prompt asks for the final answer."""
+
+    BOX = "box"
+    r"""`\boxed{...}`."""
+    LINE = "line"
+    """A line that begins with `Answer:`."""
+
+
+def extract_answer(completion: str, *, form: AnswerForm | None = None) -> str:
     r"""Return the final answer in `completion`; empty if there is none.
 
-    It is the last boxed one; without a box, what follows `Answer:` on the last line; without that,
-    the last formula or number of the last line. Only what follows an equals sign counts in a line,
-    so repeating `12+34=` answers nothing.
+    The form that the prompt asked for counts, then the later of the last box and the last line
+    `Answer: ...`. Without either, the last line counts: what stands behind "answer is", its last
+    formula, or its last number. Of an equation only the right side counts, so repeating `12+34=`
+    answers nothing. What cannot be read as a whole is no answer, never a part of it.
     """
     tail = completion[-_MAX_COMPLETION:]
-    if _BOX in tail:
-        return boxed_answer(tail) or ""
-    lines = [line for line in tail.splitlines() if line.strip()]
-    line = lines[-1][-_MAX_LINE:] if lines else ""
-    announced = _ANNOUNCED.fullmatch(line)
-    if announced:
-        return _without_marks(announced[1])
-    formulas = [found.group(found.lastindex or 0) for found in _FORMULA.finditer(line)]
-    if formulas:
-        return formulas[-1].rpartition("=")[2].strip()
-    numbers = _NUMBER.findall(line.rpartition("=")[2])
-    return numbers[-1] if numbers else ""
+    box_at = tail.rfind(_BOX)
+    line = max(_LINE.finditer(tail), key=lambda found: found.start(), default=None)
+    line_at = line.start() if line else -1
+    is_line_first = form is AnswerForm.LINE or (form is None and line_at > box_at)
+    if line and (is_line_first or box_at < 0):
+        return _announced(_with_paragraph(tail, line))
+    if box_at >= 0:
+        return _boxes(tail)
+    lines = [one for one in _on_one_line(tail).splitlines() if one.strip()]
+    last = lines[-1][-_MAX_LINE:] if lines else ""
+    said = _SAID.match(last)
+    return _announced(last[said.end() :]) if said else _searched(last)
 
 
 def final_answer(solution: str) -> str:
     """Return the answer of a worked solution: after `####`, else boxed, else the whole text."""
     if "####" in solution:
         return re.sub(r"(?<=[0-9]),(?=[0-9])", "", solution.rpartition("####")[2].strip())
-    return extract_answer(solution) if _BOX in solution else solution.strip()
+    return extract_answer(solution, form=AnswerForm.BOX) if _BOX in solution else solution.strip()
 
 
 def has_box(completion: str) -> bool:
@@ -47,8 +84,157 @@ def has_box(completion: str) -> bool:
     return bool(boxed_answer(completion[-_MAX_COMPLETION:]))
 
 
-def _without_marks(text: str) -> str:
-    """Return the answer in `text` without the dollars, stars and full stop around it."""
-    plain = text.strip().strip("*_").strip()
-    formula = _FORMULA.fullmatch(plain.rstrip("."))
-    return formula.group(formula.lastindex or 0).strip() if formula else plain
+def _boxes(tail: str) -> str:
+    """Return what is in the last box, with the boxes that `and`, `or` or a comma joins to it."""
+    found = boxed_answer(tail)
+    if not found:
+        return ""
+    start = tail.rfind(_BOX)
+    answers = [found]
+    while (before := tail.rfind(_BOX, 0, start)) >= 0:
+        one = boxed_answer(tail[before:start])
+        end = tail.find(one, before) + len(one) + 1 if one else start
+        between = tail[end:start]
+        if not one or "\n" in between or not _JOINED.fullmatch(between):
+            break
+        answers.insert(0, one)
+        start = before
+    return ", ".join(answers)
+
+
+def _on_one_line(text: str) -> str:
+    """Return `text` with each displayed formula on one line."""
+    return _DISPLAYED.sub(lambda found: " ".join(found[0].split()), text)
+
+
+def _with_paragraph(tail: str, line: "re.Match[str]") -> str:
+    """Return what is announced: the rest of the line, or the first text below it."""
+    rest = line["rest"] if line["rest"] is not None else line["hashes"]
+    rest = rest.strip()
+    is_open = rest in ("\\[", "$$")
+    if rest.strip("*_ ") and not is_open:
+        return rest[-_MAX_LINE:]
+    below = _on_one_line(f"{rest}{tail[line.end() :][:_MAX_LINE]}").strip()
+    return below.splitlines()[0] if below else ""
+
+
+def _announced(text: str) -> str:
+    """Return the answer in a text that announces it: all of it if it is no prose."""
+    if _BOX in text:
+        return _boxes(text)
+    said = _SAID.match(text)
+    plain = (text[said.end() :] if said else text).strip().strip("*_").strip()
+    if plain.startswith("\\text{") and plain.endswith("}"):
+        return plain
+    whole = plain.rstrip(".")
+    formulas = _formulas(whole)
+    if len(formulas) == 1 and formulas[0][0] == 0 and formulas[0][1] == len(whole):
+        return _right_side(formulas[0][2])
+    if not formulas and not _is_prose(whole):
+        return _right_side(whole)
+    return _searched(plain) or ("" if _has_digit(plain) else _words(whole))
+
+
+def _words(text: str) -> str:
+    """Return an answer in a few words, such as `no solution`; a sentence is none."""
+    return text if len(text.split()) <= 3 and text[:1].isalpha() else ""
+
+
+def _has_digit(text: str) -> bool:
+    return any(character.isdigit() for character in text)
+
+
+def _is_prose(text: str) -> bool:
+    words = _WORD.findall(_COMMANDS.sub(" ", text))
+    return any(
+        word not in FUNCTIONS and word not in ("and", "or") and not _SCALE.fullmatch(word)
+        for word in words
+    )
+
+
+def _searched(line: str) -> str:
+    """Return the last formula of a line, with those joined to it, or a number behind it."""
+    formulas = _formulas(line)
+    behind = _last_mathematics(line[formulas[-1][1] :] if formulas else line)
+    if behind or not formulas:
+        return behind
+    answers = [formulas[-1][2]]
+    for before, after in zip(reversed(formulas[:-1]), reversed(formulas[1:]), strict=True):
+        if not _JOINED.fullmatch(f" {line[before[1] : after[0]]} "):
+            break
+        answers.insert(0, before[2])
+    return ", ".join(_right_side(answer) for answer in answers)
+
+
+def _formulas(line: str) -> list[tuple[int, int, str]]:
+    r"""Return start, end and text of what stands between dollars, `\(...\)` or `\[...\]`.
+
+    A dollar before a digit is money where what follows it up to the next dollar holds words, or
+    ends with an operator or a space.
+    """
+    found: list[tuple[int, int, str]] = []
+    at = 0
+    while at < len(line):
+        for opens, closes in (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$")):
+            if line.startswith(opens, at):
+                end = line.find(closes, at + len(opens))
+                while opens == "$" and end > 0 and line[end - 1] == "\\":
+                    end = line.find(closes, end + 1)
+                inside = line[at + len(opens) : end] if end >= 0 else ""
+                if inside.strip() and not (opens == "$" and _is_money(inside)):
+                    found.append((at, end + len(closes), inside.strip()))
+                    at = end + len(closes)
+                    break
+        else:
+            at += 2 if line.startswith("\\", at) else 1
+    return found
+
+
+def _is_money(inside: str) -> bool:
+    return inside[0].isdigit() and (_is_prose(inside) or _EDGE.search(inside) is not None)
+
+
+def _last_mathematics(line: str) -> str:
+    """Return the last run of words of `line` that are mathematics and hold a digit or a command."""
+    runs: list[list[str]] = [[]]
+    for word in _CALCULATOR.sub("", line.replace("**", " ")).split():
+        bare = word.strip("()[]{}.,;:!?\"'")
+        is_joint = bare in ("and", "or") and bool(runs[-1])
+        if (word and not _is_prose(word)) or is_joint:
+            runs[-1].append(word)
+            if word[-1] not in ",;.!?":
+                continue
+        if runs[-1]:
+            runs.append([])
+    for run in reversed(runs):
+        words = list(run)
+        while words and words[-1] in ("and", "or", "a", "A", "I"):
+            words.pop()
+        while words and words[0] in ("and", "or", "a", "A", "I", "-", "*", "=", ":"):
+            words.pop(0)
+        text = " ".join(words)
+        if _has_digit(text) or "\\" in text:
+            return _right_side(_balanced(text.lstrip(",;:!?\"' ").rstrip(",;:!?.\"' ")))
+    return ""
+
+
+def _balanced(text: str) -> str:
+    """Return `text` without a bracket at an end that has no partner."""
+    for opens, closes in ("()", "[]", "{}"):
+        if text.count(opens) > text.count(closes):
+            text = text.removeprefix(opens)
+        elif text.count(closes) > text.count(opens):
+            text = text.removesuffix(closes)
+    return text
+
+
+def _right_side(text: str) -> str:
+    """Return what an equation says its left side is worth, and other text as it is."""
+    if text.rstrip().endswith("="):
+        return ""
+    plain = normalized(_TIMES.sub(" * ", text))
+    value = value_of_equation(plain, of_sums=True)
+    if value == plain or has_variables(value):
+        return text.strip()
+    # The value as it was written, unless it is an equation that says more.
+    return of_equation(text)

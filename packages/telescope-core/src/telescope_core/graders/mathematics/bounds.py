@@ -7,14 +7,15 @@ again and again from spending all of it.
 import re
 from math import prod
 
-_MAX_CHARACTERS = 500
+from telescope_core.graders.mathematics.notation import MAX_CHARACTERS
+
 _MAX_POWER = 1000
 _EXPONENT = re.compile(r"\^[\s{(\\-]*([0-9]+)", re.ASCII)
 
 
 def is_worth_comparing(answer: str) -> bool:
     """Whether `answer` is short and free of towers of powers."""
-    if len(answer) > _MAX_CHARACTERS:
+    if len(answer) > MAX_CHARACTERS:
         return False
     exponents = [max(1, int(exponent)) for exponent in _EXPONENT.findall(answer)]
     return prod(exponents) <= _MAX_POWER and not _has_nested_power(answer.replace("**", "^"))

@@ -7,16 +7,37 @@ code can be busy in a way that the timer does not see. The process ends when its
 
 import json
 import logging
+import re
 import resource
 import signal
 import sys
+from enum import StrEnum
 from importlib import import_module
-from typing import cast
+from typing import Any, cast
 
 MEMORY_BYTES = 4 * 2**30
 """Address space of a helper process; an answer that needs more is not equal."""
 CPU_LIMIT_SIGNAL = signal.SIGPROF
 """What ends the process when a pair has used its processor time."""
+_POINTS = ((3, 7), (-5, 11), (17, 4), (-2, 9))
+"""Where two formulas that are said to be equal have to agree: the first fraction, and its step."""
+_DIGITS = 30
+_CLOSE = 10**12
+"""Values agree when their difference is smaller than the larger of them by this factor."""
+_DECIMAL = re.compile(r"(?<![0-9.])([0-9]*)\.([0-9]+)")
+_IMAGINARY = re.compile(r"(?<![\\A-Za-z])i(?![A-Za-z])")
+_DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?|[A-Za-z]) *\\degree")
+
+
+class Verdict(StrEnum):
+    """What a comparison found."""
+
+    EQUAL = "equal"
+    """Both are worth the same."""
+    DIFFERENT = "different"
+    """Both can be read, and are not worth the same."""
+    UNREADABLE = "unreadable"
+    """One of them cannot be read, or the comparison took too long: it is not gradable."""
 
 
 def main() -> None:
@@ -38,21 +59,77 @@ def main() -> None:
         answer, right, limit_s = cast(tuple[str, str, float], json.loads(line))
         signal.setitimer(signal.ITIMER_PROF, limit_s)
         try:
-            is_equal = are_equal(answer, right)
-        except Exception:  # noqa: BLE001 - whatever a parser raises about it, it is not equal
-            is_equal = False
+            verdict = compare(answer, right)
+        except Exception:  # noqa: BLE001 - whatever a parser raises about it, it cannot be read
+            verdict = Verdict.UNREADABLE
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _say({"is_equal": is_equal})
+        _say({"verdict": verdict})
 
 
-def are_equal(answer: str, right: str) -> bool:
-    """Whether two LaTeX formulas are worth the same; has no limits of its own."""
-    from math_verify import parse, verify
+def compare(answer: str, right: str) -> Verdict:
+    """Return whether two formulas are worth the same; has no limits of its own.
 
-    # Its own limits are alarms, which only the main thread may set.
-    gold = cast(list[str], parse(f"${right}$", parsing_timeout=0))
-    given = cast(list[str], parse(f"${answer}$", parsing_timeout=0))
-    return bool(gold and given) and verify([*gold], [*given], timeout_seconds=0)
+    Units are ours to read: math-verify would take `5t` for 5. Decimals are exact, and what it calls
+    equal must also agree in value: it takes numbers below 1e-15 for zero.
+    """
+    math_verify: Any = import_module("math_verify.grader")
+    texts = [_exact(text) for text in (right, answer)]
+    is_real = not any(
+        _IMAGINARY.search(text) or math_verify.should_treat_as_complex(text) for text in texts
+    )
+    gold, given = (_parsed(text, is_real=is_real) for text in texts)
+    if gold is None or given is None:
+        return Verdict.UNREADABLE
+    is_equal = math_verify.verify(gold, given, timeout_seconds=0, allow_set_relation_comp=True)
+    return Verdict.EQUAL if is_equal and _agree(gold, given) else Verdict.DIFFERENT
+
+
+def _exact(text: str) -> str:
+    """Return `text` with decimals as fractions, and degrees in radians."""
+    plain = re.sub(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", text)
+    plain = _DEGREES.sub(r"(\1 \\cdot \\frac{\\pi}{180})", plain)
+    return _DECIMAL.sub(
+        lambda found: f"\\frac{{{int(found[1] + found[2])}}}{{{10 ** len(found[2])}}}", plain
+    )
+
+
+def _parsed(text: str, *, is_real: bool) -> Any:
+    """Return sympy's formula; None for an empty one. Raises if it cannot be read."""
+    latex: Any = import_module("latex2sympy2_extended.latex2sympy2")
+    sympy: Any = import_module("sympy")
+    config = latex.NormalizationConfig(
+        basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none"
+    )
+    plain = latex.normalize_latex(text, config)
+    found: Any = latex.latex2sympy(
+        plain,
+        is_real=is_real,
+        convert_degrees=False,
+        normalization_config=None,
+        conversion_config=latex.ConversionConfig(lowercase_symbols=False),
+    )
+    if is_real or not isinstance(found, sympy.Expr):
+        return found
+    return found.subs({one: sympy.I for one in found.free_symbols if str(one) == "i"})
+
+
+def _agree(one: Any, other: Any) -> bool:
+    """Whether two expressions have the same value at each of the points where they have one."""
+    sympy: Any = import_module("sympy")
+    if not isinstance(one, sympy.Expr) or not isinstance(other, sympy.Expr):
+        return True
+    symbols = sorted(one.free_symbols | other.free_symbols, key=str)
+    for first, step in _POINTS if symbols else _POINTS[:1]:
+        point = {symbol: sympy.Rational(first + 2 * at, step) for at, symbol in enumerate(symbols)}
+        try:
+            values = [side.subs(point).doit().evalf(_DIGITS) for side in (one, other)]
+            sizes = [abs(value) for value in (*values, values[0] - values[1])]
+            is_off = all(size.is_finite for size in sizes) and sizes[2] > max(sizes[:2]) / _CLOSE
+        except (TypeError, ValueError, OverflowError):
+            continue  # no number there, such as a logarithm of zero
+        if is_off:
+            return False
+    return True
 
 
 def _say(what: object) -> None:

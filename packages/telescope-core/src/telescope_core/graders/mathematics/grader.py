@@ -1,36 +1,201 @@
 """`MathGrader`: whether a final answer is worth the same as the right one."""
 
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
 from telescope_core.graders.mathematics.bounds import is_worth_comparing
+from telescope_core.graders.mathematics.comparing import Verdict
 from telescope_core.graders.mathematics.helpers import Helpers
-from telescope_core.graders.mathematics.numbers import as_fraction, plain_text
+from telescope_core.graders.mathematics.numbers import Amount
+from telescope_core.graders.mathematics.values import (
+    Formula,
+    Group,
+    Kind,
+    Named,
+    Unreadable,
+    Value,
+    Words,
+    read_value,
+    split_list,
+)
 
 CPU_LIMIT_S = 2.0
 """Processor time of one comparison; usual ones take a millisecond."""
+_KEPT = 1024
+"""Verdicts that are kept, so that a reward and a metric of one rollout compare once."""
+_ANY_ORDER = {Kind.LIST, Kind.SET, Kind.UNION}
+_AS_A_LIST = {Kind.LIST, Kind.SET}
+_BRACKETS = {Kind.OPEN, Kind.CLOSED, Kind.LEFT_OPEN, Kind.RIGHT_OPEN}
+Ask = Callable[[str, str], Verdict]
 
 
 class MathGrader:
-    """Compares answers: numbers exactly, everything else symbolically.
+    """Compares answers: numbers, lists and intervals exactly, formulas symbolically.
 
     Its methods may be called by many threads at once, and none of them uses a signal of this
     process. Symbolic comparisons happen in helper processes, which are started when an answer needs
     one; `close` ends them, so an environment hands it to `on_close`. A comparison that takes more
-    than `cpu_limit_s` seconds of processor time counts as not equal.
+    than `cpu_limit_s` seconds of processor time is not gradable.
     """
 
     def __init__(self, *, max_helpers: int = 2, cpu_limit_s: float = CPU_LIMIT_S) -> None:
         self._helpers = Helpers(max_helpers=max_helpers, cpu_limit_s=cpu_limit_s)
+        self._lock = threading.Lock()
+        self._verdicts: OrderedDict[tuple[str, str], Future[Verdict]] = OrderedDict()
 
     def are_equal(self, answer: str, right: str) -> bool:
         """Whether `answer` is worth the same as `right`."""
-        if not answer.strip():
-            return False
-        value, right_value = as_fraction(answer), as_fraction(right)
-        if value is not None and right_value is not None:
-            return value == right_value
-        if plain_text(answer) == plain_text(right):
-            return True
-        return is_worth_comparing(answer) and self._helpers.are_equal(answer, right)
+        return self.compare(answer, right) is Verdict.EQUAL
+
+    def compare(self, answer: str, right: str) -> Verdict:
+        """Return whether `answer` is worth the same as `right`, or cannot be read.
+
+        An empty answer is no answer, and different.
+        """
+        key = (answer, right)
+        with self._lock:
+            known = self._verdicts.get(key)
+            verdict = known or Future[Verdict]()
+            self._verdicts[key] = verdict
+            if len(self._verdicts) > _KEPT:
+                self._verdicts.popitem(last=False)
+        if known is not None:
+            return known.result()
+        try:
+            verdict.set_result(_compared(answer, right, self._ask))
+        finally:
+            if not verdict.done():
+                with self._lock:
+                    self._verdicts.pop(key, None)
+                verdict.cancel()
+        return verdict.result()
 
     def close(self) -> None:
         """End the helper processes."""
         self._helpers.close()
+
+    def _ask(self, answer: str, right: str) -> Verdict:
+        if not is_worth_comparing(answer):
+            return Verdict.UNREADABLE
+        return self._helpers.compare(answer, right)
+
+
+def numbers_match(answer: str, right: str) -> bool:
+    """Whether `answer` is a finished number, not a calculation, worth the same as `right`.
+
+    Both are read as `MathGrader` reads them.
+    """
+    value, right_value = _unnamed(read_value(answer)), _unnamed(read_value(right))
+    if not isinstance(value, Amount) or not isinstance(right_value, Amount):
+        return False
+    is_finished = not value.is_quotient or value.value.denominator > 1
+    return is_finished and value.equals(right_value)
+
+
+def _compared(answer: str, right: str, ask: Ask) -> Verdict:
+    if not answer.strip():
+        return Verdict.DIFFERENT
+    value, right_value = read_value(answer), read_value(right)
+    if value == right_value and not isinstance(value, Unreadable):
+        return Verdict.EQUAL
+    if isinstance(value, Unreadable) and value == right_value:
+        return Verdict.EQUAL if value.text else Verdict.UNREADABLE
+    return _values(value, right_value, ask)
+
+
+def _unnamed(value: Value) -> Value:
+    return value.value if isinstance(value, Named) else value
+
+
+def _values(value: Value, right: Value, ask: Ask) -> Verdict:
+    if isinstance(value, Named) and isinstance(right, Named):
+        if value.name != right.name:
+            return Verdict.DIFFERENT
+    elif Formula in (type(value), type(right)) and Named in (type(value), type(right)):
+        # An equation about more than one name, which may say the same: y = 2x + 3 and 2x - y = -3.
+        formula = value if isinstance(value, Formula) else right
+        if isinstance(formula, Formula) and "=" in formula.body:
+            return ask(value.text, right.text)
+    value, right = _unnamed(value), _unnamed(right)
+    if isinstance(value, Unreadable) or isinstance(right, Unreadable):
+        is_known = isinstance(right, Words) or isinstance(value, Words)
+        return Verdict.DIFFERENT if is_known else Verdict.UNREADABLE
+    if isinstance(value, Amount) and isinstance(right, Amount):
+        return Verdict.EQUAL if value.equals(right) else Verdict.DIFFERENT
+    if isinstance(value, Words) or isinstance(right, Words):
+        return _words(value, right)
+    if isinstance(value, Group) or isinstance(right, Group):
+        return _groups(value, right, ask)
+    return _formulas(value, right, ask)
+
+
+def _words(value: Value, right: Value) -> Verdict:
+    texts = [one.text.strip("() ").replace("-", " ").casefold() for one in (value, right)]
+    return Verdict.EQUAL if texts[0] == texts[1] else Verdict.DIFFERENT
+
+
+def _formulas(value: Value, right: Value, ask: Ask) -> Verdict:
+    """Compare two values of which at least one is a formula, and neither a group."""
+    for one, other in ((value, right), (right, value)):
+        if isinstance(one, Formula) and isinstance(other, Amount) and not one.is_numeric:
+            # A variable is no number; a command that is not known may hide one.
+            return Verdict.DIFFERENT if one.has_variables else Verdict.UNREADABLE
+    units = [one.unit for one in (value, right) if isinstance(one, (Amount, Formula))]
+    if None not in units and units[0] != units[1]:
+        return Verdict.DIFFERENT
+    return ask(_tex(value), _tex(right))
+
+
+def _tex(value: Value) -> str:
+    if isinstance(value, Amount):
+        return f"\\frac{{{value.value.numerator}}}{{{value.value.denominator}}}"
+    return value.body if isinstance(value, Formula) else value.text
+
+
+def _groups(value: Value, right: Value, ask: Ask) -> Verdict:
+    """Compare two values of which at least one is a group."""
+    value, right = _listed(value, right), _listed(right, value)
+    if not isinstance(value, Group) or not isinstance(right, Group):
+        group, other = (value, right) if isinstance(value, Group) else (right, value)
+        if isinstance(group, Group) and group.kind in _AS_A_LIST and len(group.members) == 1:
+            return _values(group.members[0], other, ask)
+        says_more = isinstance(other, Formula) and ("\\" in other.body or other.has_variables)
+        return ask(_tex(value), _tex(right)) if says_more else Verdict.DIFFERENT
+    kinds = {value.kind, right.kind}
+    in_any_order = kinds <= _ANY_ORDER
+    without_brackets = Kind.LIST in kinds and kinds <= {Kind.LIST, Kind.OPEN, Kind.CLOSED}
+    if not in_any_order and not without_brackets and len(kinds) > 1:
+        return Verdict.DIFFERENT
+    return _members(value.members, right.members, ask, in_any_order=in_any_order)
+
+
+def _listed(value: Value, other: Value) -> Value:
+    """Return a number such as `1,234` as the list that it also is, where the other is a list."""
+    if isinstance(value, Amount) and isinstance(other, Group) and other.kind in _AS_A_LIST:
+        parts = split_list(value.text, groups=False)
+        if len(parts) == len(other.members) > 1:
+            members = tuple(read_value(part) for part in parts)
+            return Group(kind=Kind.LIST, members=members, text=value.text)
+    return value
+
+
+def _members(
+    values: Sequence[Value], rights: Sequence[Value], ask: Ask, *, in_any_order: bool
+) -> Verdict:
+    if len(values) != len(rights):
+        return Verdict.DIFFERENT
+    left = list(rights)
+    verdict = Verdict.EQUAL
+    for value in values:
+        for at, right in enumerate(left if in_any_order else left[:1]):
+            verdict = Verdict.EQUAL if value == right else _values(value, right, ask)
+            if verdict is Verdict.UNREADABLE:
+                return verdict
+            if verdict is Verdict.EQUAL:
+                del left[at]
+                break
+        if verdict is not Verdict.EQUAL:
+            return verdict
+    return Verdict.EQUAL

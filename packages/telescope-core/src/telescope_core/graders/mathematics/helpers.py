@@ -1,7 +1,7 @@
 """`Helpers`: processes that compare formulas, started on demand, killed when a pair takes too long.
 
 A thread cannot be stopped and a signal reaches the main thread only, so a comparison that may take
-minutes has to happen in another process. Threads call `are_equal` at the same time; each has a
+minutes has to happen in another process. Threads call `compare` at the same time; each has a
 process of its own while it waits.
 """
 
@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from telescope_core.errors import EnvironmentLoadError, ProcessDiedError
-from telescope_core.graders.mathematics.comparing import CPU_LIMIT_SIGNAL
+from telescope_core.graders.mathematics.comparing import CPU_LIMIT_SIGNAL, Verdict
 
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[1:]; "
@@ -41,8 +41,8 @@ class Helpers:
         self._busy: set[_Helper] = set()
         self._is_closed = False
 
-    def are_equal(self, answer: str, right: str) -> bool:
-        """Whether two formulas are worth the same; False when the processor time is not enough.
+    def compare(self, answer: str, right: str) -> Verdict:
+        """Return whether two formulas are worth the same; unreadable if the time is not enough.
 
         Raises EnvironmentLoadError without `math-verify`, ProcessDiedError when a process dies for
         another reason than the formulas.
@@ -50,13 +50,13 @@ class Helpers:
         with self._lanes:
             helper = self._take()
             try:
-                is_equal = helper.ask(answer, right, self._cpu_limit_s)
+                verdict = helper.ask(answer, right, self._cpu_limit_s)
             except BaseException:
                 helper.kill()
                 self._forget(helper)
                 raise
             self._give_back(helper)
-            return is_equal
+            return verdict
 
     def close(self) -> None:
         """End all processes; a comparison that is going on raises ProcessDiedError."""
@@ -101,7 +101,7 @@ class _Helper:
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def ask(self, answer: str, right: str, cpu_limit_s: float) -> bool:
+    def ask(self, answer: str, right: str, cpu_limit_s: float) -> Verdict:
         process = self._started()
         assert process.stdin is not None, "it was started with a pipe"
         with suppress(OSError):  # when it is dead, which the answer tells
@@ -109,10 +109,10 @@ class _Helper:
             process.stdin.flush()
         told = self._answer(process, _WALL_PER_CPU * cpu_limit_s)
         if told is not None:
-            return bool(told["is_equal"])
+            return Verdict(told["verdict"])
         status = process.wait()
         if status in _OWN_ENDS:
-            return False
+            return Verdict.UNREADABLE
         raise ProcessDiedError(
             f"a process that compares formulas ended with status {status} (a negative status is "
             "the signal that killed it; -9 often means that memory ran out)"

@@ -1,0 +1,165 @@
+r"""One spelling for what answers write in many: Unicode signs, looks in TeX, spaces. Pure.
+
+Nothing that changes the value is dropped: letters, functions and words stay.
+"""
+
+import re
+import unicodedata
+
+MAX_CHARACTERS = 500
+"""Of an answer that is read; no right answer is longer."""
+_GREEK = {
+    chr(code): unicodedata.name(chr(code)).rpartition(" ")[2].lower()
+    for code in (*range(0x3B1, 0x3CA),)
+    if "FINAL" not in unicodedata.name(chr(code))
+}
+_SMALL = {"lambda", *_GREEK.values()} - {"lamda", "pi", "omicron"}
+GREEK = frozenset(
+    _SMALL
+    | {name.capitalize() for name in _SMALL}
+    | {f"var{name}" for name in ("epsilon", "theta", "phi", "rho", "kappa", "sigma")}
+    | {"Pi", "ell", "hbar"}
+)
+"""Commands of Greek letters that stand for variables."""
+_SIGNS = str.maketrans(
+    {
+        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-"),
+        **dict.fromkeys(
+            "\u00a0\u2002\u2003\u2005\u2007\u2008\u2009\u200a\u202f\u205f\u3000\t\n", " "
+        ),
+        **dict.fromkeys("\u200b\u200c\u200d\u2060\u2061\u2062\ufeff", ""),
+        **dict.fromkeys("\u00b7\u22c5\u2219", "\\cdot "),
+        **dict.fromkeys("\u2044\u2215", "/"),
+        **dict.fromkeys("\u2264\u2a7d", "\\le "),
+        **dict.fromkeys("\u2265\u2a7e", "\\ge "),
+        **dict.fromkeys("\u00b0\u00ba\u02da", "\\degree "),
+        **dict.fromkeys("\u2032\u2019\u02bc", "'"),
+        "\uff0b": "+",
+        "\uff1d": "=",
+        "\uff0c": ",",
+        "\uff05": "%",
+        "\u00d7": "\\times ",
+        "\u2715": "\\times ",
+        "\u2217": "*",
+        "\u00f7": "\\div ",
+        "\u00b1": "\\pm ",
+        "\u2213": "\\mp ",
+        "\u2260": "\\ne ",
+        "\u221e": "\\infty ",
+        "\u222a": "\\cup ",
+        "\u2229": "\\cap ",
+        "\u2208": "\\in ",
+        "\u2205": "\\emptyset ",
+        "\u211d": "\\mathbb{R}",
+        "\u221b": "\\sqrt[3]",
+        "\u2026": "\\ldots ",
+        "\u20ac": "\\text{euros}",
+        "\u00a3": "\\text{pounds sterling}",
+        **{letter: f"\\{name.replace('lamda', 'lambda')} " for letter, name in _GREEK.items()},
+    }
+)
+_SUPERSCRIPTS = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207a\u207b\u207f"
+_SUBSCRIPTS = "\u2080\u2081\u2082\u2083\u2084\u2085\u2086\u2087\u2088\u2089"
+_RAISED = re.compile(f"[{_SUPERSCRIPTS}]+")
+_LOWERED = re.compile(f"[{_SUBSCRIPTS}]+")
+_VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e]")
+_ROOT = re.compile("\u221a *([0-9.]+|[A-Za-z])?")
+_LOOKS = re.compile(
+    r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits)(?![A-Za-z])|\\! *"
+)
+_BARE = re.compile(r"\\(?:mathbf|boldsymbol|bm|mathit|mathsf|mathnormal|boxed|fbox|ensuremath) *\{")
+_UPRIGHT = re.compile(r"\\(?:mathrm|textrm|textbf|textit|textnormal|texttt|mbox|hbox|rm) *\{")
+_SPACES = re.compile(r"(?<!\\)\\[,;:> ]|~|\\(?:q?quad|thinspace|enspace|space)(?![A-Za-z])| +")
+_SPELLINGS = (
+    (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
+    (re.compile(r"\\frac *([0-9]) *([0-9])"), r"\\frac{\1}{\2}"),
+    (re.compile(r"\\frac *([0-9]) *\{"), r"\\frac{\1}{"),
+    (re.compile(r"(\\frac *\{[^{}]*\}) *([0-9])"), r"\1{\2}"),
+    (re.compile(r"\\sqrt *([0-9])"), r"\\sqrt{\1}"),
+    (re.compile(r"(?<=\d)\{,\}(?=\d{3})"), ""),
+    (re.compile(r"\{\.\}"), "."),
+    (re.compile(r"\^ *\{? *\\circ *\}?|\\degree(?![A-Za-z])|\\deg(?![A-Za-z])"), r"\\degree "),
+    (re.compile(r"\\%"), "%"),
+    (re.compile(r"\\(?:leq|leqslant|leqq)(?![A-Za-z])|<="), r"\\le "),
+    (re.compile(r"\\(?:geq|geqslant|geqq)(?![A-Za-z])|>="), r"\\ge "),
+    (re.compile(r"\\lt(?![A-Za-z])"), "<"),
+    (re.compile(r"\\gt(?![A-Za-z])"), ">"),
+    (re.compile(r"\\neq(?![A-Za-z])"), r"\\ne "),
+    (re.compile(r"\\lbrace(?![A-Za-z])"), r"\\{"),
+    (re.compile(r"\\rbrace(?![A-Za-z])"), r"\\}"),
+    (re.compile(r"\\lbrack(?![A-Za-z])"), "["),
+    (re.compile(r"\\rbrack(?![A-Za-z])"), "]"),
+    (re.compile(r"\\langle(?![A-Za-z])"), "("),
+    (re.compile(r"\\rangle(?![A-Za-z])"), ")"),
+    (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
+    (re.compile(r"\\(?:mathbb|Bbb) *\{?R\}?|\\R(?![A-Za-z])"), r"\\mathbb{R}"),
+    (re.compile(r"\\text\{([eid])\}"), r"\1"),
+    (re.compile(r"\\(?:dots|ldots|cdots|dotsc|dotsb)(?![A-Za-z])|\.\.\."), r"\\ldots "),
+    (
+        re.compile(
+            r",? *(?:\\text\{ *,? *(?:and|or) *\}|(?<![\\A-Za-z{])(?:and|or)(?![A-Za-z])"
+            r"|\\lor(?![a-z])) *"
+        ),
+        ", ",
+    ),
+)
+
+
+def normalized(text: str) -> str:
+    """Return `text` with one spelling for each sign, without dollars, looks and a full stop."""
+    plain = _VULGAR.sub(_as_fraction, text)
+    plain = _RAISED.sub(lambda found: f"^{{{_digits(found[0])}}}", plain)
+    plain = _LOWERED.sub(lambda found: f"_{{{_digits(found[0])}}}", plain)
+    plain = _ROOT.sub(lambda found: f"\\sqrt{{{found[1]}}}" if found[1] else "\\sqrt ", plain)
+    plain = _without_dollars(_LOOKS.sub("", plain.translate(_SIGNS)))
+    plain = _UPRIGHT.sub(r"\\text{", plain)
+    while found := _BARE.search(plain):
+        plain = plain[: found.start()] + plain[found.end() - 1 :]
+    plain = _SPACES.sub(" ", plain)
+    for pattern, spelling in _SPELLINGS:
+        plain = pattern.sub(spelling, plain)
+    return _SPACES.sub(" ", plain).strip().rstrip(".,;: ")
+
+
+def closing(text: str, start: int) -> int:
+    """Return where the bracket at `start` closes, whatever the kinds of the two; -1 if nowhere."""
+    depth = 0
+    for at, part in bracketed(text, start):
+        depth += part
+        if depth == 0:
+            return at
+    return -1
+
+
+def bracketed(text: str, start: int = 0) -> list[tuple[int, int]]:
+    r"""Return the place of each bracket from `start` on, with 1 for an opening and -1 for another.
+
+    `\{` and `\}` are brackets like `{` and `}`; the place is that of the last character.
+    """
+    return [
+        (at, 1 if text[at] in "([{" else -1)
+        for at in range(start, len(text))
+        if text[at] in "([{}])"
+    ]
+
+
+def _as_fraction(found: "re.Match[str]") -> str:
+    top, _, bottom = unicodedata.normalize("NFKC", found[0]).partition("\u2044")
+    return f"\\frac{{{top}}}{{{bottom}}}"
+
+
+def _digits(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).replace("\u2212", "-")
+
+
+def _without_dollars(text: str) -> str:
+    r"""Return `text` without the signs around a formula; a sign before a digit stays, as money."""
+    plain = text.strip()
+    for before, after in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
+        inside = plain.rstrip(".")
+        is_around = inside.startswith(before) and inside.endswith(after)
+        if is_around and len(inside) > len(before + after) and not inside.endswith("\\$"):
+            plain = inside[len(before) : -len(after)].strip()
+            break
+    plain = plain.replace("\\$", "$")
+    return re.sub(r"\$(?! *-?[0-9.])", "", plain)

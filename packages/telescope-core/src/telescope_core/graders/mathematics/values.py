@@ -1,0 +1,339 @@
+r"""Values in the ways in which answers write them: numbers, lists, sets, tuples, intervals. Pure.
+
+`read_value` takes a text apart as far as its structure goes. What is inside and no number is a
+formula, which is for math-verify to read, or words, which are compared as they are.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from telescope_core.graders.mathematics.notation import (
+    GREEK,
+    MAX_CHARACTERS,
+    bracketed,
+    closing,
+    normalized,
+)
+from telescope_core.graders.mathematics.numbers import Amount, read_amount
+from telescope_core.graders.mathematics.units import Unit, split_unit
+
+_MAX_DEPTH = 20
+"""Brackets within brackets."""
+_LETTER = rf"(?:\\(?:{'|'.join(sorted(GREEK))})(?![A-Za-z])|[A-Za-z])"
+_NAME = re.compile(
+    rf"(?:\\(?:text|overline|vec|hat|bar|mathcal) *\{{[^{{}}]*\}}"
+    rf"|\\(?:angle|triangle|measuredangle) *[A-Z]{{1,3}}"
+    rf"|m *\\angle *[A-Z]{{1,3}}|{_LETTER}|[A-Z]{{2,4}}|\|[A-Z]{{2}}\||\[[A-Z]{{3,5}}\])"
+    r"(?: *_ *(?:\{[^{}]*\}|[A-Za-z0-9]))?(?:'{1,3}|\^ *\{? *(?:-1|\*) *\}?)? *(?:\([^()=]*\))?"
+)
+_EQUALS = re.compile(r"(?<![\\<>!=:])=(?!=)")
+_ROUGHLY = re.compile(r"\\approx(?![A-Za-z])|\u2248")
+_RELATION = re.compile(r"\\le(?![A-Za-z])|\\ge(?![A-Za-z])|<|>")
+_MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
+_COMMAND = re.compile(r"\\([A-Za-z]+|.)")
+_PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,} +[A-Za-z]{2,}|[0-9] +[A-Za-z]{4,}")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z \-']*")
+_FUNCTIONS_WORDS = """
+arccos arcsin arctan binom cos cot coth csc cosh exp frac gcd lcm lg ln log max min mod pi root
+sec sech sin sinh sqrt tan tanh
+"""
+FUNCTIONS = frozenset(_FUNCTIONS_WORDS.split())
+"""Names of functions and operations."""
+_NUMERIC_WORDS = """
+bmod cdot ceil choose dbinom degree div infty lceil lfloor lvert mid operatorname over pm pmod
+rceil rfloor rvert tbinom text times vert { } |
+"""
+NUMERIC = FUNCTIONS | frozenset(_NUMERIC_WORDS.split())
+"""Commands that a formula without variables may hold."""
+_LOWERED_NUMBER = re.compile(r"(?<![A-Za-z}_])[0-9]+ *_")
+"""A number with an index, such as `12_{34x}`, which math-verify takes for the number."""
+_SHORT_WORDS = {"yes", "no", "odd", "dne", "none", "all", "true", "both"}
+
+
+class Kind(StrEnum):
+    """How the members of a group belong together."""
+
+    LIST = "list"
+    """Several values, in any order: `3, 5`."""
+    SET = "set"
+    r"""Braces: `\{3, 5\}`."""
+    UNION = "union"
+    r"""Joined by `\cup`, in any order."""
+    MATRIX = "matrix"
+    """Rows, which are groups of kind ROW."""
+    ROW = "row"
+    """A row of a matrix."""
+    OPEN = "()"
+    """A tuple, a point, or an interval without its ends."""
+    CLOSED = "[]"
+    """An interval with both ends."""
+    LEFT_OPEN = "(]"
+    """An interval with its right end."""
+    RIGHT_OPEN = "[)"
+    """An interval with its left end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Several values."""
+
+    kind: Kind
+    members: "tuple[Value, ...]"
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formula:
+    """What a parser of mathematics has to read."""
+
+    body: str
+    """Without the unit."""
+    unit: Unit | None
+    text: str
+
+    @property
+    def has_variables(self) -> bool:
+        """Whether a letter stands for something that is not known."""
+        return has_variables(self.body)
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether it is known to be a number: no variables, and commands of arithmetic alone."""
+        is_plain = not self.has_variables and "'" not in self.body
+        return is_plain and set(_COMMAND.findall(self.body)) <= NUMERIC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """An answer in words, or the letter of a choice."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """A value with a name: `x = 3`."""
+
+    name: str
+    value: "Value"
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """Neither a value nor a formula, such as a sentence."""
+
+    text: str
+
+
+Value = Amount | Group | Formula | Words | Named | Unreadable
+
+
+def read_value(text: str) -> Value:
+    """Return what `text` says; it is normalized here. Long and deeply nested texts are not read."""
+    if len(text) > MAX_CHARACTERS:
+        return Unreadable(text=text)
+    plain = normalized(text)
+    depth = deepest = 0
+    for _, step in bracketed(plain):
+        depth += step
+        deepest = max(deepest, depth)
+    return Unreadable(text=plain) if deepest > _MAX_DEPTH else _read(plain)
+
+
+def has_variables(body: str) -> bool:
+    r"""Whether normalized `body` has letters besides `e`, `i`, `\pi` and the names of functions."""
+    commands = _COMMAND.findall(body)
+    if any(name in GREEK for name in commands):
+        return True
+    plain = re.sub(r"[A-Za-z]+", _without_function, _COMMAND.sub(" ", body))
+    return any(letter.isalpha() and letter not in "ei" for letter in plain)
+
+
+def _without_function(found: "re.Match[str]") -> str:
+    return "" if found[0] in FUNCTIONS else found[0]
+
+
+def value_of_equation(text: str, *, of_sums: bool = False) -> str:
+    """Return what normalized `text` says a name, or a calculation, is worth; else all of it.
+
+    `of_sums` also takes the right side of `m + n = 7`, as a solution ends, though as an answer it
+    is an equation.
+    """
+    text, rough = (*_parts(text, _ROUGHLY), "")[:2]
+    if rough and _NAME.fullmatch(text):
+        return rough
+    parts = _parts(text, _EQUALS)
+    if len(parts) < 2 or not all(parts) or len(split_list(text)) > 1:
+        return text
+    left = parts[0]
+    is_name = _NAME.fullmatch(left) is not None
+    is_sum = of_sums and re.fullmatch(rf"(?:{_LETTER}(?:_\{{?\w\}}?)?[ +*-]*|\\cdot *)+", left)
+    if len(parts) > 2 or is_name or is_sum:
+        return parts[-1]
+    return text if has_variables(left) or has_variables(parts[-1]) else parts[-1]
+
+
+def of_equation(text: str) -> str:
+    r"""Return the last side of an equation, as it is written; without what follows `\approx`."""
+    exact, rough = (*_parts(text, _ROUGHLY), "")[:2]
+    sides = _parts(exact, _EQUALS)
+    return sides[-1] if len(sides) > 1 or not rough or not _NAME.fullmatch(exact) else rough
+
+
+def _read(text: str) -> Value:
+    text = _unwrapped(text)
+    amount = read_amount(text)
+    if amount is not None:
+        return amount
+    if not text or "\\ldots" in text or _LOWERED_NUMBER.search(text):
+        return Unreadable(text=text)
+    matrix = _MATRIX.fullmatch(text)
+    if matrix and text.count("\\begin") == 1:
+        return _matrix(matrix[2], text)
+    if "\\begin" in text:
+        return Formula(body=text, unit=None, text=text)
+    parts = split_list(text)
+    if len(parts) > 1:
+        return _group(Kind.LIST, parts, text)
+    if text.count("\\pm") == 1 and "\\mp" not in text:
+        before, _, after = text.partition("\\pm")
+        plus = "" if not before.strip() or before.rstrip()[-1] in "{(=" else "+"
+        return _group(Kind.LIST, (f"{before}{plus}{after}", f"{before}-{after}"), text)
+    unions = _parts(text, re.compile(r"\\cup(?![A-Za-z])"))
+    if len(unions) > 1:
+        return _group(Kind.UNION, unions, text)
+    named = _named(text)
+    return named or _inside_brackets(text) or _leaf(text)
+
+
+def _named(text: str) -> Value | None:
+    """Read an equation, a membership or an inequality about one name; None if it is none."""
+    value = value_of_equation(text)
+    if value != text:
+        left = _parts(_parts(text, _ROUGHLY)[0], _EQUALS)[0]
+        inner = _read(value)
+        if _NAME.fullmatch(left) is None:
+            return inner
+        return Named(name=left.replace(" ", ""), value=inner, text=text)
+    member = _parts(text, re.compile(r"\\in(?![A-Za-z])"))
+    if len(member) == 2 and _NAME.fullmatch(member[0]):
+        return Named(name=member[0].replace(" ", ""), value=_read(member[1]), text=text)
+    signs = [found[0].strip() for found in _RELATION.finditer(text)]
+    sides = _parts(text, _RELATION)
+    if len(sides) != len(signs) + 1 or not 1 <= len(signs) <= 2:
+        return None
+    if len(signs) == 2:
+        low, name, high = sides
+        if {sign in ("<", "\\le") for sign in signs} == {False}:
+            low, high, signs = high, low, signs[::-1]
+        elif {sign in ("<", "\\le") for sign in signs} != {True}:
+            return None
+    else:
+        is_below = signs[0] in ("<", "\\le")
+        if _NAME.fullmatch(sides[1]) and not _NAME.fullmatch(sides[0]):
+            sides, is_below = sides[::-1], not is_below
+        name, bound = sides
+        low, high = ("-\\infty", bound) if is_below else (bound, "\\infty")
+        signs = ["<", signs[0]] if is_below else [signs[0], "<"]
+    if not _NAME.fullmatch(name) or has_variables(low) or has_variables(high):
+        return None
+    opens, closes = ("(" if signs[0] in "<>" else "["), (")" if signs[1] in "<>" else "]")
+    interval = _group(Kind(f"{opens}{closes}"), (low, high), text)
+    return Named(name=name.replace(" ", ""), value=interval, text=text)
+
+
+def _inside_brackets(text: str) -> Value | None:
+    r"""Read `(...)`, `[...)`, `\{...\}` and `]...[` around all of `text`; None if it has none."""
+    if text.startswith("\\{") and text.endswith("\\}") and closing(text, 1) == len(text) - 1:
+        inside = text[2:-2].strip()
+        if re.search(r"\\mid(?![A-Za-z])|\||:", inside):
+            return None
+        return _group(Kind.SET, split_list(inside, groups=False) if inside else (), text)
+    if text == "\\emptyset":
+        return Group(kind=Kind.SET, members=(), text=text)
+    if text == "\\mathbb{R}":
+        return _group(Kind.OPEN, ("-\\infty", "\\infty"), text)
+    reversed_ends = text.startswith("]") or (text.endswith("[") and text.startswith("["))
+    if reversed_ends and text.endswith(("[", "]")) and len(text) > 2:
+        opens = "(" if text[0] == "]" else "["
+        text = f"{opens}{text[1:-1]}{')' if text[-1] == '[' else ']'}"
+    if not (text.startswith(("(", "[")) and text.endswith((")", "]"))):
+        return None
+    if closing(text, 0) != len(text) - 1:
+        return None
+    parts = split_list(text[1:-1], groups=False)
+    if len(parts) == 1:
+        return _read(parts[0])
+    return _group(Kind(f"{text[0]}{text[-1]}"), parts, text)
+
+
+def _leaf(text: str) -> Value:
+    words = re.sub(r"\\text *\{([^{}]*)\}", r" \1 ", text)
+    bare = re.sub(r"^\(([A-Z])\)$", r"\1", words.strip())
+    is_text = text.startswith("\\text") and "\\" not in words
+    is_word = _WORDS.fullmatch(bare) is not None
+    if is_word and (is_text or len(bare.replace(" ", "")) >= 4 or bare.lower() in _SHORT_WORDS):
+        few = len(bare.split()) <= 4
+        return Words(text=" ".join(bare.split())) if few else Unreadable(text=text)
+    if is_text and not is_word and _COMMAND.search(words) is None:
+        inner = words.strip()
+        return _read(inner) if inner != text and not _PROSE.search(inner) else Unreadable(text=text)
+    body, unit = split_unit(text)
+    if _PROSE.search(_COMMAND.sub(" ", _without_text(body))):
+        return Unreadable(text=text)
+    return Formula(body=body, unit=unit, text=text)
+
+
+def _without_text(body: str) -> str:
+    return re.sub(r"\\(?:text|operatorname) *\{[^{}]*\}", "", body)
+
+
+def split_list(text: str, *, groups: bool = True) -> tuple[str, ...]:
+    """Return the parts of `text` between commas and semicolons that stand in no brackets.
+
+    With `groups`, a comma in front of three digits belongs to the number: `1,234`.
+    """
+    comma = r",(?![0-9]{3}(?![0-9]))|(?<![0-9]),|;" if groups else r"[,;]"
+    return tuple(part for part in _parts(text, re.compile(comma)) if part)
+
+
+def _parts(text: str, separator: "re.Pattern[str]") -> list[str]:
+    parts: list[str] = []
+    start = 0
+    for found in separator.finditer(text):
+        if found.start() >= start and _depth(text, found.start()) == 0:
+            parts.append(text[start : found.start()].strip())
+            start = found.end()
+    return [*parts, text[start:].strip()]
+
+
+def _depth(text: str, at: int) -> int:
+    return sum(step for place, step in bracketed(text) if place < at)
+
+
+def _unwrapped(text: str) -> str:
+    text = text.strip()
+    while text.startswith("{") and closing(text, 0) == len(text) - 1:
+        text = text[1:-1].strip()
+    return text
+
+
+def _group(kind: Kind, parts: Sequence[str], text: str) -> Group:
+    members: list[Value] = []
+    for member in map(_read, parts):
+        if kind in (Kind.LIST, Kind.SET) and isinstance(member, Group) and member.kind is Kind.LIST:
+            members += member.members
+        else:
+            members.append(member)
+    if kind in (Kind.LIST, Kind.SET, Kind.UNION):
+        members = [one for at, one in enumerate(members) if one not in members[:at]]
+    return Group(kind=kind, members=tuple(members), text=text)
+
+
+def _matrix(inside: str, text: str) -> Group:
+    rows = [row for row in re.split(r"\\\\|\\cr(?![A-Za-z])", inside) if row.strip()]
+    members = tuple(_group(Kind.ROW, row.split("&"), row) for row in rows)
+    return Group(kind=Kind.MATRIX, members=members, text=text)
