@@ -49,6 +49,7 @@ COUNTERPARTS: Mapping[str, Counterpart] = {
     "DeepSeek-V3.1, thinking = true": Counterpart(
         name="deepseek-ai-DeepSeek-V3.1", differs=("multi", "system", *_CALLS)
     ),
+    "LFM2.5": _alike("LFM2.5-8B-A1B"),
     "Phi-3": _alike("microsoft-Phi-3.5-mini-instruct"),
     "gpt-oss": _alike("openai-gpt-oss-120b"),
     "Command R7B": Counterpart(
@@ -85,6 +86,7 @@ UNCOMPARED: Mapping[str, Uncompared] = {
     "SmolLM (ChatML)": Uncompared(words=("SmolLM-", "SmolLM2", "chatml")),
     "Qwen3-Thinking-2507": Uncompared(words=("Thinking-2507",)),
     "Qwen3-Instruct-2507": Uncompared(words=("Instruct-2507",)),
+    "Llama 4, pythonic": Uncompared(words=("llama-4", "llama4")),
     "Gemma 3": Uncompared(words=("gemma-3",)),
     "Phi-4": Uncompared(words=("phi-4",)),
     "Phi-4-mini": Uncompared(words=("phi-4",)),

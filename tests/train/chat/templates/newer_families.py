@@ -1,5 +1,6 @@
 """More families of chat templates, whose calls and thinking are written in forms of their own."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from tests.train.chat.templates.families import (
@@ -129,6 +130,24 @@ def granite(thinking: str, content: str, calls: tuple[Call, ...]) -> str:
     return f"{content}<|end_of_text|>"
 
 
+def in_python(calls: tuple[Call, ...], quote: Callable[[object], str]) -> str:
+    blocks = [
+        f"{name}({', '.join(f'{key}={quote(value)}' for key, value in arguments.items())})"
+        for name, arguments in calls
+    ]
+    return f"[{', '.join(blocks)}]"
+
+
+def lfm2(thinking: str, content: str, calls: tuple[Call, ...]) -> str:
+    said = f"<|tool_call_start|>{in_python(calls, repr)}<|tool_call_end|>" if calls else ""
+    return f"{content}{said}<|im_end|>"
+
+
+def llama4(thinking: str, content: str, calls: tuple[Call, ...]) -> str:
+    said = in_python(calls, lambda value: f'"{value}"') if calls else ""
+    return f"{content}{said}<|eot|>"
+
+
 GEMMA4 = Family(
     name="Gemma 4, enable_thinking = true", template="gemma4", write=gemma4,
     chains={**PLAIN_AND_TOOLS, "thinking": 3, "thinking tools": 2},
@@ -140,6 +159,17 @@ NEWER = [
     GEMMA4,
     replace(
         GEMMA4, name="Gemma 4", arguments={}, chains={"multi": 3, "cut": 2, "tools": 3}
+    ),
+    Family(
+        name="LFM2.5", template="lfm2", write=lfm2, chains=PLAIN_AND_TOOLS,
+        special=["<|im_start|>", "<|tool_call_start|>", "<|tool_call_end|>", "<|tool_list_start|>",
+                 "<|tool_list_end|>", "<|tool_response_start|>", "<|tool_response_end|>"],
+        stops=("<|im_end|>",), bos="<|startoftext|>",
+    ),
+    Family(
+        name="Llama 4, pythonic", template="llama4", write=llama4, chains=PLAIN_AND_TOOLS,
+        special=["<|header_start|>", "<|header_end|>", "<|python_start|>", "<|python_end|>"],
+        stops=("<|eot|>",), bos="<|begin_of_text|>",
     ),
     Family(
         name="Seed-OSS", template="seed_oss", write=seed_oss,

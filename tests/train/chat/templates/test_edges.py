@@ -172,7 +172,7 @@ def test_broken_arguments_come_back_to_the_model_and_the_rollout_goes_on(family)
     """The tool refuses them; the template shows them in one way or another."""
 
     def broken(text: str) -> str:
-        return re.sub(r"\}(?=[^{}]*$)", ",", text.replace("null", "nil"), count=0)
+        return re.sub(r"\}(?=[^{}]*$)", ",", re.sub("null|None", "nil", text), count=0)
 
     renderer = family.renderer()
     asked = (Message(role="user", content="2+2="),)

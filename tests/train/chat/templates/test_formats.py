@@ -95,6 +95,17 @@ WRITTEN = [
      f"</{BAR}DSML{BAR}parameter></{BAR}DSML{BAR}invoke></{BAR}DSML{BAR}tool_calls>"),
     ("minicpm5", '<function name="add"><param name="a">1</param></function>\n'
      '<function name="add"><param name="a">2</param></function>'),
+    ("pythonic", "[add(a=1), add(a=2)]"),
+    ("pythonic", '<|python_start|>[add(a="1"),\n add(a=02)]<|python_end|>'),
+    ("lfm2", "<|tool_call_start|>[add(a=1), add(a='2')]<|tool_call_end|>"),
+    ("llama4_json", '{"name": "add", "parameters": {"a": 1}}{"name":"add","parameters":{"a":2}}'),
+    ("xlam", '[{"name": "add", "arguments": {"a": 1}}, {"name": "add", "arguments": {"a": 2}}]'),
+    ("granite-20b-fc", '<function_call> {"name": "add", "arguments": {"a": 1}}<function_call> '
+     '{"name": "add", "arguments": {"a": 2}}'),
+    ("internlm", '<|action_start|><|plugin|>\n{"name": "add", "parameters": {"a": 1}}'
+     '<|action_end|><|action_start|><|plugin|>{"name": "add", "parameters": {"a": 2}}'),
+    ("gigachat3", '<|function_call|>{"name": "add", "arguments": {"a": 1}}<|function_call|>'
+     '{"name": "add", "arguments": {"a": 2}}'),
     ("gemma4", "<|tool_call>call:add{a:1}<tool_call|><|tool_call>call:add{ a: 2}"),
     ("kimi_k2", '<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0'
      '<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|><|tool_call_begin|>add:1'
@@ -114,7 +125,7 @@ def test_two_calls_are_read(parser, text):
 
 
 @pytest.mark.parametrize(
-    ("parser", "text"), [pair for pair in WRITTEN if pair[0] not in ("llama3_json", "harmony")]
+    ("parser", "text"), [pair for pair in WRITTEN if pair[0] not in ("pythonic", "harmony")]
 )
 def test_text_in_front_of_calls_is_the_content(parser, text):
     front = "Let me see."
@@ -137,6 +148,10 @@ def test_text_in_front_of_calls_is_the_content(parser, text):
         ("qwen3_coder", "<tool_call><function=add><parameter=a>1</parameter><parameter=b>"),
         ("qwen3_coder", "<tool_call><function=add>what</function></tool_call>"),
         ("glm45", "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value>"),
+        ("pythonic", "[1, 2]"),
+        ("pythonic", "Look: [add(a=1)]"),
+        ("pythonic", "[see(Table 1)]"),
+        ("lfm2", "<|tool_call_start|>nothing<|tool_call_end|>"),
         ("mistral", "[TOOL_CALLS] what was it"),
         ("mistral", "[TOOL_CALLS] [1, 2]"),
         ("phi4_mini_json", "<|tool_call|>add<|/tool_call|>"),
@@ -166,6 +181,7 @@ def test_what_is_no_call_stays_in_the_text(parser, text):
         ("deepseek", DEEPSEEK.partition(deepseek("call end"))[0].replace("1}", "1,}")),
         ("harmony", '<|channel|>commentary to=functions.add<|message|>{"a": 1,}'),
         ("functionary", '<function=add>{"a": 1,}</function>'),
+        ("pythonic", '[add({"a": 1,})]'),
         ("tool_calls", '<tool_calls>[{"name": "add", "arguments": {"a": 1,}}]</tool_calls>'),
         ("gemma4", '<|tool_call>call:add{"a": 1,}<tool_call|>'),
         (
@@ -297,3 +313,98 @@ def called(arguments: str, **changes) -> Message:
 )
 def test_messages_are_compared_by_what_they_say(sent, is_same):
     assert same_message(called('{"a": 1, "b": [true]}'), sent) is is_same
+
+
+TYPED = {
+    "type": "function",
+    "function": {
+        "name": "act",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "int": {"type": "integer"},
+                "number": {"type": "number"},
+                "text": {"type": "string"},
+                "flag": {"type": "boolean"},
+                "list": {"type": "array", "items": {"type": "integer"}},
+                "object": {"type": "object"},
+                "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+                "either": {"type": ["string", "null"]},
+                "mode": {"enum": ["a", "b"]},
+                "any": {},
+            },
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "read_as"),
+    [
+        ("int", "7", 7), ("int", "012", 12), ("int", "+5", 5), ("int", "5.0", 5.0),
+        ("int", "x", "x"),
+        ("number", "1.5", 1.5), ("number", "1e3", 1000), ("number", "nan", "nan"),
+        ("flag", "False", False), ("flag", "true", True), ("flag", "1", True), ("flag", "no", "no"),
+        ("text", "7", "7"), ("text", "null", "null"), ("text", " a ", " a "),
+        ("text", "a\n\nb", "a\n\nb"), ("text", "</tool_call>", "</tool_call>"),
+        ("list", "[1, 2]", [1, 2]), ("object", '{"a": 1}', {"a": 1}),
+        ("maybe", "3", 3), ("maybe", "null", None), ("either", "null", None),
+        ("either", "None", "None"), ("mode", "a", "a"), ("any", "[1]", "[1]"), ("other", "7", "7"),
+    ],
+)  # fmt: skip
+def test_values_in_tags_have_the_types_that_vllm_0_32_gives_them(key, written, read_as):
+    text = f"<tool_call>\n<function=act>\n<parameter={key}>\n{written}\n</parameter>\n</function>\n"
+    content, calls = read("qwen3_coder", f"{text}</tool_call>", tools=(TYPED,))
+    assert (content, calls) == ("", [("act", {key: read_as})])
+    assert type(calls[0][1][key]) in (type(read_as), int, float)
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "read_as"),
+    [
+        ("list", "['1', 2]", ["1", 2]),
+        ("object", "{'a': True}", {"a": True}),
+        ("maybe", "None", None),
+        ("text", "see </function> there", "see </function> there"),
+    ],
+)
+def test_values_that_vllm_leaves_as_text_or_drops_are_read(key, written, read_as):
+    text = f"<function=act><parameter={key}>{written}</parameter></function>"
+    assert read("qwen3_coder", text, tools=(TYPED,)) == ("", [("act", {key: read_as})])
+
+
+ONE, TWO = ("add", {"a": 1}), ("add", {"a": 2})
+IN_JSON = '{"name": "add", "parameters": {"a": 1}}'
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "calls"),
+    [
+        ("qwen3_coder", "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+         [ONE]),
+        ("qwen3_coder", "So.\n<function=add><parameter=a>1</parameter></function>", [ONE]),
+        ("qwen3_coder", "<tool_call><function=add><parameter=a>1</parameter></function>"
+         "<function=add><parameter=a>2</parameter></function></tool_call>", [ONE, TWO]),
+        ("qwen3_coder", "<tool_call><function=add></function></tool_call>", [("add", {})]),
+        ("qwen3_coder", "<tool_call><function=add><parameter=a>1</parameter></tool_call>", [ONE]),
+        ("qwen3_coder", "<tool_call><function=add><parameter=a>1<parameter=text>x</parameter>"
+         "</function></tool_call>", [("add", {"a": 1, "text": "x"})]),
+        ("glm45", "<tool_call>add</tool_call>", [("add", {})]),
+        ("llama3_json", f"I call it: {IN_JSON}", [ONE]),
+        ("llama3_json", f"{IN_JSON} and more", [ONE]),
+        ("llama3_json", f"```json\n{IN_JSON}\n```", [ONE]),
+        ("llama3_json", f"a {{ b, {IN_JSON}", []),
+        ("llama3_json", '{"name": "add", "parameters": {"x": {"name": "y", "parameters": {}}}}',
+         [("add", {"x": {"name": "y", "parameters": {}}})]),
+        ("pythonic", '[add(text="a\\nb", flag=true, x=None)]',
+         [("add", {"text": "a\nb", "flag": True, "x": None})]),
+        ("pythonic", "[add(x=-2.5, y=[1, (2, 3)], z={'k': 'v'})]",
+         [("add", {"x": -2.5, "y": [1, [2, 3]], "z": {"k": "v"}})]),
+        ("pythonic", "[add()]", [("add", {})]),
+        ("pythonic", "[add(a=1)] done", []),
+        ("lfm2", "<|tool_call_start|>[add(from=1, text='one\ntwo')]<|tool_call_end|>",
+         [("add", {"from": 1, "text": "one\ntwo"})]),
+    ],
+)  # fmt: skip
+def test_calls_are_those_that_vllm_0_32_reads(parser, text, calls):
+    assert read(parser, text)[1] == calls

@@ -342,3 +342,57 @@ def test_arguments_are_text_where_the_template_takes_text():
         add_generation_prompt=False,
     )
     assert '{"a": 2}' in shown
+
+
+ROBOT = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}<|result|>{{ m.content }}<|stop|>"
+    "{% else %}<|begin|>{{ 'robot' if m.role == 'assistant' else m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "<|stop|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt and not (HEADLESS) %}<|begin|>robot\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("headless", "place"),
+    [
+        ("messages[-1].role == 'tool'", "a result"),
+        ("messages | length > 3 and messages[-2].role == 'tool'", "two results"),
+        ("messages | length > 3 and messages[-2].role == 'tool' and messages[-1].role == 'user'",
+         "a result and what the user says"),
+        ("messages | length > 4 and messages[-1].role == 'user'",
+         "a result, its answer and what the user says"),
+        ("false", ""),
+    ],
+)  # fmt: skip
+def test_a_turn_that_begins_otherwise_behind_calls_is_refused_with_tools(headless, place):
+    model = family(
+        f"robot {place}",
+        ROBOT.replace("HEADLESS", headless),
+        special=["<|begin|>", "<|result|>"],
+        stops=("<|stop|>",),
+    )
+    renderer = model.renderer()
+    assert renderer.refusal(Use.ANSWERS) is None
+    for use in (Use.TOOLS, Use.CALLS):
+        reason = renderer.refusal(use)
+        assert (f"an answer behind {place}, which" in reason) if place else reason is None
+
+
+def test_thinking_that_is_written_otherwise_behind_a_result_is_refused_with_tools():
+    says = "{{ m.reasoning_content and '<think>' + m.reasoning_content + '</think>' or '' }}"
+    behind = says.replace("<think>", "<ponder>").replace("</think>", "</ponder>")
+    shown = "{% if loop.previtem and loop.previtem.role == 'tool' %}BEHIND{% else %}SAYS{% endif %}"
+    text = ROBOT.replace("HEADLESS", "false").replace("\n{{ m.c", f"\n{shown}{{{{ m.c")
+    for name, other in (("alike", says), ("otherwise", behind)):
+        model = family(
+            f"robot thinks {name}",
+            text.replace("BEHIND", other).replace("SAYS", says),
+            special=["<|begin|>", "<|result|>"],
+            stops=("<|stop|>",),
+        )
+        renderer = model.renderer()
+        assert renderer.refusal(Use.THINKING) is None
+        reason = renderer.refusal(Use.CALLS)
+        assert reason is None if name == "alike" else "<ponder>" in reason

@@ -13,6 +13,7 @@ from telescope_core.errors import ConfigError
 from telescope_core.types import Message, ToolCall
 from telescope_train.chat.formats import ParsedReply, same_words
 from telescope_train.chat.formats.choose import NO_CALLS
+from telescope_train.chat.formats.thinking import NO_REASONING
 from telescope_train.chat.rendering import Rendering, Tools
 from telescope_train.chat.turn_end import turn_end, wrong_end
 from telescope_train.chat.uses import Use
@@ -163,10 +164,12 @@ def _prove_thinking(rendering: Rendering) -> str | None:
     return _with_tools_if_needed(_thinking_is_unread, rendering)
 
 
-def _thinking_is_unread(rendering: Rendering, tools: Tools) -> str | None:
+def _thinking_is_unread(
+    rendering: Rendering, tools: Tools, asked: Sequence[Message] = (_USER,)
+) -> str | None:
     said = replace(_ANSWER, reasoning=_THOUGHT)
-    prompt = rendering.text([_USER], tools=tools, add_generation_prompt=True)
-    turn = written_turn(rendering, [_USER], said, tools=tools)
+    prompt = rendering.text(asked, tools=tools, add_generation_prompt=True)
+    turn = written_turn(rendering, asked, said, tools=tools)
     if turn is None or _THOUGHT not in turn:
         return None  # the template shows no thinking, so nothing can be compared
     found = _read(rendering, turn, prompt)
@@ -182,13 +185,23 @@ def _thinking_is_unread(rendering: Rendering, tools: Tools) -> str | None:
 
 def _prove_tools(rendering: Rendering) -> str | None:
     if rendering.format.tool_calls is NO_CALLS:
+        shown = ""
+        with suppress(ConfigError):
+            turn = written_turn(rendering, [_USER], _calling(1), tools=PROBE_TOOLS)
+            if turn is not None and _CALLS[0].name in turn:
+                shown = f": its chat template shows one as {turn!r}"
         return (
-            "tools are offered, but it is not known how this model writes tool calls; set "
+            f"tools are offered, but it is not known how this model writes tool calls{shown}; set "
             f"tool_call_parser, or {_XML}"
         )
     if not rendering.shows_tools(PROBE_TOOLS):
         return f"tools are offered, but the model's chat template leaves them out; {_XML_OR_OTHER}"
-    return _prove_calls(rendering) or _call_is_unread(rendering, 1) or _second_unread(rendering)
+    return (
+        _prove_calls(rendering)
+        or _call_is_unread(rendering, 1)
+        or _second_unread(rendering)
+        or _unread_behind_calls(rendering, _calling(1))
+    )
 
 
 def _second_unread(rendering: Rendering) -> str | None:
@@ -200,10 +213,14 @@ def _second_unread(rendering: Rendering) -> str | None:
 
 
 def _prove_calls(rendering: Rendering) -> str | None:
-    reason = _call_is_lost(rendering, 1)
+    reason = _call_is_lost(rendering, 1) or _unread_behind_calls(rendering, _ANSWER)
     # A template that refuses to go on behind calls says so itself when that happens.
     with suppress(ConfigError):
         reason = reason or _call_is_lost(rendering, 1, then=(_ANSWER, _AGAIN))
+    if reason is None and rendering.format.reasoning is not NO_REASONING:
+        with suppress(ConfigError):
+            called = (_USER, _calling(1), _RESULTS[0])
+            reason = _thinking_is_unread(rendering, PROBE_TOOLS, called)
     return reason
 
 
@@ -288,6 +305,41 @@ def _call_is_unread(rendering: Rendering, count: int) -> str | None:
         f"the model's chat template writes it: {written!r}; set tool_call_parser to a parser "
         f"that reads it, or {_XML}"
     )
+
+
+def _unread_behind_calls(rendering: Rendering, said: Message) -> str | None:
+    """Return why `said` is not read in a place that a conversation comes to by a call.
+
+    A template may begin a turn in a way of its own there: behind one result or two, and where the
+    user speaks behind a result or behind the answer to it.
+    """
+    one, two = ([_USER, _calling(count), *_RESULTS[:count]] for count in (1, 2))
+    places = {
+        "a result": one,
+        "two results": two,
+        "a result and what the user says": [*one, _AGAIN],
+        "a result, its answer and what the user says": [*one, _ANSWER, _AGAIN],
+    }
+    what = "a call" if said.tool_calls else "an answer"
+    for place, asked in places.items():
+        # A template that refuses to go on so says that itself when it happens.
+        with suppress(ConfigError):
+            prompt = rendering.text(asked, tools=PROBE_TOOLS, add_generation_prompt=True)
+            turn = written_turn(rendering, asked, said, tools=PROBE_TOOLS)
+            if turn is None:
+                return (
+                    f"{what} behind {place} does not follow the generation prompt of the model's "
+                    f"chat template, which ends with {prompt[-40:]!r}; {_XML_OR_OTHER}"
+                )
+            found = _read(rendering, turn.rstrip(), prompt, tools=PROBE_TOOLS)
+            is_read = same_words(said, replace(_message(found), reasoning=""))
+            if not is_read or (found.content != said.content and not said.tool_calls):
+                return (
+                    f"{what} behind {place}, which the model's chat template writes as {turn!r}, "
+                    f"would be read as the answer {found.content!r} with {len(found.calls)} calls; "
+                    f"{_XML_OR_OTHER}"
+                )
+    return None
 
 
 def _calling(count: int, *, text: str = "") -> Message:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from telescope_core.errors import ConfigError
-from telescope_core.types import JsonValue, Message
+from telescope_core.types import JsonValue, Message, ToolCall
 from telescope_train.chat.formats import ParsedReply, choose_format
 from telescope_train.chat.formats.choose import AUTO
 from telescope_train.chat.message_form import REFUSALS, message_form
@@ -21,6 +21,22 @@ Tools = Sequence[dict[str, JsonValue]]
 """Functions in the form of OpenAI's chat API."""
 _ANYBODY = (Message(role="user", content="hello"),)
 _ANSWER = Message(role="assistant", content="Good day")
+_CALL = ToolCall(id="PROBE1234", name="choose", arguments='{"one": "first"}')
+_CALLED = (
+    *_ANYBODY,
+    Message(role="assistant", content="", tool_calls=(_CALL,)),
+    Message(role="tool", content="chosen", tool_call_id=_CALL.id),
+)
+_TOOLS: Tools = [{"type": "function", "function": {"name": "choose", "parameters": {}}}]
+
+
+class _Margins(NamedTuple):
+    """White space that the template itself writes around an answer."""
+
+    opening: str = ""
+    """The text of the generation prompt in front of the answer."""
+    leading: str = ""
+    trailing: str = ""
 
 
 class Rendering:
@@ -112,27 +128,40 @@ class Rendering:
         White space that the template itself writes around an answer is no part of the answer: sent
         back, it would be written a second time.
         """
+        plain, called = self._margins
+        margins = plain if prompt.endswith(plain.opening) else called
         return self.format.parse(
-            text, tools=tools, opened=self.format.opens_thinking(prompt), margins=self._margins
+            text,
+            tools=tools,
+            opened=self.format.opens_thinking(prompt),
+            margins=(margins.leading, margins.trailing),
         )
 
     @cached_property
-    def _margins(self) -> tuple[str, str]:
-        """The white space that the template writes before and after an answer."""
+    def _margins(self) -> tuple[_Margins, _Margins]:
+        """The white space around an answer to the user, and around one behind a tool result."""
+        plain = self._margins_behind(_ANYBODY, ())
+        return plain, self._margins_behind(_CALLED, _TOOLS)
+
+    def _margins_behind(self, asked: Sequence[Message], tools: Tools) -> _Margins:
         try:
-            text = self.text([*_ANYBODY, _ANSWER, *_ANYBODY], add_generation_prompt=True)
+            text = self.text([*asked, _ANSWER, *_ANYBODY], tools=tools, add_generation_prompt=True)
         except ConfigError:
-            return "", ""
+            return _Margins()
         before, found, after = text.partition(_ANSWER.content)
         end = self.special.first_end(after)
         trailing = after[: end.start] if end is not None else ""
         if not found or trailing.strip():
-            return "", ""
+            return _Margins()
         with suppress(ConfigError):
-            prompt = self.text(_ANYBODY, add_generation_prompt=True)
-            leading = before.removeprefix(prompt) if before.startswith(prompt) else ""
-            return (leading if not leading.strip() else ""), trailing
-        return "", trailing
+            prompt = self.text(asked, tools=tools, add_generation_prompt=True)
+            opening = prompt.rpartition(asked[-1].content)[2]
+            marks, bare = prompt.rstrip(), before.rstrip()
+            # Some history is another text than the prompt; the last mark of both is the same.
+            if bare == marks or bare.endswith(marks.split()[-1]):
+                leading = before[len(bare) :].removeprefix(prompt[len(marks) :])
+                return _Margins(opening, leading, trailing)
+        return _Margins(trailing=trailing)
 
 
 def _clock_stopped_at(moment: datetime) -> Callable[[str], str]:

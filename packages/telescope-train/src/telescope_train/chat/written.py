@@ -3,6 +3,7 @@
 The template renders the turn as history, and what stands behind the generation prompt is cut out.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -32,6 +33,8 @@ def written_turn(
     whole = rendering.text([*asked, said], tools=tools, add_generation_prompt=False)
     turn = _behind_prompt(prompt, whole, said, rendering.format)
     if turn is None:
+        turn = _behind_last_word(prompt, whole, asked[-1].content)
+    if turn is None:
         return None
     end = rendering.special.first_end(turn)
     turn = turn[: end.start] if end is not None else turn
@@ -47,10 +50,25 @@ def _behind_prompt(prompt: str, whole: str, said: Message, form: ReplyFormat) ->
         return None
     turn = whole[len(start) :]
     if form.opens_thinking(prompt):
-        return turn.removeprefix(opening)
+        bare = turn.lstrip()
+        return bare.removeprefix(opening) if bare.startswith(opening) else turn
     if turn.lstrip().startswith((opening, closing)) and not said.reasoning:
         return turn.partition(closing)[2].lstrip("\n")
     return turn
+
+
+def _behind_last_word(prompt: str, whole: str, word: str) -> str | None:
+    """Return what `whole` has behind `word` and the generation prompt, white space there aside.
+
+    For templates whose history is another text than the prompt: each turn is then a sample of its
+    own, and yet the model writes it behind the same marks.
+    """
+    opening, rest = (text.rpartition(word)[2] for text in (prompt, whole))
+    if not word or word not in prompt or word not in whole:
+        return None
+    marks = r"\s*".join(re.escape(one) for one in opening if not one.isspace())
+    found = re.match(rf"\s*{marks}", rest)
+    return found and rest[found.end() :].removeprefix(opening[len(opening.rstrip()) :])
 
 
 def _without_thinking_marks(prompt: str, opening: str, closing: str) -> str:

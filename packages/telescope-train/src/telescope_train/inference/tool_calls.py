@@ -8,8 +8,9 @@ the model writes calls.
 from telescope_train.chat.formats import choose_format
 
 _SAME_NAME = (
-    *("deepseek_v32", "gemma4", "glm45", "hermes", "kimi_k2", "kimi_k3", "llama3_json"),
-    *("minicpm5", "minimax_m2", "mistral", "phi4_mini_json", "qwen3_coder", "seed_oss"),
+    *("deepseek_v32", "gemma4", "gigachat3", "glm45", "granite-20b-fc", "hermes", "internlm"),
+    *("kimi_k2", "kimi_k3", "lfm2", "llama3_json", "llama4_json", "minicpm5", "minimax_m2"),
+    *("mistral", "phi4_mini_json", "pythonic", "qwen3_coder", "seed_oss", "xlam"),
 )
 """Parsers that are called there as here."""
 _NAME_THERE = {**{name: name for name in _SAME_NAME}, "harmony": "openai"}

@@ -13,12 +13,18 @@ from telescope_train.chat.formats.kimi import KIMI_K2, KIMI_K3
 from telescope_train.chat.formats.listed import (
     COMMAND_R,
     DEEPSEEK,
+    GIGACHAT,
+    GRANITE_FC,
+    INTERNLM,
     LLAMA3_JSON,
+    LLAMA4_JSON,
     MISTRAL,
     NEMOTRON,
     PHI4,
     TOOL_CALLS,
+    XLAM,
 )
+from telescope_train.chat.formats.pythonic import LFM2, PYTHONIC
 from telescope_train.chat.formats.reply import Calls, ReasoningParser, ToolCallParser, ToolSchemas
 from telescope_train.chat.formats.tagged import FUNCTIONARY, GLM45, HERMES, QWEN3_CODER, SEED_OSS
 from telescope_train.chat.formats.thinking import (
@@ -62,6 +68,16 @@ _TOOL_CALLS = (
     (HERMES, ("<tool_call>",)),
     (PHI4, ("<|tool_call|>",)),
     (PHI4, ("functools[",)),
+    (GRANITE_FC, ("<function_call>",)),
+    (INTERNLM, ("<|action_start|>", "<|plugin|>")),
+    (GIGACHAT, ("<|function_call|>",)),
+    (LFM2, ("<|tool_list_start|>",)),
+    (LFM2, ("<|tool_call_start|>",)),
+    (LFM2, ("List of tools: [", "keep_past_thinking")),
+    (PYTHONIC, ("[func_name1(",)),
+    (PYTHONIC, ("tool_call.name + '('",)),
+    (LLAMA4_JSON, ("<|header_start|>", '"parameters": ')),
+    (XLAM, ('[{"name": "tool_call_name"',)),
     (LLAMA3_JSON, ("<|python_tag|>",)),
     (LLAMA3_JSON, ("<|eot_id|>", "ipython")),
 )

@@ -21,6 +21,9 @@ _MISTRAL_ID = re.compile(r"[a-zA-Z0-9]{9}")
 _PHI = re.compile(r"(?:<\|tool_call\|>|functools)(.*?)(?:<\|/tool_call\|>|\Z)", re.DOTALL)
 _TOOL_CALLS = re.compile(r"<tool_calls>(.*?)(?:</tool_calls>|\Z)", re.DOTALL)
 _TOOLCALL = re.compile(r"<TOOLCALL>(.*?)(?:</TOOLCALL>|\Z)", re.DOTALL)
+_FUNCTION_CALL = re.compile(r"<function_call>(.*?)(?=<function_call>|\Z)", re.DOTALL)
+_PLUGIN = re.compile(r"<\|action_start\|>\s*<\|plugin\|>(.*?)(?:<\|action_end\|>|\Z)", re.DOTALL)
+_GIGACHAT = re.compile(r"<\|function_call\|>(.*?)(?=<\|function_call\|>|\Z)", re.DOTALL)
 _ACTION = re.compile(r"<\|START_ACTION\|>(.*?)(?:<\|END_ACTION\|>|\Z)", re.DOTALL)
 _BAR, _GAP = "\uff5c", "\u2581"
 _DEEPSEEK_MARKS = tuple(
@@ -42,7 +45,7 @@ def read_llama3_json(text: str, tools: ToolSchemas) -> Calls:
 
     All of it is text if one of the objects in it is no call.
     """
-    body = text.strip().removeprefix(_PYTHON_TAG)
+    body = text.replace(_PYTHON_TAG, "").strip()
     pieces: list[str] = []
     calls: list[CallText] = []
     position = 0
@@ -178,6 +181,8 @@ def _deepseek_call(text: str) -> CallText | None:
 
 
 LLAMA3_JSON = ToolCallParser(name="llama3_json", read=read_llama3_json, marks=(_PYTHON_TAG,))
+LLAMA4_JSON = ToolCallParser(name="llama4_json", read=read_llama3_json)
+XLAM = ToolCallParser(name="xlam", read=read_llama3_json)
 MISTRAL = ToolCallParser(name="mistral", read=read_mistral, marks=(_MISTRAL, "[ARGS]", "[CALL_ID]"))
 PHI4 = ToolCallParser(
     name="phi4_mini_json",
@@ -191,6 +196,17 @@ TOOL_CALLS = ToolCallParser(
     marks=("<tool_calls>", "</tool_calls>"),
 )
 """`<tool_calls>...</tool_calls>`: a list (Apriel), or one object in each line (MiniMax-M1)."""
+GRANITE_FC = ToolCallParser(name="granite-20b-fc", read=partial(read_lists, pattern=_FUNCTION_CALL))
+INTERNLM = ToolCallParser(
+    name="internlm",
+    read=partial(read_lists, pattern=_PLUGIN),
+    marks=("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+)
+GIGACHAT = ToolCallParser(
+    name="gigachat3",
+    read=partial(read_lists, pattern=_GIGACHAT),
+    marks=("<|function_call|>",),
+)
 NEMOTRON = ToolCallParser(
     name="nemotron",
     read=partial(read_lists, pattern=_TOOLCALL),

@@ -56,3 +56,13 @@ class ReasoningParser:
 def joined(pieces: Sequence[str]) -> str:
     """Return the text around calls, without the white space that separated them."""
     return "\n".join(piece.strip() for piece in pieces if piece.strip())
+
+
+def functions_of(tools: ToolSchemas) -> dict[str, Mapping[str, JsonValue]]:
+    """Return the functions that are offered, by name."""
+    found: dict[str, Mapping[str, JsonValue]] = {}
+    for tool in tools:
+        function = tool.get("function", tool)
+        if isinstance(function, Mapping) and isinstance(name := function.get("name"), str):
+            found.setdefault(name, function)
+    return found

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from telescope_core.parsers.tool_calls import CallText, dump_json, load_json
 from telescope_core.types import JsonValue
-from telescope_train.chat.formats.reply import ToolSchemas
+from telescope_train.chat.formats.reply import ToolSchemas, functions_of
 
 _TYPE_OF = {
     type(None): "null",
@@ -22,10 +22,16 @@ _TYPE_OF = {
 
 def typed_call(name: str, pairs: Sequence[tuple[str, str]], tools: ToolSchemas) -> CallText:
     """Return the call, its values of the types that the tool's schema declares."""
+    return CallText(name, dump_json(retyped(name, dict(pairs), tools)))
+
+
+def retyped(name: str, values: Mapping[str, JsonValue], tools: ToolSchemas) -> dict[str, JsonValue]:
+    """Return `values` with each text as the tool's schema types it: some templates quote all."""
     declared = _properties(name, tools)
-    return CallText(
-        name, dump_json({key: _value(text, set(_types(declared.get(key)))) for key, text in pairs})
-    )
+    return {
+        key: _value(value, set(_types(declared.get(key)))) if isinstance(value, str) else value
+        for key, value in values.items()
+    }
 
 
 def unwrapped(value: str) -> str:
@@ -42,7 +48,7 @@ def _value(text: str, types: set[str]) -> JsonValue:
     bare = text.strip()
     if not types:
         return text
-    if "null" in types and bare.lower() in ("null", "none"):
+    if "null" in types and (bare.lower() == "null" or (bare == "None" and "string" not in types)):
         return None
     if types & {"integer", "number"}:
         for convert in (int, float) if "number" in types else (int,):
@@ -73,15 +79,9 @@ def _literal(text: str) -> JsonValue:
 
 
 def _properties(name: str, tools: ToolSchemas) -> Mapping[str, JsonValue]:
-    for tool in tools:
-        function = tool.get("function", tool)
-        if not isinstance(function, Mapping) or function.get("name") != name:
-            continue
-        parameters = function.get("parameters")
-        properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-        if isinstance(properties, Mapping):
-            return properties
-    return {}
+    parameters = functions_of(tools).get(name, {}).get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    return properties if isinstance(properties, Mapping) else {}
 
 
 def _types(schema: JsonValue) -> Iterator[str]:
