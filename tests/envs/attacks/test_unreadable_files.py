@@ -5,7 +5,10 @@ succeed, or say what is wrong. It never ends in a traceback.
 """
 
 import json
+import os
 import random
+import signal
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from tests.envs.bundles import entry_of
 from tests.envs.projects import toy_publication, write_project
 
 from telescope_cli import main as cli
+from telescope_envs.records.files import read_file, sha256_of
 from telescope_envs.records.installed import Installation
 from telescope_envs.records.lockfile import (
     Lock,
@@ -22,6 +26,7 @@ from telescope_envs.records.lockfile import (
 )
 from telescope_envs.records.model import converted
 from telescope_envs.registry import Registry
+from telescope_envs.registry.http_cache import HttpCache
 
 DEEP, LONG = 100_000, 5_000
 JSON_VALUES = (
@@ -334,3 +339,103 @@ def test_records_of_the_data_folder(name: str, place: Path, home: Path, attempt)
         path.write_bytes(data)
         attempt(READS_RECORDS[number % len(READS_RECORDS)], data)
         path.parent.mkdir(parents=True, exist_ok=True)
+
+
+@pytest.fixture
+def ends() -> Iterator[None]:
+    """Fail where something waits for what never comes."""
+
+    def fail(*_: object) -> None:
+        pytest.fail("still waiting after 30 s")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    here = Path.cwd()
+    os.chdir(path.parent)  # the name of a socket must be short
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(path.name)
+    os.chdir(here)
+
+
+def make_endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def make_large(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 2**40)  # a file with a hole: it takes no space
+
+
+ENDLESS = (make_pipe, make_socket, make_endless, make_large)
+READ_IN_FOLDERS = (
+    "config.json",
+    "aliases.toml",
+    "namespaces/acme.toml",
+    "index/acme/toy.jsonl",
+    "status/acme/toy.json",
+    "reserved.txt",
+    f"artifacts/{toy_publication().release.wheel.filename}",
+)
+
+
+@pytest.mark.usefixtures("ends")
+@pytest.mark.parametrize("make", ENDLESS)
+@pytest.mark.parametrize("name", READ_IN_FOLDERS)
+def test_what_never_ends_in_a_registry_is_not_waited_for(name, make, place, attempt) -> None:
+    path = place.parent / "registry" / name
+    path.unlink(missing_ok=True)
+    make(path)
+    attempt(READS_REGISTRY[READ_IN_FOLDERS.index(name)], b"")
+    for command in (("env", "install", "toy", "--no-lock"), ("hub", "check", "../registry")):
+        assert attempt(command, b"") != 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ends")
+@pytest.mark.parametrize("make", ENDLESS)
+@pytest.mark.parametrize("name", ["pyproject.toml", "datasets.json"])
+def test_what_never_ends_in_a_project_is_not_waited_for(name, make, place, attempt) -> None:
+    path = place / "project" / name
+    path.unlink(missing_ok=True)
+    make(path)
+    attempt(("env", "validate", "project", "--level", "static"), b"")
+
+
+@pytest.mark.usefixtures("ends")
+@pytest.mark.parametrize("make", ENDLESS)
+def test_a_file_that_never_ends_is_refused_however_it_is_read(make, tmp_path) -> None:
+    path = tmp_path / "file"
+    make(path)
+    for follows_link in (False, True):
+        with pytest.raises(OSError, match=r"no plain file|longer than"):
+            read_file(path, follows_link=follows_link)
+    cache = HttpCache(tmp_path, "https://hub.example", lambda message: None)
+    folder = tmp_path / sha256_of("https://hub.example")
+    folder.mkdir()
+    make(folder / sha256_of("https://hub.example/x"))
+    assert cache.get("https://hub.example/x", max_bytes=1000) is None
+
+
+def test_a_file_that_grows_while_it_is_read_is_read_to_the_limit() -> None:
+    with pytest.raises(OSError, match="longer than 10 bytes"):
+        read_file("/proc/self/status", max_bytes=10)  # whose size is 0, as the system says
+
+
+def test_a_file_is_read_up_to_the_limit(tmp_path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 200_000)
+    (tmp_path / "link").symlink_to(path)
+    assert read_file(path, max_bytes=200_000) == path.read_bytes()
+    assert read_file(tmp_path / "link", follows_link=True) == path.read_bytes()
+    with pytest.raises(OSError, match="a link"):
+        read_file(tmp_path / "link")

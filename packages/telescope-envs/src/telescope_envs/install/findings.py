@@ -208,6 +208,11 @@ def changed_byte_code(folder: Path) -> Iterator[Finding]:
     for path in files_below(folder):
         if path.suffix != ".pyc":
             continue
+        if not path.is_file():
+            yield Finding(
+                kind=FindingKind.CHANGED, what=str(path), text="is no plain file; remove it"
+            )
+            continue
         source = _source_of(path)
         if source is None or not source.is_file():
             continue
@@ -240,7 +245,7 @@ def _source_of(path: Path) -> Path | None:
 def _is_same(path: Path, ours: Path) -> bool:
     if ours.is_symlink() or path.is_symlink():
         return ours.is_symlink() and path.is_symlink() and os.readlink(ours) == os.readlink(path)
-    if not ours.is_file():
+    if not (ours.is_file() and path.is_file()):
         return False
     # pyvenv.cfg may differ: it holds the folder's name and the version of uv.
     is_own_word = path.name == "pyvenv.cfg"

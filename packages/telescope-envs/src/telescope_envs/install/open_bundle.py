@@ -56,7 +56,7 @@ from telescope_envs.records.lockfile import (
     read_lock,
 )
 from telescope_envs.records.model import read
-from telescope_envs.records.reading import attestation_path
+from telescope_envs.records.reading import MAX_WHEEL_BYTES, attestation_path
 from telescope_envs.registry.resolving import parse_request
 from telescope_envs.rules.archive import has_plain_ends
 from telescope_envs.rules.wheel import read_release
@@ -65,8 +65,6 @@ MAX_BUNDLE_BYTES = 10 * 2**30
 """Default of the largest bundle that is opened, and of what it may unpack to."""
 _MAX_TEXT_BYTES = 64 * 2**20
 """Largest manifest and lock, which are read into memory."""
-_MAX_WHEEL_BYTES = 100 * 2**20
-"""Largest wheel of an environment, which is read into memory."""
 _CHUNK_BYTES = 2**20
 _IS_ENCRYPTED = 0x1
 _ADVICE = "fetch or make the bundle again"
@@ -236,7 +234,7 @@ def _inspected(one: BundledEnvironment, root: Path) -> _Inspected:
     release = one.release
     path = root / ENVIRONMENTS / release.wheel.filename
     with path.open("rb") as file:
-        wheel = file.read(_MAX_WHEEL_BYTES + 1)
+        wheel = file.read(MAX_WHEEL_BYTES + 1)
     read_release(wheel, release)
     attested = path.with_name(attestation_path(path.name))
     attestation = b""

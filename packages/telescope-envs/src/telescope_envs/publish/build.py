@@ -7,7 +7,6 @@ set), because compressors, clocks and umasks differ between machines.
 
 import io
 import os
-import shutil
 import sys
 import tempfile
 import zipfile
@@ -24,9 +23,10 @@ from telescope_envs.install.packages import missing_requirements
 from telescope_envs.processes.git import reading, run_git
 from telescope_envs.processes.running import run_program
 from telescope_envs.processes.uv import config_options, index_settings
-from telescope_envs.records.files import sha256_of
+from telescope_envs.records.files import read_file, sha256_of
 from telescope_envs.records.model import read_pyproject, table_at, texts_at
 from telescope_envs.records.projects import require_project
+from telescope_envs.records.reading import MAX_WHEEL_BYTES
 from telescope_envs.rules.wheel import WheelContents, read_wheel, record_of
 
 _CACHES = {".git", ".hg", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
@@ -56,7 +56,13 @@ def copy_sources(project: Path, target: Path) -> None:
                 "own files; replace the link with the file"
             )
         (target / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target / path)
+        try:
+            data = read_file(source, max_bytes=MAX_WHEEL_BYTES, follows_link=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{source} cannot be read: {error.strerror}; correct it, or let git ignore it"
+            ) from error
+        (target / path).write_bytes(data)
 
 
 def is_in_git(folder: Path) -> bool:
@@ -129,7 +135,13 @@ def build_wheel(project: Path, folder: Path) -> Path:
         if len(wheels) != 1:
             raise RegistryError(f"{project}: its build made {len(wheels)} wheels, expected 1")
         target = folder / wheels[0].name
-        target.write_bytes(normalise(wheels[0].read_bytes(), epoch=int(epoch)))
+        try:
+            made = read_file(wheels[0], max_bytes=MAX_WHEEL_BYTES)
+        except OSError as error:
+            raise RegistryError(
+                f"{project}: its build made {target.name}, which cannot be read: {error.strerror}"
+            ) from error
+        target.write_bytes(normalise(made, epoch=int(epoch)))
     return target
 
 

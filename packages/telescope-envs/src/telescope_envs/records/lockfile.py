@@ -13,7 +13,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from telescope_core.errors import ConfigError, nearest
-from telescope_envs.records.files import locked, sha256_of, write_atomically
+from telescope_envs.records.files import locked, read_file, sha256_of, write_atomically
 from telescope_envs.records.model import Record, RecordProblem, converted, read_toml
 from telescope_envs.records.names import check_name, check_owner, check_version, module_name
 from telescope_envs.records.release import check_digest, check_each, require
@@ -163,7 +163,7 @@ def lock_path(folder: Path | None = None) -> Path:
 def read_lock(path: Path) -> Lock:
     """Read a lock; a missing file is an empty lock. Raises ConfigError with line and remedy."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path, follows_link=True).decode()
     except FileNotFoundError:
         return Lock()
     except (OSError, UnicodeDecodeError) as error:

@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from telescope_core.errors import ConfigError
 from telescope_core.terminal import acts_on_terminals
+from telescope_envs.records.files import read_file
 from telescope_envs.records.names import LARGEST_COUNT, LONGEST_TEXT
 
 _MAX_DEPTH = 100
@@ -76,7 +77,7 @@ Table = dict[str, object]
 def read_toml_file(path: Path) -> Table:
     """Return the tables of a TOML file; raises ConfigError if it cannot be read or is none."""
     try:
-        return read_toml(path.read_bytes())
+        return read_toml(read_file(path, follows_link=True))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -173,7 +174,7 @@ def read_known(
     """Yield path and record of files of this user, in order of path."""
     for path in sorted(paths):
         try:
-            found = read(record, path.read_bytes())
+            found = read(record, read_file(path, follows_link=True))
         except ValueError:
             continue  # written by another version of Telescope, so ignored
         yield path, found

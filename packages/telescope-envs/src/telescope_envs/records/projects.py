@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.records.files import read_file
 from telescope_envs.records.model import Table, explained, read_pyproject, table_at, texts_at
 from telescope_envs.records.names import (
     ENTRY_POINT_GROUP,
@@ -133,7 +134,9 @@ def read_datasets(project: Path) -> list[Dataset] | None:
     if not path.is_file():
         return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=list[Dataset])
+        return msgspec.json.decode(read_file(path, follows_link=True), type=list[Dataset])
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}") from None
     except msgspec.ValidationError as error:
         raise ConfigError(explained(error)) from None
     except (ValueError, RecursionError) as error:

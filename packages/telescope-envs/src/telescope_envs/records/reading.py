@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,6 +29,9 @@ from telescope_envs.records.model import (
     read_toml,
 )
 from telescope_envs.records.release import Aliases, Namespace, Release, Removals, Status
+
+MAX_WHEEL_BYTES = 100 * 1024 * 1024
+"""Largest wheel of an environment, which is read into memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +105,19 @@ def ids_of(paths: Iterable[str]) -> list[str]:
 
 
 def tree_files(root: Path) -> list[str]:
-    """Return the sorted paths of a registry's files, without hidden files and symlinks."""
+    """Return the sorted paths of a registry's plain files, without hidden ones."""
     found: list[str] = []
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".")]
         base = Path(folder).relative_to(root)
         paths = [(base / name).as_posix() for name in files]
-        found += [p for p in paths if is_registry_path(p) and not (root / p).is_symlink()]
+        found += [p for p in paths if is_registry_path(p) and _is_plain(root / p)]
     return sorted(found)
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether it is a file, and neither a link nor what may never end, such as a named pipe."""
+    return stat.S_ISREG(path.lstat().st_mode)
 
 
 _INDEX_PATH = re.compile(r"index/(?P<id>[^/]+/[^/]+)\.jsonl")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from telescope_envs.records.files import sha256_of
+from telescope_envs.records.files import read_file, sha256_of
 
 _LONGEST_HEAD_BYTES = 16 * 1024
 _LEFT_BEHIND_S = 3600.0
@@ -54,9 +54,8 @@ class HttpCache:
         """Return the cached entry of `url`; None if there is none or it fails verification."""
         path = self._path(url)
         try:
-            if path.stat().st_size > max_bytes + _LONGEST_HEAD_BYTES:
-                return None
-            line, _, body = path.read_bytes().partition(b"\n")
+            data = read_file(path, max_bytes=max_bytes + _LONGEST_HEAD_BYTES)
+            line, _, body = data.partition(b"\n")
             confirmed_at = path.stat().st_mtime
             head = msgspec.json.decode(line, type=_Head)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):

@@ -9,6 +9,7 @@ from telescope_envs.records.catalog import CatalogRow
 from telescope_envs.records.installed import version_of
 from telescope_envs.records.names import parse_reserved
 from telescope_envs.records.reading import (
+    MAX_WHEEL_BYTES,
     ReadReleases,
     log_unreadable,
     parse_aliases,
@@ -20,8 +21,6 @@ from telescope_envs.records.reading import (
 from telescope_envs.records.release import Namespace, RegistryConfig, Release, Status
 from telescope_envs.registry.stores import Store
 from telescope_envs.registry.stores.folder import LocalStore
-
-_MAX_WHEEL_BYTES = 100 * 1024 * 1024
 
 
 class Registry:
@@ -102,7 +101,7 @@ class Registry:
     def wheel_bytes(self, release: Release) -> bytes:
         """Return the wheel's bytes, unchecked; raises RegistryError when no URL has them."""
         for url in release.wheel.urls:
-            found = self.store.artifact(url, max_bytes=_MAX_WHEEL_BYTES)
+            found = self.store.artifact(url, max_bytes=MAX_WHEEL_BYTES)
             if found is not None:
                 return found
         raise RegistryError(

@@ -22,8 +22,10 @@ from packaging.version import Version
 
 from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.records.catalog import CATALOG_PATH, CatalogRow, catalog_row, write_catalog
+from telescope_envs.records.files import read_file
 from telescope_envs.records.names import distribution_name
 from telescope_envs.records.reading import (
+    MAX_WHEEL_BYTES,
     REMOVED_PATH,
     ids_of,
     is_registry_path,
@@ -232,7 +234,7 @@ def rendered_files(
     registry = Registry.at(source)
     for path in tree_files(source):
         if path.partition("/")[0] not in _GENERATED and not path.endswith(metadata_path("")):
-            yield path, (source / path).read_bytes()
+            yield path, read_file(source / path, max_bytes=MAX_WHEEL_BYTES)
     rows = registry.catalog()
     yield CATALOG_PATH, write_catalog(rows)
     rendered: list[str] = []

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.processes.git import reading, run_git, why_unreadable
+from telescope_envs.records.files import read_file
 from telescope_envs.records.reading import index_lines, parse_aliases, read_releases
 from telescope_envs.records.release import Removals
 from telescope_envs.rules.tree import Finding
@@ -183,7 +184,7 @@ def _since(root: Path, commit: str) -> list[Change]:
 
 
 def _present(path: Path) -> bytes:
-    return path.read_bytes() if path.is_file() else _NOTHING
+    return read_file(path) if path.is_file() else _NOTHING
 
 
 def _left_at(root: Path, against: str) -> str:

@@ -11,8 +11,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from telescope_core.errors import RegistryError
+from telescope_envs.records.files import read_file
 from telescope_envs.records.names import distribution_name
 from telescope_envs.records.reading import (
+    MAX_WHEEL_BYTES,
     REMOVED_PATH,
     parse_aliases,
     parse_namespace,
@@ -119,8 +121,15 @@ class Tree:
     findings: list[Finding] = field(default_factory=list[Finding])
 
     def bytes_of(self, path: str) -> bytes:
-        """Return the bytes of a file; empty if there is no such file."""
-        return (self.root / path).read_bytes() if path in self.paths else b""
+        """Return the bytes of a file; empty if there is none, or none that can be read."""
+        if path not in self.paths:
+            return b""
+        try:
+            return read_file(self.root / path, max_bytes=MAX_WHEEL_BYTES)
+        except OSError as error:
+            if not any(one.where == path for one in self.findings):
+                self.add("layout", path, f"cannot be read: {error.strerror}", _RESTORE)
+            return b""
 
     def add(self, check: str, where: str, what: str, fix: str) -> None:
         """Add a finding."""

@@ -26,6 +26,7 @@ from telescope_envs.install.requirements import CORE, direct_needs
 from telescope_envs.install.venv import link_byte_code, link_distribution, site_packages
 from telescope_envs.processes.running import Kept, kept, passed_on, wait_for
 from telescope_envs.processes.uv import Uv, installed_pins, wheels_only
+from telescope_envs.records.files import read_file
 from telescope_envs.validation.findings import Findings
 
 _PASSED_ON = ("OMP_NUM_THREADS",)
@@ -189,7 +190,11 @@ def _started(place: Place, errand: Errand) -> Generator[Kept]:
 def read_answers(path: Path, end: str = "", *, is_own_end: bool = True) -> Told:
     """Return what a probe wrote; `end` is the reason to give if it did not finish."""
     lines: list[dict[str, Any]] = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    try:
+        told = read_file(path).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        told, end = "", f"what it reported cannot be read: {error}"
+    for text in told.splitlines():
         try:
             lines.append(json.loads(text))
         except json.JSONDecodeError:  # the line that it was writing when it died

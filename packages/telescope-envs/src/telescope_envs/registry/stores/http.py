@@ -18,6 +18,7 @@ import msgspec
 
 from telescope_core.errors import RegistryError
 from telescope_envs.records.catalog import CATALOG_PATH, CatalogRow, read_catalog
+from telescope_envs.records.files import MAX_FILE_BYTES
 from telescope_envs.records.reading import (
     Publication,
     is_registry_path,
@@ -43,7 +44,6 @@ class _Error(msgspec.Struct):
 
 _ERROR = msgspec.json.Decoder(_Error)
 
-_MAX_FILE_BYTES = 64 * 1024 * 1024
 _ARTIFACT_TOTAL_S = 600.0
 _WORTH_TELLING_S = 60.0
 
@@ -64,7 +64,7 @@ class HttpStore:
         """Return the file at `path`; None when there is none."""
         if not is_registry_path(path):
             return None
-        return self._get(self._url(path), _MAX_FILE_BYTES, self._patience)
+        return self._get(self._url(path), MAX_FILE_BYTES, self._patience)
 
     def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
         """Return the artifact at `url`, on this or another host; None when there is none."""

@@ -26,6 +26,7 @@ from huggingface_hub.utils import tqdm
 
 from telescope_core.errors import RegistryError
 from telescope_envs.records.catalog import CATALOG_PATH, CatalogRow, catalog_row, read_catalog
+from telescope_envs.records.files import MAX_FILE_BYTES, read_file
 from telescope_envs.records.reading import (
     Publication,
     artifact_files,
@@ -98,9 +99,7 @@ class HuggingFaceStore:
                 except EntryNotFoundError:
                     return None
             self._require_size(url, size or 0, max_bytes)
-        found = self.read(url)
-        self._require_size(url, len(found or b""), max_bytes)
-        return found
+        return self._read_at(self.revision, url, max_bytes=max_bytes)
 
     def catalog(self) -> list[CatalogRow]:
         """Return one row per environment, sorted by id."""
@@ -192,12 +191,12 @@ class HuggingFaceStore:
         log_unreadable([skipped for row in rows for skipped in row.unreadable])
         return [read_row.row for read_row in rows if read_row.row is not None]
 
-    def _read_at(self, commit: str, path: str) -> bytes | None:
+    def _read_at(self, commit: str, path: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes | None:
         if not is_registry_path(path):
             return None
         known = self._cached(commit, path)
         if isinstance(known, Path):
-            return known.read_bytes()
+            return self._bytes_of(known, path, max_bytes)
         if known is False:
             return None
         self._require_network(path)
@@ -215,7 +214,14 @@ class HuggingFaceStore:
                 raise self._unreachable(error.__cause__ or error) from None
             except EntryNotFoundError:
                 return None
-        return Path(found).read_bytes()
+        return self._bytes_of(Path(found), path, max_bytes)
+
+    def _bytes_of(self, kept: Path, path: str, max_bytes: int) -> bytes:
+        """Return what the library's cache keeps of the file at `path`, as a link to its bytes."""
+        try:
+            return read_file(kept, max_bytes=max_bytes, follows_link=True)
+        except OSError as error:
+            raise RegistryError(f"{self.address}/{path} cannot be read: {error}") from error
 
     def _cached(self, commit: str, path: str) -> Path | bool:
         """Return the file in the library's cache.
