@@ -86,7 +86,8 @@ def _evaluate_one(request: EvalRequest, folder: EvalFolder, endpoint: Endpoint) 
     with held():
         folder.finish(result)
         write_eval_report(folder)
-    return Outcome(request=request, folder=folder, result=result)
+    # As it was written, without the values of secrets that names of failures may hold.
+    return Outcome(request=request, folder=folder, result=folder.result())
 
 
 async def _play(request: EvalRequest, folder: EvalFolder, endpoint: Endpoint) -> EvalResult:

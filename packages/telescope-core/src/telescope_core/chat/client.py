@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -70,7 +69,8 @@ class ChatClient:
         self._dialect = Dialect()
         self._has_answered = False
         self._headers = {"Content-Type": "application/json"}
-        if self._api_key.value and urlsplit(self.base_url).username is not None:
+        host = self.base_url.partition("://")[2].partition("/")[0]
+        if self._api_key.value and "@" in host:
             given = f"in {self._api_key.variable} " if self._api_key.variable else ""
             raise ConfigError(
                 f"the base URL {self._shown_url} has a user of its own, and an API key was given "
