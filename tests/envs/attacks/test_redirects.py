@@ -16,6 +16,7 @@ from tests.envs.static_host import open_store, static_host
 from telescope_core.errors import RegistryError
 from telescope_envs.install.pipeline import checked_wheel
 from telescope_envs.registry import Opening, Registry, open_registry
+from telescope_envs.registry.fetch import Reach, reach_of
 from telescope_envs.rules.admission import index_line
 
 TOKEN = "planted-token"
@@ -83,6 +84,65 @@ def test_what_cannot_be_followed_is_refused(hosts, tmp_path, location, message):
         open_store(own.address, tmp_path / "cache", token=TOKEN).read("config.json")
     assert "secret" not in str(refused.value)
     assert kept(tmp_path / "cache") == []
+
+
+NEAR = [
+    *("127.0.0.1", "localhost", "LOCALHOST", "127.1", "2130706433", "[::1]", "[::ffff:127.0.0.1]"),
+    *("0.0.0.0", "10.0.0.5", "172.16.1.1", "192.168.1.1", "169.254.169.254", "100.64.0.1"),
+    *("[fd00::1]", "[fe80::1]", "[::ffff:10.0.0.5]"),
+]
+
+
+@pytest.mark.parametrize("address", ["https://hub.example", "hf://acme/envs"])
+@pytest.mark.parametrize("host", NEAR)
+def test_a_registry_elsewhere_does_not_send_anybody_to_their_own_network(
+    tmp_path, monkeypatch, address, host
+):
+    far = {"hub.example": Reach.INTERNET, "huggingface.co": Reach.INTERNET}
+    monkeypatch.setattr(
+        "telescope_envs.registry.fetch.reach_of", lambda name: far.get(name) or reach_of(name)
+    )
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    store = open_store(address, tmp_path / "cache")
+    with pytest.raises(RegistryError, match="on this machine or in its network"):
+        store.artifact(f"https://{host}:1/x.whl", max_bytes=1000)
+
+
+def test_nor_by_a_redirect(hosts, tmp_path, monkeypatch):
+    own, foreign = hosts
+    reaches = {"127.0.0.1": Reach.INTERNET, "localhost": Reach.MACHINE}
+    monkeypatch.setattr("telescope_envs.registry.fetch.reach_of", reaches.__getitem__)
+    there = f"{foreign.address.replace('127.0.0.1', 'localhost')}/config.json"
+    own.faults["/config.json"] = lambda handler: handler.answer(302, Location=there)
+    with pytest.raises(RegistryError, match="leads to localhost, which is on this machine"):
+        open_store(own.address, tmp_path / "cache").read("config.json")
+    assert foreign.requests == []
+    assert len(own.requests) == 1, "it is not tried again"
+
+
+@pytest.mark.parametrize(
+    ("host", "reach"),
+    [
+        ("127.0.0.1", Reach.MACHINE),
+        ("10.0.0.5", Reach.NETWORK),
+        ("93.184.216.34", Reach.INTERNET),
+        ("::1", Reach.MACHINE),
+        ("2606:2800:220:1::1", Reach.INTERNET),
+        ("x" * 300, Reach.INTERNET),
+    ],
+)
+def test_from_where_a_host_is_reached(host, reach):
+    assert reach_of(host) is reach
+
+
+def test_a_registry_of_a_network_may_name_its_hosts_but_not_this_machine(tmp_path, monkeypatch):
+    store = open_store("https://10.0.0.5:1", tmp_path / "cache")
+    with pytest.raises(RegistryError, match="leads to 127"):
+        store.artifact("https://127.0.0.1:1/x.whl", max_bytes=1000)
+    reaches = {"127.0.0.1": Reach.NETWORK, "10.0.0.5": Reach.NETWORK}
+    monkeypatch.setattr("telescope_envs.registry.fetch.reach_of", reaches.__getitem__)
+    with pytest.raises(RegistryError, match="Connection refused"):
+        store.artifact("https://127.0.0.1:1/x.whl", max_bytes=1000)
 
 
 @pytest.fixture

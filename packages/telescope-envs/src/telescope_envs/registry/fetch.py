@@ -1,7 +1,8 @@
 """HTTP GET with limits on bytes, time, tries and redirects.
 
 The token is sent to the registry's own host and port and nowhere else. Redirects are followed in
-this module, which decides whether the next host may be contacted and whether it gets the token.
+this module, which decides whether the next host may be contacted and whether it gets the token. No
+registry sends its clients to their own machine or network, unless it is there itself.
 """
 
 import os
@@ -14,9 +15,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from enum import IntEnum
 from functools import cache
 from http import HTTPStatus
 from importlib.metadata import version
+from ipaddress import ip_address
 from threading import Timer
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -59,6 +62,43 @@ class Watchdog:
         for found in self._sockets:
             with suppress(OSError):
                 found.shutdown(socket.SHUT_RDWR)
+
+
+class Reach(IntEnum):
+    """From where a host is reached, the nearest first."""
+
+    MACHINE = 0
+    """Only from this machine."""
+    NETWORK = 1
+    """From the network of this machine."""
+    INTERNET = 2
+    """From everywhere, or only through a proxy, which looks up the name itself."""
+
+
+def reach_of(host: str) -> Reach:
+    """Return the nearest reach of the addresses that `host` has here."""
+    try:
+        found = {str(address[0]) for *_, address in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):
+        return Reach.INTERNET
+    return min((_reach(text.partition("%")[0]) for text in found), default=Reach.INTERNET)
+
+
+def _reach(address: str) -> Reach:
+    number = ip_address(address)
+    number = getattr(number, "ipv4_mapped", None) or number
+    if number.is_loopback or number.is_unspecified:
+        return Reach.MACHINE
+    return Reach.INTERNET if number.is_global else Reach.NETWORK
+
+
+def _host_of(address: str) -> str:
+    """Return the host of a registry; a folder is on this machine."""
+    if "://" not in address:
+        return "localhost"
+    if address.startswith("hf://"):
+        address = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    return urlsplit(address).hostname or ""
 
 
 _MAX_REDIRECTS = 5
@@ -105,6 +145,7 @@ class Fetcher:
     """Fetches files for the registry at `address`; connections are opened when first needed."""
 
     def __init__(self, address: str, token: Token | None, login_hint: str) -> None:
+        self._address = address
         self._origin = origin_of(address)
         self._token = token
         self._login_hint = login_hint
@@ -219,6 +260,15 @@ class Fetcher:
         if parts.scheme == "http" and not is_private:
             raise RegistryError(
                 f"{here} is plain http, which anyone on the network can change; it was not fetched"
+            )
+        if origin == self._origin:
+            return
+        reach = reach_of(origin[1])
+        if reach is not Reach.INTERNET and reach < reach_of(_host_of(self._address)):
+            raise RegistryError(
+                f"{asked} leads to {origin[1]}, which is on this machine or in its network, where "
+                f"the registry {self._address} is not; it was not asked. Tell the registry's "
+                "maintainers"
             )
 
     def _opened(self) -> httpx.Client:
