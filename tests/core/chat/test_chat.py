@@ -97,13 +97,29 @@ MESSAGE = {"role": "assistant", "content": "hi"}
         ("<html>Bad gateway</html>", "not complete JSON .*<html>Bad gateway"),
         ('{"choices": [{"mess', "not complete JSON .*truncated"),
         ("", "not complete JSON .*nothing"),
-        ({"error": {"message": "no credit"}}, "missing required field `choices`.*no credit"),
+        ({"error": {"message": "no credit"}}, "status 200 and the error: no credit"),
+        ({"error": "no credit", "choices": []}, "the error: .*no credit"),
+        (
+            {
+                "choices": [
+                    {
+                        "message": MESSAGE,
+                        "finish_reason": "error",
+                        "error": {"code": 502, "message": "gone"},
+                    }
+                ]
+            },
+            "the error 502: gone",
+        ),
+        ({"choices": [{"error": {"message": "gone"}}]}, "the error: gone"),
+        ({"choices": [{}]}, "missing required field `message`"),
+        (reply([{"type": "image_url", "image_url": {"url": "u"}}]), "type 'image_url'; expected"),
         ({"choices": []}, "without choices"),
         ({"choices": [{"message": None}]}, r"choices\[0\].message"),
         ({"choices": [{"message": {"content": 7}}]}, r"Expected `str .*message.content"),
         (
-            {"choices": [{"message": MESSAGE, "finish_reason": "eos"}]},
-            "'eos'; expected one of stop",
+            {"choices": [{"message": MESSAGE, "finish_reason": "bored"}]},
+            "'bored'; expected one of stop",
         ),
         ([1, 2], "Expected `object`, got `array`"),
     ],
@@ -113,6 +129,69 @@ async def test_an_answer_that_is_no_completion_names_the_address_and_what_came(a
         with pytest.raises(EndpointError, match=rf"(?s)/v1/chat/completions .*{said}"):
             await ask(client)
     assert len(endpoint.requests) == 1
+
+
+async def read(content="5", finish_reason="stop", **message) -> Message:
+    async with serving(reply(content, finish_reason, **message)) as (_, client):
+        return (await ask(client)).message
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"content": [{"type": "text", "text": "4"}, {"type": "text", "text": "2"}]}, ("42", "")),
+        (
+            {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "6 by 7"}]},
+                         {"type": "text", "text": "42"}]},
+            ("42", "6 by 7"),
+        ),
+        (
+            {"reasoning_details": [{"type": "reasoning.summary", "summary": "2 "},
+                                   {"type": "reasoning.text", "text": "and 3"},
+                                   {"type": "reasoning.encrypted", "data": "x"}]},
+            ("5", "2 and 3"),
+        ),
+        ({"reasoning": "sure", "reasoning_details": [{"text": "sure"}]}, ("5", "sure")),
+        ({"content": [], "finish_reason": "eos"}, ("", "")),
+    ],
+)  # fmt: skip
+async def test_parts_and_details_of_other_endpoints_are_read(message, expected):
+    found = await read(**message)
+    assert (found.content, found.reasoning) == expected
+
+
+async def test_a_refusal_may_be_a_part():
+    assert (await read([{"type": "refusal", "refusal": "I may not"}])).refusal == "I may not"
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "arguments"),
+    [
+        (
+            {"name": "add", "arguments": {"a": 1, "b": [None, 1.50]}},
+            "add",
+            '{"a":1,"b":[null,1.5]}',
+        ),
+        ({"name": "add", "arguments": '{"a":1}'}, "add", '{"a":1}'),
+        ({"name": "add", "arguments": None}, "add", "{}"),
+        ({"name": "add"}, "add", "{}"),
+        ({"name": None, "arguments": '{"a":1}'}, "", '{"a":1}'),
+        ({"arguments": {}}, "", "{}"),
+    ],
+)
+async def test_calls_of_other_endpoints_are_read(function, name, arguments):
+    for message in ({"tool_calls": [{"function": function}]}, {"function_call": function}):
+        (call,) = (await read(None, **message)).tool_calls
+        assert (call.name, call.arguments.replace(" ", "")) == (name, arguments)
+
+
+@pytest.mark.parametrize("ids", [{}, {"id": None}, {"id": ""}, {"id": "same"}])
+async def test_no_two_calls_share_an_id(ids):
+    calls = [{"function": {"name": "add", "arguments": "{}"}, **ids}] * 2
+    turns = [await read(None, tool_calls=calls) for _ in range(2)]
+    made = [call.id for turn in turns for call in turn.tool_calls]
+    assert len({*made}) == 4
+    assert all(made)
 
 
 async def test_tokens_are_asked_for_and_come_as_columns():

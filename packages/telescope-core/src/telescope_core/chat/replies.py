@@ -4,8 +4,10 @@ Only the fields that are used are decoded, directly into typed structs. Token id
 become arrays, so that no object per token outlives the call.
 """
 
+import re
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
+from uuid import uuid4
 
 import msgspec
 
@@ -17,6 +19,7 @@ from telescope_core.types import Completion, FinishReason, Message, ToolCall
 Expected = TypeVar("Expected")
 _FINISH_REASONS: dict[str | None, FinishReason] = {
     "stop": "stop",
+    "eos": "stop",
     "length": "length",
     "tool_calls": "tool_calls",
     "function_call": "tool_calls",
@@ -26,8 +29,9 @@ _FINISH_REASONS: dict[str | None, FinishReason] = {
 
 
 class _Function(msgspec.Struct):
-    name: str
-    arguments: str | None = None
+    name: str | None = None
+    arguments: msgspec.Raw = msgspec.Raw(b"null")
+    """JSON text inside a string, or, from some endpoints, the object itself."""
 
 
 class _ToolCall(msgspec.Struct):
@@ -35,17 +39,44 @@ class _ToolCall(msgspec.Struct):
     id: str | None = None
 
 
+class _Part(msgspec.Struct):
+    type: str = ""
+    text: str | None = None
+    thinking: "str | list[_Part] | None" = None
+    refusal: str | None = None
+
+
+class _ReasoningDetail(msgspec.Struct):
+    text: str | None = None
+    summary: str | None = None
+
+
 class _Message(msgspec.Struct):
-    content: str | None = None
+    content: str | list[_Part] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    reasoning_details: list[_ReasoningDetail] | None = None
     refusal: str | None = None
     tool_calls: list[_ToolCall] | None = None
+    function_call: _Function | None = None
+    """The form of one call before there were `tool_calls`."""
 
 
 class _Choice(msgspec.Struct):
     message: _Message
     finish_reason: str | None = None
+
+
+class _Failed(msgspec.Struct):
+    """A reply, or a choice of one, with an error in place of what was asked for."""
+
+    error: msgspec.Raw = msgspec.Raw(b"null")
+    choices: "list[_Failed]" = []
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+    code: int | str | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -96,7 +127,7 @@ def read_completion(content: bytes, *, where: str) -> Completion:
     usage = reply.usage or _Usage()
     choice = _checked(reply.choices, content, where)
     return Completion(
-        message=_message(choice.message),
+        message=_message(choice.message, where),
         finish_reason=_finish_reason(choice),
         num_prompt_tokens=usage.prompt_tokens or 0,
         num_completion_tokens=usage.completion_tokens or 0,
@@ -120,7 +151,7 @@ def read_token_completion(content: bytes, *, where: str) -> Completion:
     except OverflowError as error:
         raise EndpointError(f"{where} answered with ids that no tokenizer has: {error}") from None
     return Completion(
-        message=_message(choice.message),
+        message=_message(choice.message, where),
         finish_reason=_finish_reason(choice),
         num_prompt_tokens=len(prompt_ids),
         num_completion_tokens=len(token_ids),
@@ -139,6 +170,8 @@ def _decode(
     try:
         return decoder.decode(content)
     except msgspec.ValidationError as error:
+        if (reported := _reported(content, where)) is not None:
+            raise reported from None
         problem = f"with JSON that is not {expected} ({error})"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         problem = f"with something that is not complete JSON ({error})"
@@ -151,37 +184,92 @@ def _decode(
 def _checked(choices: Sequence[AnyChoice], content: bytes, where: str) -> AnyChoice:
     """Return the first choice; raises EndpointError if there is none, or if it ended strangely."""
     if not choices:
-        raise EndpointError(
+        raise _reported(content, where) or EndpointError(
             f"{where} answered with a chat completion without choices: {quote(content)!r}; "
             "check the server's log"
         )
     choice = choices[0]
     if choice.finish_reason not in _FINISH_REASONS:
-        raise EndpointError(
+        raise _reported(content, where) or EndpointError(
             f"{where} ended a completion with finish_reason {choice.finish_reason!r}; "
             f"expected one of {', '.join(name for name in _FINISH_REASONS if name)}"
         )
     return choice
 
 
+def _reported(content: bytes, where: str) -> EndpointError | None:
+    """Return the error that an endpoint reports in a reply with status 200; None without one."""
+    try:
+        reply = msgspec.json.decode(content, type=_Failed)
+    except msgspec.ValidationError:
+        return None
+    raw = next(
+        (one.error for one in (reply, *reply.choices[:1]) if bytes(one.error) != b"null"), None
+    )
+    if raw is None:
+        return None
+    try:
+        error = msgspec.json.decode(raw, type=_Error)
+    except msgspec.ValidationError:  # a text, or a form of its own
+        error = _Error()
+    said = error.message or quote(bytes(raw))
+    code = "" if error.code is None else str(error.code)
+    return EndpointError(
+        f"{where} answered with status 200 and the error{code and ' '}{code}: {said}",
+        status=int(code) if re.fullmatch("[45][0-9]{2}", code) else None,
+        answer=said,
+    )
+
+
 def _finish_reason(choice: _Choice) -> FinishReason:
     reason = _FINISH_REASONS[choice.finish_reason]
     # Some servers say "stop" where the turn calls tools. A call that was cut stays cut.
-    return "tool_calls" if reason == "stop" and choice.message.tool_calls else reason
+    has_calls = choice.message.tool_calls or choice.message.function_call
+    return "tool_calls" if reason == "stop" and has_calls else reason
 
 
-def _message(message: _Message) -> Message:
+def _message(message: _Message, where: str) -> Message:
+    parts = message.content if isinstance(message.content, list) else []
+    for part in parts:
+        if part.text is None and part.thinking is None and part.refusal is None:
+            raise EndpointError(
+                f"{where} answered with content of type {part.type!r}; expected text, thinking or "
+                "a refusal: name a model that answers with text"
+            )
+    said = message.content if isinstance(message.content, str) else _joined(parts, "text")
+    details = "".join(one.text or one.summary or "" for one in message.reasoning_details or ())
+    thinking = message.reasoning_content or message.reasoning or _joined(parts, "thinking")
+    calls = message.tool_calls or []
+    if message.function_call is not None and not calls:
+        calls = [_ToolCall(function=message.function_call)]
+    ids = [call.id for call in calls]
     return Message(
         role="assistant",
-        content=message.content or "",
-        reasoning=message.reasoning_content or message.reasoning or "",
-        refusal=message.refusal or "",
+        content=said,
+        reasoning=thinking or details,
+        refusal=message.refusal or _joined(parts, "refusal"),
+        # Without a name it is malformed, which the policy is told by its tools. A result names
+        # its call by the id, so no two calls of a conversation may share one; an id that is made
+        # here has the form of the strictest templates.
         tool_calls=tuple(
             ToolCall(
-                id=call.id or "",
-                name=call.function.name,
-                arguments=call.function.arguments or "{}",
+                id=call.id if call.id and ids.count(call.id) == 1 else uuid4().hex[:9],
+                name=call.function.name or "",
+                arguments=_arguments(call.function) or "{}",
             )
-            for call in message.tool_calls or ()
+            for call in calls
         ),
     )
+
+
+def _joined(parts: Sequence[_Part], kind: Literal["text", "thinking", "refusal"]) -> str:
+    values = [getattr(part, kind) or "" for part in parts]
+    return "".join(one if isinstance(one, str) else _joined(one, "text") for one in values)
+
+
+def _arguments(function: _Function) -> str:
+    """Return the arguments as JSON text; empty for none."""
+    raw = bytes(function.arguments)
+    if raw.startswith(b'"'):
+        return msgspec.json.decode(raw, type=str)
+    return "" if raw == b"null" else raw.decode()
