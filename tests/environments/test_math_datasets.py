@@ -163,6 +163,34 @@ def test_answers_of_three_digits_are_numbers():
     }
 
 
+def test_the_form_that_a_preset_asks_for_counts():
+    line = MathDatasets.from_settings({"dataset": "dapo-math"})
+    box = MathDatasets.from_settings({"dataset": "gsm8k"})
+    example = example_of({"problem": "How many?", "answer": "31"}, path="own")
+    both = "Answer: 31\nAs a box, for a first guess: \\boxed{12}"
+    assert (line.gold_answer(example), box.gold_answer(example)) == ("Answer: 31", "\\boxed{31}")
+    assert (line.correct(_said(both), example), box.correct(_said(both), example)) == (1.0, 0.0)
+    own = MathDatasets.from_settings({"dataset": "gsm8k", "instruction": "End with Answer: N"})
+    assert own.correct(_said(both), example) == 1.0
+    free = MathDatasets.from_settings({"dataset": "gsm8k", "instruction": ""})
+    assert free.correct(_said("\\boxed{12}, no.\nAnswer: 31"), example) == 1.0
+
+
+def test_an_answer_that_cannot_be_read_is_counted():
+    environment = MathDatasets.from_settings({"dataset": "math500"})
+    example = example_of({"problem": "How many?", "answer": "31"}, path="own")
+    texts = ("\\boxed{31}", "\\boxed{30}", "", "\\boxed{31 kangaroos}", "\\boxed{31\\ln}")
+    seen = {
+        text: (
+            environment.correct(_said(text), example),
+            environment.ungradable(_said(text), example),
+        )
+        for text in texts
+    }
+    environment.grader.close()
+    assert seen == dict(zip(texts, [(1, 0), (0, 0), (0, 0), (0, 1), (0, 1)], strict=True))
+
+
 def _said(text: str):
     from telescope_core import Message, Rollout
 

@@ -20,7 +20,13 @@ from telescope_core import (
     runs_in,
 )
 from telescope_core.dataset_source import DatasetSource, DatasetSpec
-from telescope_core.graders.mathematics import MathGrader, extract_answer, numbers_match
+from telescope_core.graders.mathematics import (
+    AnswerForm,
+    MathGrader,
+    Verdict,
+    extract_answer,
+    numbers_match,
+)
 from telescope_env_telescope_math_datasets.presets import PRESETS, Preset
 from telescope_env_telescope_math_datasets.rows import example_of
 
@@ -116,15 +122,29 @@ class MathDatasets(SingleTurnEnvironment):
         given = self.config.instruction
         return self.config.preset.instruction if given is None else given
 
+    @property
+    def form(self) -> AnswerForm | None:
+        """The form that the prompt asks for; None if an own instruction names none."""
+        given = self.config.instruction
+        if given is None or (not given and self.config.preset.form is AnswerForm.LINE):
+            return self.config.preset.form
+        if "\\boxed" in given:
+            return AnswerForm.BOX
+        return AnswerForm.LINE if "Answer:" in given else None
+
     def gold_answer(self, example: Example) -> str | None:
         """Return the answer as the prompt asks for it."""
-        asks_for_a_line = not self.config.preset.instruction and not self.instruction
-        return f"Answer: {example.answer}" if asks_for_a_line else f"\\boxed{{{example.answer}}}"
+        is_line = self.form is AnswerForm.LINE
+        return f"Answer: {example.answer}" if is_line else f"\\boxed{{{example.answer}}}"
+
+    def answer_of(self, rollout: Rollout) -> str:
+        """Return the final answer of a rollout; empty if there is none."""
+        return extract_answer(rollout.completion_text, form=self.form)
 
     @reward
     def correct(self, rollout: Rollout, example: Example) -> float:
         """1 when the final answer is worth the same as the right one."""
-        answer = extract_answer(rollout.completion_text)
+        answer = self.answer_of(rollout)
         if self.config.preset.wants_number:
             return float(numbers_match(answer, example.answer))
         return float(self.grader.are_equal(answer, example.answer))
@@ -132,4 +152,10 @@ class MathDatasets(SingleTurnEnvironment):
     @metric
     def has_answer(self, rollout: Rollout, example: Example) -> float:
         """1 when a final answer can be found."""
-        return float(bool(extract_answer(rollout.completion_text).strip()))
+        return float(bool(self.answer_of(rollout).strip()))
+
+    @metric(low=0.0, high=1.0, lower_is_better=True)
+    def ungradable(self, rollout: Rollout, example: Example) -> float:
+        """1 when the grader cannot read the answer, or the right one."""
+        answer = self.answer_of(rollout)
+        return float(self.grader.compare(answer, example.answer) is Verdict.UNREADABLE)

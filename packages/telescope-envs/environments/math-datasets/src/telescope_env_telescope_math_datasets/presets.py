@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from telescope_core.dataset_source import DatasetSpec
+from telescope_core.graders.mathematics import AnswerForm
 
 BOXED = "Think step by step, then give the final answer in \\boxed{}."
 BOXED_INTEGER = (
@@ -17,6 +18,8 @@ class Preset:
     spec: DatasetSpec
     instruction: str = BOXED
     """Follows the problem; empty where the dataset's own prompt says how to answer."""
+    form: AnswerForm = AnswerForm.BOX
+    """The form in which the prompt asks for the final answer."""
     wants_number: bool = False
     """Whether every right answer is a number, so that a calculation is no answer."""
 
@@ -44,6 +47,7 @@ PRESETS: dict[str, Preset] = {
             eval_split="train",
         ),
         instruction="",
+        form=AnswerForm.LINE,
         wants_number=True,
     ),
     "deepscaler": Preset(

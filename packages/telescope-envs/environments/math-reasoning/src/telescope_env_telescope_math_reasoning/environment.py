@@ -22,7 +22,9 @@ from telescope_core import (
 from telescope_core.dataset_source import DatasetSpec
 from telescope_core.examples import SplitSource
 from telescope_core.graders.mathematics import (
+    AnswerForm,
     MathGrader,
+    Verdict,
     as_fraction,
     extract_answer,
     has_box,
@@ -139,9 +141,14 @@ class MathReasoning(SingleTurnEnvironment):
         problem = str(example.prompt)
         return f"{problem}\n\n{self.config.instruction}" if self.config.instruction else problem
 
+    @property
+    def form(self) -> AnswerForm | None:
+        """The form that the instruction asks for; None if it names none."""
+        return AnswerForm.BOX if "\\boxed" in self.config.instruction else None
+
     def gold_answer(self, example: Example) -> str | None:
         """Return the answer alone, boxed where the instruction asks for a box."""
-        boxed = "\\boxed" in self.config.instruction or as_fraction(example.answer) is None
+        boxed = self.form is AnswerForm.BOX or as_fraction(example.answer) is None
         return f"\\boxed{{{example.answer}}}" if boxed else example.answer
 
     @reward
@@ -151,10 +158,16 @@ class MathReasoning(SingleTurnEnvironment):
         A generated problem with a number for an answer wants a number, not a calculation: else
         repeating the question would solve it.
         """
-        answer = extract_answer(rollout.completion_text)
+        answer = extract_answer(rollout.completion_text, form=self.form)
         if not self.config.dataset and as_fraction(example.answer) is not None:
             return float(numbers_match(answer, example.answer))
         return float(self.grader.are_equal(answer, example.answer))
+
+    @metric(low=0.0, high=1.0, lower_is_better=True)
+    def ungradable(self, rollout: Rollout, example: Example) -> float:
+        """1 when the grader cannot read the answer, or the right one."""
+        answer = extract_answer(rollout.completion_text, form=self.form)
+        return float(self.grader.compare(answer, example.answer) is Verdict.UNREADABLE)
 
     @metric
     def uses_boxed(self, rollout: Rollout, example: Example) -> float:
