@@ -78,14 +78,15 @@ class InProcessEnvironment:
 
     async def _description(self) -> EnvironmentDescription:
         environment = self._environment
-        sizes = await self._sizes()
+        sources = await self._sources()
         return EnvironmentDescription(
             name=self._name,
             version=self._version,
             reward_min=environment.reward_min,
             reward_max=environment.reward_max,
             success_threshold=environment.success_threshold,
-            num_examples=sizes,
+            num_examples={split: size for split, (size, _) in sources.items()},
+            num_dropped={split: dropped for split, (_, dropped) in sources.items()},
             network=environment.network,
             secrets=environment.secrets,
             dataset_revisions=as_named_texts(
@@ -99,16 +100,21 @@ class InProcessEnvironment:
             goes_on=environment.goes_on,
         )
 
-    async def _sizes(self) -> dict[Split, int | None]:
+    async def _sources(self) -> dict[Split, tuple[int | None, int]]:
+        """Return how many examples each split has, and how many rows were left out of it."""
         environment = self._environment
+
+        def read() -> dict[Split, tuple[int | None, int]]:
+            splits = as_splits(environment.splits(), method=environment.splits)
+            sources = {split: environment.fetcher.source(split) for split in splits}
+            return {
+                split: (one.num_examples, getattr(one, "num_dropped", 0))
+                for split, one in sources.items()
+            }
+
         try:
             async with asyncio.timeout(self._load_deadline_s):
-                return await environment.caller.in_thread(
-                    lambda: {
-                        split: environment.fetcher.source(split).num_examples
-                        for split in as_splits(environment.splits(), method=environment.splits)
-                    }
-                )
+                return await environment.caller.in_thread(read)
         except TimeoutError:
             raise EnvironmentLoadError(
                 f"the examples of {class_location(type(environment))} were not read after "

@@ -364,6 +364,9 @@ class EnvironmentDescription:
     """Rewards from here on count as solved in pass@k."""
     num_examples: Mapping[Split, int | None]
     """Number of examples in each split that it has; None = endless."""
+    num_dropped: Mapping[Split, int] = field(default_factory=dict[Split, int])
+    """Number of rows of its tables that were left out of each split, as they repeat others or are
+    held out by the other split; none where it is not known."""
     network: Literal["none", "load", "always"]
     """When it needs the network: never, to load its data, or while rollouts are played."""
     secrets: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ from rich.text import Text
 from telescope_cli.eval.play import Outcome
 from telescope_cli.eval.view import (
     WIDTH,
+    count_lines,
     first_errors,
     format_interval,
     print_errors,
@@ -94,6 +95,8 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
     console.print(table)
     for one in outcomes:
         console.print(Text(f"{one.request.name}: {one.folder.path}"), soft_wrap=True)
+        for line in count_lines(one.result) if one.result is not None else ():
+            console.print(f"  {line}")
 
 
 def _cells(outcome: Outcome, k: int) -> list[str]:

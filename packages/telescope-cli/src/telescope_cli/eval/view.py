@@ -13,8 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from telescope_core.evals import Estimate, EvalResult, EvalSettings
+from telescope_core.evals.result import counts_of, left_out_of
 from telescope_core.evals.runner import reusable
 from telescope_core.records.rows import RolloutRow
+from telescope_core.types import StopReason
 
 WIDTH = 80
 _MOST_ERRORS = 5
@@ -114,7 +116,8 @@ def print_result(result: EvalResult, folder: Path) -> None:
         f"max_tokens {settings.sampling.max_tokens}, {settings.split} split"
     )
     console.print(result_table(result))
-    console.print(_counts_line(result))
+    for line in count_lines(result):
+        console.print(line)
     for warning in _warnings(result):
         console.print(Text(f"Note: {warning}", style="yellow"))
     console.print(Text(f"Results: {folder} (report.html, results.json)"), soft_wrap=True)
@@ -182,24 +185,17 @@ def _add_estimate(table: Table, name: str, estimate: Estimate | None) -> None:
         table.add_row(name, f"{estimate.mean:.3f}", interval, str(estimate.num_tasks))
 
 
-def _counts_line(result: EvalResult) -> str:
+def count_lines(result: EvalResult) -> list[str]:
+    """Return what became of the rollouts, and what was not played."""
     parts = [f"{result.num_scored} of {result.num_rollouts} rollouts scored"]
     if result.num_failed:
         reasons = ", ".join(f"{reason} {count}" for reason, count in result.failures.items())
         parts.append(f"{result.num_failed} failed ({reasons})")
-    if result.num_retried:
-        parts.append(f"{result.num_retried} retried")
-    parts.append(f"{result.num_truncated} truncated")
-    if result.num_filtered:
-        parts.append(f"{result.num_filtered} stopped by a content filter")
-    if result.num_refused:
-        parts.append(f"{result.num_refused} refused by the model")
+    parts += [f"{one.number} {one.text}" for one in counts_of(result)]
     parts.append(f"{result.mean_completion_tokens:.0f} tokens each")
-    if result.num_http_retries:
-        many = "s" if result.num_http_retries > 1 else ""
-        parts.append(f"{result.num_http_retries} request{many} sent again")
     parts.append(f"{result.duration_s:.1f} s")
-    return "; ".join(parts)
+    left = [f"{one.number:,} {one.text}" for one in left_out_of(result)]
+    return ["; ".join(parts), *([f"Not played: {'; '.join(left)}"] if left else [])]
 
 
 def _warnings(result: EvalResult) -> list[str]:
@@ -221,6 +217,11 @@ def _warnings(result: EvalResult) -> list[str]:
                 f"pass@{k} covers only {counted} of {result.num_tasks} examples; "
                 f"the others have fewer than {k} scored rollouts."
             )
+    if reached := result.stop_reasons.get(StopReason.CONTEXT_LENGTH):
+        warnings.append(
+            f"{reached} of {result.num_scored} scored rollouts reached the end of the model's "
+            "context; serve the model with a longer one, or lower --max-tokens."
+        )
     if result.num_failed:
         warnings.append(
             "failed rollouts have no reward and are left out; the second line counts each with "

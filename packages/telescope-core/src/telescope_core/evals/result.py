@@ -8,6 +8,7 @@ which counts among the failed ones.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.evals.settings import EvalSettings
@@ -17,7 +18,15 @@ from telescope_core.evals.stats import (
     success_rate,
 )
 from telescope_core.records.rows import RolloutRow
-from telescope_core.types import EnvironmentDescription, JsonValue, MetricRange, RolloutStatus
+from telescope_core.types import (
+    UNGRADABLE,
+    EnvironmentDescription,
+    JsonValue,
+    MetricRange,
+    RolloutStatus,
+    Split,
+    StopReason,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +70,27 @@ class EvalResult:
     """Rollouts without a reward."""
     num_truncated: int
     """Scored rollouts with a turn that was cut by `max_tokens`."""
+    stop_reasons: Mapping[StopReason, int] = field(default_factory=dict[StopReason, int])
+    """Why a rollout ended -> number of scored rollouts; empty in results from before it was
+    counted."""
     num_filtered: int = 0
     """Scored rollouts with a turn that the endpoint's content filter stopped."""
     num_refused: int = 0
     """Scored rollouts in which the endpoint declined to answer."""
     num_retried: int
     """Rollouts scored only after a failed attempt; each retry samples again."""
+    num_failed_attempts: int = 0
+    """Attempts that failed and were followed by another one."""
+    num_ungradable: int | None = None
+    """Scored rollouts with an answer that the grader could not read; None where it does not
+    count them."""
+    split_size: int | None = None
+    """Number of examples in the split; None = endless, or not known."""
+    num_held_out: int = 0
+    """Examples of the environment's other split, which was not played."""
+    num_dropped: int = 0
+    """Rows of tables that are no examples of the split: they repeat others, or the other split
+    holds them out."""
     failures: Mapping[str, int]
     """Reason -> number of rollouts without a reward."""
     reward: Estimate | None
@@ -92,6 +116,62 @@ class EvalResult:
     tasks: tuple[TaskScore, ...] = field(default=())
 
 
+class Count(NamedTuple):
+    """A number that qualifies a result, the same in the terminal and in reports."""
+
+    number: int
+    text: str
+    """The words behind the number."""
+
+
+def counts_of(result: EvalResult) -> list[Count]:
+    """Return what became of the rollouts beside their rewards; what did not happen is left out.
+
+    How many were cut by `max_tokens` is always there, because its absence would say nothing.
+    """
+    cut = {
+        StopReason.CONTEXT_LENGTH: "ended by the model's context",
+        StopReason.MAX_TURNS: "ended by the limit of turns",
+        StopReason.TIMEOUT: "ended by the deadline",
+    }
+    counts = [
+        Count(result.num_failed_attempts, "played again after a failure"),
+        *(Count(result.stop_reasons.get(reason, 0), text) for reason, text in cut.items()),
+        Count(result.num_filtered, "stopped by a content filter"),
+        Count(result.num_refused, "refused by the model"),
+        Count(result.num_ungradable or 0, "with an answer that could not be graded"),
+        Count(result.num_http_retries, f"{_noun('request', result.num_http_retries)} sent again"),
+    ]
+    truncated = Count(result.num_truncated, "truncated by max_tokens")
+    return [truncated, *(one for one in counts if one.number)]
+
+
+def left_out_of(result: EvalResult) -> list[Count]:
+    """Return what of the environment's examples and rows this eval says nothing about."""
+    other = next(split for split in Split if split is not result.settings.split)
+    not_chosen = (result.split_size or 0) - result.settings.num_examples
+    counts = [
+        Count(
+            not_chosen,
+            f"other {_noun('example', not_chosen)} of the {result.settings.split} split",
+        ),
+        Count(
+            result.num_held_out,
+            f"{_noun('example', result.num_held_out)} of the {other} split, which --split {other} "
+            "plays",
+        ),
+        Count(
+            result.num_dropped,
+            f"{_noun('row', result.num_dropped)} left out as repeated or held out",
+        ),
+    ]
+    return [one for one in counts if one.number > 0]
+
+
+def _noun(name: str, number: int) -> str:
+    return name if number == 1 else f"{name}s"
+
+
 def result_of(
     rows: Sequence[RolloutRow],
     settings: EvalSettings,
@@ -106,6 +186,7 @@ def result_of(
     tasks = _task_scores(rows, description.success_threshold)
     counts = [(len(task.rewards), task.num_solved) for task in tasks]
     low, high = description.reward_min, description.reward_max
+    ungradable = [row.metrics[UNGRADABLE] for row in scored if UNGRADABLE in row.metrics]
     padded = [task.rewards + (low,) * task.num_failed for task in tasks]
     return EvalResult(
         environment=description.name,
@@ -119,10 +200,22 @@ def result_of(
         num_rollouts=settings.num_examples * settings.rollouts,
         num_scored=len(scored),
         num_failed=len(failed),
-        num_truncated=sum(row.is_truncated for row in scored),
+        num_truncated=sum(
+            row.is_truncated or row.stop_reason is StopReason.LENGTH for row in scored
+        ),
+        stop_reasons=dict(Counter(row.stop_reason for row in scored).most_common()),
         num_filtered=sum(row.is_filtered for row in scored),
         num_refused=sum(row.is_refused for row in scored),
         num_retried=sum("attempts" in row.tags for row in scored),
+        num_failed_attempts=sum(row.attempt - 1 for row in rows),
+        num_ungradable=sum(value > 0 for value in ungradable) if ungradable else None,
+        split_size=description.num_examples.get(settings.split),
+        num_held_out=sum(
+            size or 0
+            for split, size in description.num_examples.items()
+            if split is not settings.split
+        ),
+        num_dropped=description.num_dropped.get(settings.split, 0),
         failures=dict(Counter(row.status_reason or row.status for row in failed).most_common()),
         reward=mean_of_rewards([task.rewards for task in tasks], minimum=low, maximum=high),
         reward_with_failures=mean_of_rewards(padded, minimum=low, maximum=high),

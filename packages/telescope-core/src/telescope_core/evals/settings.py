@@ -1,6 +1,6 @@
 """`EvalSettings`: how many examples of an environment an eval plays, and how."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from telescope_core.errors import ConfigError
@@ -94,4 +94,16 @@ def check_split(settings: EvalSettings, description: EnvironmentDescription) -> 
         )
         raise ConfigError(
             f"{description.name} has {size} examples in its {settings.split} split, got {got}"
+            f"{_of_others(settings.split, sizes)}"
         )
+
+
+def _of_others(split: Split, sizes: Mapping[Split, int | None]) -> str:
+    """Return what the split that was not asked for holds, and how to play it."""
+    for other, size in sizes.items():
+        if other is not split and size:
+            return (
+                f". Its {other} split has {size} more, which --split {other} plays; to declare a "
+                "set for evals alone, give the environment data = {'train': ..., 'eval': ...}"
+            )
+    return ""

@@ -77,6 +77,7 @@ def read_description(value: msgspec.Raw) -> EnvironmentDescription:
     _require(_are_finite(ranges), "a range that is no range of numbers")
     _require(found.reward_min <= found.reward_max, "a reward_min above reward_max")
     sizes = [size for size in found.num_examples.values() if size is not None]
+    sizes += found.num_dropped.values()
     _require(all(size >= 0 for size in sizes), "a negative number of examples")
     return found
 

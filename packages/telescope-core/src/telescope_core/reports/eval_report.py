@@ -4,7 +4,7 @@ from html import escape
 from pathlib import Path
 
 from telescope_core.evals.folder import EvalFolder
-from telescope_core.evals.result import EvalResult
+from telescope_core.evals.result import EvalResult, counts_of, left_out_of
 from telescope_core.records.files import write_text
 from telescope_core.records.rows import RolloutRow
 from telescope_core.reports import html
@@ -46,9 +46,9 @@ def _header(result: EvalResult) -> str:
         (str(settings.rollouts), "rollouts per example"),
         (f"{result.num_scored:,}", "rollouts scored"),
         (f"{result.num_failed:,}", "rollouts failed, not scored"),
-        (f"{result.num_truncated:,}", "rollouts truncated"),
-        *_other_endings(result),
+        *((f"{one.number:,}", one.text) for one in counts_of(result)),
         (f"{result.mean_completion_tokens:.0f}", "tokens per rollout"),
+        *((f"{one.number:,}", one.text) for one in left_out_of(result)),
     ]
     title = f"{result.environment} {result.environment_version}"
     return (
@@ -59,11 +59,6 @@ def _header(result: EvalResult) -> str:
         f'<p class="soft">{escape(_code(result))}</p>'
         f"{html.facts(facts)}"
     )
-
-
-def _other_endings(result: EvalResult) -> list[tuple[str, str]]:
-    counts = {"filtered": result.num_filtered, "refused": result.num_refused}
-    return [(f"{count:,}", f"rollouts {name}") for name, count in counts.items() if count]
 
 
 def _code(result: EvalResult) -> str:

@@ -1,0 +1,176 @@
+"""What qualifies a result: the same numbers in the terminal, the report and the JSON."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+
+import pytest
+from aiohttp import web
+from tests.cli.echo import telescope
+from tests.core.reports.test_reports import Checker
+
+from telescope_core.evals import EvalSettings
+from telescope_core.evals.result import counts_of, left_out_of, result_of
+from telescope_core.records import RolloutRow
+from telescope_core.types import (
+    EnvironmentDescription,
+    RolloutStatus,
+    Sampling,
+    Split,
+    StopReason,
+)
+
+ENVIRONMENT = '''
+from telescope_core import MultiTurnEnvironment, metric, reward, stop
+
+FATES = ["plain", "cut", "cut", "context", "context", "context", "goes on", "goes on", "filtered",
+         "refused", "once more", "odd", "odd"]
+failed = set()
+
+
+class Fates(MultiTurnEnvironment):
+    """Each prompt says what becomes of its rollout."""
+
+    max_turns = 2
+    data = {
+        "train": [{"prompt": f"train {n}"} for n in range(7)],
+        "eval": [*({"prompt": fate, "n": n} for n, fate in enumerate(FATES)),
+                 {"prompt": "plain", "n": 0}, {"prompt": "cut", "n": 1}],
+    }
+
+    def env_response(self, messages, episode):
+        return "go on"
+
+    @stop
+    def is_done(self, episode):
+        return episode.example.prompt not in ("goes on", "context")
+
+    @reward
+    def correct(self, example):
+        if example.prompt == "once more" and example.id not in failed:
+            failed.add(example.id)
+            raise RuntimeError("not yet")
+        return 1.0
+
+    @metric(low=0, high=1)
+    def ungradable(self, example):
+        return float(example.prompt == "odd")
+'''
+TOO_LONG = {"error": {"message": "the context is full", "code": "context_length_exceeded"}}
+WANTED = {
+    "num_truncated": (2, "truncated by max_tokens"),
+    "context_length": (3, "ended by the model's context"),
+    "max_turns": (2, "ended by the limit of turns"),
+    "num_filtered": (1, "stopped by a content filter"),
+    "num_refused": (1, "refused by the model"),
+    "num_failed_attempts": (1, "played again after a failure"),
+    "num_ungradable": (2, "with an answer that could not be graded"),
+    "num_held_out": (7, "examples of the train split"),
+    "num_dropped": (2, "rows left out as repeated or held out"),
+}
+
+
+async def answer(request):
+    messages = (await request.json())["messages"]
+    fate = messages[0]["content"]
+    if fate == "context" and len(messages) > 1:
+        return web.json_response(TOO_LONG, status=400)
+    reasons = {"cut": "length", "filtered": "content_filter"}
+    message = {"role": "assistant", "content": "yes"}
+    if fate == "refused":
+        message["refusal"] = "No."
+    choice = {"message": message, "finish_reason": reasons.get(fate, "stop")}
+    return web.json_response({"choices": [choice], "usage": {"completion_tokens": 2}})
+
+
+@pytest.fixture
+def endpoint(serve_app):
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    return serve_app(app)
+
+
+def test_the_terminal_the_report_and_the_json_have_the_same_counts(
+    endpoint, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "fates_env.py").write_text(ENVIRONMENT)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    code = telescope(
+        *("fates_env:Fates", "--base-url", endpoint, "--model", "tiny", "--rollouts", 1),
+        *("--examples", "all", "--output", "out"),
+    )
+    sys.modules.pop("fates_env", None)
+    terminal = " ".join(capsys.readouterr().out.split())
+    assert code == 0
+    assert telescope("--report", "out", "--json") == 0
+    result = json.loads(capsys.readouterr().out)["result"]
+    report = " ".join(
+        " ".join(Checker((tmp_path / "out" / "report.html").read_text()).text).split()
+    )
+    for name, (number, text) in WANTED.items():
+        found = result[name] if name in result else result["stop_reasons"][name]
+        assert found == number, name
+        for shown in (terminal, report):
+            assert re.search(rf"(?<![\d,]){number} {re.escape(text)}", shown), (name, shown)
+    assert (result["num_scored"], result["num_rollouts"], result["split_size"]) == (13, 13, 13)
+    assert "3 of 13 scored rollouts reached the end of the model's context; serve" in terminal
+
+
+def test_more_examples_than_there_are_says_where_the_others_are(
+    endpoint, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "rows_env.py").write_text(
+        "from telescope_core import SingleTurnEnvironment, reward\n\n"
+        "class Rows(SingleTurnEnvironment):\n"
+        '    data = [{"prompt": f"plain {n}"} for n in range(20)]\n\n'
+        "    @reward\n    def correct(self):\n        return 1.0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    asked = ("rows_env:Rows", "--base-url", endpoint, "--model", "tiny", "--rollouts", 1)
+    assert telescope(*asked, "--examples", 20) == 2
+    refused = " ".join(capsys.readouterr().err.split())
+    assert telescope(*asked, "--examples", "all", "--output", "out", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    sys.modules.pop("rows_env", None)
+    assert result["split_size"] + result["num_held_out"] == 20
+    assert f"Its train split has {result['num_held_out']} more, which --split train" in refused
+    assert "data = {'train': ..., 'eval': ...}" in refused
+
+
+def test_each_way_of_being_cut_is_counted_and_old_results_count_nothing():
+    description = EnvironmentDescription(
+        name="sums",
+        version="0.1.0",
+        reward_min=0.0,
+        reward_max=1.0,
+        success_threshold=1.0,
+        num_examples={Split.EVAL: 9, Split.TRAIN: None},
+        network="none",
+    )
+    rows = [
+        RolloutRow(
+            step=0,
+            environment="sums",
+            example_id=reason,
+            group_id=reason,
+            index=0,
+            status=RolloutStatus.KEPT,
+            reward=1.0,
+            stop_reason=reason,
+        )
+        for reason in StopReason
+    ]
+    settings = EvalSettings(num_examples=7, rollouts=1, sampling=Sampling(max_tokens=32))
+    result = result_of(rows, settings, description, model="m", duration_s=1.0)
+    cut = ("truncated by max_tokens", "model's context", "limit of turns", "deadline")
+    for words in cut:
+        assert [one.number for one in counts_of(result) if words in one.text] == [1], words
+    assert [(one.number, one.text) for one in left_out_of(result)] == [
+        (2, "other examples of the eval split")
+    ]
+    old = replace(result, stop_reasons={}, num_truncated=0, split_size=None)
+    assert [one.number for one in counts_of(old)] == [0]
+    assert left_out_of(old) == []
