@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 
 from telescope_core import Episode
 from telescope_core.environments.tool_functions import BadArgumentsError, tool_from
+from telescope_core.environments.tool_schema import argument_docs
 from telescope_core.errors import EnvironmentLoadError
 
 
@@ -145,6 +146,93 @@ PAINT_SCHEMA = {
 
 def test_a_schema_comes_from_signature_and_docstring():
     assert tool_from(paint).schema == PAINT_SCHEMA
+
+
+GOOGLE = """List files.
+
+Keyword Args:
+    path (tuple(str, list(int))): Folder to list,
+        or a file.
+
+        In a second paragraph.
+    depth (`int`, *optional*, defaults to 2):
+        How deep: at most 9.
+    args: Not the head of a section.
+Raises:
+    path: never
+"""
+NUMPY = """List files.
+
+Parameters
+----------
+path : tuple(str, list(int))
+    Folder to list,
+    or a file.
+
+    In a second paragraph.
+depth, other : int, optional
+    How deep: at most 9.
+
+Other Parameters
+----------------
+args
+    Not the head of a section.
+
+Returns
+-------
+path : str
+    Never.
+"""
+SPHINX = """List files.
+:param path: Folder to list,
+    or a file.
+
+    In a second paragraph.
+:type path: str
+:param int depth: How deep:
+  at most 9.
+:keyword args: Not the head of a section.
+
+Examples are to be found elsewhere.
+"""
+
+
+@pytest.mark.parametrize("doc", [GOOGLE, NUMPY, SPHINX], ids=["google", "numpy", "sphinx"])
+def test_parameters_are_described_in_every_style_of_docstrings(doc):
+    def listed(path: str, depth: int, args: str) -> str:
+        return f"{path}{depth}{args}"
+
+    listed.__doc__ = doc
+    about = tool_from(listed).schema["function"]
+    assert about["description"] == "List files."
+    told = {name: one["description"] for name, one in about["parameters"]["properties"].items()}
+    assert told == {
+        "path": "Folder to list, or a file. In a second paragraph.",
+        "depth": "How deep: at most 9.",
+        "args": "Not the head of a section.",
+    }
+
+
+@pytest.mark.parametrize(
+    ("doc", "text"),
+    [
+        ("Arguments:\n  path: Folder.\n  or: a file.", "Folder."),
+        ("Args:\n  path: Folder\n  or a file.", "Folder or a file."),
+        ("Parameters:\n  path -- Folder.", None),
+        ("Args:\n  path (str):: Folder.", "Folder."),
+        ("Args:\n  path (str, optional)\n    Folder.", "Folder."),
+        ("Other Parameters\n----\npath\n  Folder.", "Folder."),
+        ("Parameters\n----\nfile, path : str\n  Folder.", "Folder."),
+        ("@param path: Folder.\n@return: path: no", "Folder."),
+        (":param tuple[str, int] path: Folder", "Folder"),
+        (":param path: Folder\n\nMore about it.", "Folder"),
+        ("Returns:\n  path: no.", None),
+        ("path: no.", None),
+        ("Args:\n  path (((((:", None),
+    ],
+)
+def test_a_description_ends_where_the_next_begins(doc, text):
+    assert argument_docs(f"Summary.\n\n{doc}", ["path"]).get("path") == text
 
 
 async def test_arguments_arrive_as_the_types_that_were_declared():

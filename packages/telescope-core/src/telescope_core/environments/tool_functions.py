@@ -111,7 +111,7 @@ def tool_from(function: ToolFunction, threads: DaemonThreads | None = None) -> T
             f"{place}: tool {name} has no docstring; write one, because the model reads it"
         )
     shown, hidden = _parameters(function, name, place)
-    arguments = _Arguments(name, shown, argument_docs(doc), place)
+    arguments = _Arguments(name, shown, argument_docs(doc, shown), place)
     pool = threads or DaemonThreads()
 
     async def run(text: str, episode: Episode[Any]) -> str:

@@ -1,14 +1,27 @@
 """Build what a model reads about a tool: a JSON schema and docstring texts. Pure functions."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from functools import reduce
 from typing import cast
 
 from telescope_core.types import JsonValue
 
-_SECTION = re.compile(r"^(Args|Arguments|Parameters):\s*$")
-_ENTRY = re.compile(r"^(\s+)\*{0,2}(\w+)(?:\s*\([^)]*\))?:\s*(.*)$")
-_FIELD = re.compile(r"^:param\s+(?:[^:]*\s)?(\w+):\s*(.*)$")
+_SECTION = re.compile(
+    r"\s*(?:(?:keyword|other)\s+)?(?:args|arguments|params|parameters)\s*(?P<colon>:?)\s*",
+    re.IGNORECASE,
+)
+_DASHES = re.compile(r"\s*-{3,}\s*")
+_NAMES = r"(?P<names>\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)"
+_TYPE = reduce(lambda inner, _: rf"(?:[^()]|\({inner}\))*", range(4), "[^()]*")
+"""Text with parentheses in parentheses, up to this depth."""
+_GOOGLE = re.compile(rf"\s*{_NAMES}\s*(?:\({_TYPE}\)+\s*(?::+|$)|:+)(?:\s+(?P<text>.*)|\s*)")
+_NUMPY = re.compile(rf"\s*{_NAMES}\s*(?::.*)?(?P<text>)")
+_SPHINX = re.compile(
+    r"\s*[:@](?:param|parameter|arg|argument|key|keyword|kwarg)\s+(?:[^:]*[\s*])?"
+    r"(?P<names>\w+)\s*:\s*(?P<text>.*)"
+)
+_FIELD = re.compile(r"\s*[:@]\w+[^:]*:(?:\s|$)")
 _SCHEMAS_BY_NAME = ("properties", "$defs")
 _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties", "not")
@@ -18,29 +31,66 @@ Schema = Mapping[str, JsonValue]
 
 
 def summary(doc: str) -> str:
-    """Return the first paragraph of a docstring as one line."""
-    return " ".join(doc.strip().split("\n\n", 1)[0].split())
+    """Return the first paragraph of a docstring as one line, without sections and fields."""
+    lines = doc.strip().splitlines()
+    for number, line in enumerate(lines):
+        head = _SECTION.fullmatch(line)
+        if not line.strip() or _FIELD.match(line) or (head and (number or head["colon"])):
+            return " ".join(" ".join(lines[:number]).split())
+    return " ".join(" ".join(lines).split())
 
 
-def argument_docs(doc: str) -> dict[str, str]:
-    """Return the description of each parameter, from an `Args:` section or `:param x:` lines."""
-    found: dict[str, str] = {}
-    is_section, indent, current = False, 0, ""
-    for line in doc.splitlines():
-        entry = _ENTRY.match(line) if is_section else None
-        field = _FIELD.match(line.strip())
-        if _SECTION.match(line):
-            is_section, indent, current = True, 0, ""
-        elif is_section and line and not line.startswith(" "):
-            is_section, current = False, ""
-        elif entry and len(entry[1]) <= (indent or len(entry[1])):
-            indent, current = len(entry[1]), entry[2]
-            found[current] = entry[3].strip()
-        elif field:
-            found[field[1]] = field[2].strip()
-        elif current:
-            found[current] = f"{found[current]} {line.strip()}".strip()
-    return {name: text for name, text in found.items() if text}
+def argument_docs(doc: str, names: Collection[str]) -> dict[str, str]:
+    """Return what a docstring says of each of the parameters `names`, if it says anything.
+
+    Read are the sections of Google and NumPy, for keyword and other arguments too, and the fields
+    of Sphinx.
+    """
+    found: dict[str, list[str]] = {}
+    current: list[str] = []
+    section: re.Pattern[str] | None = None
+    edge, indent = -1, -1
+    """Columns of the section's head and of its entries; -1 = not known."""
+    lines = doc.splitlines()
+    for number, line in enumerate(lines):
+        column = len(line) - len(line.lstrip())
+        is_dashed = number + 1 < len(lines) and bool(_DASHES.fullmatch(lines[number + 1]))
+        head = _SECTION.fullmatch(line)
+        field = _SPHINX.fullmatch(line)
+        is_entry = section is _GOOGLE and column > edge
+        if head and not is_entry and (is_dashed or head["colon"]):
+            section, edge, indent, current = _NUMPY if is_dashed else _GOOGLE, column, -1, []
+        elif is_dashed or (section is _GOOGLE and line.strip() and column <= edge):
+            section, current = None, []
+        elif field or _FIELD.match(line):
+            section, indent, current = None, column, []
+            if field:
+                current = _started(found, field, names)
+        elif section is None:
+            # The description of a field goes on until a paragraph that is not part of it.
+            if line.strip() and column <= indent and not lines[number - 1].strip():
+                current = []
+            current.append(line.strip())
+        elif not _DASHES.fullmatch(line) and line.strip():
+            indent = column if indent < 0 else indent
+            entry = section.fullmatch(line) if column == indent else None
+            if entry is not None:
+                current = _started(found, entry, names)
+            else:
+                current.append(line.strip())
+    told = {name: " ".join(filter(None, texts)) for name, texts in found.items()}
+    return {name: text for name, text in told.items() if text}
+
+
+def _started(
+    found: dict[str, list[str]], entry: re.Match[str], names: Collection[str]
+) -> list[str]:
+    """Begin the description of an entry's parameters in `found`, and return its lines."""
+    lines = [(entry["text"] or "").strip()]
+    for one in entry["names"].split(","):
+        if (name := one.strip(" *")) in names:
+            found.setdefault(name, lines)
+    return lines
 
 
 def simplified(schema: Schema) -> dict[str, JsonValue]:
