@@ -159,7 +159,8 @@ ELSEWHERE = {
     "telescope hub namespace add acme --data hub-data": HUB_SERVER,
     "telescope hub token create ci-of-acme --namespace acme --days 90 --data hub-data": HUB_SERVER,
     "telescope hub serve --data hub-data --port 8470": HUB_SERVER,
-    "telescope hub serve --data hub-data --port 8470 --trust-proxy 127.0.0.1": HUB_SERVER,
+    "telescope hub serve --data hub-data --port 8470 --trust-proxy 127.0.0.1 "
+    "--public-address https://hub.example.org": HUB_SERVER,
     "telescope hub alias add toy acme/toy --data hub-data": HUB_SERVER,
     "telescope hub token list --data hub-data": HUB_SERVER,
     "telescope hub token revoke 1f0c2a9b --data hub-data": HUB_SERVER,

@@ -47,7 +47,7 @@ def rest_of(client: socket.socket) -> bytes:
 
 @pytest.mark.parametrize(
     "sent",
-    [b"", b"GET / HT", b"GET /config.json HTTP/1.1\r\nHost: x\r\nX: ", b"\r\n"],
+    [b"", b"GET / HT", b"GET /config.json HTTP/1.1\r\nHost: [::1]\r\nX: ", b"\r\n"],
     ids=["nothing", "part of a line", "part of a head", "an empty line"],
 )
 def test_a_connection_without_a_request_is_closed(tmp_path, sent):
@@ -57,7 +57,7 @@ def test_a_connection_without_a_request_is_closed(tmp_path, sent):
 
 
 def test_a_second_head_that_never_ends_is_closed_too(tmp_path):
-    whole, answer = b"GET /config.json HTTP/1.1\r\nHost: x\r\n\r\n", b""
+    whole, answer = b"GET /config.json HTTP/1.1\r\nHost: [::1]\r\n\r\n", b""
     for head_s in HEAD_S:
         options = ServerOptions(connections=ConnectionLimits(request_head_s=head_s))
         with limited(tmp_path / "hub", options) as hub, connected(hub.address, whole) as client:
@@ -114,7 +114,7 @@ def test_one_address_cannot_hold_all_connections(tmp_path):
         transport = httpx.HTTPTransport(local_address="127.0.0.2")
         with httpx.Client(base_url=hub.address, transport=transport) as other:
             assert other.get("config.json").status_code == 200
-        clients[0].sendall(b"GET /config.json HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        clients[0].sendall(b"GET /config.json HTTP/1.1\r\nHost: [::1]\r\nConnection: close\r\n\r\n")
         assert rest_of(clients[0]).startswith(b"HTTP/1.1 200")
         with connected(hub.address, b"GET / HTTP/1.0\r\n\r\n") as after:
             assert rest_of(after).startswith(b"HTTP/1.1 200")
@@ -126,7 +126,7 @@ def test_a_full_server_closes_the_longest_waiting_connection(tmp_path):
         first, *others = [held.enter_context(connected(hub.address)) for _ in range(4)]
         assert httpx.get(f"{hub.address}/config.json").status_code == 200
         assert rest_of(first) == b""
-        others[0].sendall(b"GET /config.json HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        others[0].sendall(b"GET /config.json HTTP/1.1\r\nHost: [::1]\r\nConnection: close\r\n\r\n")
         assert rest_of(others[0]).startswith(b"HTTP/1.1 200")
 
 
@@ -147,7 +147,7 @@ def test_a_client_that_reads_nothing_is_dropped(tmp_path):
         hub.store.publish(publication)
         (hub.store.files.path(publication.release.wheel.sha256)).write_bytes(b"x" * 2**25)
         path = publication.release.wheel.urls[0]
-        ask = f"GET /{path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+        ask = f"GET /{path} HTTP/1.1\r\nHost: [::1]\r\n\r\n".encode()
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.settimeout(BOUND_S)

@@ -89,6 +89,45 @@ def test_guessing_tokens_is_slowed_down(hub):
     assert answers[0] == 401
 
 
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:80",
+        "127.0.0.1.evil.example",
+        "a@localhost",
+        "[::1",
+        "localhos",
+    ],
+)
+def test_a_foreign_host_is_refused_and_shown_to_nobody(hub, host):
+    with httpx.Client(base_url=f"{hub.address}/", headers={"Host": host}) as client:
+        for path in ("", "environments/acme/toy", "config.json", "index/acme/toy.jsonl"):
+            answer = client.get(path, headers={"Accept": "text/html"})
+            refused(answer, 421, "--public-address")
+            assert f"--registry http://{host}" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST.", "127.0.0.1:1", "[::1]:8470", "10.1.2.3"]
+)
+def test_pages_show_where_the_server_listens_whatever_host_was_asked_for(hub, host):
+    with httpx.Client(base_url=f"{hub.address}/", headers={"Host": host}) as client:
+        page = client.get("environments/acme/toy")
+        assert page.status_code == 200
+        assert f"telescope env install acme/toy --registry {hub.address}" in page.text
+
+
+def test_pages_show_the_public_address(tmp_path):
+    options = ServerOptions(public_address="https://hub.example.org/envs")
+    with served(tmp_path / "public", options) as hub:
+        hub.store.publish(toy_publication())
+        for host in ("hub.example.org", "Hub.Example.ORG:443", "127.0.0.1"):
+            page = httpx.get(f"{hub.address}/environments/acme/toy", headers={"Host": host})
+            assert "--registry https://hub.example.org/envs" in page.text
+        assert httpx.get(hub.address, headers={"Host": "hub.example"}).status_code == 421
+
+
 WITH_TOKENS = [
     "config.json?token=abc",
     "config.json?access_token=abc",

@@ -12,6 +12,7 @@ import typer
 from telescope_cli.env.options import JsonOption
 from telescope_cli.hub.options import DataOption
 from telescope_core.errors import ConfigError
+from telescope_envs.registry.config import parse_address
 
 
 def serve(
@@ -20,6 +21,13 @@ def serve(
     port: Annotated[
         int, typer.Option(help="Port to listen on; 0 for a free port.", min=0, max=65535)
     ] = 8470,
+    public_address: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="Address at which people reach it, if a proxy or another name stands before it.",
+        ),
+    ] = "",
     private: Annotated[
         bool, typer.Option("--private", help="Require a token for reading, too.")
     ] = False,
@@ -67,11 +75,18 @@ def serve(
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     proxies = tuple(map(_network, trust_proxy or ()))
+    if proxies and not public_address:
+        raise ConfigError(
+            "--trust-proxy needs --public-address, the address at which the proxy is reached, such "
+            "as https://hub.example.org"
+        )
     hub = HubStore(data)
     try:
         if name is not None:
             hub.rename(name)
         options = ServerOptions(
+            host=host,
+            public_address=_public(public_address),
             is_private=private,
             max_wheel_bytes=max_wheel_mb * 1024 * 1024,
             reads_per_minute=reads_per_minute,
@@ -79,7 +94,7 @@ def serve(
             connections=ConnectionLimits(per_address=connections_per_address),
             proxies=proxies,
         )
-        serve_hub(hub, options, host=host, port=port, started=started)
+        serve_hub(hub, options, port=port, started=started)
     finally:
         hub.close()
 
@@ -95,6 +110,13 @@ def _require_packages() -> None:
             f"telescope hub serve needs {', '.join(missing)}; run: pip install "
             "'telescope-envs[serve]'"
         )
+
+
+def _public(text: str) -> str:
+    place = parse_address(text) if text else None
+    if place is not None and place.scheme not in ("http", "https"):
+        raise ConfigError(f"--public-address {text!r} must be written https://HOST/PATH")
+    return place.text if place is not None else ""
 
 
 def _network(text: str) -> IPv4Network | IPv6Network:

@@ -5,14 +5,18 @@ query.
 """
 
 import asyncio
+import socket
 from collections.abc import Callable
 from http import HTTPStatus
+from ipaddress import ip_address
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from telescope_core.addresses import is_loopback
 from telescope_envs.records.files import sha256_of
 from telescope_envs.server.auth import refuse_token_in_address
 from telescope_envs.server.refusals import Limit, Refusal
@@ -106,12 +110,28 @@ _ENDING = Refusal(
 _MAX_ADDRESS_BYTES = 4096
 
 
-class Guard:
-    """Wraps the application; `reads` limits the requests of each client address."""
+def host_names(host: str, public_address: str) -> frozenset[str]:
+    """Return the names by which a server that listens on `host` may be asked, in lower case.
 
-    def __init__(self, app: ASGIApp, reads: Limit) -> None:
+    A web page elsewhere could otherwise give this machine a name of its own, and let the browser of
+    somebody who may read here read everything.
+    """
+    names = {"localhost", host, urlsplit(public_address).hostname or ""}
+    if not is_loopback(host):
+        names |= {socket.gethostname(), socket.getfqdn()}
+    return frozenset(name.lower() for name in names)
+
+
+class Guard:
+    """Wraps the application; `reads` limits the requests of each client address.
+
+    A request must name one of `names` as its host, or an address, which nobody can point elsewhere.
+    """
+
+    def __init__(self, app: ASGIApp, reads: Limit, names: frozenset[str]) -> None:
         self._app = app
         self._reads = reads
+        self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse the request or pass it on; either way the response gets the headers."""
@@ -151,3 +171,23 @@ class Guard:
                 "shorten the search",
             )
         refuse_token_in_address(path, query)
+        for name, value in scope["headers"]:
+            if name == b"host" and not self._is_ours(value.decode("latin-1")):
+                raise Refusal(
+                    HTTPStatus.MISDIRECTED_REQUEST,
+                    f"this registry is not at the host {value.decode('latin-1')!r}",
+                    "ask for it by the address that its owner gave; whoever runs it names that "
+                    "with telescope hub serve --public-address",
+                )
+
+    def _is_ours(self, host: str) -> bool:
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+        except ValueError:
+            return False
+        if name in self._names:
+            return not any(character in host for character in "/@?#\\ ")
+        try:
+            return bool(ip_address(name))
+        except ValueError:
+            return False

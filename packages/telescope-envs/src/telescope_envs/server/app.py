@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 
 from telescope_core.errors import RegistryError
 from telescope_envs.records.release import Release, Status
-from telescope_envs.server.answers import Answers, Guard, etag_of, is_known, refuse
+from telescope_envs.server.answers import Answers, Guard, etag_of, host_names, is_known, refuse
 from telescope_envs.server.auth import Callers, Scope, Token
 from telescope_envs.server.connections import ConnectionLimits, Network
 from telescope_envs.server.hub import API, HubStore
@@ -53,6 +53,10 @@ log = logging.getLogger(__name__)
 class ServerOptions:
     """Options for serving a hub."""
 
+    host: str = "127.0.0.1"
+    """The address to listen on."""
+    public_address: str = ""
+    """The URL at which people reach it; empty if that is where it listens."""
     is_private: bool = False
     """Whether reading also needs a token."""
     max_wheel_bytes: int = 50 * 1024 * 1024
@@ -204,7 +208,7 @@ def create_app(hub: HubStore, options: ServerOptions) -> FastAPI:
     app.add_api_route(f"/{API}/releases", served.publish, methods=["POST"])
     app.add_api_route(f"/{API}/status/{{owner}}/{{name}}", served.change_status, methods=["PUT"])
     app.add_api_route(f"/{API}/token", served.about_token)
-    site = SiteRoutes(hub, served.callers, served.answers)
+    site = SiteRoutes(hub, served.callers, served.answers, public_address=options.public_address)
     site.add_to(app)
     app.add_api_route("/{path:path}", served.tree, methods=_READ)
 
@@ -219,7 +223,11 @@ def create_app(hub: HubStore, options: ServerOptions) -> FastAPI:
 
     for kind in (RegistryError, HTTPException, RequestValidationError, OSError, sqlite3.Error):
         app.add_exception_handler(kind, refused)
-    app.add_middleware(Guard, reads=Limit("requests", options.reads_per_minute, 60.0))
+    app.add_middleware(
+        Guard,
+        reads=Limit("requests", options.reads_per_minute, 60.0),
+        names=host_names(options.host, options.public_address),
+    )
     return app
 
 

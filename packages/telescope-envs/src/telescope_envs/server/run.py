@@ -33,12 +33,11 @@ def serve(
     hub: HubStore,
     options: ServerOptions,
     *,
-    host: str,
     port: int,
     started: Callable[[str], None],
 ) -> None:
-    """Serve `hub` on `host` and `port` (0 for a free one); calls `started` with the address."""
-    with _only_server(hub.data), _bound(host, port) as listening:
+    """Serve `hub` on `port` (0 for a free one); calls `started` with the address."""
+    with _only_server(hub.data), _bound(options.host, port) as listening:
         hub.files.clear_incoming()
         config = configured(hub, options)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from packaging.utils import canonicalize_name
 
+from telescope_core.addresses import in_url
 from telescope_core.errors import unknown_name
 from telescope_envs.records.catalog import CatalogRow, search
 from telescope_envs.registry.static_view import (
@@ -45,8 +46,11 @@ Tags = Annotated[list[str], Query(max_length=20)]
 class SiteRoutes:
     """Serves the web pages, search results and the simple index."""
 
-    def __init__(self, hub: HubStore, callers: Callers, answers: Answers) -> None:
+    def __init__(
+        self, hub: HubStore, callers: Callers, answers: Answers, *, public_address: str
+    ) -> None:
         self._hub = hub
+        self._public_address = public_address
         self._callers = callers
         self._answers = answers
         self._pages = Pages()
@@ -192,7 +196,10 @@ class SiteRoutes:
         return Response(page, media_type=_HTML, status_code=refusal.status)
 
     def _site(self, request: Request) -> Site:
-        address = str(request.base_url).rstrip("/")
+        # Never the Host of the request: whoever sends that would choose what others copy.
+        host, port = request.scope["server"]
+        bound = f"{request.url.scheme}://{in_url(host)}:{port}{request.scope.get('root_path', '')}"
+        address = self._public_address or bound
         return Site(name=self._hub.name, address=address, is_private=self._callers.is_private)
 
     def _found(self, request: Request, key: str, build: Build) -> Response:
