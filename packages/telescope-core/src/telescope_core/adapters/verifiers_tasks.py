@@ -169,12 +169,13 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
 
     def _trouble(self, error: Exception) -> str:
         """Return why their taskset cannot be loaded, and what to do."""
-        module = self.config.id.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
         missing = error.__cause__
-        if isinstance(missing, ModuleNotFoundError) and missing.name == module:
+        is_theirs = isinstance(missing, ImportError) and missing.name is not None
+        if is_theirs and f"tried to import {missing.name!r}" in str(error):
             return f"{error} `telescope env link --with PACKAGE` installs what is missing"
         if trouble := missing_import(error, VERIFIERS_TASKS, otherwise=VERIFIERS):
             return trouble
+        module = self.config.id.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
         if hasattr(sys.modules.get(module), "load_environment"):
             return (
                 f"it has load_environment, of the API before verifiers {VERIFIERS.below}, and no "

@@ -106,7 +106,9 @@ def link_adapted(
     except EnvironmentLoadError as error:
         text = hidden(str(error), granted.values())
         key = next((key for key in _KEY.findall(text) if key not in granted), "")
-        advice = f"; it sees only the variables that you name, such as --secret {key}" if key else ""
+        advice = (
+            f"; it sees only the variables that you name, such as --secret {key}" if key else ""
+        )
         raise EnvironmentLoadError(f"{text}{advice}") from None
     link = AdaptedLink(
         name=name,
@@ -349,9 +351,9 @@ def _pins(folder: Path) -> tuple[str, ...]:
             continue
         if origin is not None:
             files = sorted(
-                f"{file} {file.hash.value}"
+                f"{file} {sha256_of(Path(str(found.locate_file(file))).read_bytes())}"
                 for file in found.files or ()
-                if file.hash is not None and not file.parts[0].endswith(".dist-info")
+                if not file.parts[0].endswith(".dist-info") and file.suffix != ".pyc"
             )
             mark = sha256_of("\n".join(files))[:_CONTENT_DIGITS]
             pin += f"{'.' if '+' in found.version else '+'}{mark}"
