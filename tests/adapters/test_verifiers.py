@@ -148,8 +148,9 @@ def test_what_cannot_be_played_is_refused_by_name(told):
 
 def require_same(found: dict) -> None:
     """Check what `verifiers_both` printed: their rewards, what ended a rollout, what is refused."""
-    [broken] = found["both"].pop("mixed-breaks")
-    assert "reward function breaks of sums raised ZeroDivisionError" in broken[3]
+    for kind, fault in {"mixed-breaks": "ZeroDivisionError", "worded": "TypeError"}.items():
+        [broken] = found["both"].pop(kind)
+        assert f"of sums raised {fault}" in broken[3]
     for kind, cases in found["both"].items():
         for mine, _, _, error, theirs in cases:
             assert not error, (kind, error)

@@ -32,7 +32,9 @@ CASES = {
     "turns": [(0, ["1"]), (0, ["no", "1"]), (0, ["no", "no", "no"]), (1, ["no", FULL])],
     "mixed": [(0, ["1"]), (40, [CALL, "1"]), (80, ["no", "1"]), (81, ["no", "no", "9"])],
     "nested": [(0, ["no", "1"]), (40, ["1"]), (80, [CALL, "9"])],
+    "described": [(0, ["1"])],
     "mixed-breaks": [(0, ["1"])],
+    "worded": [(0, ["1"])],
 }
 """Kind -> rows, by number, and what the model says in turn."""
 REFUSED = ("roles", "unscored", "group", "mixed-group")

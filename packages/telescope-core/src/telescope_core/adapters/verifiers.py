@@ -6,6 +6,7 @@ scores; a reward function that raises, which they count as 0, fails the rollout 
 
 import functools
 import inspect
+import itertools
 import json
 import signal
 import time
@@ -79,7 +80,8 @@ class VerifiersEnvironment(AdaptedEnvironment):
         self._require_playable()
         rubrics = {id(one): one for leaf in self._leaves for one in _rubrics(leaf.rubric)}
         for rubric in rubrics.values():
-            rubric.funcs = [_noticed(function) for function in rubric.funcs]
+            weighed = itertools.zip_longest(rubric.funcs, rubric.weights[: len(rubric.funcs)])
+            rubric.funcs = [_noticed(function, weight or 0.0) for function, weight in weighed]
         # From 0.1.11 on, environments ask a client of theirs, before that one of OpenAI's.
         has_clients = hasattr(self.env, "tool_defs")
         self._client = _client_class(self._verifiers) if has_clients else _openai_client
@@ -348,14 +350,20 @@ def _rubrics(rubric: Any) -> list[Any]:
     return [rubric, *(leaf for one in inner for leaf in _rubrics(one))]
 
 
-def _noticed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` so that what it raises is known to the rollout that it scores."""
+def _noticed(function: Callable[..., Any], weight: float) -> Callable[..., Any]:
+    """Return `function` so that what it raises is known to the rollout that it scores.
+
+    So is a value that is no number, unless it is a metric alone: theirs counts it as 0.
+    """
 
     @functools.wraps(function)
     async def noticed(*arguments: Any, **named: Any) -> Any:
         try:
             value = function(*arguments, **named)
-            return await value if inspect.isawaitable(value) else value
+            value = await value if inspect.isawaitable(value) else value
+            if weight:
+                float(value)
+            return value
         except Exception as error:
             raised = _RAISED.get()
             if raised is not None:

@@ -23,6 +23,10 @@ def breaks(completion):
     return 1 / completion[-1]["content"].count("x")
 
 
+def worded(completion):
+    return {"right": completion[-1]["content"]}
+
+
 def together(completions):
     return [0.0] * len(completions)
 
@@ -64,8 +68,9 @@ def load_environment(kind: str = "single", has_eval: bool = True):
     if kind == "judge":
         rubric = vf.JudgeRubric(judge_model="judge")
         rubric.add_reward_func(judged)
-    if kind == "unscored":
-        rubric = vf.Rubric()
+    if kind in ("unscored", "worded", "described"):
+        funcs = {"unscored": [], "worded": [worded], "described": [exact, worded]}[kind]
+        rubric = vf.Rubric(funcs=funcs, weights=[1.0, 0.0][: len(funcs)])
 
     def common():
         made = {"dataset": Dataset.from_list(rows), "rubric": vf.RubricGroup([rubric])}
