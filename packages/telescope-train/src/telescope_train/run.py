@@ -115,7 +115,8 @@ def _recorded_run(prepared: Prepared) -> dict[str, Any]:
         # Whatever signal comes, a run that has a folder says there how it has ended.
         opening.enter_context(interrupts.held())
         folder = open_run_folder(config, point, prepared.environments.records, prepared.inputs)
-        log = run_logs(config, folder).begin("driver", secrets=run_secrets(prepared))
+        folder.hide = run_secrets(prepared)
+        log = run_logs(config, folder).begin("driver", secrets=folder.hide)
         _take_all_steps(prepared, folder, log, opening)
     with interrupts.held():
         try:

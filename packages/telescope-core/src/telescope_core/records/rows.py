@@ -2,7 +2,7 @@
 
 import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from telescope_core.chains import SampledTokens
 from telescope_core.chat.messages import message_from_json, message_to_record
 from telescope_core.records.files import plain
 from telescope_core.records.tokens import tokens_from_json, tokens_to_json
+from telescope_core.secret_names import hidden, without_values
 from telescope_core.types import (
     FinishReason,
     JsonValue,
@@ -207,6 +208,22 @@ def row_from_json(fields: Mapping[str, Any]) -> RolloutRow:
         return replace(row, tokens=tokens_from_json(fields))
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"not the row of a rollout: {type(error).__name__}: {error}") from None
+
+
+def without_secrets_in(row: RolloutRow, secrets: Collection[str]) -> RolloutRow:
+    """Return `row` without the values of `secrets` in what its environment says about it.
+
+    Its messages stay as they are: a model is trained on their tokens, which are recorded as well.
+    """
+    if not secrets:
+        return row
+    return replace(
+        row,
+        status_reason=hidden(row.status_reason, secrets),
+        error=None if row.error is None else hidden(row.error, secrets),
+        tags=without_values(row.tags, secrets),
+        info=tuple(replace(note, value=hidden(note.value, secrets)) for note in row.info),
+    )
 
 
 def readable_row(row: RolloutRow) -> RolloutRow:

@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from telescope_core.records.parquet import (
     write_rows,
 )
 from telescope_core.records.restarts import Restart
-from telescope_core.records.rows import RolloutRow
+from telescope_core.records.rows import RolloutRow, without_secrets_in
 from telescope_core.records.servers import ServerEvent
 from telescope_core.records.timeline import (
     CALLS_FOLDER,
@@ -60,7 +60,7 @@ from telescope_core.records.token_facts import (
     read_facts,
     write_facts,
 )
-from telescope_core.secret_names import without_secrets
+from telescope_core.secret_names import without_secrets, without_values
 from telescope_core.types import JsonValue, RolloutStatus
 
 SETTINGS_FILE = "settings.json"
@@ -72,6 +72,8 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.hide: Collection[str] = ()
+        """Values of secrets that nothing an environment says of its rollouts may hold."""
 
     @classmethod
     def create(
@@ -297,14 +299,14 @@ class RunFolder:
     def write_rollouts(self, step: int, rows: Iterable[RolloutRow]) -> Path:
         """Write all rollouts of `step`, whatever their status, and return the file's path."""
         (path,) = self._rollout_files([step])
-        write_rows(path, rows)
+        write_rows(path, (without_secrets_in(row, self.hide) for row in rows))
         return path
 
     def write_attempts(self, step: int, rows: Iterable[RolloutRow]) -> Path:
         """Write the attempts at rollouts of `step` that are not in its rollout file."""
         self.attempts_path.mkdir(exist_ok=True)
         path = self.attempts_path / f"step-{step:06d}.parquet"
-        write_rows(path, rows)
+        write_rows(path, (without_secrets_in(row, self.hide) for row in rows))
         return path
 
     def write_token_facts(self, step: int, rows: Iterable[TurnFacts]) -> Path:
@@ -424,7 +426,8 @@ class RunFolder:
         self._write_info(self.info().model_copy(update=changes))
 
     def _write_info(self, info: RunInfo) -> None:
-        write_json(self.path / "run.json", info.model_dump(mode="json"))
+        fields = without_values(info.model_dump(mode="json"), self.hide)
+        write_json(self.path / "run.json", fields)
 
 
 def _by_name(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

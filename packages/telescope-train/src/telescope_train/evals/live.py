@@ -1,5 +1,6 @@
 """Evals on the run's own servers, with the code of `telescope eval` and token-exact policies."""
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,6 +9,7 @@ from typing import NamedTuple
 from telescope_core.evals import EvalFolder, EvalResult, EvalSettings, read_result, run_eval
 from telescope_core.protocols import EnvironmentClient, PolicySource
 from telescope_core.records import RolloutRow, RunFolder
+from telescope_core.secret_names import secret_values
 from telescope_core.types import Sampling, Split, WeightVersion
 from telescope_train.config.eval_folders import due_evals, eval_path, missing_evals, step_tag
 from telescope_train.config.schema import EvalEntry, TrainConfig
@@ -59,6 +61,7 @@ class LiveEvals:
         if path.exists() and read_result(path) is None:
             shutil.rmtree(path)
         folder = EvalFolder.create(path, manifest={"tag": tag, **entry.model_dump(mode="json")})
+        folder.hide = secret_values(entry.env) | secret_values(os.environ)
         versions: set[WeightVersion] = set()
 
         def record(row: RolloutRow) -> None:
