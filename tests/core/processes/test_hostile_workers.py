@@ -19,6 +19,7 @@ from telescope_core.errors import ContradictionError, EnvironmentProcessError, T
 from telescope_core.processes import EnvironmentPool, ProcessSettings
 from telescope_core.processes.frames import (
     Beat,
+    Describe,
     HostFrame,
     Open,
     Play,
@@ -31,7 +32,16 @@ from telescope_core.processes.frames import (
 from telescope_core.processes.handshake import Identity
 from telescope_core.scripted import ScriptedClient
 from telescope_core.terminal import acts_on_terminals
-from telescope_core.types import Group, Rollout, RolloutStatus, Split, StopReason, TurnInfo
+from telescope_core.types import (
+    EnvironmentDescription,
+    Group,
+    MetricRange,
+    Rollout,
+    RolloutStatus,
+    Split,
+    StopReason,
+    TurnInfo,
+)
 from telescope_train.simulation.virtual_time import run_in_virtual_time
 
 PLAYED = Rollout(environment="toy", example_id="x", group_id="g0", index=0, reward=1.0)
@@ -417,6 +427,87 @@ class _Others(type):
 
 class _NotOpen(metaclass=_Others):
     """Every request but the first."""
+
+
+async def test_a_worker_that_says_a_thousand_lines_is_shown_one():
+    fields = {"lag_s": 0.0, "blocked_s": 0.0, "blocked_call": -1, "memory_bytes": 0}
+    beats = b"".join(
+        to_bytes(Beat(**fields, blocked_where="", num_stuck_threads=0, trouble=f"line {number}"))
+        for number in range(1000)
+    )
+    lines: list[str] = []
+    with showing_troubles(lines.append):
+        rollout = await played(lambda frame: beats + reply(frame.id, PLAYED))
+    assert rollout.reward == 1.0
+    assert len(lines) == 1
+    assert lines[0].endswith("line 0")
+
+
+async def test_what_a_worker_describes_is_text():
+    wild = "x\x1b]0;owned\x07" * 1000
+    described = EnvironmentDescription(
+        name=wild,
+        version="1",
+        reward_min=0.0,
+        reward_max=1.0,
+        success_threshold=1.0,
+        num_examples={Split.TRAIN: 1},
+        network="none",
+        metrics={wild: MetricRange()},
+        dataset_revisions={wild: wild},
+        has_group_rewards=True,
+    )
+    pool = pool_of(lambda frame: reply(frame.id, described), Describe)
+    found = await pool.describe()
+    ((repo, revision),) = found.dataset_revisions.items()
+    for text in (found.name, *found.metrics, repo, revision):
+        assert 0 < len(text) < 2000
+        assert not acts_on_terminals(text)
+    await pool.close()
+
+
+async def test_a_request_is_not_given_up_for_the_code_of_rollouts_beside_it():
+    """Their code ends one worker after another, which says nothing of a group's score."""
+    is_asked, may_answer = asyncio.Event(), False
+
+    def answer(frame):
+        if isinstance(frame, Play):
+            fields = {"lag_s": 0.0, "blocked_s": 0.0, "blocked_call": -1, "memory_bytes": 0}
+            beat = Beat(**fields, blocked_where="r", num_stuck_threads=0, ended_by=frame.id)
+            return to_bytes(beat) + framed(b"\xc1")
+        if not isinstance(frame, ScoreGroup):
+            return reply(frame.id, None)
+        is_asked.set()
+        return reply(frame.id, group) if may_answer else None
+
+    group = Group(id="g0", environment="toy", example_id="x", rollouts=(PLAYED,))
+    pool = pool_of(answer, _NotOpen)
+    scored = asyncio.create_task(pool.score_group(Split.TRAIN, 0, group))
+    async with asyncio.timeout(60):
+        for number in range(5):
+            await is_asked.wait()
+            is_asked.clear()
+            may_answer = number == 4
+            rollout = await pool.play(request(), ScriptedClient(["0"]).policy("r"))
+            assert rollout.status_reason == "RolloutCrashError"
+        assert await scored == group
+    await pool.close()
+
+
+async def test_a_worker_cannot_say_that_another_was_the_reason():
+    """It would be played again without an end."""
+    told = replace(
+        PLAYED,
+        status=RolloutStatus.FAILED,
+        reward=None,
+        status_reason="EnvironmentProcessError",
+        tags={"lost_to": "g7/0", "mine\x1b[2J": "1\x07"},
+    )
+    rollout = await played(lambda frame: reply(frame.id, told))
+    assert not rollout.is_innocent
+    assert [acts_on_terminals(one) for one in (*rollout.tags, *rollout.tags.values())] == [
+        False
+    ] * 2
 
 
 async def test_the_honest_rollouts_of_other_workers_go_on(wire):

@@ -18,7 +18,7 @@ from telescope_core.processes.frames import (
     Welcome,
     WorkerFrame,
 )
-from telescope_core.processes.handshake import Identity
+from telescope_core.processes.handshake import Agreement, Identity
 from telescope_core.processes.replies import read_nothing
 from telescope_core.processes.settings import StageDeadlines
 from telescope_core.processes.watch import beating, io_bytes
@@ -107,7 +107,8 @@ def starting(main):
 
     async def run() -> None:
         deadlines = StageDeadlines(start_s=LOAD_S, load_s=LOAD_S)
-        worker = WorkerClient(Place(), Identity(name="slow", version="1"), deadlines)
+        agreement = Agreement(Identity(name="slow", version="1"), ())
+        worker = WorkerClient(Place(), agreement, deadlines)
         opening = asyncio.create_task(worker.start({}))
         await asyncio.sleep(0.01)
         await main(worker, opening)

@@ -243,6 +243,15 @@ async def test_a_group_reward_that_holds_its_worker_is_asked_once(workers):
     assert pool.stats()["restarts"] == 1
 
 
+@pytest.mark.nightly
+async def test_an_eval_scores_everything_that_ends_no_worker_of_many_that_do(workers):
+    pool = workers("KillsOften", max_restarts=20)
+    settings = EvalSettings(num_examples=12, rollouts=1, sampling=Sampling(max_tokens=4))
+    result = await run_eval(pool, ScriptedClient(lambda messages: messages[-1].content), settings)
+    assert (result.num_scored, result.num_failed) == (8, 4)
+    assert result.failures == {"EnvironmentProcessError": 4}
+
+
 async def test_an_eval_scores_what_does_not_end_its_worker(workers):
     pool = workers("Holds", settings={"how": "exit"})
     settings = EvalSettings(num_examples=4, rollouts=1, sampling=Sampling(max_tokens=4))

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from contextlib import suppress
@@ -240,6 +241,24 @@ class Holds(Echo):
     @group_reward
     def holds_all(self, rollouts, example):
         self.harm(example, "group")
+        return [0.0] * len(rollouts)
+
+
+class KillsOften(Echo):
+    """Every third example ends its process as nobody can see: in its code, or while it waits."""
+
+    async def play(self, episode):
+        kills = int(episode.example.answer) % 3 == 0
+        if kills and int(episode.example.answer) % 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif kills:
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        await episode.generate()
+        if kills:
+            await asyncio.sleep(60)
+
+    @group_reward
+    def both(self, rollouts, example):
         return [0.0] * len(rollouts)
 
 

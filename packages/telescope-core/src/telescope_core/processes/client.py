@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from telescope_core.chat.trouble import relay
+from telescope_core.chat.trouble import SHOWN_EVERY_S, relay
 from telescope_core.environments.escapes import stray_cancel
 from telescope_core.errors import (
     EndpointError,
@@ -46,7 +46,7 @@ from telescope_core.processes.frames import (
     Withdraw,
     WorkerFrame,
 )
-from telescope_core.processes.handshake import Agreement, Identity, hello, load_error
+from telescope_core.processes.handshake import Agreement, hello, load_error
 from telescope_core.processes.launch import Lifeline, WorkerPlace
 from telescope_core.processes.replies import (
     MOST_ERROR_CHARACTERS,
@@ -114,13 +114,7 @@ class _Call:
 class WorkerClient:
     """The connection to one worker, from its greeting to its end."""
 
-    def __init__(
-        self,
-        place: WorkerPlace,
-        identity: Identity,
-        deadlines: StageDeadlines,
-        agreement: Agreement,
-    ) -> None:
+    def __init__(self, place: WorkerPlace, agreement: Agreement, deadlines: StageDeadlines) -> None:
         self.label = place.label
         self.is_retired = False
         """Whether it only finishes its current requests and gets no new ones."""
@@ -137,7 +131,6 @@ class WorkerClient:
         self.culprit = ""
         """Id of the rollout, or name of the other request, that is why it ended; empty = no one."""
         self._place = place
-        self._identity = identity
         self._deadlines = deadlines
         self._agreement = agreement
         self._calls: dict[int, _Call] = {}
@@ -150,6 +143,8 @@ class WorkerClient:
         self._greeting: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self._burial: asyncio.Task[None] | None = None
         self._why_killed = ""
+        self._told_s, self._num_untold = -math.inf, 0
+        """When a line of its trouble was last shown, and how many were not since then."""
         self._connection: Connection[WorkerFrame] = Connection(
             _DECODER, on_frame=self._on_frame, on_lost=self._on_lost
         )
@@ -190,15 +185,16 @@ class WorkerClient:
         start_s = self._deadlines.start_s
         try:
             self.lifeline = await self._place.start(self._connection, silence_s=start_s)
-            self._connection.send(hello(self._identity, self._place.token))
+            self._connection.send(hello(self._agreement.identity, self._place.token))
             welcome = await self._worked_on(self._greeting, "its start", start_s, shows_work=True)
         except TimeoutError:
             self.kill(f"did not send its greeting, and showed no work for {start_s:g} s")
             raise EnvironmentProcessError(f"{self.label} {self._why_killed}") from None
         if not PROTOCOL_MIN <= welcome.protocol <= PROTOCOL_MAX:
+            its_version = foreign(welcome.core_version, _MOST_LINE_CHARACTERS)
             raise ProtocolError(
                 f"{self.label} answered in protocol {welcome.protocol} (telescope-core "
-                f"{welcome.core_version}), but this side supports protocols {PROTOCOL_MIN} to "
+                f"{its_version}), but this side supports protocols {PROTOCOL_MIN} to "
                 f"{PROTOCOL_MAX}; use the same version of telescope-core on both sides"
             )
         self.label = f"{self.label} (pid {welcome.pid})"
@@ -428,8 +424,7 @@ class WorkerClient:
                 if frame.ended_by >= 0:
                     self._note_end(frame)
                 if frame.trouble:
-                    line = " ".join(frame.trouble[: 4 * _MOST_LINE_CHARACTERS].split())
-                    relay(f"{self.label}: {foreign(line, _MOST_LINE_CHARACTERS)}")
+                    self._tell(frame.trouble)
                 self.lag_s = max(self.lag_s, frame.lag_s)
             case Welcome() | Refused():
                 self._greeted(frame)
@@ -445,6 +440,19 @@ class WorkerClient:
                     task.cancel()
             case _:
                 self._end(frame)
+
+    def _tell(self, trouble: str) -> None:
+        """Show a line of trouble, unless the worker has said another one just before."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._told_s + SHOWN_EVERY_S:
+            self._num_untold += 1
+            return
+        line = foreign(
+            " ".join(trouble[: 4 * _MOST_LINE_CHARACTERS].split()), _MOST_LINE_CHARACTERS
+        )
+        before = f" ({self._num_untold} lines before it were left out)" if self._num_untold else ""
+        self._told_s, self._num_untold = now_s, 0
+        relay(f"{self.label}: {line}{before}")
 
     def _note_end(self, beat: Beat) -> None:
         where = foreign(beat.blocked_where, _MOST_LINE_CHARACTERS) or "its code"

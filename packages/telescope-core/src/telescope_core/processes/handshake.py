@@ -16,6 +16,7 @@ from telescope_core.processes.frames import (
 from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
 from telescope_core.secret_names import require_own_secrets, shown_name
 from telescope_core.terminal import foreign
+from telescope_core.types import EnvironmentDescription
 
 _MOST_VERSION_CHARACTERS = 100
 _BUILTIN_ERRORS = {kind.__name__: kind for kind in (IndexError, TimeoutError, MemoryError)}
@@ -120,7 +121,7 @@ class Agreement:
 
         Raises EnvironmentLoadError for names that no environment may read.
         """
-        self._identity = identity
+        self.identity = identity
         self._is_recorded = secrets is not None
         self._first: Welcome | None = None
         self.secrets = None if secrets is None else tuple(sorted(set(secrets)))
@@ -146,18 +147,22 @@ class Agreement:
 
         Raises ContradictionError if its greeting says more than was agreed on, or other things.
         """
-        self._require_same(greeting)
+        self._require_same(greeting.environment_version, greeting.has_group_rewards)
         if gets_secrets and self.secrets is None:
-            require_own_secrets(greeting.secrets, self._identity.name)
+            require_own_secrets(greeting.secrets, self.identity.name)
             self.secrets = tuple(sorted(set(greeting.secrets)))
             self.begin()
-        self.require_agreed(greeting.secrets)
+        self._require_agreed(greeting.secrets)
         if self._first is None:
             self._first = greeting
         return tuple(sorted(set(greeting.secrets))) if gets_secrets else ()
 
-    def require_agreed(self, named: Iterable[str]) -> None:
-        """Raise ContradictionError if a worker says that it reads more than was agreed on."""
+    def require_described(self, described: EnvironmentDescription) -> None:
+        """Raise ContradictionError if a description says other things than the greeting."""
+        self._require_agreed(described.secrets)
+        self._require_same(described.version, described.has_group_rewards)
+
+    def _require_agreed(self, named: Iterable[str]) -> None:
         if self.secrets is None:  # workers elsewhere read what they were started with
             return
         agreed = set(self.secrets)
@@ -166,7 +171,7 @@ class Agreement:
         more = sorted(set(named) - agreed)
         if not more:
             return
-        name, version = self._identity.name, self._identity.version
+        name, version = self.identity.name, self.identity.version
         why = "and its first worker did not ask for; read its code before you run it again"
         if self._is_recorded:
             why = (
@@ -178,17 +183,16 @@ class Agreement:
             f"nobody was told of, {why}"
         )
 
-    def _require_same(self, greeting: Welcome) -> None:
-        name, first, version = self._identity.name, self._first, self._identity.version
+    def _require_same(self, said: str, has_group_rewards: bool) -> None:
+        name, first, version = self.identity.name, self._first, self.identity.version
         if not version and first is not None:
             version = first.environment_version
-        if version and greeting.environment_version != version:
-            said = foreign(greeting.environment_version, _MOST_VERSION_CHARACTERS)
+        if version and said != version:
             raise ContradictionError(
-                f"a worker of {name} says that it is version {said}, expected {version}; "
-                "install it anew"
+                f"a worker of {name} says that it is version "
+                f"{foreign(said, _MOST_VERSION_CHARACTERS)}, expected {version}; install it anew"
             )
-        if first is not None and greeting.has_group_rewards != first.has_group_rewards:
+        if first is not None and has_group_rewards != first.has_group_rewards:
             raise ContradictionError(
                 f"the workers of {name} differ in whether it has group rewards; declare those in "
                 "its class, the same for each process"

@@ -96,7 +96,6 @@ class EnvironmentPool:
         self.agreement = Agreement(identity, secrets)
         self._name = name
         self._settings = settings
-        self._identity = identity
         self._processes = processes
         self._seats = [_Seat(place) for place in places]
         self._leaving: list[WorkerClient] = []
@@ -136,7 +135,7 @@ class EnvironmentPool:
         if description is None:
             load_s = self._processes.deadlines.load_s
             description = await self._ask(Describe(), read_description, within_s=load_s)
-            self.agreement.require_agreed(description.secrets)
+            self.agreement.require_described(description)
             self._description = description
         return description
 
@@ -276,15 +275,19 @@ class EnvironmentPool:
         return [seat.worker for seat in self._seats if seat.worker is not None] + self._leaving
 
     async def _ask(self, request: Request, read: "Reader[T]", *, within_s: float) -> T:
-        """Send a request to any worker, and to another one when that worker dies."""
-        for attempt in range(1, _ASK_ATTEMPTS + 1):
+        """Send a request to any worker, and to another one when that worker dies.
+
+        A death that the code of something else is known to have caused is not counted.
+        """
+        num_failed = 0
+        while True:
             worker = await self._least_busy()
             try:
                 return await worker.ask(request, read, within_s=within_s, shows_work=True)
             except EnvironmentProcessError:
-                if attempt == _ASK_ATTEMPTS:
+                num_failed += not worker.culprit
+                if num_failed == _ASK_ATTEMPTS:
                     raise
-        raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _least_busy(self) -> WorkerClient:
         """Return the least busy worker; waits for one to start when there is none."""
@@ -337,7 +340,7 @@ class EnvironmentPool:
         if seat.num_deaths:
             pause_s = _FIRST_PAUSE_S * 2 ** (seat.num_deaths - 1)
             await asyncio.sleep(min(pause_s, _LONGEST_PAUSE_S))
-        worker = WorkerClient(seat.place, self._identity, self._processes.deadlines, self.agreement)
+        worker = WorkerClient(seat.place, self.agreement, self._processes.deadlines)
         try:
             await worker.start(self._settings)
         except ContradictionError:

@@ -12,8 +12,9 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from telescope_core.processes.frames import ProtocolError, without_tokens
-from telescope_core.terminal import foreign
+from telescope_core.terminal import escaped, foreign
 from telescope_core.types import (
+    LOST_TO,
     EnvironmentDescription,
     Example,
     Group,
@@ -79,7 +80,16 @@ def read_description(value: msgspec.Raw) -> EnvironmentDescription:
     sizes = [size for size in found.num_examples.values() if size is not None]
     sizes += found.num_dropped.values()
     _require(all(size >= 0 for size in sizes), "a negative number of examples")
-    return found
+    return replace(
+        found,
+        name=foreign(found.name, _MOST_NAME_CHARACTERS),
+        version=foreign(found.version, _MOST_NAME_CHARACTERS),
+        metrics={foreign(k, _MOST_NAME_CHARACTERS): v for k, v in found.metrics.items()},
+        dataset_revisions={
+            foreign(name, _MOST_NAME_CHARACTERS): foreign(revision, _MOST_NAME_CHARACTERS)
+            for name, revision in found.dataset_revisions.items()
+        },
+    )
 
 
 def read_group_of(group: Group) -> "Reader[Group]":
@@ -131,6 +141,8 @@ def _sound(rollout: Rollout) -> Rollout:
         error=None if rollout.error is None else foreign(rollout.error, MOST_ERROR_CHARACTERS),
         rewards=_named(rollout.rewards),
         metrics=_named(rollout.metrics),
+        # Only the host knows whose code has ended a worker.
+        tags={escaped(k): escaped(v) for k, v in rollout.tags.items() if k != LOST_TO},
     )
 
 
