@@ -1,11 +1,13 @@
 """Building a wheel: the same bytes anywhere, from the project's own files and nothing else."""
 
+import json
 import os
 import subprocess
 import zipfile
 
 import pytest
 
+from telescope_cli.main import main
 from telescope_core.errors import ConfigError, EnvironmentLoadError, RegistryError
 from telescope_envs.publish.build import (
     build_and_inspect,
@@ -80,6 +82,30 @@ def test_what_git_ignores_is_not_built(tmp_path):
     names = members(build_wheel(project, tmp_path))
     assert "telescope_env_acme_toy/words.txt" in names
     assert not [name for name in names if name.endswith(".key")]
+
+
+def test_files_of_the_package_that_the_wheel_lacks_are_named_with_the_setting(tmp_path, capsys):
+    exclude = 'exclude = ["*.csv"]\ncore-metadata'
+    project = write(tmp_path / "toy", pyproject=PROJECT.replace("core-metadata", exclude))
+    subprocess.run(["git", "init", "-q", str(project)], check=True)
+    (project / ".gitignore").write_text("*.jsonl\n")
+    package = project / "telescope_env_acme_toy"
+    (package / "data").mkdir()
+    (package / "data" / "rows.jsonl").write_text("{}")
+    for name in ("rows.csv", "rows.txt"):
+        (package / name).write_text("a")
+    (project / "notes.md").write_text("not of the package")
+    with pytest.raises(SystemExit) as ended:
+        main(["env", "build", str(project), "-o", str(tmp_path / "dist"), "--json"])
+    assert not ended.value.code
+    said = capsys.readouterr()
+    ignored, left = json.loads(said.out)["left_out"]
+    assert "telescope_env_acme_toy/data/rows.jsonl" in ignored
+    assert ".gitignore" in ignored
+    assert "telescope_env_acme_toy/rows.csv" in left
+    assert "artifacts" in left
+    assert "package-data" in left
+    assert said.err.count("Note: ") == 2
 
 
 def test_the_declared_backend_builds(tmp_path):

@@ -81,6 +81,7 @@ def test_what_is_filled_in_is_not_filled_in_again():
     [
         ({"template": "single"}, UnknownNameError, "did you mean 'single-turn'"),
         ({"name": "Sort_Words"}, ConfigError, "'Sort_Words' must have 2 .*try 'sort-words'"),
+        ({"name": "\u00fcn\u00efcode-\u00c5"}, ConfigError, "try 'unicode-a'"),
         ({"name": "../up"}, ConfigError, "must have .*try 'up'"),
         ({"owner": "a"}, ConfigError, "owner 'a' must have 3 to 39"),
     ],

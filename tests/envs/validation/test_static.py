@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tests.envs.projects import TOY, write_project
 
 from telescope_core.errors import ConfigError
 from telescope_envs.validation import (
@@ -161,3 +162,22 @@ def test_a_report_is_read_back_with_the_same_digest(toy_wheel):
     assert again == report
     assert again.sha256 == report.sha256
     assert set(report_schema()["properties"]) == set(Report.model_fields)
+
+
+@pytest.mark.slow
+def test_a_file_of_examples_that_the_wheel_lacks_is_named(tmp_path):
+    given = 'ListSource([Example(id=f"{split}-0", prompt="yes?")])'
+    code = TOY.replace(given, '"rows.jsonl"')
+    project = write_project(tmp_path / "toy", code=code)
+    package = project / "telescope_env_acme_toy"
+    (package / "rows.jsonl").write_text('{"prompt": "yes?"}\n')
+    (project / "README.md").write_text("# Toy\n\nIt is to say yes, which earns 1.\n" * 9)
+    pyproject = project / "pyproject.toml"
+    text = pyproject.read_text().replace("[project]", '[project]\nreadme = "README.md"')
+    pyproject.write_text(f'{text}exclude = ["*.jsonl"]\n')
+    report = validate_project(project, ValidationOptions(level=Level.LOAD))
+    (found,) = [check for check in report.checks if check.id == "load.examples"]
+    told = "\n".join(one.text for one in found.evidence)
+    assert "rows.jsonl" in found.evidence[0].text
+    assert "telescope_env_acme_toy/rows.jsonl is not in the wheel" in told
+    assert "artifacts" in told

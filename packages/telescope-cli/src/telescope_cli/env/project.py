@@ -2,7 +2,6 @@
 
 import getpass
 import json
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +9,8 @@ import typer
 
 from telescope_cli.env.options import JsonOption
 from telescope_core.errors import ConfigError
-from telescope_envs.publish.build import build_and_inspect, is_in_git
-from telescope_envs.publish.scaffold import TEMPLATES, create_project
+from telescope_envs.publish.build import build_and_inspect, is_in_git, left_out
+from telescope_envs.publish.scaffold import TEMPLATES, create_project, plain_name
 
 ProjectArgument = Annotated[
     Path, typer.Argument(metavar="DIR", help="Project folder (default: the current one).")
@@ -73,17 +72,29 @@ def build(
     Example: telescope env build ./sort-words
     """
     built = build_and_inspect(project, output or project / "dist")
+    contents = built.contents
+    missing = left_out(project, contents.files)
+    for line in missing:
+        typer.echo(f"Note: {line}", err=True)
     if as_json:
         about = {"path": str(built.path), "size": built.size, "sha256": built.sha256}
-        contents = built.contents
-        typer.echo(json.dumps({**about, "name": contents.entry_name, "version": contents.version}))
+        typer.echo(
+            json.dumps(
+                {
+                    **about,
+                    "name": contents.entry_name,
+                    "version": contents.version,
+                    "left_out": missing,
+                }
+            )
+        )
         return
     typer.echo(f"{built.path}\n{built.size:,} bytes, sha256 {built.sha256}")
 
 
 def _account_name() -> str:
     try:
-        name = re.sub(r"[^a-z0-9]+", "-", getpass.getuser().lower()).strip("-")
+        name = plain_name(getpass.getuser())
     except (OSError, KeyError):
         name = ""
     if not name:

@@ -42,7 +42,8 @@ class CheckedSource:
     @property
     def num_dropped(self) -> int:
         """Number of rows of its tables that are no example of the split, as far as it tells."""
-        return getattr(self._source, "num_dropped", 0)
+        said = getattr(self._source, "num_dropped", 0)
+        return said if isinstance(said, int) and said > 0 else 0
 
     @property
     def num_examples(self) -> int | None:

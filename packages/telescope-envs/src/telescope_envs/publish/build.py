@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,6 +63,34 @@ def copy_sources(project: Path, target: Path) -> None:
                 f"{source} cannot be read: {error.strerror}; correct it, or let git ignore it"
             ) from error
         (target / path).write_bytes(data)
+
+
+def left_out(project: Path, files: Collection[str]) -> list[str]:
+    """Return a line for each file of the project's package that its wheel, of `files`, lacks.
+
+    The line names the file, and the setting that puts it into the wheel.
+    """
+    packages = {name.partition("/")[0] for name in files} & {
+        path.parent.name for path in _walk(project) if path.name == "__init__.py"
+    }
+    is_built = set(source_files(project))
+    lines: list[str] = []
+    for path in sorted(one.relative_to(project) for one in _walk(project)):
+        package = next((name for name in path.parts[:-1] if name in packages), None)
+        if package is None or path.suffix == ".pyc":
+            continue
+        if "/".join(path.parts[path.parts.index(package) :]) in files:
+            continue
+        advice = (
+            "its build leaves it out; if it is read, with hatchling name it in artifacts under "
+            "[tool.hatch.build.targets.wheel], with setuptools under "
+            "[tool.setuptools.package-data]"
+            if path in is_built
+            else "git ignores it, and a release holds no ignored file; if it is read, take it out "
+            "of .gitignore"
+        )
+        lines.append(f"{path} is not in the wheel, although it stands in the package; {advice}")
+    return lines
 
 
 def is_in_git(folder: Path) -> bool:

@@ -7,6 +7,7 @@ import builtins
 import json
 import keyword
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -96,12 +97,18 @@ def _check(check: Callable[[str], str], text: str) -> None:
     try:
         check(text)
     except RegistryError as error:
-        fitting = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
         try:
-            advice = f"; try {check(fitting)!r}"
+            advice = f"; try {check(plain_name(text))!r}"
         except RegistryError:
             advice = ""
         raise ConfigError(f"{error}{advice}") from None
+
+
+def plain_name(text: str) -> str:
+    """Return `text` in small letters, digits and hyphens; letters lose their accents."""
+    apart = unicodedata.normalize("NFKD", text)
+    letters = "".join(one for one in apart if not unicodedata.combining(one))
+    return re.sub(r"[^a-z0-9]+", "-", letters.lower()).strip("-")
 
 
 def _values(owner: str, name: str, template: str) -> dict[str, str]:

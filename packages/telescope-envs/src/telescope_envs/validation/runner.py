@@ -18,6 +18,7 @@ from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.install.packages import packages_of
 from telescope_envs.install.steps import Progress, silent
 from telescope_envs.locator import InstalledLocator, module_of, usable_names
+from telescope_envs.publish.build import left_out
 from telescope_envs.records.files import sha256_of
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.fixture_hub import FOLDER, FixtureHub
@@ -62,14 +63,19 @@ def validate_project(folder: Path, options: ValidationOptions = _DEFAULTS) -> Re
 
     Everything that is wrong with the environment is in the report.
     """
+    return validate(project_subject(folder), options)
+
+
+def project_subject(folder: Path) -> Subject:
+    """Return the project in `folder`; raises ConfigError if there is none."""
     if not (folder / "pyproject.toml").is_file():
         raise ConfigError(_no_project(folder))
-    return _validate(Subject(label=folder.resolve().name, project=folder.resolve()), options)
+    return Subject(label=folder.resolve().name, project=folder.resolve())
 
 
 def validate_wheel(data: bytes, filename: str, options: ValidationOptions = _DEFAULTS) -> Report:
     """Validate a wheel, without the checks that need a project, such as its pyproject.toml."""
-    return _validate(Subject(label=filename, wheel_name=filename, wheel=data), options)
+    return validate(Subject(label=filename, wheel_name=filename, wheel=data), options)
 
 
 def validate_installed(name: str, options: ValidationOptions = _DEFAULTS) -> Report:
@@ -77,6 +83,11 @@ def validate_installed(name: str, options: ValidationOptions = _DEFAULTS) -> Rep
 
     Raises UnknownNameError if no environment of that name is installed.
     """
+    return validate(installed_subject(name), options)
+
+
+def installed_subject(name: str) -> Subject:
+    """Return the linked or installed environment `name`; raises UnknownNameError without one."""
     locator = InstalledLocator()
     location = locator.locate(name)
     if location is None:
@@ -84,15 +95,14 @@ def validate_installed(name: str, options: ValidationOptions = _DEFAULTS) -> Rep
         text = f"({hint})" if hint else ""
         raise unknown_name("installed environment", name, usable_names(), text)
     if location.place is EnvironmentPlace.LINKED:
-        return validate_project(Path(location.registry), options)
-    subject = Subject(
+        return project_subject(Path(location.registry))
+    return Subject(
         label=location.id,
         metadata=_metadata_of(location),
         factory=location.factory,
         interpreter=location.interpreter,
         secrets=location.secrets,
     )
-    return _validate(subject, options)
 
 
 def _metadata_of(location: EnvironmentLocation) -> bytes:
@@ -101,14 +111,15 @@ def _metadata_of(location: EnvironmentLocation) -> bytes:
     return ((found.read_text("METADATA") or "") if found is not None else "").encode()
 
 
-def _validate(subject: Subject, options: ValidationOptions) -> Report:
+def validate(subject: Subject, options: ValidationOptions = _DEFAULTS) -> Report:
+    """Validate a project, a wheel or what is installed; whatever is wrong is in the report."""
     findings = Findings()
     asked = LEVELS[: LEVELS.index(options.level) + 1]
     options.progress(f"{subject.label}: static checks")
     started_s = time.monotonic()
     subject = check_static(subject, findings)
     findings.facts["static_s"] = round(time.monotonic() - started_s, 2)
-    with scratch_folder() as scratch, _fixtures(subject, Path(scratch), options) as environ:
+    with scratch_folder() as scratch, fixtures(subject, Path(scratch), options) as environ:
         _try_out(subject, Path(scratch), findings, options, environ)
     for level in LEVELS:
         if level not in asked:
@@ -131,7 +142,7 @@ def _validate(subject: Subject, options: ValidationOptions) -> Report:
 
 
 @contextmanager
-def _fixtures(
+def fixtures(
     subject: Subject, scratch: Path, options: ValidationOptions
 ) -> Generator[dict[str, str]]:
     """Serve the project's fixture rows; yields the variables that lead to them, else none."""
@@ -184,6 +195,9 @@ def _try_out(
                 tell=options.progress,
             )
         trial = check(trial, findings)
+        if findings.has_found("load.examples") and subject.project is not None:
+            for line in left_out(subject.project, subject.files):
+                findings.found("load.examples", line)
         findings.facts[f"{level}_s"] = round(time.monotonic() - started_s, 2)
         before = level
 
