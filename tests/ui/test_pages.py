@@ -10,6 +10,8 @@ from tests.ui.recorded import BEGAN_S, ENVIRONMENTS, MARKUP, SERVERS, facts_of, 
 from tests.ui.served import answered
 
 from telescope_core.chains import ChainRecorder
+from telescope_core.records import RunFolder
+from telescope_core.records.rows import RolloutStatus
 from telescope_ui.pages.rollout_tokens import UNKNOWN, Training, tokens_of, training_of
 
 RUN = "/runs/first"
@@ -41,6 +43,32 @@ def test_the_overview_has_curves_rewards_and_health(ui):
     assert page["restarts"][0]["reason"] == "a rank died"
     assert page["self_tests"][0]["name"] == "packing"
     assert page["summary"] is None
+
+
+def test_a_tile_says_the_share_of_what_its_link_lists(tmp_path):
+    """Groups without a signal: all at the lowest, all at the highest, or all in the middle."""
+    run = RunFolder.create(tmp_path / "runs" / "r", config={})
+    rewards = {0: [0.0, 0.0], 1: [1.0, 1.0], 2: [0.5, 0.5], 3: [0.0, 1.0], 4: [0.0, 0.0]}
+    for step in range(1, 13):
+        run.write_rollouts(
+            step,
+            [
+                replace(row(step, group, index), reward=reward, status=RolloutStatus.KEPT)
+                for group, both in rewards.items()
+                for index, reward in enumerate(both)
+            ],
+        )
+        run.log_metrics(
+            {
+                **{"step": step, "groups/total": 5, "groups/discarded": 4, "groups/all_equal": 1},
+                **{"groups/all_at_minimum": 2, "groups/all_at_maximum": 1},
+            }
+        )
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        (tile,) = ui.get("/runs/r")["tiles"]
+        assert (tile["value"], tile["is_share"], tile["state"]) == (0.8, True, "watch")
+        listed = ui.get(tile["address"])
+        assert listed["total"] == 10 * 4 * 2, "the rollouts of ten steps"
 
 
 def test_runs_are_compared_with_the_settings_that_differ(ui):

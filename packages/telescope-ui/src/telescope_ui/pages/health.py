@@ -1,6 +1,7 @@
 """Tiles of the overview: what the newest steps say about the health of a run."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from telescope_ui.answers import JsonObject
@@ -17,7 +18,13 @@ class _Rule:
     name: str
     metric: str
     unit: str
+    """Of shares what they are shares of, in percent."""
     explanation: str
+    and_metrics: tuple[str, ...] = ()
+    """Added to `metric`, as its link lists these too."""
+    share_of: str = ""
+    """Metric that the sum is divided by."""
+    is_share: bool = False
     watch: float | None = None
     bad: float | None = None
     is_low_bad: bool = False
@@ -36,14 +43,20 @@ _RULES = (
     _Rule(
         name="Groups without a signal",
         metric="groups/all_equal",
-        unit="groups a step",
+        and_metrics=("groups/all_at_minimum", "groups/all_at_maximum"),
+        share_of="groups/total",
+        unit="of groups",
+        is_share=True,
         explanation="Groups whose rollouts all got the same reward teach nothing.",
+        watch=0.6,
+        bad=0.9,
         query="group=equal",
     ),
     _Rule(
         name="Truncated",
         metric="truncated/fraction",
         unit="of rollouts",
+        is_share=True,
         explanation="Rollouts with a turn that max_tokens cut. Above 5% the limit shapes them.",
         watch=0.05,
         bad=0.25,
@@ -101,6 +114,7 @@ _RULES = (
         name="Branched turns",
         metric="turns/branched",
         unit="of turns",
+        is_share=True,
         explanation="Turns whose prompt does not continue the tokens before it.",
         watch=0.01,
         bad=0.2,
@@ -125,20 +139,33 @@ def tiles(run: OneRun) -> list[JsonObject]:
     names = set(run.metrics.names())
     found: list[JsonObject] = []
     for rule in _RULES:
-        if rule.metric not in names:
+        if rule.metric not in names or (rule.share_of and rule.share_of not in names):
             continue
-        column = run.metrics.columns([rule.metric]).values[rule.metric]
-        known = [value for value in column[-_NUM_STEPS:] if not math.isnan(value)]
-        value = math.fsum(known) / len(known) if known else None
+        parts = [name for name in (rule.metric, *rule.and_metrics) if name in names]
+        wanted = [*parts, *([rule.share_of] if rule.share_of else [])]
+        steps, columns = run.metrics.columns(wanted)
+        sums = [_sum(columns[name][-_NUM_STEPS:]) for name in parts]
+        total = math.fsum(one[0] for one in sums)
+        count: float = max(one[1] for one in sums)
+        if rule.share_of:
+            count = _sum(columns[rule.share_of][-_NUM_STEPS:])[0]
+        value = total / count if count else None
+        newest = f"&step_from={steps[-_NUM_STEPS:][0]}"
         found.append(
             {
                 **{"name": rule.name, "value": value, "unit": rule.unit},
                 **{"state": _state(rule, value), "explanation": rule.explanation},
-                "metric": rule.metric,
-                "address": f"{run.address('rollouts')}?{rule.query}" if rule.query else "",
+                **{"metric": rule.metric, "is_share": rule.is_share},
+                "address": f"{run.address('rollouts')}?{rule.query}{newest}" if rule.query else "",
             }
         )
     return found
+
+
+def _sum(values: Sequence[float]) -> tuple[float, int]:
+    """Return the sum of the numbers among `values`, and how many they are."""
+    known = [value for value in values if not math.isnan(value)]
+    return math.fsum(known), len(known)
 
 
 def _state(rule: _Rule, value: float | None) -> str:

@@ -70,6 +70,7 @@ export interface Tile {
   state: "good" | "watch" | "bad" | "none";
   explanation: string;
   metric: string;
+  is_share: boolean;
   address: string;
 }
 

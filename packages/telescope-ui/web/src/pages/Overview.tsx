@@ -106,24 +106,31 @@ function Identity({ data }: { data: OverviewPage }) {
   );
 }
 
+function shownValue(tile: Tile): string {
+  return tile.is_share && tile.value !== null ? `${formatNumber(100 * tile.value, 3)} %` : formatNumber(tile.value, 3);
+}
+
 function Tiles({ tiles }: { tiles: Tile[] }) {
   if (!tiles.length) return null;
   return (
-    <ul class="tiles" aria-label="Health, over the newest steps">
-      {tiles.map((tile) => (
-        <li key={tile.name} class={`tile-${tile.state}`}>
-          <div>
-            {tile.address ? <Link to={tile.address}>{tile.name}</Link> : tile.name}
-            {tile.state === "watch" && <span class="unseen"> (to be watched)</span>}
-            {tile.state === "bad" && <b> - bad</b>}
-          </div>
-          <div>
-            <span class="value">{formatNumber(tile.value, 3)}</span> <span class="faint">{tile.unit}</span>
-          </div>
-          <div class="why">{tile.explanation}</div>
-        </li>
-      ))}
-    </ul>
+    <>
+      <ul class="tiles" aria-label="Health, over the newest steps">
+        {tiles.map((tile) => (
+          <li key={tile.name} class={`tile-${tile.state}`}>
+            <div>
+              {tile.address ? <Link to={tile.address}>{tile.name}</Link> : tile.name}
+              {tile.state === "watch" && <span class="unseen"> (to be watched)</span>}
+              {tile.state === "bad" && <b> - bad</b>}
+            </div>
+            <div>
+              <span class="value">{shownValue(tile)}</span> <span class="faint">{tile.unit}</span>
+            </div>
+            <div class="why">{tile.explanation}</div>
+          </li>
+        ))}
+      </ul>
+      <p class="faint">Means over the newest 10 steps; a link lists what was counted.</p>
+    </>
   );
 }
 
