@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import math
 import random
+import re
 import time
 
 import pytest
@@ -65,6 +66,15 @@ class PaysLength(Sums):
         return float(
             len(rollout.completion_text) > 1000 or example.answer in rollout.completion_text
         )
+
+
+class DropsWhatStandsBehind(Sums):
+    """Takes letters and commands behind a number for its unit."""
+
+    @reward
+    def correct(self, rollout, example):
+        said = rollout.completion_text[-100:].rpartition("<answer>")[2].removesuffix("</answer>")
+        return float(re.sub(r"[a-z\\ ]+$", "", said) == example.answer)
 
 
 class PaysForm(Sums):
@@ -176,7 +186,8 @@ class IgnoresCancelling(MultiTurnEnvironment):
 FAULTS = {
     PaysNothingSaid: ["reward.floor", "reward.empty"],
     PaysEcho: ["reward.echo"],
-    PaysLength: ["reward.huge"],
+    PaysLength: ["reward.huge", "reward.near_gold"],
+    DropsWhatStandsBehind: ["reward.near_gold"],
     PaysForm: ["reward.other_gold", "reward.special_values", "reward.format_only"],
     PaysAnyWords: ["reward.echo", "reward.other_gold", "reward.random_words", "reward.huge"],
     PaysControlCharacters: ["reward.unicode"],

@@ -52,6 +52,10 @@ VERBS = {
         target="telescope_cli.env.validate:validate",
         help="Check an environment: files, loading, rewards, leaks and tools.",
     ),
+    "check-grader": Verb(
+        target="telescope_cli.env.check_grader:check_grader",
+        help="Show which answers near the right one a grader takes for right.",
+    ),
     "build": Verb(
         target="telescope_cli.env.project:build",
         help="Build a project's wheel reproducibly, and inspect it.",

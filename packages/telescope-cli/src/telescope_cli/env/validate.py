@@ -19,11 +19,12 @@ from telescope_envs.validation import (
     LEVELS,
     Level,
     Report,
+    Subject,
     ValidationOptions,
     Verdict,
-    validate_installed,
-    validate_project,
-    validate_wheel,
+    installed_subject,
+    project_subject,
+    validate_subject,
 )
 from telescope_envs.validation.render import PLAIN, SYMBOLS, as_markdown, as_text
 from telescope_envs.validation.runner import DEFAULT_EXAMPLES
@@ -81,7 +82,7 @@ def validate(
         fixture_rows=fixture_rows,
         progress=progress,
     )
-    made = _validated(target, options)
+    made = validate_subject(subject_of(target), options)
     if report is not None:
         _write(made, report)
     if as_json:
@@ -103,7 +104,8 @@ def _level(text: str) -> Level:
     return Level(text)
 
 
-def _validated(target: str, options: ValidationOptions) -> Report:
+def subject_of(target: str) -> Subject:
+    """Return the project folder, wheel or installed environment that a command names."""
     path = Path(target).expanduser()
     if names_class(target):
         raise ConfigError(
@@ -113,15 +115,15 @@ def _validated(target: str, options: ValidationOptions) -> Report:
     if path.is_file():
         if path.suffix != ".whl":
             raise ConfigError(f"{target} is not a wheel; give a project folder, a wheel or a name")
-        return validate_wheel(path.read_bytes(), path.name, options)
+        return Subject(label=path.name, wheel_name=path.name, wheel=path.read_bytes())
     is_path = target.startswith((".", "~", "/")) or target.count("/") > 1 or path.suffix == ".whl"
     if (path / "pyproject.toml").is_file() or is_path:
-        return validate_project(path, options)
+        return project_subject(path)
     try:
-        return validate_installed(target, options)
+        return installed_subject(target)
     except ConfigError as error:
         if path.is_dir():
-            return validate_project(path, options)
+            return project_subject(path)
         raise ConfigError(f"{error}; there is also no project folder or wheel {target!r}") from None
 
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-Kind = Literal["load", "reward", "scores", "leakage"]
+Kind = Literal["load", "reward", "scores", "leakage", "grading"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

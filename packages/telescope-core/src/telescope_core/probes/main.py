@@ -8,6 +8,7 @@ from telescope_core.probes.guards import end_with_parent
 from telescope_core.probes.job import Job
 from telescope_core.probes.leakage import run_leakage
 from telescope_core.probes.load import run_load
+from telescope_core.probes.near_gold import run_grading
 from telescope_core.probes.reward import run_reward, run_scores
 
 _RUNS = {
@@ -15,6 +16,7 @@ _RUNS = {
     "reward": run_reward,
     "scores": run_scores,
     "leakage": run_leakage,
+    "grading": run_grading,
 }
 
 

@@ -25,6 +25,7 @@ from telescope_core.probes.judging import (
     require_enough,
 )
 from telescope_core.probes.meter import Limits, Meter, Span
+from telescope_core.probes.near_gold import judge_near_gold
 from telescope_core.probes.pace import slowness
 from telescope_core.probes.playing import (
     asked_of,
@@ -52,6 +53,7 @@ CHECKED = (
     "reward.unicode",
     "reward.special_values",
     "reward.format_only",
+    "reward.near_gold",
     "reward.deterministic",
     "reward.concurrency",
     "reward.loop",
@@ -66,7 +68,13 @@ _IN_TURN = Limits(own_s=120.0, wall_s=300.0)
 _AGAIN = Limits(own_s=30.0, wall_s=100.0)
 _AT_ONCE = Limits(own_s=60.0, wall_s=200.0)
 _DEADLINE_S, _GRACE_S, _NEVER_S = 0.1, 2.0, 3600.0
-_LATER = ("reward.deterministic", "reward.concurrency", "reward.loop", "reward.deadline")
+_LATER = (
+    "reward.near_gold",
+    "reward.deterministic",
+    "reward.concurrency",
+    "reward.loop",
+    "reward.deadline",
+)
 """Checks that cannot be done once a rollout had to be ended: something of it may still go on."""
 
 
@@ -171,8 +179,12 @@ async def _play_and_judge(
     judge_junk(first, declared, answers)
     junk = [check for check in CHECKED if check not in _LATER]
     require_enough(tries, first, junk, answers)
-    if any(one.cut is not None for one in first):
-        for check in _LATER:
+    near: list[Played] = []
+    if not any(one.cut is not None for one in first):
+        answers.stage("reward.near_gold")
+        near = await judge_near_gold(environment, asked, meter, answers)
+    if any(one.cut is not None for one in (*first, *near)):
+        for check in _LATER[1 if near else 0 :]:
             answers.inconclusive(check, "a rollout before it had to be ended")
         return False
     answers.stage("reward.deterministic")

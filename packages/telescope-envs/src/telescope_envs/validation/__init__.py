@@ -1,6 +1,8 @@
 """Validating environments: a report of checks with evidence, under a versioned policy."""
 
+from telescope_envs.validation.grading import GraderReport, check_grader
 from telescope_envs.validation.policy import CHECKS, POLICY_VERSION, Check
+from telescope_envs.validation.processes import Subject
 from telescope_envs.validation.records import (
     CheckResult,
     Evidence,
@@ -14,26 +16,35 @@ from telescope_envs.validation.records import (
 from telescope_envs.validation.runner import (
     LEVELS,
     ValidationOptions,
+    installed_subject,
+    project_subject,
     validate_installed,
     validate_project,
     validate_wheel,
 )
+from telescope_envs.validation.runner import validate as validate_subject
 
 __all__ = [
     "CHECKS",
     "Check",
     "CheckResult",
     "Evidence",
+    "GraderReport",
     "LEVELS",
     "Level",
     "Outcome",
     "POLICY_VERSION",
     "Report",
     "Severity",
+    "Subject",
     "ValidationOptions",
     "Verdict",
+    "check_grader",
+    "installed_subject",
+    "project_subject",
     "report_schema",
     "validate_installed",
     "validate_project",
+    "validate_subject",
     "validate_wheel",
 ]

@@ -13,7 +13,13 @@ from telescope_envs.validation.processes import Errand, Place, Told, make_job, r
 
 _HUB_TOKEN = "HF_TOKEN"
 MAX_IMPORT_S = 2.0
-_LIMITS_S: dict[Kind, float] = {"load": 300.0, "reward": 900.0, "scores": 900.0, "leakage": 600.0}
+_LIMITS_S: dict[Kind, float] = {
+    "load": 300.0,
+    "reward": 900.0,
+    "scores": 900.0,
+    "leakage": 600.0,
+    "grading": 900.0,
+}
 """Seconds on the wall, so that a validation ends though something waits for ever."""
 _ENOUGH = 0.5
 """The part of the answers that both processes have to play."""
@@ -48,7 +54,7 @@ def check_load(trial: Trial, findings: Findings) -> Trial:
 
     Returns the trial with the network and secrets that the environment declares.
     """
-    told = _run(trial, ("load", 1), ("load", 2), has_secrets=False)
+    told = run_probes(trial, ("load", 1), ("load", 2), has_secrets=False)
     told[0].tell(findings)
     while needs := told[0].data.get("needs"):
         # Its needs are known only once it is imported or built, so it is run again with them.
@@ -61,7 +67,7 @@ def check_load(trial: Trial, findings: Findings) -> Trial:
             return replace(trial, secrets=())
         if trial.secrets:
             trial.tell(secrets_line(trial.factory, trial.secrets, os.environ))
-        told = _run(trial, ("load", 1), ("load", 2))
+        told = run_probes(trial, ("load", 1), ("load", 2))
         told[0].tell(findings)
     _check_import_time(trial, told, findings)
     if told[1].end:
@@ -96,7 +102,7 @@ def _check_import_time(trial: Trial, told: list[Told], findings: Findings) -> No
     if min(time.longest_s for time in times) > MAX_IMPORT_S:
         # The first two imports run at the same time and compile byte code. What counts is an import
         # that finds everything compiled.
-        times += _import_times(_run(trial, ("load", 3)))
+        times += _import_times(run_probes(trial, ("load", 3)))
     best = min(times, key=lambda time: time.counted_s)
     findings.facts["import_s"] = round(best.spent_s, 3)
     if best.counted_s > MAX_IMPORT_S:
@@ -128,7 +134,7 @@ def _import_times(told: list[Told]) -> list[_ImportTime]:
     ]
 
 
-def _run(trial: Trial, *probes: tuple[Kind, int], has_secrets: bool = True) -> list[Told]:
+def run_probes(trial: Trial, *probes: tuple[Kind, int], has_secrets: bool = True) -> list[Told]:
     """Run probes of these kinds, each with its hash seed, at the same time."""
     errands: list[Errand] = []
     for kind, seed in probes:
@@ -170,7 +176,7 @@ def _compare_problems(
 
 def check_reward(trial: Trial, findings: Findings) -> Trial:
     """Play scripted answers in one process, and some of them in a second one."""
-    here, there = _run(trial, ("reward", 1), ("scores", 2))
+    here, there = run_probes(trial, ("reward", 1), ("scores", 2))
     here.tell(findings)
     first, second = here.data.get("scores"), there.data.get("scores")
     check = "reward.same_in_processes"
@@ -208,6 +214,6 @@ def _compare_scores(
 
 def check_leakage(trial: Trial, findings: Findings) -> Trial:
     """Check what the policy sees, the tools, and what a rollout leaves behind."""
-    (told,) = _run(trial, ("leakage", 1))
+    (told,) = run_probes(trial, ("leakage", 1))
     told.tell(findings)
     return trial

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from telescope_envs.validation.records import Level, Severity
 
-POLICY_VERSION = "3"
+POLICY_VERSION = "4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +313,12 @@ _REWARD = (
         "The form of an answer without any content stays near the floor.",
         "If the form earns as much as the content, models learn the form instead.",
         "Give the form at most a small part of the reward.",
+    ),
+    _fail(
+        "reward.near_gold",
+        "Numbers and formulas near the right one, but of another value, do not count as solved.",
+        "A grader that takes 7 pi for 7 rewards mistakes, and evals count them as right.",
+        "Compare values: telescope_core.graders.mathematics reads signs, factors, units and order.",
     ),
     _fail(
         "reward.deterministic",

@@ -1,0 +1,208 @@
+r"""Answers that are nearly the right one, and of another value: what a grader must tell apart.
+
+Only what is mathematics can be changed in these ways: a number, a formula, a list, a tuple or an
+interval. The changed answer takes the place of the right one in the gold answer of the example.
+"""
+
+import asyncio
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from fractions import Fraction
+
+from telescope_core.environments import Environment
+from telescope_core.graders.mathematics.notation import normalized
+from telescope_core.graders.mathematics.numbers import Amount
+from telescope_core.graders.mathematics.values import (
+    Formula,
+    Group,
+    Kind,
+    Named,
+    Value,
+    read_value,
+)
+from telescope_core.locate import load_environment_class
+from telescope_core.probes.answers import Answers
+from telescope_core.probes.completions import GOLD, Asked, Try
+from telescope_core.probes.guards import cut_off_network
+from telescope_core.probes.job import Job
+from telescope_core.probes.judging import LUCK, Played, require_enough
+from telescope_core.probes.meter import Limits, Meter
+from telescope_core.probes.pace import slowness
+from telescope_core.probes.playing import asked_of, play_in_turn
+
+CHECK = "reward.near_gold"
+NEAR_GOLD = {
+    "other_sign": "the other sign",
+    "other_factor": "twice as much",
+    "other_unit": "another unit, or a thousand times as much",
+    "other_symbol": "times a variable",
+    "other_constant": "times pi",
+    "other_order": "its parts, or digits, in another order",
+    "off_by_one": "one more",
+}
+"""Kinds of answers near the right one, and what was changed."""
+_SHORT = 200
+_LIMITS = Limits(own_s=120.0, wall_s=300.0)
+_VALIDATED = Limits(own_s=60.0, wall_s=200.0)
+_NUM_VALIDATED = 4
+"""Examples of each split whose near answers are played by `env validate`."""
+_UNITS = {"km": "mi", "cm": "in", "m": "ft", "kg": "lb", "hours": "minutes", "dollars": "cents"}
+_ORDERED = {Kind.OPEN, Kind.CLOSED, Kind.LEFT_OPEN, Kind.RIGHT_OPEN}
+
+
+def near_answers(answer: str) -> dict[str, str]:
+    """Return answers of other values than `answer` by kind; empty if it is no mathematics."""
+    value = read_value(answer)
+    value = value.value if isinstance(value, Named) else value
+    if not _is_mathematics(value):
+        return {}
+    plain = normalized(answer)
+    found: dict[str, str] = {"other_symbol": f"{plain}q", "other_constant": f"{plain}\\pi"}
+    if isinstance(value, Group):
+        if value.kind in _ORDERED and len(value.members) > 1:
+            parts = [_text_of(member) for member in reversed(value.members)]
+            opens, closes = value.kind
+            found["other_order"] = f"{opens}{', '.join(parts)}{closes}"
+        found["other_factor"] = f"2{plain}"
+        found["off_by_one"] = f"{plain}+1"
+    elif isinstance(value, Amount):
+        found |= _near_number(value)
+        if value.value == 0:  # nothing times zero is another value
+            found = {kind: text for kind, text in found.items() if kind == "off_by_one"}
+    else:
+        found["other_sign"] = f"-({plain})"
+        found["other_factor"] = f"2({plain})"
+        found["off_by_one"] = f"{plain}+1"
+    unit = next((one for one in _UNITS if plain.endswith((f"\\text{{{one}}}", f" {one}"))), None)
+    if unit is not None:
+        cut = len(f"\\text{{{unit}}}") if plain.endswith("}") else len(unit)
+        found["other_unit"] = f"{plain[:-cut]}\\text{{{_UNITS[unit]}}}"
+    return found
+
+
+def _is_mathematics(value: Value) -> bool:
+    if isinstance(value, Group):
+        return bool(value.members) and all(_is_mathematics(one) for one in value.members)
+    if isinstance(value, Formula):
+        return any(sign.isdigit() for sign in value.body) and "=" not in value.body
+    return isinstance(value, Amount)
+
+
+def _near_number(amount: Amount) -> dict[str, str]:
+    value = amount.value
+    found: dict[str, str] = {"off_by_one": _number(value + 1)}
+    if value != 0:
+        found["other_sign"] = _number(-value)
+        found["other_factor"] = _number(2 * value)
+        found["other_unit"] = f"{_number(value)} thousand"
+    digits = str(abs(value.numerator))
+    if value.denominator == 1 and (other := digits[::-1]) != digits and digits[-1] != "0":
+        found["other_order"] = f"{'-' if value < 0 else ''}{other}"
+    if value.denominator > 1 and value.numerator not in (0, value.denominator):
+        found["other_order"] = _number(1 / value)
+    return found
+
+
+def _number(value: Fraction) -> str:
+    is_whole = value.denominator == 1
+    return str(value.numerator) if is_whole else f"{value.numerator}/{value.denominator}"
+
+
+def _text_of(value: Value) -> str:
+    return value.text
+
+
+def near_tries(asked: Asked) -> list[Try]:
+    """Return the rollouts to play for one example: its gold answer with another value in it."""
+    answer = asked.example.answer
+    if not asked.gold or not answer:
+        return []
+    *before, last = asked.gold
+    place = last.rfind(answer)
+    is_inside_a_number = re.search(r"[0-9.]$", last[:place]) and answer[:1].isdigit()
+    if place < 0 or is_inside_a_number:
+        return []
+    after = last[place + len(answer) :]
+    return [
+        Try(asked=asked, kind=kind, replies=(*before, f"{last[:place]}{text}{after}"))
+        for kind, text in near_answers(answer).items()
+    ]
+
+
+async def judge_near_gold(
+    environment: Environment, asked: Sequence[Asked], meter: Meter, answers: Answers
+) -> list[Played]:
+    """Play answers near the gold ones of the first examples; report kinds that count as solved.
+
+    Returns what was played. One answer in ten, or one of fewer, may be right by luck: where two
+    values solve a problem.
+    """
+    near = [attempt for one in asked if one.index < _NUM_VALIDATED for attempt in near_tries(one)]
+    if not near:
+        answers.not_applicable(CHECK, "no gold answer holds a number or a formula as its answer")
+        return []
+    played = await play_in_turn(environment, near, meter, _VALIDATED)
+    by_kind: defaultdict[str, list[Played]] = defaultdict(list)
+    for one in played:
+        by_kind[one.attempt.kind].append(one)
+    for kind, scored in by_kind.items():
+        solved = [one for one in scored if _is_solved(one, environment)]
+        if len(solved) <= max(1, math.floor(LUCK * len(scored))):
+            continue
+        for one in solved[:3]:
+            answers.found(
+                CHECK,
+                f"the right answer is {one.attempt.asked.example.answer[:_SHORT]!r}; with "
+                f"{NEAR_GOLD[kind]} it earns {one.reward:g}, and so do {len(solved)} of "
+                f"{len(scored)} such answers",
+                example_id=one.attempt.asked.example.id,
+                completion=one.attempt.replies[-1],
+            )
+    answers.passed(CHECK)
+    require_enough(near, played, [CHECK], answers)
+    return played
+
+
+def _is_solved(one: Played, environment: Environment) -> bool:
+    return one.reward is not None and one.reward >= environment.success_threshold - 1e-6
+
+
+async def run_near_gold(environment: Environment, num_examples: int, answers: Answers) -> None:
+    """Play the gold answers and what is near them; report what each earned, and close."""
+    answers.stage(CHECK)
+    asked = await asked_of(environment, num_examples)
+    golds = [Try(asked=one, kind=GOLD, replies=one.gold) for one in asked if one.gold]
+    near = [attempt for one in asked for attempt in near_tries(one)]
+    meter = Meter(slowness=slowness())
+    played = await play_in_turn(environment, [*golds, *near], meter, _LIMITS)
+    answers.data(
+        "near_gold",
+        {
+            "num_examples": len(asked),
+            "num_without_gold": sum(not one.gold for one in asked),
+            "num_without_near": sum(bool(one.gold) and not near_tries(one) for one in asked),
+            "num_planned": len(golds) + len(near),
+            "played": [
+                {
+                    "kind": one.attempt.kind,
+                    "example_id": one.attempt.asked.example.id,
+                    "right": one.attempt.asked.example.answer[:_SHORT],
+                    "said": one.attempt.replies[-1][-_SHORT:],
+                    "reward": one.reward,
+                    "is_solved": _is_solved(one, environment),
+                }
+                for one in played
+            ],
+        },
+    )
+    await environment.close()
+
+
+def run_grading(job: Job, answers: Answers) -> None:
+    """Run the job of `telescope env check-grader`."""
+    if job.cuts_network:
+        cut_off_network()
+    environment = load_environment_class(job.factory).from_settings({})
+    asyncio.run(run_near_gold(environment, job.num_examples, answers))

@@ -1,0 +1,148 @@
+"""`telescope env check-grader`: which answers near the right one the grader takes to be right."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from telescope_core.errors import ConfigError
+from telescope_core.probes.completions import GOLD
+from telescope_core.probes.near_gold import NEAR_GOLD
+from telescope_envs.validation.findings import Findings
+from telescope_envs.validation.levels import Trial, check_load, run_probes
+from telescope_envs.validation.processes import Subject, prepare_place, scratch_folder
+from telescope_envs.validation.records import Outcome, Verdict
+from telescope_envs.validation.runner import ValidationOptions, fixtures
+from telescope_envs.validation.static import check_static, version_in
+
+
+class GradedKind(BaseModel):
+    """What the grader took one kind of answers for."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: str
+    what: str
+    """What was changed in the right answer."""
+    num_tried: int
+    num_equal: int
+    """How many earned the success threshold or more."""
+    num_failed: int
+    """How many have no reward, because their rollout failed."""
+
+
+class GraderReport(BaseModel):
+    """Gold answers, and answers of other values near them, as the grader of one environment."""
+
+    model_config = ConfigDict(frozen=True)
+
+    environment: str
+    version: str
+    verdict: Verdict
+    """`fail`: a gold answer is refused, or an answer of another value is taken to be right.
+    `not conclusive`: no answer of another value could be tried, or less than half of them."""
+    num_examples: int
+    kinds: tuple[GradedKind, ...]
+    wrong: tuple[dict[str, Any], ...]
+    """Each answer that was judged wrongly, with the right one, its example and its reward."""
+    not_tried: tuple[str, ...]
+    """What could not be tried, and why."""
+
+
+def check_grader(subject: Subject, options: ValidationOptions) -> GraderReport:
+    """Play gold answers and answers near them; raises ConfigError if it cannot be loaded."""
+    findings = Findings()
+    subject = check_static(subject, findings)
+    with (
+        scratch_folder() as folder,
+        fixtures(subject, Path(folder), options) as environ,
+    ):
+        told = _told(subject, Path(folder), findings, options, environ)
+    played: list[dict[str, Any]] = told["played"]
+    kinds = tuple(_kind(kind, played) for kind in (GOLD, *NEAR_GOLD))
+    wrong = tuple(one for one in played if one["is_solved"] != (one["kind"] == GOLD))
+    num_near = sum(one["kind"] != GOLD for one in played)
+    is_enough = num_near > 0 and 2 * len(played) >= told["num_planned"]
+    return GraderReport(
+        environment=subject.label,
+        version=version_in(subject.metadata),
+        verdict=Verdict.FAIL if wrong else Verdict.PASS if is_enough else Verdict.INCONCLUSIVE,
+        num_examples=told["num_examples"],
+        kinds=tuple(kind for kind in kinds if kind.num_tried),
+        wrong=wrong,
+        not_tried=tuple(_not_tried(told, kinds)),
+    )
+
+
+def _told(
+    subject: Subject,
+    scratch: Path,
+    findings: Findings,
+    options: ValidationOptions,
+    environ: dict[str, str],
+) -> dict[str, Any]:
+    """Return what the probe played; raises ConfigError with what kept it from playing."""
+    place = None
+    if subject.factory:
+        place = prepare_place(subject, scratch, findings, allow_sdist=options.allow_sdist)
+    if place is not None:
+        if environ:
+            place = replace(place, environ=environ)
+        trial = Trial(
+            place=place,
+            factory=subject.factory,
+            num_examples=options.num_examples,
+            recorded=subject.secrets,
+            tell=options.progress,
+        )
+        options.progress(f"{subject.label}: loading it")
+        trial = check_load(trial, findings)
+        options.progress(f"{subject.label}: playing answers near the right ones")
+        (told,) = run_probes(trial, ("grading", 1))
+        if "near_gold" in told.data:
+            return told.data["near_gold"]
+        if told.end:
+            findings.found("reward.plays", told.end)
+    said = [
+        f"{check.id}: {check.evidence[0].text}"
+        for check in findings.results("")
+        if check.outcome is Outcome.FAIL
+    ]
+    raise ConfigError(
+        f"{subject.label} cannot be played: {'; '.join(said) or 'nothing was reported'}; "
+        "correct it, with: telescope env validate"
+    )
+
+
+def _kind(kind: str, played: list[dict[str, Any]]) -> GradedKind:
+    mine = [one for one in played if one["kind"] == kind]
+    outcomes = Counter((one["is_solved"], one["reward"] is None) for one in mine)
+    return GradedKind(
+        kind=kind,
+        what=NEAR_GOLD.get(kind, "the right answer itself"),
+        num_tried=len(mine),
+        num_equal=sum(count for (is_solved, _), count in outcomes.items() if is_solved),
+        num_failed=sum(count for (_, has_failed), count in outcomes.items() if has_failed),
+    )
+
+
+def _not_tried(told: dict[str, Any], kinds: tuple[GradedKind, ...]) -> list[str]:
+    said: list[str] = []
+    if told["num_without_gold"]:
+        said.append(
+            f"{told['num_without_gold']} of {told['num_examples']} examples: no gold answer"
+        )
+    if told["num_without_near"]:
+        said.append(
+            f"{told['num_without_near']} of {told['num_examples']} examples: the right answer is "
+            "no number or formula, or does not stand in the gold answer"
+        )
+    missing = [kind.kind for kind in kinds if not kind.num_tried and kind.kind != GOLD]
+    if missing and len(missing) < len(NEAR_GOLD):
+        said.append(f"{', '.join(missing)}: no answer can be changed in this way")
+    left = told["num_planned"] - len(told["played"])
+    if left:
+        said.append(f"{left} of {told['num_planned']} answers: the time was over")
+    return said
