@@ -23,6 +23,7 @@ from telescope_envs.records.lockfile import (
     read_lock,
     write_lock,
 )
+from telescope_envs.records.release import Status
 from telescope_envs.registry import Registry
 
 pytestmark = pytest.mark.slow
@@ -108,6 +109,57 @@ def test_a_registry_with_other_bytes_is_refused(toy, home, tmp_path):
             progress=lambda step: None,
         )
     assert toys() == {}
+
+
+def suspend(toy: Registry) -> None:
+    """Say everything that a registry can say against toy 0.1.0."""
+    path = Path(toy.address) / "namespaces/acme.toml"
+    path.write_text('owner = "acme"\nstatus = "suspended"\n')
+    toy.store.change_status("acme/toy", lambda _: Status(yanked={"0.1.0": "wrong gold"}))
+
+
+def test_what_speaks_against_a_locked_release_is_told_where_it_is_installed(toy, home, capsys):
+    suspend(toy)
+    said = ("namespace 'acme' is suspended", "acme/toy 0.1.0 is yanked: wrong gold")
+    code, _, err = env(capsys, "sync", "--locked")
+    assert code == 0
+    assert "warning" not in err, "it is here already, and the registry is not asked"
+    shutil.rmtree(home)
+    code, _, err = env(capsys, "sync", "--locked", "--strict")
+    assert code == 4
+    assert all(text in err for text in said)
+    assert toys() == {}
+    code, out, err = env(capsys, "sync", "--locked")
+    assert (code, out) == (0, "acme/toy 0.1.0: installed\n")
+    assert all(f"warning: {text}" in err or f"acme/toy: {text}" in err for text in said)
+    assert toys() == {"acme/toy": "0.1.0"}
+    code, _, err = env(capsys, "sync", "--strict")
+    assert code == 4, "also where all of it is here"
+    assert all(text in err for text in said)
+    toy.store.change_status("acme/toy", lambda _: Status())
+    path = Path(toy.address) / "namespaces/acme.toml"
+    path.write_text('owner = "acme"\nstatus = "active"\n')
+    assert env(capsys, "sync", "--strict")[0] == 0
+
+
+def test_and_by_the_other_ways_to_use_it(toy, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TELESCOPE_REGISTRY", toy.address)
+    suspend(toy)
+    path = Path(toy.address) / "namespaces/acme.toml"
+    path.write_text(f"{path.read_text()}withheld = false\n")
+    _, out, _ = env(capsys, "list")
+    assert "(namespace 'acme' is suspended" in out
+    (row,) = [row for row in json.loads(env(capsys, "list", "--json")[1]) if row["installed"]]
+    assert [text.partition(": ")[2] for text in row["warnings"]] == [
+        "namespace 'acme' is suspended: it publishes nothing new",
+        "wrong gold",
+    ]
+    assert "acme is suspended" in env(capsys, "info", "toy")[1]
+    _, out, _ = env(capsys, "update", "--dry-run")
+    assert "warning: acme/toy: namespace 'acme' is suspended" in out
+    code, _, err = env(capsys, "bundle", "-o", "b.zip")
+    assert code == 0, err
+    assert "warning: acme/toy 0.1.0 is yanked: wrong gold" in err
 
 
 def test_uninstall_leaves_the_lock_and_the_folder_of_virtual_environments(toy, home, tmp_path):

@@ -43,6 +43,8 @@ class _About:
     locked: LockedEnvironment | None
     settings: tuple[Setting, ...] | None
     """Those of what is installed, else those in the release; None if neither is known."""
+    is_suspended: bool
+    """Whether its owner is."""
     problem: str
     """Why what is installed cannot be used; empty if nothing is wrong with it."""
 
@@ -87,6 +89,7 @@ def info(
 def _about(registry: Registry, release: Release) -> _About:
     lock = find_lock()
     aliases = {environment_id: alias for alias, environment_id in registry.aliases().items()}
+    namespace = registry.namespace(release.owner)
     here, problem = None, ""
     settings = None if release.settings is UNSET else release.settings
     try:
@@ -103,6 +106,7 @@ def _about(registry: Registry, release: Release) -> _About:
         here=here,
         locked=read_lock(lock).find(release.id) if lock is not None else None,
         settings=settings,
+        is_suspended=namespace is not None and namespace.status == "suspended",
         problem=problem,
     )
 
@@ -137,6 +141,7 @@ def _as_json(about: _About) -> dict[str, Any]:
     return {
         **about.release.as_table(),
         "status": about.status.as_table(),
+        "is_suspended": about.is_suspended,
         "versions": about.versions,
         "registry": about.registry,
         "installed": about.here.version if about.here is not None else None,
@@ -181,6 +186,8 @@ def _standing(about: _About) -> Iterator[tuple[str, str]]:
     yield "registry", about.registry
     yield "wheel", f"{release.wheel.filename}, {release.wheel.size} bytes"
     yield "sha256", release.wheel.sha256
+    if about.is_suspended:
+        yield "owner", f"{release.owner} is suspended: it publishes nothing new"
     for version, why in status.yanked.items():
         yield "yanked", f"{version}: {why}"
     if status.deprecated is not None:

@@ -9,11 +9,13 @@ import typer
 from packaging.version import InvalidVersion, Version
 
 from telescope_cli.env.options import JsonOption, RegistryOption, read_catalog
-from telescope_core.errors import TelescopeError, unknown_name
+from telescope_core.errors import RegistryError, TelescopeError, unknown_name
 from telescope_envs.records.catalog import CatalogRow
 from telescope_envs.records.installed import InstalledEnvironment, installed_environments
 from telescope_envs.records.links import AdaptedLink, adapted_links, linked_project, links
 from telescope_envs.records.lockfile import find_lock, read_lock
+from telescope_envs.registry import Registry
+from telescope_envs.registry.resolving import notices
 
 WIDTH = 80
 _WIDEST_ID = 34
@@ -33,6 +35,8 @@ class ListedEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     is_outdated: bool
     """Whether the installed version is older than the registry's newest."""
     deprecated: str
+    warnings: tuple[str, ...] = ()
+    """What the registry says against the version that is installed or locked here."""
     tags: tuple[str, ...]
     summary: str
 
@@ -56,8 +60,11 @@ def list_environments(
     Example: telescope env list --installed
     """
     needs_registry = outdated or not (installed or locked)
-    catalog = read_catalog(registry).rows if needs_registry else []
-    rows = listed_environments(catalog)
+    catalog = read_catalog(registry) if needs_registry else None
+    rows = listed_environments(catalog.rows if catalog is not None else [])
+    if catalog is not None:
+        published = {row.id for row in catalog.rows}
+        rows = [_warned(row, catalog.registry) if row.id in published else row for row in rows]
     wanted = [
         row
         for row in rows
@@ -84,6 +91,18 @@ def listed_environments(catalog: Iterable[CatalogRow]) -> list[ListedEnvironment
         _listed(name, published.get(name), here.get(name), linked.get(name), locked.get(name))
         for name in ids
     ]
+
+
+def _warned(row: ListedEnvironment, registry: Registry) -> ListedEnvironment:
+    """Return the row with what the registry says against what is here of it."""
+    version = row.installed or row.locked
+    if version is None or row.linked is not None:
+        return row
+    try:
+        found = notices(registry, row.id, version)
+    except RegistryError as error:
+        found = [str(error)]
+    return msgspec.structs.replace(row, warnings=tuple(found))
 
 
 class _Here(NamedTuple):
@@ -174,6 +193,7 @@ def _line(cells: tuple[str, ...], widths: list[int]) -> str:
 
 def _cells(row: ListedEnvironment) -> tuple[str, ...]:
     mark = "(deprecated) " if row.deprecated else ""
+    mark = f"({row.warnings[0].removeprefix(row.id).lstrip(': ')}) " if row.warnings else mark
     here = row.installed or "-"
     here = f"{here} linked" if row.linked else here
     return (

@@ -9,7 +9,7 @@ import typer
 from telescope_envs.records.catalog import CatalogRow
 from telescope_envs.records.installed import installed_environments
 from telescope_envs.records.links import links
-from telescope_envs.registry import open_registry
+from telescope_envs.registry import Registry, open_registry
 
 RegistryOption = Annotated[
     str | None,
@@ -46,14 +46,14 @@ FixtureRowsOption = Annotated[
 class Catalog(NamedTuple):
     """A summary of what a registry contains."""
 
-    address: str
+    registry: Registry
     rows: list[CatalogRow]
 
 
 def read_catalog(registry: str | None = None) -> Catalog:
     """Return the catalog of a registry."""
     opened = open_registry(registry)
-    return Catalog(opened.address, opened.catalog())
+    return Catalog(opened, opened.catalog())
 
 
 def complete_name(incomplete: str) -> list[str]:

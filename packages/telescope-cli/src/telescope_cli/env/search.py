@@ -28,7 +28,7 @@ def search(
 
     Example: telescope env search arithmetic --tag math
     """
-    address, catalog = read_catalog(registry)
+    opened, catalog = read_catalog(registry)
     words, tags = " ".join(query or ()), tag or ()
     _require_tags(tags, catalog)
     found = search_catalog(catalog, words, tags)
@@ -42,7 +42,7 @@ def search(
         if len(found) > limit:
             typer.echo(f"{len(found) - limit} more; add words, or raise --limit")
     else:
-        typer.echo(_nothing(words, catalog, address))
+        typer.echo(_nothing(words, catalog, opened.address))
 
 
 def _require_tags(tags: Sequence[str], catalog: Sequence[CatalogRow]) -> None:

@@ -27,6 +27,14 @@ def sync(
     locked: Annotated[
         bool, typer.Option("--locked", help="Fail if telescope.lock would have to change.")
     ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Ask the registries, and fail for what is yanked, deprecated, has an advisory or "
+            "a suspended owner.",
+        ),
+    ] = False,
     offline: OfflineOption = False,
     prune_others: Annotated[
         bool, typer.Option("--prune", help="Remove environments that telescope.lock does not list.")
@@ -38,7 +46,8 @@ def sync(
     """Install exactly what telescope.lock lists: the same wheels and the same packages.
 
     A wheel comes from the registry that the lock names, or from --registry, and must have the hash
-    in the lock.
+    in the lock. What the registry says against a release, such as that it is yanked, is told when
+    its wheel is fetched.
 
     Example: telescope env sync --locked
     """
@@ -61,6 +70,7 @@ def sync(
             may_change=not locked,
             open_registry=opened,
             progress=progress,
+            is_strict=strict,
         )
         return installed(entry.id, done.release, is_new=done.is_new)
 

@@ -141,6 +141,7 @@ def _row(plan: UpdatePlan, *, is_done: bool) -> dict[str, Any]:
         "updated": after is not None and is_done,
         "changes": plan.changes,
         "refused": plan.refused,
+        "warnings": plan.warnings,
     }
 
 
@@ -153,4 +154,6 @@ def _text(plan: UpdatePlan, *, is_done: bool) -> str:
             "" if is_done else " (not changed: --dry-run)"
         )
     lines = [head, *(f"  {line}" for line in plan.changes)]
+    if after is None or not is_done:  # installing tells them itself
+        lines += [f"  warning: {line}" for line in plan.warnings]
     return "\n".join([*lines, f"  {plan.refused}"] if plan.refused else lines)

@@ -11,7 +11,12 @@ from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from telescope_core.errors import ConfigError, EnvironmentLoadError, unknown_name
+from telescope_core.errors import (
+    ConfigError,
+    EnvironmentLoadError,
+    RegistryError,
+    unknown_name,
+)
 from telescope_envs.install.attestations import attestation_of
 from telescope_envs.install.bundle import (
     DATASETS,
@@ -45,6 +50,7 @@ from telescope_envs.records.names import is_commit
 from telescope_envs.records.reading import attestation_path
 from telescope_envs.records.release import Release
 from telescope_envs.registry.registry import Registry
+from telescope_envs.registry.resolving import notices
 
 ALL_DATASETS = "all"
 _CHUNK_BYTES = 1024 * 1024
@@ -72,6 +78,12 @@ def part_of_lock(
             f"the bundle with Python {entry.python}, or run telescope env sync first"
         )
     release = locked_release(entry, open_registry)
+    try:
+        warnings = notices(open_registry(entry.registry), entry.id, entry.version)
+    except RegistryError as error:
+        warnings = [f"{entry.id}: whether anything speaks against it is not known: {error}"]
+    for warning in warnings:
+        progress(f"warning: {warning}")
     with installing(entry.id, progress):
         wheel = locked_wheel(entry, release, open_registry, progress)
     attestation = cached_attestation(release)

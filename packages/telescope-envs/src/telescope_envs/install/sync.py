@@ -31,6 +31,7 @@ from telescope_envs.records.installed import InstalledEnvironment, installed_env
 from telescope_envs.records.lockfile import LockedEnvironment
 from telescope_envs.records.release import Release
 from telescope_envs.registry.registry import Registry
+from telescope_envs.registry.resolving import notices
 from telescope_envs.rules.wheel import read_release
 
 OpenRegistry = Callable[[str], Registry]
@@ -43,15 +44,26 @@ def sync_environment(
     may_change: bool,
     open_registry: OpenRegistry,
     progress: Progress,
+    is_strict: bool = False,
 ) -> Installed:
     """Install and activate `entry`, its wheel and its packages, each checked by sha256.
 
     An entry that does not fit this Python or this telescope-core is locked again if it
-    `may_change`; otherwise ConfigError is raised.
+    `may_change`; otherwise ConfigError is raised. What its registry says against it is told when
+    the wheel is fetched. If `is_strict`, the registry is always asked, and RegistryError raised.
     """
     remove_leftovers()
     built = find_built(entry)
     release = built.release if built is not None else locked_release(entry, open_registry)
+    if is_strict or (built is None and cached_wheel(release) is None):
+        warnings = notices(open_registry(entry.registry), entry.id, entry.version)
+        if warnings and is_strict:
+            raise RegistryError(
+                f"--strict: {'; '.join(warnings)}. Choose another release (telescope env update), "
+                "or leave --strict out"
+            )
+        for warning in warnings:
+            progress(f"warning: {warning}")
     if not fits_here(entry, release):
         _require_change(entry, may_change=may_change)
         registry = open_registry(entry.registry)

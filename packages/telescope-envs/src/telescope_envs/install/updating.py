@@ -12,7 +12,7 @@ from packaging.version import Version
 from telescope_core.errors import RegistryError
 from telescope_envs.records.release import Release
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.resolving import resolve
+from telescope_envs.registry.resolving import notices, resolve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,8 @@ class UpdatePlan:
     """None if the environment stays as it is."""
     refused: str
     """A release that was not chosen, and why; empty if there is none."""
+    warnings: tuple[str, ...]
+    """What the registry says against the release that it is or becomes."""
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -33,25 +35,34 @@ class UpdatePlan:
 
 def plan_update(registry: Registry, before: Release, *, allow_major: bool) -> UpdatePlan:
     """Plan an update to the newest release that fits; `registry` is where `before` came from."""
+    after, refused = _chosen(registry, before, allow_major=allow_major)
+    version = (after or before).version
+    return UpdatePlan(
+        before=before,
+        after=after,
+        refused=refused,
+        warnings=tuple(notices(registry, before.id, version)),
+    )
+
+
+def _chosen(
+    registry: Registry, before: Release, *, allow_major: bool
+) -> tuple[Release | None, str]:
+    """Return the release to update to, and why another was not chosen."""
     newest = resolve(registry, before.id)
     if _major(newest) > _major(before) and not allow_major:
-        return UpdatePlan(
-            before=before,
-            after=_newest_of_major(registry, before),
-            refused=f"{newest.version} is a new major version, whose scores are not comparable "
-            f"with those of {before.version}; to update to it, add --major",
+        return _newest_of_major(registry, before), (
+            f"{newest.version} is a new major version, whose scores are not comparable "
+            f"with those of {before.version}; to update to it, add --major"
         )
     if Version(newest.version) < Version(before.version):
         yanked = registry.status(before.id).yanked.get(before.version, "")
         why = f" and {before.version} is yanked: {yanked}" if yanked else ""
-        return UpdatePlan(
-            before=before,
-            after=None,
-            refused=f"{newest.version} is older{why}; to go back, run: telescope env install "
-            f"{before.id}@{newest.version}",
+        return None, (
+            f"{newest.version} is older{why}; to go back, run: telescope env install "
+            f"{before.id}@{newest.version}"
         )
-    is_newer = Version(newest.version) > Version(before.version)
-    return UpdatePlan(before=before, after=newest if is_newer else None, refused="")
+    return newest if Version(newest.version) > Version(before.version) else None, ""
 
 
 def _newest_of_major(registry: Registry, before: Release) -> Release | None:

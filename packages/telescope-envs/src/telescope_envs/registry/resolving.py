@@ -15,7 +15,7 @@ from packaging.version import Version
 from telescope_core.errors import ConfigError, RegistryError, UnknownNameError, unknown_name
 from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
 from telescope_envs.records.installed import version_of
-from telescope_envs.records.release import Release, Status
+from telescope_envs.records.release import Namespace, Release, Status
 from telescope_envs.registry.config import parse_address, read_user_config
 from telescope_envs.registry.registry import Registry
 
@@ -128,7 +128,7 @@ def resolve_with_warnings(registry: Registry, text: str) -> Resolution:
             f"version, or name this one exactly: {environment_id}@{newest}"
         )
     release, skipped = _newest_that_runs(usable)
-    warnings = (*skipped, *suspended, *_said_against(release, status))
+    warnings = (*skipped, *suspended, *_said_against(environment_id, release.version, status))
     return Resolution(release=release, warnings=warnings)
 
 
@@ -189,9 +189,29 @@ def _check_namespace(registry: Registry, environment_id: str) -> list[str]:
             f"{environment_id}: namespace {owner!r} is suspended, so its environments cannot be "
             "installed; ask the registry's maintainers why"
         )
-    is_suspended = namespace.status == "suspended"
-    what = f"{environment_id}: namespace {owner!r} is suspended: it publishes nothing new"
-    return [what] if is_suspended else []
+    return _suspended(environment_id, namespace)
+
+
+def _suspended(environment_id: str, namespace: Namespace | None) -> list[str]:
+    owner = environment_id.partition("/")[0]
+    if namespace is None:
+        return [f"{environment_id}: the registry has no namespace {owner!r} any more"]
+    withheld = ", and nothing of it is newly installed" if namespace.is_withheld else ""
+    what = f"{environment_id}: namespace {owner!r} is suspended: it publishes nothing new{withheld}"
+    return [what] if namespace.status == "suspended" else []
+
+
+def notices(registry: Registry, environment_id: str, version: str) -> list[str]:
+    """Return what `registry` says against using a version, one line each.
+
+    The version may be yanked, its environment deprecated or with advisories, its owner suspended.
+    """
+    namespace = registry.namespace(environment_id.partition("/")[0])
+    status = registry.status(environment_id)
+    return [
+        *_suspended(environment_id, namespace),
+        *_said_against(environment_id, version, status),
+    ]
 
 
 def _fitting(releases: Sequence[Release], request: Request, environment_id: str) -> list[Release]:
@@ -264,16 +284,15 @@ def _obstacle(release: Release) -> str:
     return ""
 
 
-def _said_against(release: Release, status: Status) -> list[str]:
-    """Return the warnings in the status record that concern users of the release."""
+def _said_against(environment_id: str, version: str, status: Status) -> list[str]:
+    """Return the warnings in the status record that concern users of the version."""
     warnings: list[str] = []
-    if release.version in status.yanked:
-        why = status.yanked[release.version]
-        warnings.append(f"{release.id} {release.version} is yanked: {why}")
+    if version in status.yanked:
+        warnings.append(f"{environment_id} {version} is yanked: {status.yanked[version]}")
     if status.deprecated is not None:
         instead = f"; use {status.deprecated.replacement}" if status.deprecated.replacement else ""
-        warnings.append(f"{release.id} is deprecated: {status.deprecated.reason}{instead}")
-    return [*warnings, *(f"{release.id}: advisory: {text}" for text in status.advisories)]
+        warnings.append(f"{environment_id} is deprecated: {status.deprecated.reason}{instead}")
+    return [*warnings, *(f"{environment_id}: advisory: {text}" for text in status.advisories)]
 
 
 def _exact_version(wanted: str) -> Version | None:
