@@ -1,6 +1,7 @@
 """Drives a real Chromium without a screen, over the two pipes of its DevTools protocol."""
 
 import base64
+import itertools
 import json
 import os
 import select
@@ -32,10 +33,13 @@ def find_chromium() -> str:
 class Browser:
     """One page of a running Chromium."""
 
-    def __init__(self, to_browser: int, from_browser: int) -> None:
+    def __init__(
+        self, to_browser: int, from_browser: int, *, beside: "Browser | None" = None
+    ) -> None:
+        """`beside`: another page of the same Chromium; both cannot wait at the same time."""
         self._to, self._from = to_browser, from_browser
-        self._rest = b""
-        self._number = 0
+        self._rest = bytearray() if beside is None else beside._rest
+        self._numbers = itertools.count(1) if beside is None else beside._numbers
         self._session: dict[str, str] = {}
         self.complaints: list[str] = []
         """What the browser logged: blocked scripts and styles, missing files, errors."""
@@ -47,12 +51,16 @@ class Browser:
 
     def call(self, method: str, **parameters) -> dict[str, Any]:
         """Return the result of one command."""
-        self._number += 1
-        message = {"id": self._number, "method": method, "params": parameters, **self._session}
+        number = next(self._numbers)
+        message = {"id": number, "method": method, "params": parameters, **self._session}
         os.write(self._to, json.dumps(message).encode() + b"\0")
-        answer = self._wait(lambda found: found.get("id") == self._number, method)
+        answer = self._wait(lambda found: found.get("id") == number, method)
         assert "error" not in answer, (method, answer["error"])
         return answer["result"]
+
+    def another(self) -> "Browser":
+        """Open another page of the same Chromium, as in another tab."""
+        return Browser(self._to, self._from, beside=self)
 
     def open(self, url: str) -> None:
         """Go to `url` and wait until all of it is loaded."""
@@ -135,8 +143,9 @@ class Browser:
         end = time.monotonic() + _LIMIT_S
         while True:
             while b"\0" in self._rest:
-                text, _, self._rest = self._rest.partition(b"\0")
-                found = json.loads(text)
+                end_of_text = self._rest.index(b"\0")
+                found = json.loads(self._rest[:end_of_text])
+                del self._rest[: end_of_text + 1]
                 self._note(found)
                 if fits(found):
                     return found

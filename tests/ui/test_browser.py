@@ -172,6 +172,26 @@ def test_a_new_step_is_on_the_page_by_itself(tmp_path, page):
         page.until("document.querySelector('main').innerText.includes('4 of 10')")
 
 
+def test_ten_pages_are_live_at_once(tmp_path, page):
+    """A browser allows six connections to a server; a seventh page would wait for ever."""
+    write_run(tmp_path / "runs" / "live")
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        enter(page, ui)
+        pages = [page.another() for _ in range(10)]
+        for one in pages:
+            show(one, ui, "/runs/live")
+            one.until("document.querySelector('.live').innerText === 'live'")
+        write_steps(RunFolder.open(tmp_path / "runs" / "live"), range(4, 5))
+        for one in pages:
+            one.until("document.querySelector('main').innerText.includes('4 of 10')")
+        # The page that listens for all is closed, and another one takes its place.
+        pages[0].call("Page.close")
+        write_steps(RunFolder.open(tmp_path / "runs" / "live"), range(5, 6))
+        for one in pages[1:]:
+            one.until("document.querySelector('main').innerText.includes('5 of 10')")
+            one.call("Page.close")
+
+
 def test_an_exported_folder_opens_without_a_server(tmp_path, page, recorded_folder):
     exported = export_runs([recorded_folder], tmp_path / "still", num_rollouts=8)
     # The page before may complain that its server is gone.

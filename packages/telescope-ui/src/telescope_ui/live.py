@@ -20,7 +20,8 @@ LOOK_S = 0.25
 """How often the thread looks, while somebody listens."""
 _SLOW_LOOKS = 8
 """Looks between two at a run that has ended."""
-_KEEP_ALIVE_S = 15.0
+_STILL_S = 5.0
+"""A page that hears nothing for twice as long says that it is not live."""
 MAX_LISTENERS = 32
 _MAX_WAITING = 1000
 _FILES = {
@@ -200,11 +201,10 @@ async def events_for(watcher: Watcher, listener: Listener) -> AsyncIterator[byte
     try:
         while True:
             try:
-                async with asyncio.timeout(_KEEP_ALIVE_S):
+                async with asyncio.timeout(_STILL_S):
                     event, data = await listener.queue.get()
             except TimeoutError:
-                yield b": still here\n\n"
-                continue
+                event, data = "still", _NOTHING
             if event == _READY:
                 yield b": telescope\n\n"
                 continue

@@ -1,37 +1,93 @@
-/** What changes while a run goes on: one connection for the page, and who wants to hear of it. */
+/**
+ * What changes while a run goes on. A browser allows six connections to a server, and one that listens is never free: so one
+ * page of all that are open listens, and tells the others. When it is closed, another one takes its place.
+ */
 
 import { useEffect, useState } from "preact/hooks";
 import { exported } from "./router.ts";
 
-interface Change {
-  run: string;
-  parts: string[];
-}
+type Heard =
+  /** Parts of a run have changed. */
+  | { kind: "change"; run: string; parts: string[] }
+  /** There are other runs. */
+  | { kind: "runs" }
+  /** Something may have been missed. */
+  | { kind: "again" }
+  /** Nothing has changed, and the server is there. */
+  | { kind: "still" }
+  /** A page that was opened just now asks whether the server is there. */
+  | { kind: "asked" };
 
-type Listener = (run: string | null, parts: readonly string[]) => void;
+type Listener = (heard: Heard) => void;
+
+/** A page that has heard nothing for so long is not live. The server speaks every 5 s. */
+const SILENCE_MS = 12_000;
 
 const listeners = new Set<Listener>();
-const statusListeners = new Set<(isOpen: boolean) => void>();
+const statusListeners = new Set<(isLive: boolean) => void>();
+let channel: BroadcastChannel | null = null;
 let source: EventSource | null = null;
-let isOpen = false;
+let isLive = false;
+let hasHeard = false;
+let silence = 0;
 
-function tell(open: boolean): void {
-  isOpen = open;
-  for (const listener of statusListeners) listener(open);
+function tell(live: boolean): void {
+  isLive = live;
+  for (const listener of statusListeners) listener(live);
+}
+
+function take(heard: Heard): void {
+  hasHeard = true;
+  clearTimeout(silence);
+  silence = window.setTimeout(() => tell(false), SILENCE_MS);
+  if (!isLive) tell(true);
+  for (const listener of listeners) listener(heard);
+}
+
+function listen(): void {
+  const pass = (heard: Heard) => {
+    take(heard);
+    channel?.postMessage(heard);
+  };
+  source = new EventSource("/live");
+  // The first page of all has just asked for its data; where another one listened before, something may be missed.
+  source.onopen = () => pass({ kind: hasHeard ? "again" : "still" });
+  // Those that are told hear nothing then, and find out by themselves.
+  source.onerror = () => tell(false);
+  source.addEventListener("still", () => pass({ kind: "still" }));
+  source.addEventListener("runs", () => pass({ kind: "runs" }));
+  source.addEventListener("change", (event) => {
+    const { run, parts } = JSON.parse((event as MessageEvent<string>).data) as { run: string; parts: string[] };
+    pass({ kind: "change", run, parts });
+  });
 }
 
 function connect(): void {
-  if (source || exported()) return;
-  source = new EventSource("/live");
-  source.onopen = () => tell(true);
-  source.onerror = () => tell(false);
-  source.addEventListener("change", (event) => {
-    const change = JSON.parse((event as MessageEvent<string>).data) as Change;
-    for (const listener of listeners) listener(change.run, change.parts);
-  });
-  source.addEventListener("runs", () => {
-    for (const listener of listeners) listener(null, ["runs"]);
-  });
+  if (channel || source || exported()) return;
+  if (navigator.locks) {
+    channel = new BroadcastChannel("telescope live");
+    channel.onmessage = (event: MessageEvent<Heard>) => {
+      if (event.data.kind !== "asked") take(event.data);
+      else if (source?.readyState === EventSource.OPEN) channel?.postMessage({ kind: "still" });
+    };
+    channel.postMessage({ kind: "asked" });
+    // Granted to one page at a time, and held until it is closed.
+    void navigator.locks.request("telescope live", () => {
+      listen();
+      return new Promise(() => {});
+    });
+    return;
+  }
+  // Without https and on another machine than this, pages know nothing of each other: one that nobody sees does not listen.
+  const follow = () => {
+    if (document.hidden) {
+      source?.close();
+      source = null;
+    } else if (!source) listen();
+  };
+  document.addEventListener("visibilitychange", follow);
+  listen();
+  follow();
 }
 
 /** At most one more request in this time, however fast a run writes. */
@@ -47,9 +103,13 @@ export function useLive(run?: string, parts?: readonly string[]): number {
     let timer = 0;
     let last = 0;
     const names = new Set(wanted.split(" "));
-    const listener: Listener = (changed, kinds) => {
-      const fits = changed === null ? run === "" : run === "" || changed === run;
-      if (!fits || !(run === "" || kinds.some((kind) => names.has(kind))) || timer) return;
+    const fits = (heard: Heard) => {
+      if (heard.kind === "still" || heard.kind === "asked") return false;
+      if (heard.kind === "again" || run === "") return true;
+      return heard.kind === "change" && heard.run === run && heard.parts.some((part) => names.has(part));
+    };
+    const listener: Listener = (heard) => {
+      if (timer || !fits(heard)) return;
       const wait = Math.max(0, last + PAUSE_MS - performance.now());
       timer = window.setTimeout(() => {
         timer = 0;
@@ -68,7 +128,7 @@ export function useLive(run?: string, parts?: readonly string[]): number {
 
 /** Whether changes are being heard of. */
 export function useIsLive(): boolean {
-  const [open, set] = useState(isOpen);
+  const [live, set] = useState(isLive);
   useEffect(() => {
     statusListeners.add(set);
     connect();
@@ -76,5 +136,5 @@ export function useIsLive(): boolean {
       statusListeners.delete(set);
     };
   }, []);
-  return open;
+  return live;
 }
