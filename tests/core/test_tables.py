@@ -27,7 +27,7 @@ from telescope_core import (
 from telescope_core.dataset_source import DatasetSource, DatasetSpec
 from telescope_core.errors import TelescopeError
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.rows import distinct, id_of, mark_of
+from telescope_core.rows import as_prompt, distinct, id_of, mark_of
 from telescope_core.scripted import ScriptedClient
 from telescope_envs.validation.fixture_hub import FixtureHub
 
@@ -316,6 +316,20 @@ def test_what_cannot_be_kept_is_refused_by_file_row_and_field(tmp_path, way, nam
         Seeing(given).fetcher.source(Split.TRAIN).example(0)
     for fact in (str(path), *facts):
         assert fact in str(error.value)
+
+
+def test_arguments_of_calls_may_be_objects_and_a_call_must_have_a_name(tmp_path):
+    call = {"id": "c", "function": {"name": "look", "arguments": {"path": "\u00fc", "n": None}}}
+    turns = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    message = as_prompt(turns)[0]
+    assert json.loads(message.tool_calls[0].arguments) == {"path": "\u00fc", "n": None}
+    for wrong in (
+        {"id": "c"},
+        {"function": {"name": 7}},
+        {"function": {"name": "a", "arguments": 7}},
+    ):
+        with pytest.raises(TelescopeError, match="message 0: a call of its tool_calls is"):
+            as_prompt([{**turns[0], "tool_calls": [wrong]}])
 
 
 @pytest.mark.parametrize(

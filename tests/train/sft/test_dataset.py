@@ -15,6 +15,7 @@ from telescope_core.types import Message
 from telescope_train.chat.supervised import render_conversations
 from telescope_train.models.tiny import character_tokenizer
 from telescope_train.sft.config import load_sft_config
+from telescope_train.sft.dataset import read_conversations
 from telescope_train.sft.examples import dataset_samples
 from telescope_train.sft.run import run_sft
 
@@ -188,6 +189,24 @@ def test_rows_that_are_no_conversation_are_named(tmp_path, row, fact):
     assert len(dataset_samples(config_of(path), TOKENIZER).learnt) == 1
 
 
+def test_conversations_are_read_as_they_are_written(tmp_path):
+    arguments = [{"path": "a"}, {"n": 7}]
+    calls = [{"id": "1", "function": {"name": "go", "arguments": one}} for one in arguments]
+    rows = [
+        [
+            {"role": "user", "content": "2019-11-30T08:10:00"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "2019-11-30", "tool_call_id": "1"},
+            {"role": "assistant", "content": "2019-11-30"},
+        ]
+        for call in calls
+    ]
+    found = read_conversations(config_of(write(tmp_path / "chats.jsonl", rows)))
+    assert [one.messages[0].content for one in found] == ["2019-11-30T08:10:00"] * 2
+    written = [json.loads(one.messages[1].tool_calls[0].arguments) for one in found]
+    assert written == arguments
+
+
 @reads_datasets
 def test_datasets_that_cannot_be_used(tmp_path):
     path = write(tmp_path / "chats.jsonl", [conversation(n) for n in range(4)])
@@ -203,7 +222,7 @@ def test_datasets_that_cannot_be_used(tmp_path):
         dataset_samples(config_of(broken), TOKENIZER)
     other = tmp_path / "chats.txt"
     other.write_text("hello")
-    with pytest.raises(ConfigError, match=r"\.json or \.jsonl"):
+    with pytest.raises(ConfigError, match=r"\.jsonl, \.json, \.csv"):
         dataset_samples(config_of(other), TOKENIZER)
     fewer = dataset_samples(config_of(path, "--num_held_out", "3"), TOKENIZER)
     assert (len(fewer.learnt), len(fewer.held_out)) == (1, 3)

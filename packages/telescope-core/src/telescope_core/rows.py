@@ -233,29 +233,25 @@ def _as_message(turn: object, where: str) -> Message:
             f"{where}: its content must be text or a list of parts, got {given['content']!r:.80}"
         )
     try:
-        written = [_as_call(call) for call in calls]
-        return message_from_json({**given, "tool_calls": written})
+        _require_calls(calls)
+        return message_from_json(given)
     except (TypeError, ValueError) as error:
         raise EnvironmentLoadError(f"{where}: {error}") from None
 
 
-def _as_call(call: object) -> dict[str, object]:
-    """Return a tool call in the form of the chat API; arguments may be an object in a table."""
-    fields = cast(dict[str, Any], call) if isinstance(call, dict) else {}
-    function = cast(Mapping[str, object], fields.get("function") or {})
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ValueError(
-            f"a call of its tool_calls is {call!r:.80}; it must have a function with a name"
-        )
-    arguments = cast(object, function.get("arguments"))
-    if isinstance(arguments, dict):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    if not isinstance(arguments, str | None):
-        raise ValueError(f"the arguments of a call must be JSON, got {arguments!r:.80}")
-    return {
-        "id": fields.get("id") or "",
-        "function": {"name": function["name"], "arguments": arguments},
-    }
+def _require_calls(calls: Sequence[object]) -> None:
+    """Raise ValueError for a tool call that is not as in the chat API."""
+    for call in calls:
+        match call:
+            case {"function": {"name": str(), "arguments": str() | dict() | None}}:
+                pass
+            case {"function": {"name": str()} as function} if "arguments" not in function:
+                pass
+            case _:
+                raise ValueError(
+                    f"a call of its tool_calls is {call!r:.80}; it must have a function with a "
+                    "name, and arguments that are an object or its JSON"
+                )
 
 
 class _ParquetRows:

@@ -1,5 +1,6 @@
 """Convert messages to and from the JSON of the OpenAI chat API. Pure functions."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, cast
@@ -43,8 +44,8 @@ def message_from_json(fields: Mapping[str, Any]) -> Message:
     """Return the message in `fields`; missing text becomes the empty string.
 
     Servers name the thinking text `reasoning_content` or `reasoning`, and both are accepted. The
-    content may be a list of parts. Raises ValueError for parts other than texts and pictures that
-    are given as data.
+    content may be a list of parts, and arguments of calls may be objects. Raises ValueError for
+    parts other than texts and pictures that are given as data.
     """
     content, images = _content(fields)
     calls = cast(list[dict[str, Any]], fields.get("tool_calls") or [])
@@ -56,7 +57,7 @@ def message_from_json(fields: Mapping[str, Any]) -> Message:
             ToolCall(
                 id=str(call.get("id", "")),
                 name=str(call["function"]["name"]),
-                arguments=str(call["function"].get("arguments") or "{}"),
+                arguments=_arguments(call["function"].get("arguments")),
             )
             for call in calls
         ),
@@ -64,6 +65,13 @@ def message_from_json(fields: Mapping[str, Any]) -> Message:
         refusal=fields.get("refusal") or "",
         images=images,
     )
+
+
+def _arguments(given: object) -> str:
+    """Return the arguments of a call as JSON text; tables and some servers have the object."""
+    if isinstance(given, str):
+        return given or "{}"
+    return "{}" if given is None else json.dumps(given, ensure_ascii=False)
 
 
 def _content(fields: Mapping[str, Any]) -> tuple[str, tuple[Image, ...]]:

@@ -1,18 +1,17 @@
-"""Conversations of a Hugging Face dataset or of a local JSON Lines file, checked row by row."""
+"""Conversations of a Hugging Face dataset, a folder or a local file, checked row by row."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from telescope_core.chat.messages import message_from_json
-from telescope_core.errors import ConfigError
+from telescope_core.dataset_source import DatasetSpec, Table, load_table
+from telescope_core.errors import ConfigError, EnvironmentLoadError
 from telescope_core.types import Message
 from telescope_train.models.hub import Kind, look_on_hub
 from telescope_train.sft.config import SftConfig
 
 _ROLES = ("system", "user", "assistant", "tool")
-_FILES = (".json", ".jsonl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,54 +26,32 @@ class Conversation:
 def read_conversations(config: SftConfig) -> list[Conversation]:
     """Return all conversations of the dataset; raises ConfigError naming a row that is not one."""
     assert config.dataset is not None, "settings without a dataset have environments"
-    rows = _load(config)
-    if config.messages_field not in rows.column_names:
-        raise ConfigError(
-            f"dataset {config.dataset!r} has no column {config.messages_field!r}; set "
-            f"messages_field to one of {', '.join(sorted(rows.column_names))}"
-        )
-    column = rows[config.messages_field]
-    labels = [f"row {number} of {config.dataset}" for number in range(len(column))]
-    return [
-        Conversation(label=label, messages=_messages(row, label))
-        for label, row in zip(labels, column, strict=True)
-    ]
-
-
-def _load(config: SftConfig) -> Any:
-    """Return the rows: an object with `column_names` that gives columns by name."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise ConfigError(
-            "reading a dataset needs the package datasets, which is not installed; run: "
-            "pip install 'telescope-train[datasets]'"
-        ) from error
-    assert config.dataset is not None, "settings without a dataset have environments"
-    path = Path(config.dataset).expanduser()
-    try:
-        if path.is_file():
-            if path.suffix not in _FILES:
-                raise ConfigError(
-                    f"dataset {config.dataset!r} must end in {' or '.join(_FILES)} to be read "
-                    "as JSON Lines; rename the file, or give a folder of parquet files"
-                )
-            return datasets.load_dataset(
-                "json", data_files={config.dataset_split: str(path)}, split=config.dataset_split
+    conversations: list[Conversation] = []
+    for number, row in enumerate(_load(config)):
+        label = f"row {number} of {config.dataset}"
+        if config.messages_field not in row:
+            raise ConfigError(
+                f"{label} has no column {config.messages_field!r}; set messages_field to one of "
+                f"{', '.join(sorted(row))}"
             )
-        name = str(path) if path.is_dir() else config.dataset
-        if not path.is_dir():
-            look_on_hub(Kind.DATASET, name)
-        return datasets.load_dataset(
-            name,
-            config.dataset_subset,
-            split=config.dataset_split,
-            revision=config.dataset_revision,
-        )
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        lines = str(error).strip().splitlines()
-        reason = lines[0] if lines else type(error).__name__
-        raise ConfigError(f"dataset {config.dataset!r} cannot be read: {reason}") from error
+        messages = _messages(row[config.messages_field], label)
+        conversations.append(Conversation(label=label, messages=messages))
+    return conversations
+
+
+def _load(config: SftConfig) -> Table:
+    assert config.dataset is not None, "settings without a dataset have environments"
+    spec = DatasetSpec(
+        path=config.dataset,
+        revision=config.dataset_revision or "main",
+        subset=config.dataset_subset or "",
+    )
+    if spec.local is None:
+        look_on_hub(Kind.DATASET, config.dataset)
+    try:
+        return load_table(spec, config.dataset_split)
+    except EnvironmentLoadError as error:
+        raise ConfigError(f"dataset {config.dataset!r} cannot be read: {error}") from error
 
 
 def _messages(row: Any, label: str) -> tuple[Message, ...]:
