@@ -57,7 +57,10 @@ def message_from_json(fields: Mapping[str, Any]) -> Message:
             ToolCall(
                 id=str(call.get("id", "")),
                 name=str(call["function"]["name"]),
-                arguments=_arguments(call["function"].get("arguments")),
+                # Tables and some servers have the object itself.
+                arguments=given
+                if isinstance(given := call["function"].get("arguments") or "{}", str)
+                else json.dumps(given, ensure_ascii=False),
             )
             for call in calls
         ),
@@ -65,13 +68,6 @@ def message_from_json(fields: Mapping[str, Any]) -> Message:
         refusal=fields.get("refusal") or "",
         images=images,
     )
-
-
-def _arguments(given: object) -> str:
-    """Return the arguments of a call as JSON text; tables and some servers have the object."""
-    if isinstance(given, str):
-        return given or "{}"
-    return "{}" if given is None else json.dumps(given, ensure_ascii=False)
 
 
 def _content(fields: Mapping[str, Any]) -> tuple[str, tuple[Image, ...]]:
