@@ -4,6 +4,7 @@ import io
 import sys
 import tarfile
 from datetime import UTC, datetime
+from functools import partial
 from importlib import import_module
 
 import pytest
@@ -19,6 +20,7 @@ from telescope_core.adapters.schemes import (
 from telescope_core.errors import ConfigError, EnvironmentLoadError
 from telescope_core.open import open_environment
 from telescope_envs.install.adapted import environment_for, link_adapted, locate_adapted
+from telescope_envs.install.loading import asked
 from telescope_envs.records.links import AdaptedLink, adapted_path
 
 BACKEND = """
@@ -36,6 +38,20 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
             archive.writestr(path, text)
         archive.writestr(f"{info}/RECORD", "".join(f"{path},,\\n" for path in files))
     return "rivers-0.1.0-py3-none-any.whl"
+"""
+JUDGED = """
+import os
+from telescope_core import Example, ListSource, SingleTurnEnvironment
+from telescope_core.errors import EnvironmentLoadError
+
+class Judged(SingleTurnEnvironment):
+    def __init__(self, config=None):
+        super().__init__(config)
+        if "JUDGE_KEY" not in os.environ:
+            raise EnvironmentLoadError("it has no JUDGE_KEY")
+
+    def examples(self, split):
+        return ListSource([Example(id="x", prompt="x")])
 """
 PROJECT = """
 [build-system]
@@ -152,6 +168,16 @@ def test_a_link_says_which_variables_its_environment_reads(tmp_path, monkeypatch
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     with pytest.raises(ConfigError, match="JUDGE_KEY"):
         open_environment("gym:X", location=location)
+
+
+@pytest.mark.slow
+def test_what_tries_a_link_reads_the_variables_that_were_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "k")
+    (tmp_path / "judged.py").write_text(JUDGED)
+    asking = partial(asked, "built", "judged:Judged", search_path=[str(tmp_path)], what="it")
+    asking(secrets={"JUDGE_KEY": "k"})
+    with pytest.raises(EnvironmentLoadError, match="it has no JUDGE_KEY"):
+        asking()
 
 
 def test_options_of_frameworks_are_refused_for_folders(tmp_path):

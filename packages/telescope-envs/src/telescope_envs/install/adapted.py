@@ -45,8 +45,8 @@ from telescope_envs.records.model import read_pyproject, table_at
 
 _DIGITS = 16
 _CONTENT_DIGITS = 12
-_KEY = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN|SECRET|PASSWORD)\b")
-"""What variables with secrets are called in messages."""
+_KEY = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN|SECRET|PASSWORD|URL)\b")
+"""What variables that an environment lacks are called in messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +312,8 @@ def environment_for(
     """
     given = [_package(one) for one in packages]
     needs = [*direct_needs(()), *(one.requirement for one in given)]
-    made_of = "\n".join((sys.version, version(CORE), *needs, *(one.sha256 for one in given)))
+    marks = (*(one.sha256 for one in given), *sorted(allow_sdist))
+    made_of = "\n".join((sys.version, version(CORE), *needs, *marks))
     folder = data_folder() / "adapters" / f"{scheme}-{sha256_of(made_of)[:_DIGITS]}"
     may_change = [one.name for one in given if one.may_change]
     with locked(folder.with_suffix(".lock"), what=f"making a virtual environment for {scheme}"):
