@@ -41,7 +41,7 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
 """
 JUDGED = """
 import os
-from telescope_core import Example, ListSource, SingleTurnEnvironment
+from telescope_core import Example, ListSource, SingleTurnEnvironment, reward
 from telescope_core.errors import EnvironmentLoadError
 
 class Judged(SingleTurnEnvironment):
@@ -52,6 +52,10 @@ class Judged(SingleTurnEnvironment):
 
     def examples(self, split):
         return ListSource([Example(id="x", prompt="x")])
+
+    @reward
+    def right(self, completion):
+        return 1.0
 """
 PROJECT = """
 [build-system]
