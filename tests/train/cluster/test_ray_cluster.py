@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
+from ray._private.utils import validate_socket_filepath
 
 from telescope_core import interrupts
 from telescope_core.errors import ConfigError, ProcessDiedError
@@ -30,6 +31,13 @@ BUNDLES = [Bundle(cpus=1.0)]
 DEADLINE_S = 60.0
 SHORT_S = 0.001
 """So short that it has passed whenever the event loop looks."""
+
+
+class Here:
+    """Says which process it is in."""
+
+    def pid(self) -> int:
+        return os.getpid()
 
 
 @pytest.mark.engine
@@ -51,15 +59,27 @@ def test_a_run_starts_its_own_ray_whatever_others_left(
         assert signal.getsignal(signal.SIGTERM) is handler
         started = head.started()
         assert {"gcs_server", "raylet"} <= {one.name() for one in started}
+        # An actor, because its process listens too.
+        assert ray.get(ray.remote(Here).remote().pid.remote()) != os.getpid()
+        driver = psutil.Process()
+        tree = [driver, *driver.children(recursive=True)]
         hosts = {
             connection.laddr.ip.removeprefix("::ffff:")
-            for one in started
+            for one in tree
             for connection in one.net_connections("inet")
             if connection.status == psutil.CONN_LISTEN
         }
         assert hosts == {"127.0.0.1"}
-        folder = Path(ray._private.worker._global_node.get_session_dir_path()).parent
+        # It serves metrics to everybody on this machine.
+        assert not [
+            one for one in tree if any(word.endswith("/monitor.py") for word in one.cmdline())
+        ]
+        session = Path(ray._private.worker._global_node.get_session_dir_path())
+        # Ray lets everybody write into its own folder, who could put another token there.
+        folder = session.parents[1]
+        assert folder.stat().st_mode & 0o777 == 0o700
         assert folder.name.startswith("telescope-ray-")
+        assert Path(os.environ[module.TOKEN_PATH_VARIABLE]).parent == folder
     assert not folder.exists(), "a run that went well leaves no folder of Ray's behind"
     assert not ray.is_initialized()
     assert [one for one in started if one.is_running()] == []
@@ -103,8 +123,8 @@ def test_a_ray_that_does_not_start_is_one_message(
     ):
         pass
     (folder,) = [word.rstrip(".") for word in str(caught.value).split() if "telescope-ray-" in word]
-    assert Path(folder).is_dir(), "where Ray's own logs would be"
-    Path(folder).rmdir()
+    assert Path(folder).parent.is_dir(), "where Ray's own logs would be"
+    Path(folder).parent.rmdir()
 
 
 @pytest.mark.parametrize("num_slow", [1, 2])
@@ -220,11 +240,21 @@ def test_namespace_and_runtime_environment_reach_ray(monkeypatch: pytest.MonkeyP
         assert given["runtime_env"] == variables
 
 
-def test_a_long_path_of_temporary_files_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/somewhere/" + "deep/" * 20)
+@pytest.mark.parametrize("parent", ["/somewhere/" + "deep/" * 20, "/t/" + "\u00fc" * 8])
+def test_a_long_path_of_temporary_files_is_not_used(
+    parent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: parent)
     folder = module._session_folder()
     folder.rmdir()
-    assert len(str(folder.parent)) <= module.MAX_TEMP_PATH
+    assert folder.parent == Path("/tmp")
+
+
+def test_sockets_of_ray_have_room_in_the_longest_folder_that_is_used() -> None:
+    parent = "/" + "x" * (module.MAX_TEMP_PATH - 1)
+    folder = Path(parent, "telescope-ray-12345678", module.RAY_FOLDER)
+    session = "session_2026-11-26_20-57-15_599085_4194304"
+    validate_socket_filepath(str(folder / session / "sockets" / "plasma_store"))
 
 
 class Worker:

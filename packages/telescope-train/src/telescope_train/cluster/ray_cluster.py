@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import psutil
 import ray
 from ray._private import ray_constants
+from ray._private.node import Node
 from ray._private.ray_logging import stdout_deduplicator
 from ray._private.utils import read_ray_address
 from ray._raylet import AuthenticationTokenLoader
@@ -50,8 +51,10 @@ KEPT_LOG_BYTES = 2**20
 """Most that is kept of each log of a cluster of the run's own that failed."""
 TIMED_OUT = "timed out during startup"
 """Stands in what Ray says when one of its processes took longer to start than it waits."""
-MAX_TEMP_PATH = 30
-"""Characters of the longest temporary folder in which Ray's sockets have room for their paths."""
+RAY_FOLDER = "ray"
+"""Ray's folder, within one that only this user can enter: Ray lets everybody write into its own."""
+MAX_TEMP_PATH = 16
+"""Bytes of the longest temporary folder in which Ray's sockets have room for their paths."""
 
 
 class Watched(Protocol):
@@ -153,7 +156,7 @@ def ray_cluster(
         except Exception:
             _shut_down(head)
             if keep_logs is not None:
-                _keep_logs(folder, keep_logs)
+                _keep_logs(folder / RAY_FOLDER, keep_logs)
             raise
         finally:
             with interrupts.held():
@@ -267,7 +270,7 @@ def _own_cluster(bundles: Sequence[Bundle], folder: Path) -> dict[str, Any]:
         "address": "local",
         # All that Ray starts then listens on this machine alone.
         "_node_ip_address": "127.0.0.1",
-        "_temp_dir": str(folder),
+        "_temp_dir": str(folder / RAY_FOLDER),
         "num_cpus": max(os.cpu_count() or 1, math.ceil(needed)),
         "object_store_memory": OBJECT_STORE_BYTES,
         # After a driver is killed, Ray's agents live on for as long as they try to reach its head
@@ -278,10 +281,10 @@ def _own_cluster(bundles: Sequence[Bundle], folder: Path) -> dict[str, Any]:
 
 
 def _session_folder() -> Path:
-    """Return a new folder for the sockets and logs of a cluster."""
-    # The path of a socket may have 107 characters, of which Ray uses about 70.
+    """Return a new folder that only this user enters, for a cluster's token, sockets and logs."""
+    # The path of a socket may have 107 bytes, of which Ray uses 64, and these folders 27.
     parent = tempfile.gettempdir()
-    if len(parent) > MAX_TEMP_PATH:
+    if len(os.fsencode(parent)) > MAX_TEMP_PATH:
         parent = "/tmp"
     return Path(tempfile.mkdtemp(prefix="telescope-ray-", dir=parent))
 
@@ -294,6 +297,8 @@ def _start(options: dict[str, Any]) -> None:
     """
     # Otherwise Ray takes another address of this machine in place of 127.0.0.1.
     ray_constants.ENABLE_RAY_CLUSTER = False
+    # It scales clusters, and on port 44217 tells everybody on this machine what they do.
+    Node.start_monitor = lambda self: None
     # The end of that log comes from an agent of Ray, on stdout. `HeadProcesses` tells the death.
     stdout_deduplicator.skip_re = re.compile("^Raylet is terminated")
     problem: Exception | None = None
