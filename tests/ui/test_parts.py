@@ -8,11 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telescope_core.errors import ConfigError
+from telescope_core.records import RunFolder
 from telescope_ui.curves import thinned
+from telescope_ui.index.database import Database
 from telescope_ui.json_lines import JsonLines
 from telescope_ui.lanes import Bar, Change, depths_of, lanes_of, mean_numbers
 from telescope_ui.line_tail import LineTail
 from telescope_ui.log_lines import FileFacts, parsed
+from telescope_ui.runs import Runs
 from telescope_ui.token_texts import texts_for
 
 NUMBERS = st.floats(-1e6, 1e6) | st.just(math.nan)
@@ -184,3 +188,42 @@ def test_texts_of_tokens_come_from_the_vocabulary_of_a_checkpoint(tmp_path):
     assert texts.pieces([0, 1, 2, 3, 4, 5]) == ["a", " b", "", "\u00e9", "<|end|>", "<5>"]
     (folder / "tokenizer.json").write_text("{}")
     assert texts_for(tmp_path) is None
+
+
+@pytest.fixture
+def database(tmp_path):
+    made = Database(tmp_path / "cache")
+    yield made
+    made.close()
+
+
+def test_runs_are_found_in_folders_below_and_links_out_are_named(tmp_path, database):
+    opened, elsewhere = tmp_path / "runs", tmp_path / "private"
+    for name in ("a", "sweep/seed0", "sweep/more/seed1", "one/two/three/too-deep"):
+        RunFolder.create(opened / name, config={})
+    # What a run holds is its own, and a loop of links ends.
+    RunFolder.create(opened / "a" / "inner", config={})
+    (opened / "sweep" / "loop").symlink_to(opened)
+    (opened / "sweep" / "again").symlink_to(opened / "a")
+    RunFolder.create(elsewhere / "other", config={})
+    (opened / "sweep" / "out").symlink_to(elsewhere)
+    runs = Runs([opened], database)
+    assert sorted(run.key for run in runs.all()) == ["a", "seed0", "seed1"]
+    assert [link.name for link in runs.left_out()] == ["out"]
+    runs.close()
+
+
+def test_a_folder_of_evals_says_what_shows_them(tmp_path, database):
+    evals = tmp_path / "runs" / "evals"
+    for name in ("math-1", "math-2"):
+        (evals / name).mkdir(parents=True)
+        (evals / name / "eval.json").write_text("{}")
+    for folder in (evals, evals / "math-1", tmp_path / "runs"):
+        with pytest.raises(ConfigError, match=r"math-1.report\.html"):
+            Runs([folder], database)
+    # A folder without anything may get a run, and one with a run shows it.
+    RunFolder.create(tmp_path / "runs" / "r", config={})
+    (tmp_path / "empty").mkdir()
+    runs = Runs([tmp_path / "runs", tmp_path / "empty"], database)
+    assert [run.key for run in runs.all()] == ["r"]
+    runs.close()

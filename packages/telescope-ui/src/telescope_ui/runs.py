@@ -5,12 +5,17 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
 from telescope_core.errors import ConfigError, nearest, unknown_name
 from telescope_ui.answers import NotThereError
 from telescope_ui.index.database import Database
 from telescope_ui.one_run import OneRun
 from telescope_ui.run_files import stamp_of
+
+_DEPTH = 3
+"""Folders between an opened one and a run, at most: runs/SWEEP/SEED/RUN."""
+_MOST_FOLDERS = 20_000
 
 
 class Runs:
@@ -24,11 +29,16 @@ class Runs:
                     f"{folder}: expected a run or a folder of runs, but there is no such folder; "
                     f"{_advice(folder)}"
                 )
+            _require_runs(folder)
         self.folders = tuple(folders)
         self._database = database
         self._lock = Lock()
         self._known: dict[Path, OneRun] = {}
         self._keys: set[str] = set()
+
+    def left_out(self) -> list[Path]:
+        """Return the links in the opened folders that are not followed."""
+        return [link for folder in self.folders for link in _below(folder, "run.json").links]
 
     def close(self) -> None:
         """Stop reading, and close the index files."""
@@ -94,20 +104,63 @@ def _folders(place: Path) -> list[Path]:
 
 
 def _run_paths(folder: Path) -> list[Path]:
-    """Return the resolved paths of the runs in `folder`; links out of it are left out.
+    """Return the resolved paths of the runs in `folder` and in the folders below it.
 
-    Raises OSError if the file system does not answer.
+    Links out of it are left out: a folder of somebody else could show what is private here. Raises
+    OSError if the file system does not answer.
     """
+    return _below(folder, "run.json").paths
+
+
+class _Looked(NamedTuple):
+    paths: list[Path]
+    links: list[Path]
+    """Those that lead out of the folder, to a folder."""
+    seen: set[Path]
+
+
+def _below(folder: Path, marked_by: str) -> _Looked:
+    """Return the folders with the file `marked_by`, whose own folders are not looked into."""
     root = Path(os.path.realpath(folder))
-    if stamp_of(root / "run.json") is not None:
-        return [root]
+    looked = _Looked([], [], set())
+    _look(root, root, marked_by, _DEPTH, looked)
+    return looked
+
+
+def _look(root: Path, path: Path, marked_by: str, depth: int, looked: _Looked) -> None:
+    real = Path(os.path.realpath(path))
+    if not real.is_relative_to(root):
+        looked.links.append(path)
+        return
+    if real in looked.seen or len(looked.seen) >= _MOST_FOLDERS:
+        return
+    looked.seen.add(real)
+    if stamp_of(real / marked_by) is not None:
+        looked.paths.append(real)
+        return
+    if not depth:
+        return
     try:
-        names = sorted(entry.name for entry in os.scandir(root) if not entry.name.startswith("."))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    found: list[Path] = []
+        with os.scandir(real) as entries:
+            names = sorted(one.name for one in entries if one.name[0] != "." and one.is_dir())
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return
     for name in names:
-        real = Path(os.path.realpath(root / name))
-        if real.is_relative_to(root) and real != root and stamp_of(real / "run.json") is not None:
-            found.append(real)
-    return list(dict.fromkeys(found))
+        _look(root, real / name, marked_by, depth - 1, looked)
+
+
+def _require_runs(folder: Path) -> None:
+    """Raise ConfigError for a folder that holds evals and no run; an empty one may get some."""
+    try:
+        if _run_paths(folder):
+            return
+        evals = _below(folder, "eval.json").paths
+    except OSError:
+        return
+    if evals:
+        count = f"{len(evals)} evals" if len(evals) > 1 else "an eval"
+        raise ConfigError(
+            f"{folder}: expected a run or a folder of runs, and it holds {count} without a run, "
+            f"which telescope ui does not show; open {evals[0] / 'report.html'}, or compare two "
+            "with telescope compare"
+        )

@@ -17,6 +17,7 @@ from telescope_core import interruptible
 from telescope_core.addresses import in_url
 from telescope_core.errors import ConfigError
 from telescope_core.records.arrow import arrow_modules
+from telescope_core.terminal import escaped
 from telescope_ui.app import create_app
 from telescope_ui.guard import is_loopback
 from telescope_ui.index.database import Database, cache_folder
@@ -61,6 +62,9 @@ def serve(
         )
         address = _address(host, listening.getsockname()[1])
         sys.stderr.write(exposure(host))
+        for link in runs.left_out():
+            said = f"telescope ui: {link} leads out of the folder: name its target to see it\n"
+            sys.stderr.write(escaped(said))
         _say(address, token, as_json=as_json)
         # Loading it takes half a second, which the first page that needs it should not wait for.
         Thread(target=arrow_modules, name="load pyarrow", daemon=True).start()
