@@ -1,10 +1,13 @@
 """Environments of `verifiers` through our adapter: the rewards are those of their own loop."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
-from tests.adapters.linking import by_itself, keeps_contract, link, opened, played
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from tests.adapters.linking import by_itself, keeps_contract, link, opened, played, telescope
 
 from telescope_core import Completion, Message, RolloutStatus, Split, StopReason, ToolCall
 
@@ -179,3 +182,38 @@ def test_old_versions_are_scored_as_by_themselves(home, version):
     found = by_itself(link(SUMS, *used), BOTH)
     assert found["version"].startswith(version)
     require_same(found)
+
+
+@pytest.mark.nightly
+async def test_a_judge_gets_the_key_that_the_link_names(home, tmp_path, monkeypatch):
+    """Linked without the key it is refused with the option; with it, the judge is asked with it."""
+    keys: set[str] = set()
+
+    async def judge(request: web.Request) -> web.Response:
+        keys.add(request.headers["Authorization"])
+        asked = (await request.json())["messages"][-1]["content"]
+        said = "yes" if "\n7\n" in asked.partition("Response:")[2] else "no"
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant"}}
+        choice["message"]["content"] = said
+        about = {"id": "c", "object": "chat.completion", "created": 0, "model": "judge"}
+        return web.json_response({**about, "choices": [choice]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", judge)
+    name, kind = "verifiers:judged/sums", ("--settings", '{"options": {"kind": "judge"}}')
+    used = ("env", "link", name, "--with", PACKAGE, *kind)
+    async with TestServer(app) as server:
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-the-judges-own-key")
+        monkeypatch.setenv("OPENAI_BASE_URL", str(server.make_url("/v1")))
+        refused = await asyncio.to_thread(telescope, *used)
+        assert refused.returncode == 3
+        assert "--secret OPENAI_API_KEY" in refused.stderr
+        named = ("--secret", "OPENAI_API_KEY", "--secret", "OPENAI_BASE_URL")
+        done = await asyncio.to_thread(telescope, *used, *named, "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["secrets"] == ["OPENAI_API_KEY", "OPENAI_BASE_URL"]
+        assert "sk-the-judges" not in done.stdout + done.stderr
+        async with opened(name) as client:
+            assert (await played(client, ["7"])).reward == 1.0
+            assert (await played(client, ["8"])).reward == 0.0
+    assert keys == {"Bearer sk-the-judges-own-key"}

@@ -98,6 +98,10 @@ ELSEWHERE = {
         "tests/adapters/test_verifiers.py"
         "::test_a_single_turn_keeps_the_contract_with_the_rewards_of_verifiers"
     ),
+    "telescope env link verifiers:rivers --with ./rivers --secret OPENAI_API_KEY "
+    "--secret OPENAI_BASE_URL": (
+        "tests/adapters/test_verifiers.py::test_a_judge_gets_the_key_that_the_link_names"
+    ),
     "telescope env link inspect:tasks.py@essays --with openai --secret OPENAI_API_KEY "
     '--settings \'{"judge": "openai/gpt-5-mini"}\'': (
         "tests/adapters/test_inspect.py::test_a_judge_gets_its_key_by_the_link"

@@ -170,8 +170,8 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
     def _trouble(self, error: Exception) -> str:
         """Return why their taskset cannot be loaded, and what to do."""
         missing = error.__cause__
-        is_theirs = isinstance(missing, ImportError) and missing.name is not None
-        if is_theirs and f"tried to import {missing.name!r}" in str(error):
+        name = missing.name if isinstance(missing, ImportError) else None
+        if name and f"tried to import {name!r}" in str(error):
             return f"{error} `telescope env link --with PACKAGE` installs what is missing"
         if trouble := missing_import(error, VERIFIERS_TASKS, otherwise=VERIFIERS):
             return trouble
