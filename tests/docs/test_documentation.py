@@ -206,7 +206,9 @@ ELSEWHERE = {
     "telescope env install math-reasoning": (
         "tests/envs/test_isolated.py::test_an_isolated_environment_plays_in_its_own_interpreter"
     ),
-    "telescope env check-grader math-datasets --examples 4": "tests/envs/cli/test_check_grader.py",
+    "telescope env check-grader math-datasets --examples 4": (
+        "tests/envs/cli/test_check_grader.py::test_a_grader_that_reads_values_passes"
+    ),
     "telescope env validate my-env": VALIDATE,
     "telescope env validate my-env --report report.md": VALIDATE,
     "export TELESCOPE_WORKER_TOKEN=\"$(python -c 'import secrets; "
