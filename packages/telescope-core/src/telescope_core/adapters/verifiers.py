@@ -217,10 +217,7 @@ class VerifiersEnvironment(AdaptedEnvironment):
                     split: [row for row in rows if split_of(str(row["example_id"])) is split]
                     for split in Split
                 }
-            self._rows = {
-                split: {f"{split}-{row['example_id']}": row for row in rows}
-                for split, rows in found.items()
-            }
+            self._rows = {split: _by_id(split, rows) for split, rows in found.items()}
         return self._rows
 
 
@@ -297,6 +294,18 @@ def _example(name: str, row: dict[str, Any]) -> Example:
         # For people alone: what is played is the row itself.
         info={"row": json.dumps(row, default=str)},
     )
+
+
+def _by_id(split: Split, rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return rows by ids of examples: their own, with a number where several rows have one."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        name = f"{split}-{row['example_id']}"
+        others = itertools.count(2)
+        while name in found:
+            name = f"{split}-{row['example_id']}.{next(others)}"
+        found[name] = row
+    return found
 
 
 def _leaves(env: Any) -> Iterator[Any]:

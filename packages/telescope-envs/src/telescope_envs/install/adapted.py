@@ -289,7 +289,7 @@ def _explained(
     if no_wheel is not None:
         return no_wheel
     played = f"{found.frameworks[0].distribution} {_played(found)}"
-    if "git" in (words := text.lower()) and ("fetch" in words or "clone" in words):
+    if re.search(r"\bgit\b", text) and re.search("fetch|clone", text):
         url = next(iter(re.findall(r"git\+\S+|https?://\S+|ssh://\S+", text)), "a repository")
         return EnvironmentLoadError(
             f"{what} cannot be installed: one of its packages is pinned to {url.rstrip('`.,)')}, "
@@ -311,7 +311,7 @@ def environment_for(
     It is made again where a folder or a URL is among them, whose files may have changed.
     """
     given = [_package(one) for one in packages]
-    needs = [*direct_needs(()), *(one.requirement for one in given)]
+    needs = direct_needs(one.requirement for one in given)
     marks = (*(one.sha256 for one in given), *sorted(allow_sdist))
     made_of = "\n".join((sys.version, version(CORE), *needs, *marks))
     folder = data_folder() / "adapters" / f"{scheme}-{sha256_of(made_of)[:_DIGITS]}"
@@ -354,7 +354,8 @@ def _pins(folder: Path) -> tuple[str, ...]:
             files = sorted(
                 f"{file} {sha256_of(Path(str(found.locate_file(file))).read_bytes())}"
                 for file in found.files or ()
-                if not file.parts[0].endswith(".dist-info") and file.suffix != ".pyc"
+                # Not what describes it, nor scripts, which name the folder that they are in.
+                if not file.parts[0].endswith((".dist-info", "..")) and file.suffix != ".pyc"
             )
             mark = sha256_of("\n".join(files))[:_CONTENT_DIGITS]
             pin += f"{'.' if '+' in found.version else '+'}{mark}"

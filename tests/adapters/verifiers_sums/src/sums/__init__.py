@@ -57,6 +57,8 @@ def make(kind: str, common: dict):
 
 def load_environment(kind: str = "single", has_eval: bool = True):
     rows = [{"question": f"{i}+1=", "answer": str(i + 1)} for i in range(40)]
+    if kind == "described":  # two rows with one id
+        rows = [{**row, "example_id": i // 2} for i, row in enumerate(rows)]
     if kind in ("strings", "roles"):
         asked = [{"role": "robot", "content": "1+1="}]
         rows = [
