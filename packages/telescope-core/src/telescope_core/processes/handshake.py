@@ -171,16 +171,15 @@ class Agreement:
         more = sorted(set(named) - agreed)
         if not more:
             return
-        name, version = self.identity.name, self.identity.version
-        why = "and its first worker did not ask for; read its code before you run it again"
+        what = f"{self.identity.name} {self.identity.version}".rstrip()
+        why = "its first process did not; read its code before you run it again"
         if self._is_recorded:
             why = (
-                f"as {version or 'it'} was published without; do not run it, and tell the "
-                "maintainers of its registry"
+                "it was published without them; do not run it, and tell the maintainers of its "
+                "registry"
             )
         raise ContradictionError(
-            f"a worker of {name} asks for the secrets {', '.join(map(shown_name, more))}, which "
-            f"nobody was told of, {why}"
+            f"a process of {what} asks for the secrets {', '.join(map(shown_name, more))}, but {why}"
         )
 
     def _require_same(self, said: str, has_group_rewards: bool) -> None:
@@ -189,12 +188,12 @@ class Agreement:
             version = first.environment_version
         if version and said != version:
             raise ContradictionError(
-                f"a worker of {name} says that it is version "
+                f"a process of {name} says that it is version "
                 f"{foreign(said, _MOST_VERSION_CHARACTERS)}, expected {version}; install it anew"
             )
         if first is not None and has_group_rewards != first.has_group_rewards:
             raise ContradictionError(
-                f"the workers of {name} differ in whether it has group rewards; declare those in "
+                f"the processes of {name} differ in whether it has group rewards; declare those in "
                 "its class, the same for each process"
             )
 
