@@ -170,6 +170,29 @@ def test_numbers_that_are_none_and_rows_without_metrics_are_left_out():
     assert found_in([{"step": 0}, *rows, {"step": 31, "entropy": None, "text": "x"}]) == []
 
 
+def test_a_collapse_in_the_first_steps_is_called_one_and_not_a_task_that_is_too_hard():
+    """The quickstart with a learning rate of 2e-2: 0.33 and 0.36, then nothing."""
+
+    def lost(good, bad):
+        return lambda step: good if step < 3 else bad
+
+    changes = {
+        "task_reward/mean": lost(0.35, 0.0),
+        "task_reward/std": lost(0.47, 0.0),
+        "groups/discarded": lost(2.0, 16.0),
+        "groups/all_at_minimum": lost(1.0, 16.0),
+        "reward/max": lost(1.0, 0.0),
+        "loss/total": lost(0.1, None),
+        "truncated/fraction": lost(0.0, 1.0),
+    }
+    found = found_in(healthy(40, **changes))
+    assert [(one.rule, one.first_step) for one in found] == [("collapse", 3), ("truncation", 3)]
+    assert "from 0.35 to 0" in found[0].cause
+    # One lucky step before is no reward that was lost.
+    changes |= {"task_reward/mean": lost(0.02, 0.0), "task_reward/std": lost(0.14, 0.0)}
+    assert "no signal" in [one.rule for one in found_in(healthy(40, **changes))]
+
+
 def test_one_environment_may_collapse_alone():
     found = found_in(healthy(100, **{"task_reward/code/mean": rising(0.4, 0.0)}))
     assert [(one.rule, one.environment) for one in found] == [("collapse", "code")]

@@ -5,8 +5,10 @@ standard errors. `benchmarks/results/diagnosis.md` shows which planted faults ar
 often a good run is accused.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from statistics import fmean
 from typing import NamedTuple
 
 from telescope_core.diagnosis.finding import Finding, Kind
@@ -67,12 +69,19 @@ def diagnose(history: History) -> list[Finding]:
     Nothing found is not a proof of health.
     """
     found = [one for rule in RULES for one in rule.find(rule, history)]
-    is_broken = any(one.kind is Kind.BROKEN and not one.is_over for one in found)
-    if is_broken:
+    going_on = [one for one in found if not one.is_over]
+    if any(one.kind is Kind.BROKEN for one in going_on):
         # What costs time is no news while nothing can be learned.
         found = [one for one in found if one.kind is not Kind.SLOW]
+    collapses = [one for one in going_on if one.rule == "collapse" and one.environment is None]
+    if collapses:
+        # That no group teaches any more is what follows from it.
+        found = [one for one in found if one.is_over or one.rule not in _FOLLOW_A_COLLAPSE]
     order = list(Kind)
     return sorted(found, key=lambda one: (one.is_over, order.index(one.kind), one.first_step))
+
+
+_FOLLOW_A_COLLAPSE = ("nothing trained", "one reward", "no signal")
 
 
 def _nothing_trained(rule: Rule, history: History) -> Found:
@@ -255,9 +264,27 @@ def _failures(rule: Rule, history: History) -> Found:
     )
 
 
+_AFTER_A_COLLAPSE = (
+    "Go back to a checkpoint from before (--resume), and lower learning_rate; see whether entropy "
+    "or length changed first, as the first of them is mostly the cause."
+)
+
+
 def _collapse(rule: Rule, history: History) -> Found:
+    metrics = ("task_reward/mean", "entropy", "completion_len/mean")
+    lost = _lost_signal(history)
+    if lost is not None:
+        stretch, before, during = lost
+        yield rule.over(
+            stretch,
+            f"The reward fell from {before:.3g} to {during:.3g}, and hardly a group teaches any "
+            "more.",
+            _AFTER_A_COLLAPSE,
+            *metrics,
+        )
+        return
     for environment in [None, *history.environments]:
-        metric = "task_reward/mean" if environment is None else f"task_reward/{environment}/mean"
+        metric = metrics[0] if environment is None else f"task_reward/{environment}/mean"
         if environment is not None and len(history.environments) < 2:
             continue
         change = history.from_best(metric)
@@ -265,17 +292,53 @@ def _collapse(rule: Rule, history: History) -> Found:
             continue
         if change.after > 0.5 * change.before:
             continue
+        before = [step for step, _ in history.named(metric) if step < change.first_step]
+        if change.before - change.after <= 4 * math.sqrt(_step_variance(history, before)):
+            continue
         yield rule.since(
             change,
             history,
             f"The reward fell from {change.before:.3g} at its best to {change.after:.3g}.",
-            "Go back to a checkpoint from before (--resume), and lower learning_rate; see whether "
-            "entropy or length changed first, as the first of them is mostly the cause.",
+            _AFTER_A_COLLAPSE,
             metric,
-            "entropy",
-            "completion_len/mean",
+            *metrics[1:],
             environment=environment,
         )
+
+
+def _lost_signal(history: History) -> tuple[Stretch, float, float] | None:
+    """Return since when hardly a group teaches, and the mean reward before that and since then.
+
+    None if that is no fall of the reward by half and by three standard errors.
+    """
+    wasted = history.share("groups/discarded", "groups/total")
+    stretch = history.stretch(wasted, lambda share: share >= 0.8, least=5)
+    if stretch is None or stretch.is_over:
+        return None
+    rewards = history.named("task_reward/mean")
+    both = [
+        [(step, value) for step, value in rewards if (step < stretch.first) is is_before]
+        for is_before in (True, False)
+    ]
+    if not all(both):
+        return None
+    before, during = (fmean(value for _, value in part) for part in both)
+    variance = sum(_step_variance(history, [step for step, _ in part]) / len(part) for part in both)
+    if during > 0.5 * before or before - during <= 3 * math.sqrt(variance):
+        return None
+    return stretch, before, during
+
+
+def _step_variance(history: History, steps: Sequence[int]) -> float:
+    """Return the variance of the mean reward of one of `steps`, in the mean; 0 if not known.
+
+    It is that of as many draws as there are groups, since rollouts of one group are alike.
+    """
+    spreads, groups = (dict(history.named(m)) for m in ("task_reward/std", "groups/total"))
+    known = [
+        spreads[step] ** 2 / max(1.0, groups.get(step, 1.0)) for step in steps if step in spreads
+    ]
+    return fmean(known) if known else 0.0
 
 
 def _entropy_gone(rule: Rule, history: History) -> Found:
