@@ -36,6 +36,7 @@ from telescope_core.errors import (
     ContextLengthError,
     EndpointError,
     EnvironmentLoadError,
+    RewardError,
     RewardRaisedError,
     TelescopeError,
     unknown_name,
@@ -111,7 +112,8 @@ class VerifiersEnvironment(AdaptedEnvironment):
         """Let them play and score a rollout whose model is the policy."""
         split = Split(episode.example.id.partition("-")[0])
         env, row = _routed(self.env, deepcopy(self._split_rows()[split][episode.example.id]))
-        if isinstance(row["prompt"], str):  # versions before 0.1.11 take no text for a chat
+        if isinstance(row["prompt"], str) and self._client is _openai_client:
+            # These versions take no text for a chat.
             row["prompt"] = [{"role": "user", "content": row["prompt"]}]
         arguments = {"max_tokens": episode.sampling.max_tokens}
         raised: list[tuple[str, Exception]] = []
@@ -133,6 +135,8 @@ class VerifiersEnvironment(AdaptedEnvironment):
         episode.metrics.update(as_metrics(state.get("metrics") or {}))
         condition = str(state.get("stop_condition"))
         episode.tags["stop_condition"] = condition
+        if state.get("timed_out"):
+            return StopReason.TIMEOUT
         if state.get("prompt_too_long"):
             return StopReason.CONTEXT_LENGTH
         if state.get("is_truncated"):
@@ -143,7 +147,7 @@ class VerifiersEnvironment(AdaptedEnvironment):
     @reward
     def theirs(self, rollout: Rollout, example: Example, episode: Episode[Any]) -> float:
         """The reward of their rubric."""
-        return episode.state["reward"]
+        return own_reward(episode)
 
     def _loaded(self) -> Any:
         try:
@@ -230,6 +234,16 @@ def without_signal_handlers() -> Generator[None]:
         yield
     finally:
         signal.signal = install
+
+
+def own_reward(episode: Episode[Any]) -> float:
+    """Return the reward that they gave; raises RewardError where their loop did not come to it."""
+    if "reward" not in episode.state:
+        raise RewardError(
+            "verifiers scores a rollout when its own loop has ended, and this one was cut before, "
+            "at its deadline or by a full context; give it more time or a larger context"
+        )
+    return episode.state["reward"]
 
 
 def as_messages(theirs: Iterable[Any]) -> list[Message]:

@@ -21,7 +21,7 @@ from telescope_core.adapters.schemes import (
     missing_import,
 )
 from telescope_core.adapters.settings import AdaptedConfig, AdaptedEnvironment, as_metrics
-from telescope_core.adapters.verifiers import as_messages, without_signal_handlers
+from telescope_core.adapters.verifiers import as_messages, own_reward, without_signal_handlers
 from telescope_core.environments import Episode, reward
 from telescope_core.errors import ConfigError, EnvironmentLoadError
 from telescope_core.examples import ListSource, split_of
@@ -123,7 +123,7 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
     @reward
     def theirs(self, episode: Episode[Any]) -> float:
         """The reward of their task."""
-        return episode.state["reward"]
+        return own_reward(episode)
 
     def _taken(self, episode: Episode[Any], ended: Any) -> StopReason:
         """Keep what came of an episode of theirs, and return why it ended."""
