@@ -103,6 +103,20 @@ class HasAToolWithoutTypes(ToolEnvironment):
         return word
 
 
+class HasAParameterWithoutDescription(ToolEnvironment):
+    examples = Words.examples
+    correct = Words.correct
+
+    @tool
+    def look_up(self, word: str, depth: int = 1) -> str:
+        """Look a word up.
+
+        Args:
+            word: The word.
+        """
+        return word * depth
+
+
 FAULTS = {
     HasOneIdTwice: "load.ids_unique",
     HasIdsInBothSplits: "load.split_ids",
@@ -115,6 +129,7 @@ FAULTS = {
     SucceedsBelowItsRange: "load.declarations",
     FollowsABranch: "load.datasets",
     HasAToolWithoutTypes: "load.tools",
+    HasAParameterWithoutDescription: "load.tool_docs",
 }
 
 

@@ -16,6 +16,8 @@ from telescope_core.environments import Environment, ToolEnvironment
 from telescope_core.environments.class_checks import class_location
 from telescope_core.environments.settings import read_settings
 from telescope_core.environments.sources import is_source
+from telescope_core.environments.tool_functions import Tool
+from telescope_core.environments.tool_schema import undescribed
 from telescope_core.locate import load_environment_class
 from telescope_core.probes.answers import Answers
 from telescope_core.probes.guards import AUDIT_HOOK, Guard, cut_off_network
@@ -34,7 +36,10 @@ _READING = Limits(own_s=4.0, wall_s=60.0)
 """For one split, after which only the examples that were asked for are read."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
-_BUILT = ("load.settings", "load.tools", "load.declarations", "load.network", "load.examples")
+_BUILT = (
+    *("load.settings", "load.tools", "load.tool_docs", "load.declarations", "load.network"),
+    "load.examples",
+)
 _READ = ("load.ids_unique", "load.ids_stable", "load.split_ids", "load.split_prompts")
 
 
@@ -124,14 +129,28 @@ def build(environment_class: type[Environment], answers: Answers) -> Environment
         built.append(environment_class(read_settings(environment_class.Config, {}, owner=owner)))
     environment = next(iter(built), None)
     if isinstance(environment, ToolEnvironment):
-        with answers.doing("load.tools"):
-            environment.function_tools()
+        _check_tools(environment, answers)
     else:
-        answers.not_applicable("load.tools", "it has no tools")
+        for check in ("load.tools", "load.tool_docs"):
+            answers.not_applicable(check, "it has no tools")
     if environment is None:
         for check in (*_BUILT[1:], *_READ, "load.datasets"):
             answers.not_run(check, "it cannot be built")
     return environment
+
+
+def _check_tools(environment: ToolEnvironment, answers: Answers) -> None:
+    found: list[Tool] = []
+    with answers.doing("load.tools"):
+        found += environment.function_tools()
+    if answers.has_found("load.tools"):
+        answers.not_run("load.tool_docs", "the tools' schemas cannot be made")
+        return
+    for tool in found:
+        bare = undescribed(tool.schema)
+        if bare:
+            answers.found("load.tool_docs", f"tool {tool.name}: {', '.join(bare)}")
+    answers.passed("load.tool_docs")
 
 
 def check_declarations(environment: Environment, answers: Answers) -> None:

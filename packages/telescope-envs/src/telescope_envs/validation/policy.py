@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from telescope_envs.validation.records import Level, Severity
 
-POLICY_VERSION = "4"
+POLICY_VERSION = "5"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +179,12 @@ _LOAD = (
         "Its tools can be turned into schemas.",
         "A tool without a schema cannot be offered to a model.",
         "Give the tool a docstring and every parameter a type that JSON can express.",
+    ),
+    _warn(
+        "load.tool_docs",
+        "Every parameter of a tool has a description.",
+        "A model that is told names and types alone guesses what they mean.",
+        "Describe it in the docstring (Args:, Parameters or :param NAME:) or in Annotated.",
     ),
     _fail(
         "load.declarations",
