@@ -178,9 +178,8 @@ class Agreement:
                 "it was published without them; do not run it, and tell the maintainers of its "
                 "registry"
             )
-        raise ContradictionError(
-            f"a process of {what} asks for the secrets {', '.join(map(shown_name, more))}, but {why}"
-        )
+        names = ", ".join(map(shown_name, more))
+        raise ContradictionError(f"a process of {what} asks for the secrets {names}, but {why}")
 
     def _require_same(self, said: str, has_group_rewards: bool) -> None:
         name, first, version = self.identity.name, self._first, self.identity.version
