@@ -10,7 +10,8 @@ import re
 import struct
 import zipfile
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from mmap import mmap
+from typing import NamedTuple
 
 from packaging.metadata import InvalidMetadata, Metadata, RawMetadata, parse_email
 
@@ -33,13 +34,7 @@ _IS_UTF8 = 0x800
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
-class Bytes(Protocol):
-    """The bytes of a file, in memory or mapped into it."""
-
-    def __getitem__(self, part: slice) -> bytes: ...
-
-
-def has_plain_ends(data: Bytes) -> bool:
+def has_plain_ends(data: bytes | mmap) -> bool:
     """Whether `data` begins with a file of a zip archive, and ends with its end and no comment.
 
     With bytes before or after it, two programs could read different archives.
