@@ -1,0 +1,200 @@
+"""Environments of verifiers as others published them: linked, evaluated, and scored as they do.
+
+Replies depend on the question alone. Each reward of `telescope eval` must be that of their own
+`generate`, or of their own run of a taskset, which ask the same endpoint.
+"""
+
+import asyncio
+import json
+import re
+import zlib
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from tests.adapters.linking import by_itself, link, telescope
+
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("home")]
+NUM_EXAMPLES = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A published environment."""
+
+    id: str
+    packages: tuple[str, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+    replies: tuple[str, ...] = ()
+    """What is said, chosen by a digest of the question; empty = a sum of its numbers, or one."""
+
+
+CLAIMS = "<claim>The witness says so.</claim> <cite>The witness</cite> "
+POEM = "Snow on the old road\nA crow calls, and then nothing\nThe river is cold\n"
+OLD = (
+    Published(
+        id="sophistry_bench_sprint",
+        packages=("sophistry-bench-sprint",),
+        replies=("It is so.", CLAIMS, CLAIMS * 8, CLAIMS * 20),
+    ),
+    Published(
+        id="stardata.envs.constraint_gym",
+        packages=("staros-stardata",),
+        replies=(POEM, POEM * 2, "I\nam\nhere\nnow", "A man, a plan, a canal: Panama"),
+    ),
+    Published(
+        id="falsepass._demo.falsepass_toy_env",
+        packages=("falsepass",),
+    ),
+)
+LAYOUT = '```json\n[{"kind": "%s", "x": %d, "y": %d, "rot": %d}]\n```'
+KINDS = ("ladder", "spring", "drum", "block", "bell")
+NEW = tuple(
+    Published(
+        id="marble_v1",
+        packages=("marble-v1", "verifiers==0.4.0"),
+        settings={"max_tasks": 40, "options": options},
+        replies=(
+            "I cannot say.",
+            *(LAYOUT % (kind, x, -600, 0) for kind in KINDS for x in (-120, 0, 120)),
+        ),
+    )
+    for options in ({}, {"ring_half_width": 900.0}, {"pieces": 2})
+)
+OLD_ITSELF = """
+import asyncio, json, os, sys
+import verifiers as vf
+name, options, url, model, ids = json.loads(sys.argv[1])
+os.environ["PUBLISHED_KEY"] = "none"
+env = vf.load_environment(name, **options)
+rows = [dict(row) for row in env.get_dataset() if f"train-{row['example_id']}" in ids]
+client = vf.ClientConfig(api_base_url=url, api_key_var="PUBLISHED_KEY")
+done = asyncio.run(env.generate(rows, client, model, sampling_args={"max_tokens": 64}))
+print()
+print(json.dumps({f"train-{one['example_id']}": one["reward"] for one in done["outputs"]}))
+"""
+NEW_ITSELF = """
+import asyncio, itertools, json, sys
+import httpx
+import verifiers.v1 as vf
+from types import ModuleType
+from verifiers.v1.envs.single_agent import SingleAgentEnvConfig
+from verifiers.v1.harness import Harness
+from verifiers.v1.runtimes import ProgramResult
+name, options, url, model, ids = json.loads(sys.argv[1])
+
+class Asks(Harness[vf.HarnessConfig]):
+    APPENDS_SYSTEM_PROMPT, EXECUTES_CODE, NEEDS_CONTAINER = True, False, False
+    async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data, **_):
+        system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+        messages = [*system, {"role": "user", "content": data.prompt}]
+        async with httpx.AsyncClient(timeout=None) as client:
+            await client.post(f"{endpoint}/chat/completions",
+                json={"model": ctx.model, "messages": messages},
+                headers={"Authorization": f"Bearer {secret}"})
+        return ProgramResult(0, "", "")
+
+module = ModuleType("asks_once")
+module.Asks, module.__all__ = Asks, ["Asks"]
+sys.modules["asks_once"] = module
+
+async def main():
+    env = vf.load_environment(SingleAgentEnvConfig.model_validate({
+        "taskset": {**options, "id": name}, "interception": {"type": "server"},
+        "agent": {"harness": {"id": "asks_once"}, "runtime": {"type": "subprocess"}}}))
+    context = vf.ModelContext(model=model,
+        client=vf.EvalClientConfig(base_url=url, api_key_var="NO_KEY"))
+    rewards = {}
+    async with env.serving():
+        for index, task in enumerate(itertools.islice(iter(env.taskset), 40)):
+            if (key := f"{index}-{task.key[:16]}") in ids:
+                [trace] = (await env.run_episode(task, context)).traces
+                rewards[key] = trace.reward
+    return rewards
+
+found = asyncio.run(main())
+print()
+print(json.dumps(found))
+"""
+
+
+def reply(replies: list[str], question: str) -> str:
+    draw = zlib.crc32(question.encode())
+    if replies:
+        return replies[draw % len(replies)]
+    numbers = re.findall(r"\d+", question)
+    return f"<answer>{sum(map(int, numbers)) if draw % 3 else numbers[0]}</answer>"
+
+
+@asynccontextmanager
+async def endpoint():
+    """Yield the address of a policy whose name is the list of its replies."""
+
+    async def chat(request: web.Request) -> web.Response:
+        body = await request.json()
+        said = reply(json.loads(body["model"]), str(body["messages"][-1]["content"]))
+        message = {"role": "assistant", "content": said}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        about = {"id": "c", "object": "chat.completion", "created": 0, "model": "m"}
+        return web.json_response({**about, "choices": [choice], "usage": usage})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    async with TestServer(app) as server:
+        yield str(server.make_url("/v1"))
+
+
+async def both(one: Published, program: str, folder: Path) -> tuple[dict, dict]:
+    """Return our rewards and theirs by the ids of examples."""
+    name, model = f"verifiers:{one.id}", json.dumps(one.replies)
+    packages = [part for package in one.packages for part in ("--with", package)]
+    settings = ("--settings", json.dumps(one.settings))
+    python = await asyncio.to_thread(link, name, *packages, *settings)
+    played = ("--examples", str(NUM_EXAMPLES), "--rollouts", "1", "--split", "train")
+    async with endpoint() as url:
+        asked = ("eval", name, "--base-url", url, "--model", model, *played)
+        done = await asyncio.to_thread(telescope, *asked, "--output", str(folder))
+        assert done.returncode == 0, done.stderr
+        rows = map(json.loads, (folder / "rollouts.jsonl").read_text().splitlines())
+        ours = {row["example_id"]: row["reward"] for row in rows}
+        told = json.dumps([one.id, one.settings.get("options", {}), url, model, list(ours)])
+        theirs = await asyncio.to_thread(by_itself, python, program, told)
+    assert len(ours) == NUM_EXAMPLES
+    return ours, theirs
+
+
+@pytest.mark.parametrize("one", OLD, ids=lambda one: one.id)
+async def test_environments(one, tmp_path):
+    ours, theirs = await both(one, OLD_ITSELF, tmp_path / "eval")
+    assert ours == pytest.approx(theirs, abs=1e-12)
+    assert len(set(theirs.values())) > 1
+
+
+@pytest.mark.parametrize("one", NEW, ids=lambda one: json.dumps(one.settings["options"]))
+async def test_tasksets(one, tmp_path):
+    ours, theirs = await both(one, NEW_ITSELF, tmp_path / "eval")
+    assert ours == theirs
+
+
+def test_what_a_published_package_lacks_is_named():
+    """It imports a module that its own wheel does not have."""
+    done = telescope(
+        "env", "link", "verifiers:stardata.envs.sokoban_gym", "--with", "staros-stardata"
+    )
+    assert done.returncode == 3
+    assert "No module named 'stardata.puzzles'" in done.stderr
+    assert "sokoban_gym.py, line" in done.stderr
+
+
+def test_a_package_that_needs_an_old_version_gets_it():
+    """Its games are on a server, whose address it reads from a variable."""
+    used = ("env", "link", "verifiers:catapult_verifiers", "--with", "catapult-verifiers")
+    done = telescope(*used, "--allow-sdist", "wget")
+    assert done.returncode == 3
+    assert "catapult_verifiers cannot be loaded" in done.stderr
+    assert "--secret FACADE_URL" in done.stderr
