@@ -23,6 +23,7 @@ from telescope_train.batches.packing import pack
 from telescope_train.batches.weighting import token_weights
 from telescope_train.config.schema import AlgorithmSection, ModelSection, TrainerSection
 from telescope_train.models.file_names import KNOWN_MIXTURES
+from telescope_train.models.layers import stay_wide
 from telescope_train.models.tiny import character_tokenizer
 
 VOCAB = 103
@@ -97,7 +98,9 @@ def relative_difference(found, expected) -> float:
 def slow_model(folder):
     kind = json.loads((Path(folder) / "config.json").read_text())["model_type"]
     eager = {"experts_implementation": "eager"} if kind in KNOWN_MIXTURES else {}
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **eager)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **eager)
+    stay_wide(model, [model])
+    return model
 
 
 def slow_gradient(folder) -> dict[str, np.ndarray]:

@@ -78,9 +78,8 @@ def test_every_algorithm_has_the_same_gradient_and_metrics(tiny, start, both):
     for name, form in FORMS.items():
         worker.backend._loss = loss_function(AlgorithmSection(**form))
         (expected, apart), (found, together) = (gradient_of(worker, one) for one in both)
-        # transformers' norms are computed in float32 whatever the model's dtype.
-        assert difference(found, expected) < 1e-6, name
-        assert together.loss == pytest.approx(apart.loss, rel=1e-6)
+        assert difference(found, expected) < 1e-13, name
+        assert together.loss == pytest.approx(apart.loss, rel=1e-13)
         for metric, value in apart.metrics.items():
             assert together.metrics[metric].count == value.count
             assert together.metrics[metric].total == pytest.approx(value.total, rel=1e-5, abs=1e-6)
@@ -104,7 +103,7 @@ def test_however_the_model_is_trained(tiny, start, both, options, dtype):
     (expected, _), (found, _) = (gradient_of(worker, one) for one in both)
     assert expected.norm() > 1e-3
     # float32 alone is 1.7e-6 away from float64 here, with and without anything shared.
-    assert difference(found, expected) < (4e-6 if dtype == "float32" else 1e-6)
+    assert difference(found, expected) < (4e-6 if dtype == "float32" else 1e-13)
     (alone,), (shared,) = (worker.logprobs(one) for one in both)
     assert np.abs(alone - shared).max() < 1e-5
 
@@ -148,7 +147,7 @@ def test_two_ranks_give_the_same_gradient(tiny, tmp_path):
             dict(np.load(tmp_path / f"{name}-{context}.npz")) for name in ("together", "apart")
         )
         assert json.loads((tmp_path / f"saved-{context}.json").read_text()) > 50
-        assert relative_difference(found, expected) < 1e-6
+        assert relative_difference(found, expected) < 1e-13
 
 
 @pytest.mark.slow
@@ -163,7 +162,8 @@ def test_minibatches_share_inside_of_each_only(tiny, start):
             packed = [all_shared([half])[0] for half in packed]
         worker.train_minibatches(packed, [1, 0, 0, 1], 0)
         weights.append({name: value.numpy() for name, value in worker.export_weights()})
-    assert relative_difference(weights[1], weights[0]) < 1e-6
+    # AdamW divides each gradient by its size, and with it what the small ones are rounded by.
+    assert relative_difference(weights[1], weights[0]) < 1e-9
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def step_gradient(samples, *, seq_len, num_ranks=1, form="grpo", weighting="toke
 
 
 def assert_same(one: torch.Tensor, other: torch.Tensor) -> None:
-    assert (one - other).norm() <= 1e-6 * one.norm()
+    assert (one - other).norm() <= 1e-13 * one.norm()
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,8 @@ def loss_inputs(
         proximal_logprobs_T=optional(batch.proximal_logprobs_T),
         reference_logprobs_T=optional(batch.reference_logprobs_T),
     )
-    return LossInputs(terms, column(batch.weights_T), column(batch.versions_T == version))
+    weights_M = to_device(batch.weights_T[trained_M], device, logprobs_M.dtype)
+    return LossInputs(terms, weights_M, column(batch.versions_T == version))
 
 
 def batch_facts(inputs: LossInputs) -> BatchFacts:

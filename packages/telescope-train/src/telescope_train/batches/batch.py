@@ -117,7 +117,7 @@ class PackedBatch:
     """[T] nats; 0 where the mask is False."""
     advantages_T: NDArray[np.float32]
     """[T] the advantage of the token's rollout."""
-    weights_T: NDArray[np.float32]
+    weights_T: NDArray[np.float64]
     """[T] share of the token in the step's loss; 0 where the mask is False. Only ever summed."""
     temperatures_T: NDArray[np.float32]
     """[T] the sampler's temperature, by which logits are divided."""

@@ -97,7 +97,7 @@ def padding_batch() -> PackedBatch:
         mask_T=np.zeros(size, np.bool_),
         behavior_logprobs_T=np.zeros(size, np.float32),
         advantages_T=np.zeros(size, np.float32),
-        weights_T=np.zeros(size, np.float32),
+        weights_T=np.zeros(size, np.float64),
         temperatures_T=np.ones(size, np.float32),
         versions_T=np.full(size, -1, np.int32),
     )
@@ -121,8 +121,8 @@ def _batches(
     behavior_T = np.concatenate([sample.behavior_logprobs for sample in ordered], dtype=np.float32)
     # NaN marks tokens that are not trained on; a weight of 0 would not remove it from a sum.
     np.copyto(behavior_T, 0.0, where=~mask_T)
-    # Denominators are computed in float64 and rounded once here, the same for any packing.
-    weights_T = np.repeat(weights_N[order_N].astype(np.float32), lengths_N)
+    # In float64, the same for any packing; rounded once, to the dtype of the log-probs.
+    weights_T = np.repeat(weights_N[order_N], lengths_N)
     weights_T *= mask_T
     # Steps of 1, and at each sample's first token a step back to 0. Summed in place, this needs no
     # second array of [T].

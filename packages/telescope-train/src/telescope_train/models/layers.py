@@ -6,11 +6,12 @@ cheap operations (norms, rotations, activation functions) run twice. Forwards ar
 modules, so the names of parameters do not change.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -56,6 +57,40 @@ def use_grouped_experts(lm: PreTrainedModel, dtype: torch.dtype) -> None:
         lm.set_experts_implementation("eager")
     else:
         lm.set_experts_implementation("grouped_mm")
+
+
+class _Wide(TorchFunctionMode):
+    """Computes in float64 whatever a model's code asks float32 for."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        named = {name: _widened(value) for name, value in (kwargs or {}).items()}
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        return func(*(_widened(value) for value in args), **named)
+
+
+def _widened(value: object) -> object:
+    return torch.float64 if value is torch.float32 else value
+
+
+def stay_wide(lm: PreTrainedModel, layers: Iterable[torch.nn.Module]) -> None:
+    """Keep a float64 model, and its decoder `layers`, in float64.
+
+    Norms, rotations and routers of transformers compute in float32 whatever the model's dtype,
+    which rounds a gradient by 1e-7: more than most faults of packing or sharding change it.
+    """
+
+    def wide(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with _Wide():
+            return forward(*args, **kwargs)
+
+    names = ("Norm", "RotaryEmbedding")
+    alone = (one for one in lm.modules() if type(one).__name__.endswith(names))
+    # Each layer as well: with checkpointing it runs again in backward, where the model's own
+    # forward is not on the stack.
+    for module in dict.fromkeys([*alone, *layers]):
+        module.forward = partial(wide, module.forward)
 
 
 def compile_layers(layers: Iterable[torch.nn.Module]) -> None:

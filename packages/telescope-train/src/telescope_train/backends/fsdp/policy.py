@@ -28,6 +28,7 @@ from telescope_train.models.fused_layers import fuse_layers, gpu_kernels
 from telescope_train.models.layers import (
     checkpoint_activations,
     compile_layers,
+    stay_wide,
     use_grouped_experts,
 )
 from telescope_train.models.load import LoadedModel, has_experts, prepare_model, torch_dtype
@@ -196,8 +197,13 @@ def _fill(
 
 
 def _speed_up(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Replace the most expensive forwards with faster ones, where no compiler does."""
-    if device.type == "cuda":
+    """Replace the most expensive forwards with faster ones, where no compiler does.
+
+    Nobody trains in float64 for speed: there all is computed in it.
+    """
+    if dtype == torch.float64:
+        stay_wide(model, decoder_layers(model))
+    elif device.type == "cuda":
         fuse_layers(model, gpu_kernels(), device, dtype)
     elif dtype == torch.float32:
         replace_rms_norms(model)
