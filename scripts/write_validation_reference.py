@@ -32,7 +32,8 @@ four seconds of processor time go. They have no network: a network namespace wit
 loopback where the kernel allows one, else an audit hook that refuses Python's calls; the report
 says which. Folders that may be written to are `XDG_CACHE_HOME`, `XDG_CONFIG_HOME`, `TMPDIR` and
 `HF_HOME`; home and working directory are thrown away. No variables are
-passed on but those of the machine, and the secrets that the environment declares.""",
+passed on but those of the machine, and the secrets that the environment declares, which are printed
+first; of an installed environment, those that its release was published with.""",
     Level.REWARD: """\
 Scripted answers are played by the code that plays real rollouts, in one process: each example
 (`--examples`, 16 of each split) gets its gold answer and eleven answers that are none; the first
