@@ -91,11 +91,11 @@ def check_same_bytes(
     Another registry than that of what is installed may have a version of its own.
     """
     known: dict[str, str] = {}
+    if entry is not None and entry.version == release.version:
+        known["locked"] = entry.sha256
     is_ours = installed is not None and installed.registry == address_of(registry)
     if installed is not None and is_ours and not installed.is_damaged:
         known["installed"] = installed.sha256 if installed.version == release.version else ""
-    if entry is not None:
-        known["locked"] = entry.sha256 if entry.version == release.version else ""
     for how, sha256 in known.items():
         if sha256 not in ("", release.wheel.sha256):
             raise RegistryError(
