@@ -49,7 +49,7 @@ COUNTERPARTS: Mapping[str, Counterpart] = {
     "DeepSeek-V3.1, thinking = true": Counterpart(
         name="deepseek-ai-DeepSeek-V3.1", differs=("multi", "system", *_CALLS)
     ),
-    "LFM2.5": _alike("LFM2.5-8B-A1B"),
+    "LFM2.5": Counterpart(name="LFM2.5-8B-A1B", differs=("thinking", "thinking tools")),
     "Phi-3": _alike("microsoft-Phi-3.5-mini-instruct"),
     "gpt-oss": _alike("openai-gpt-oss-120b"),
     "Command R7B": Counterpart(

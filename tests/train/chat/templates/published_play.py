@@ -193,6 +193,8 @@ def _sampled(
 ) -> tuple[int, ...]:
     """What a model that writes as the template does samples, with the end that history shows."""
     turn = _with_text(renderer, _written(renderer, messages, one, tools), one)
+    if renderer.no_end(tools=tools) is not None:  # what stands behind the answer ends it
+        turn = turn.rstrip()
     if any(call.arguments.split('"')[3] not in turn for call in one.tool_calls):
         renderer.require(Use.TEXT_WITH_CALLS if one.content else Use.PARALLEL_CALLS)
         raise Fault(f"the template leaves out a call, which nothing refuses: {turn!r}")
