@@ -7,7 +7,7 @@ is no call: it is never run with none.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple, NoReturn
 
 from telescope_core.types import JsonValue
@@ -95,10 +95,10 @@ def _values(text: str, position: int) -> tuple[list[JsonValue], int]:
 
 def call_of(value: JsonValue) -> CallText | None:
     """Return the call in a JSON object with a name and arguments; None for anything else."""
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         return None
     inner = value.get("function")
-    if isinstance(inner, Mapping):  # the form of the chat API
+    if isinstance(inner, dict):  # the form of the chat API
         value = inner
     name = value.get("name", value.get("tool_name"))
     key = next((key for key in _ARGUMENTS if key in value), None)
