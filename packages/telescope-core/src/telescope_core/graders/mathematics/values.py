@@ -169,7 +169,7 @@ def value_of_equation(text: str, *, of_sums: bool = False) -> str:
     if len(parts) < 2 or not all(parts) or len(split_list(text)) > 1:
         return text
     left = parts[0]
-    is_name = _NAME.fullmatch(left) is not None
+    is_name = all(_NAME.fullmatch(one) for one in _names(left))
     is_sum = of_sums and re.fullmatch(rf"(?:{_LETTER}(?:_\{{?\w\}}?)?[ +*-]*|\\cdot *)+", left)
     if len(parts) > 2 or is_name or is_sum:
         return parts[-1]
@@ -181,6 +181,13 @@ def of_equation(text: str) -> str:
     exact, rough = (*_parts(text, _ROUGHLY), "")[:2]
     sides = _parts(exact, _EQUALS)
     return sides[-1] if len(sides) > 1 or not rough or not _NAME.fullmatch(exact) else rough
+
+
+def _names(left: str) -> tuple[str, ...]:
+    """Return the left side of an equation, or the members of the tuple that it is: `(x, y)`."""
+    is_tuple = left.startswith("(") and left.endswith(")") and closing(left, 0) == len(left) - 1
+    names = split_list(left[1:-1], groups=False) if is_tuple else (left,)
+    return names or (left,)
 
 
 def _read(text: str) -> Value:
