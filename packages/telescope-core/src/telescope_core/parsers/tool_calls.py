@@ -104,9 +104,11 @@ def call_of(value: JsonValue) -> CallText | None:
     key = next((key for key in _ARGUMENTS if key in value), None)
     if not isinstance(name, str) or not name or key is None:
         return None
-    arguments = value[key] if value[key] is not None else {}
+    given = value[key]
+    if given is None:
+        return CallText(name, "{}")
     # Some models write the arguments as JSON inside a string, as in the chat API.
-    return CallText(name, arguments if isinstance(arguments, str) else dump_json(arguments))
+    return CallText(name, given if isinstance(given, str) else dump_json(given))
 
 
 def calls_of_list(value: JsonValue) -> tuple[CallText, ...]:
