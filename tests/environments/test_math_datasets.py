@@ -7,7 +7,7 @@ import pytest
 from tests.environments.dataset_runs import ENVIRONMENTS, run_cases
 
 from telescope_core import Split
-from telescope_core.errors import ConfigError
+from telescope_core.errors import ConfigError, EnvironmentLoadError
 from telescope_env_telescope_math_datasets import MathDatasets
 from telescope_env_telescope_math_datasets.presets import PRESETS
 from telescope_env_telescope_math_datasets.rows import example_of
@@ -196,3 +196,12 @@ def _said(text: str):
 
     messages = (Message(role="assistant", content=text),)
     return Rollout(environment="it", example_id="e", group_id="g", index=0, messages=messages)
+
+
+def test_answers_that_are_no_text_or_number_are_refused():
+    with pytest.raises(
+        EnvironmentLoadError, match=r"'own': the answer must be text .*\['3', '4'\]"
+    ):
+        example_of({"problem": "How many?", "answer": ["3", "4"]}, path="own")
+    with pytest.raises(EnvironmentLoadError, match="'own': ground_truth must be text"):
+        example_of({"problem": "p", "reward_model": {"ground_truth": True}}, path="own")

@@ -29,7 +29,11 @@ from telescope_train.plan.load import load_train_config
 from telescope_train.rollouts import environments
 from telescope_train.rollouts.draw import Drawn, ExampleDraw, Source
 from telescope_train.rollouts.held_out import Cleared, HeldOut, held_out_problems, require_untrained
-from telescope_train.rollouts.mix import make_sampler, training_environments
+from telescope_train.rollouts.mix import (
+    left_out_of_training,
+    make_sampler,
+    training_environments,
+)
 from telescope_train.rollouts.seats import Seats
 
 
@@ -364,3 +368,19 @@ def test_replacements_in_a_finite_split_skip_what_is_held_out(size):
         one = Drawn(environment="a", example_index=rejected)
         found = {draw.replacement(one, f"0.0-{n}").example_index for n in range(200)}
         assert found == set(range(size)) - held - {rejected}
+
+
+async def test_rows_that_are_no_training_examples_are_told_by_environment():
+    class Repeating(Toy):
+        def examples(self, split):
+            return [{"prompt": f"{split} {n % 2}"} for n in range(5)]
+
+    described = {}
+    for name, environment in (("repeats", Repeating()), ("plain", OneList())):
+        client = InProcessEnvironment(environment, name=name)
+        described[name] = await client.describe()
+        await client.close()
+    assert described["repeats"].num_dropped == {Split.TRAIN: 3, Split.EVAL: 3}
+    (line,) = left_out_of_training(described)
+    assert line.startswith("repeats: ")
+    assert line.endswith(": 3")

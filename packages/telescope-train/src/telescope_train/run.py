@@ -77,7 +77,12 @@ from telescope_train.plan.prepared import Prepared
 from telescope_train.recorded import open_recording, run_logs, run_secrets
 from telescope_train.rollouts.concurrency import Concurrency
 from telescope_train.rollouts.held_out import require_untrained
-from telescope_train.rollouts.mix import Mix, make_sampler, training_environments
+from telescope_train.rollouts.mix import (
+    Mix,
+    left_out_of_training,
+    make_sampler,
+    training_environments,
+)
 from telescope_train.rollouts.sampled import BEGINNING
 from telescope_train.step.credit import credit_rules
 from telescope_train.step.losses import Losses
@@ -296,6 +301,8 @@ async def _get_ready(opened: Opened) -> _Ready:
     played = evals.environments
     mix = await training_environments(config, training, played, environments.records)
     _note_examples(prepared, folder, mix)
+    for line in left_out_of_training(mix.descriptions):
+        view.note(line)
     declared = mix.descriptions.items()
     folder.note_reward_ranges({name: (one.reward_min, one.reward_max) for name, one in declared})
     first_version = await _restore(prepared, ranks, publisher)

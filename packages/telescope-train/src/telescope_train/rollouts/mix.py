@@ -57,6 +57,17 @@ async def training_environments(
     )
 
 
+def left_out_of_training(descriptions: Mapping[str, EnvironmentDescription]) -> list[str]:
+    """Return a line for each environment with rows that are no training examples."""
+    counts = {name: one.num_dropped.get(Split.TRAIN, 0) for name, one in descriptions.items()}
+    return [
+        f"{name}: rows left out of training, because they repeat others or evals hold them out: "
+        f"{number:,}"
+        for name, number in counts.items()
+        if number
+    ]
+
+
 def sampling_of(entry: EnvironmentEntry, config: TrainConfig) -> Sampling:
     """Return how rollouts of `entry` are sampled."""
     rollout = config.rollout

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from telescope_core import Example
 from telescope_core.errors import ConfigError
+from telescope_core.example_checks import as_text
 from telescope_core.types import JsonValue
 
 Row = Mapping[str, object]
@@ -44,7 +45,7 @@ def example_of(row: Row, *, path: str) -> Example:
 
 
 def _text(row: Row, names: Sequence[str]) -> str:
-    found = (str(row[name]) for name in names if row.get(name))
+    found = (as_text(row[name], f"the column {name!r}") for name in names if row.get(name))
     return next(found, "")
 
 

@@ -17,6 +17,7 @@ from telescope_core import (
 )
 from telescope_core.dataset_source import DatasetSource, DatasetSpec
 from telescope_core.errors import ConfigError, unknown_name
+from telescope_core.example_checks import as_text
 from telescope_env_telescope_ifeval.checks import NAMES, arguments_of
 from telescope_env_telescope_ifeval.languages import DetectedLanguages
 from telescope_env_telescope_ifeval.scores import (
@@ -151,7 +152,8 @@ def instructions_of(example: Example) -> list[Instruction]:
 
 def example_of(row: Mapping[str, object]) -> Example:
     """Return the prompt in `row`; raises ConfigError for an instruction that is not known."""
-    key, prompt = str(row["key"]), str(row["prompt"])
+    key = as_text(row["key"], "the column 'key'")
+    prompt = as_text(row["prompt"], f"row {key}: the column 'prompt'")
     names = cast(Sequence[str], row["instruction_id_list"])
     given = cast(Sequence[Mapping[str, Any] | None], row["kwargs"])
     if not names or len(names) != len(given):

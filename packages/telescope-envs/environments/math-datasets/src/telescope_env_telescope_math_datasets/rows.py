@@ -7,6 +7,7 @@ from typing import cast
 from telescope_core import Example, Message
 from telescope_core.dataset_source import as_prompt
 from telescope_core.errors import ConfigError
+from telescope_core.example_checks import as_text
 from telescope_core.graders.mathematics import final_answer
 
 Row = Mapping[str, object]
@@ -38,8 +39,10 @@ def _answer(columns: Row, path: str) -> str:
     graded = columns.get("reward_model")
     if isinstance(graded, Mapping):
         right = cast(Mapping[str, object], graded).get("ground_truth")
-        return final_answer(str(right)) if right is not None else ""
-    return final_answer(str(_found(columns, ("answer", "solution"), path)))
+        where = f"dataset {path!r}: ground_truth"
+        return final_answer(as_text(right, where)) if right is not None else ""
+    found = _found(columns, ("answer", "solution"), path)
+    return final_answer(as_text(found, f"dataset {path!r}: the answer"))
 
 
 def _found(columns: Row, names: Sequence[str], path: str) -> object:
