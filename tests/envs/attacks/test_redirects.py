@@ -3,6 +3,7 @@
 import datetime
 import ipaddress
 import ssl
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -114,8 +115,11 @@ def test_nor_by_a_redirect(hosts, tmp_path, monkeypatch):
     monkeypatch.setattr("telescope_envs.registry.fetch.reach_of", reaches.__getitem__)
     there = f"{foreign.address.replace('127.0.0.1', 'localhost')}/config.json"
     own.faults["/config.json"] = lambda handler: handler.answer(302, Location=there)
-    with pytest.raises(RegistryError, match="leads to localhost, which is on this machine"):
-        open_store(own.address, tmp_path / "cache").read("config.json")
+    with (
+        closing(open_store(own.address, tmp_path / "cache")) as store,
+        pytest.raises(RegistryError, match="leads to localhost, which is on this machine"),
+    ):
+        store.read("config.json")
     assert foreign.requests == []
     assert len(own.requests) == 1, "it is not tried again"
 

@@ -80,13 +80,16 @@ def serve(
             "--trust-proxy needs --public-address, the address at which the proxy is reached, such "
             "as https://hub.example.org"
         )
+    public = parse_address(public_address) if public_address else None
+    if public is not None and public.scheme not in ("http", "https"):
+        raise ConfigError(f"--public-address {public_address!r} must be written https://HOST/PATH")
     hub = HubStore(data)
     try:
         if name is not None:
             hub.rename(name)
         options = ServerOptions(
             host=host,
-            public_address=_public(public_address),
+            public_address=public.text if public is not None else "",
             is_private=private,
             max_wheel_bytes=max_wheel_mb * 1024 * 1024,
             reads_per_minute=reads_per_minute,
@@ -110,13 +113,6 @@ def _require_packages() -> None:
             f"telescope hub serve needs {', '.join(missing)}; run: pip install "
             "'telescope-envs[serve]'"
         )
-
-
-def _public(text: str) -> str:
-    place = parse_address(text) if text else None
-    if place is not None and place.scheme not in ("http", "https"):
-        raise ConfigError(f"--public-address {text!r} must be written https://HOST/PATH")
-    return place.text if place is not None else ""
 
 
 def _network(text: str) -> IPv4Network | IPv6Network:

@@ -38,6 +38,7 @@ def data_folder() -> Path:
 MAX_FILE_BYTES = 64 * 1024 * 1024
 """Most bytes of a file that is read as a whole, unless another limit is given."""
 _CHUNK_BYTES = 64 * 1024
+_NOT_PLAIN = "it is no plain file: a link, a named pipe, a device or a socket"
 _READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
 
@@ -74,7 +75,6 @@ def read_file(
     return b"".join(chunks)
 
 
-_NOT_PLAIN = "it is no plain file: a link, a named pipe, a device or a socket"
 _POLL_S = 0.02
 WAIT_LIMIT_S = 1800.0
 

@@ -111,13 +111,10 @@ def tree_files(root: Path) -> list[str]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         base = Path(folder).relative_to(root)
         paths = [(base / name).as_posix() for name in files]
-        found += [p for p in paths if is_registry_path(p) and _is_plain(root / p)]
+        inside = (path for path in paths if is_registry_path(path))
+        # Neither links, nor what may never end when it is read, such as named pipes.
+        found += [path for path in inside if stat.S_ISREG((root / path).lstat().st_mode)]
     return sorted(found)
-
-
-def _is_plain(path: Path) -> bool:
-    """Whether it is a file, and neither a link nor what may never end, such as a named pipe."""
-    return stat.S_ISREG(path.lstat().st_mode)
 
 
 _INDEX_PATH = re.compile(r"index/(?P<id>[^/]+/[^/]+)\.jsonl")

@@ -55,7 +55,11 @@ class Address:
         if self.scheme != other.scheme:
             return False
         if self.scheme == "file":
-            return _is_same_folder(self.text, other.text)
+            paths = (self.text, other.text)
+            if len({*map(os.path.realpath, paths)}) == 1:
+                return True
+            # On disk, names that differ in case may be one, and a folder may be mounted twice.
+            return all(map(os.path.exists, paths)) and os.path.samefile(*paths)
         if self.scheme == "hf":
             return self.without_revision.casefold() == other.without_revision.casefold()
         return _on_this_machine(self.text) == _on_this_machine(other.text)
@@ -100,16 +104,6 @@ def is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:
-        return False
-
-
-def _is_same_folder(one: str, other: str) -> bool:
-    """Whether two paths lead to one folder: through links, and by names that differ in case."""
-    if os.path.realpath(one) == os.path.realpath(other):
-        return True
-    try:
-        return os.path.samefile(one, other)
-    except OSError:  # one of them is not there
         return False
 
 

@@ -81,24 +81,15 @@ def reach_of(host: str) -> Reach:
         found = {str(address[0]) for *_, address in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError):
         return Reach.INTERNET
-    return min((_reach(text.partition("%")[0]) for text in found), default=Reach.INTERNET)
-
-
-def _reach(address: str) -> Reach:
-    number = ip_address(address)
-    number = getattr(number, "ipv4_mapped", None) or number
-    if number.is_loopback or number.is_unspecified:
-        return Reach.MACHINE
-    return Reach.INTERNET if number.is_global else Reach.NETWORK
-
-
-def _host_of(address: str) -> str:
-    """Return the host of a registry; a folder is on this machine."""
-    if "://" not in address:
-        return "localhost"
-    if address.startswith("hf://"):
-        address = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    return urlsplit(address).hostname or ""
+    nearest = Reach.INTERNET
+    for text in found:
+        number = ip_address(text.partition("%")[0])
+        number = getattr(number, "ipv4_mapped", None) or number
+        if number.is_loopback or number.is_unspecified:
+            return Reach.MACHINE
+        if not number.is_global:
+            nearest = Reach.NETWORK
+    return nearest
 
 
 _MAX_REDIRECTS = 5
@@ -147,6 +138,10 @@ class Fetcher:
     def __init__(self, address: str, token: Token | None, login_hint: str) -> None:
         self._address = address
         self._origin = origin_of(address)
+        self._host = self._origin[1] if "://" in address else "localhost"
+        if address.startswith("hf://"):
+            endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+            self._host = urlsplit(endpoint).hostname or ""
         self._token = token
         self._login_hint = login_hint
         self._client: httpx.Client | None = None
@@ -264,7 +259,7 @@ class Fetcher:
         if origin == self._origin:
             return
         reach = reach_of(origin[1])
-        if reach is not Reach.INTERNET and reach < reach_of(_host_of(self._address)):
+        if reach is not Reach.INTERNET and reach < reach_of(self._host):
             raise RegistryError(
                 f"{asked} leads to {origin[1]}, which is on this machine or in its network, where "
                 f"the registry {self._address} is not; it was not asked. Tell the registry's "

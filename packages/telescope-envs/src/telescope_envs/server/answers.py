@@ -119,7 +119,7 @@ def host_names(host: str, public_address: str) -> frozenset[str]:
     names = {"localhost", host, urlsplit(public_address).hostname or ""}
     if not is_loopback(host):
         names |= {socket.gethostname(), socket.getfqdn()}
-    return frozenset(name.lower() for name in names)
+    return frozenset(name.lower() for name in names if name)
 
 
 class Guard:
@@ -172,22 +172,20 @@ class Guard:
             )
         refuse_token_in_address(path, query)
         for name, value in scope["headers"]:
-            if name == b"host" and not self._is_ours(value.decode("latin-1")):
-                raise Refusal(
-                    HTTPStatus.MISDIRECTED_REQUEST,
-                    f"this registry is not at the host {value.decode('latin-1')!r}",
-                    "ask for it by the address that its owner gave; whoever runs it names that "
-                    "with telescope hub serve --public-address",
-                )
+            if name == b"host":
+                self._check_host(value.decode("latin-1"))
 
-    def _is_ours(self, host: str) -> bool:
+    def _check_host(self, host: str) -> None:
+        is_plain = not any(character in host for character in "/@?#\\ ")
         try:
             name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+            is_ours = is_plain and (name in self._names or bool(ip_address(name)))
         except ValueError:
-            return False
-        if name in self._names:
-            return not any(character in host for character in "/@?#\\ ")
-        try:
-            return bool(ip_address(name))
-        except ValueError:
-            return False
+            is_ours = False
+        if not is_ours:
+            raise Refusal(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                f"this registry is not at the host {host!r}",
+                "ask for it by the address that its owner gave; whoever runs it names that with "
+                "telescope hub serve --public-address",
+            )
