@@ -42,7 +42,8 @@ TEXTS = st.sampled_from(ODD) | st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=12
 )
 NUMBERS = st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
-PLAIN = st.none() | st.booleans() | NUMBERS | TEXTS
+WIDE = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+PLAIN = st.none() | st.booleans() | WIDE | TEXTS
 NESTED = st.recursive(
     PLAIN,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
@@ -285,6 +286,11 @@ def test_what_a_dataset_holds_out_is_counted(tmp_path):
             (":1", "0.1234567890123456789"),
         ),
         ("a.jsonl", '{"prompt": "p", "x": 9007199254740993.0}\n', (":1", "9007199254740993.0")),
+        (
+            "a.jsonl",
+            f'{{"prompt": "p", "x": [{2**64}]}}\n',
+            ("row 1", "info['x']", "write it as text"),
+        ),
         ("a.jsonl", '{"prompt": "p", "answer": "\\ud800"}\n', ("row 1", "answer", "surrogate")),
         ("a.jsonl", '{"prompt": "p", "x": ' + "9" * 5000 + "}\n", (":1", "digits")),
         ("a.csv", "prompt,answer,answer\np,1,2\n", ("a.csv:1", "2 fields 'answer'")),

@@ -11,6 +11,8 @@ from decimal import Decimal
 from numbers import Real
 from typing import Any, cast, get_args
 
+import msgspec
+
 from telescope_core.chat.messages import message_to_record
 from telescope_core.errors import EnvironmentLoadError
 from telescope_core.images import why_unusable
@@ -108,6 +110,13 @@ def _require_info(info: object, where: str) -> None:
             raise EnvironmentLoadError(
                 f"{where}: info[{name!r}] is {_shown(value)}, which has no place in JSON ({error});"
                 " use text, numbers, lists and dicts, or build it from them when it is needed"
+            ) from None
+        try:
+            msgspec.msgpack.encode(value)  # as a worker sends it
+        except OverflowError:
+            raise EnvironmentLoadError(
+                f"{where}: info[{name!r}] is {_shown(value)}, which has a whole number that does "
+                "not fit 64 bits; write it as text"
             ) from None
 
 
