@@ -59,7 +59,7 @@ def test_a_failure_is_exit_code_1_and_stands_in_the_report_file(project, tmp_pat
 
 
 def test_a_report_that_is_not_conclusive_is_exit_code_8_and_says_what_to_do(project, monkeypatch):
-    made = validate_module.validate_project(Path(project), STATIC)
+    made = validate_module.validate_subject(validate_module.subject_of(str(project)), STATIC)
     checks = [
         one.model_copy(update={"outcome": Outcome.INCONCLUSIVE, "reason": "only 3 of 36 tried"})
         if one.id == "reward.echo"
@@ -68,7 +68,7 @@ def test_a_report_that_is_not_conclusive_is_exit_code_8_and_says_what_to_do(proj
     ]
     update = {"checks": tuple(checks), "verdict": Verdict.INCONCLUSIVE}
     monkeypatch.setattr(
-        validate_module, "validate_project", lambda *given: made.model_copy(update=update)
+        validate_module, "validate_subject", lambda *given: made.model_copy(update=update)
     )
     done = validate(str(project))
     assert done.exit_code == 8
