@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-from tests.cli.conftest import endpoint
+from tests.cli.conftest import endpoint, serve_app
 from tests.envs.projects import TOY
 
 from telescope_core.evals import read_result
 
-__all__ = ["endpoint"]
+__all__ = ["endpoint", "serve_app"]
 NUMBERS = TOY.replace('id=f"{split}-0", prompt="yes?"', 'id=f"{split}-0", prompt="2"')
 
 
