@@ -28,6 +28,7 @@ class Guess(Action):
 
 class Hint(Observation):
     prompt: str = ""
+    rule: str = ""
 
 
 class GuessServer(Environment[Guess, Hint, State]):
@@ -38,7 +39,7 @@ class GuessServer(Environment[Guess, Hint, State]):
     def reset(self, seed=None, episode_id=None, index=None, **_):
         self.now = State(episode_id=episode_id)
         self.secret = random.Random(seed if index is None else index).randint(1, 8)
-        return Hint(prompt="Guess 1-8.", done=False, reward=0.0)
+        return Hint(prompt="Guess 1-8.", rule="Wrong ones cost 0.1.", done=False, reward=0.0)
 
     def step(self, action, timeout_s=None, **_):
         if action.text == "break":

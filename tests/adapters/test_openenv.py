@@ -79,6 +79,8 @@ async def test_a_server_that_fails_is_no_reward(guess):
         assert "the server broke" in failed.error
         mute = await played(client, ["give up"], rollout=3)
         assert (mute.reward, mute.status_reason) == (None, "RewardError")
+        shown = "prompt:\nGuess 1-8.\n\nrule:\nWrong ones cost 0.1."
+        assert mute.messages[0].content == shown, "no text of an observation is left out"
         outside = await played(client, [WRONG], rollout=1)
         assert "outside its declared range [-1, 1]" in outside.error
         assert (await played(client, GUESSES, rollout=2)).status is RolloutStatus.KEPT

@@ -47,7 +47,8 @@ class OpenEnvConfig(AdaptedConfig):
     action: dict[str, Any] = Field(default={})
     """Other fields of each action, by name."""
     observation_field: str = ""
-    """The field of an observation that is shown; empty = the first text field, or all as JSON."""
+    """The field of an observation that is shown; empty = all texts in it, or everything as JSON
+    where it has none."""
     environment: str = ""
     """Name of the environment whose tasks are played; empty = an example is a seed."""
 
@@ -168,8 +169,10 @@ class OpenEnvEnvironment(AdaptedEnvironment):
                 )
             value = fields[name]
             return value if isinstance(value, str) else json.dumps(value)
-        texts = [value for value in fields.values() if isinstance(value, str) and value]
-        return texts[0] if texts else json.dumps(dict(fields) or got.get("metadata", {}))
+        texts = {key: text for key, text in fields.items() if isinstance(text, str) and text}
+        if len(texts) > 1:
+            return "\n\n".join(f"{key}:\n{text}" for key, text in texts.items())
+        return "".join(texts.values()) or json.dumps(dict(fields) or got.get("metadata", {}))
 
     async def _asked(self) -> _Server:
         """Return what is known of the server, which the first rollout asks."""
