@@ -11,8 +11,6 @@ from decimal import Decimal
 from numbers import Real
 from typing import Any, cast, get_args
 
-import msgspec
-
 from telescope_core.chat.messages import message_to_record
 from telescope_core.errors import EnvironmentLoadError
 from telescope_core.images import why_unusable
@@ -111,13 +109,22 @@ def _require_info(info: object, where: str) -> None:
                 f"{where}: info[{name!r}] is {_shown(value)}, which has no place in JSON ({error});"
                 " use text, numbers, lists and dicts, or build it from them when it is needed"
             ) from None
-        try:
-            msgspec.msgpack.encode(value)  # as a worker sends it
-        except OverflowError:
+        if _is_too_wide(value):
             raise EnvironmentLoadError(
                 f"{where}: info[{name!r}] is {_shown(value)}, which has a whole number that does "
                 "not fit 64 bits; write it as text"
-            ) from None
+            )
+
+
+def _is_too_wide(value: object) -> bool:
+    """Return whether `value` has a whole number that no worker can send to the host."""
+    if isinstance(value, int):
+        return not -(2**63) <= value < 2**64
+    if isinstance(value, Mapping):
+        value = [*cast(Mapping[object, object], value).values()]
+    if isinstance(value, list | tuple):
+        return any(_is_too_wide(one) for one in cast(Sequence[object], value))
+    return False
 
 
 def _require_whole(prompt: Any, answer: str, info: object, where: str) -> None:

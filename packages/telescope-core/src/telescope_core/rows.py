@@ -245,8 +245,6 @@ def _require_calls(calls: Sequence[object]) -> None:
         match call:
             case {"function": {"name": str(), "arguments": str() | dict() | None}}:
                 pass
-            case {"function": {"name": str()} as function} if "arguments" not in function:
-                pass
             case _:
                 raise ValueError(
                     f"a call of its tool_calls is {call!r:.80}; it must have a function with a "
