@@ -179,3 +179,21 @@ def test_an_eval_records_its_end_and_says_how_it_goes_on(
     info = EvalFolder(tmp_path / "my out").info()
     assert (info.state, info.reason) == (RunState.INTERRUPTED, f"interrupted by {name}")
     assert info.ended_at
+
+
+@pytest.mark.parametrize("number", [TERM, HUP, INT])
+def test_a_signal_after_the_end_changes_nothing_of_it(number):
+    """Libraries undo for seconds what they did, when all is written and the exit code is known."""
+    program = (
+        f"import atexit, os; atexit.register(lambda: os.kill(os.getpid(), {int(number)}))\n"
+        "from telescope_cli.main import main\nmain()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--version"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        preexec_fn=heed_all_but,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

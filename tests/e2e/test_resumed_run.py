@@ -89,6 +89,9 @@ def test_a_run_that_is_stopped_twice_goes_on_and_ends(tmp_path: Path, tiny_model
     require_one_run(folder, step)
     assert folder.summary() is None
     finish([*command, "--resume", "--inference_base_port", str(free_port())], tmp_path)
+    # What a rank did in the last second before a kill may be unknown, but not what it did then.
+    spans = {(span.source, span.name) for span in folder.timeline()}
+    assert ("rank 0", "load checkpoint") in spans
     summary = folder.summary()
     assert summary["evals"]["math-reasoning"]["after"]["num_scored"] == 256
     assert (folder.metrics(), final.stat().st_mtime_ns) == (rows, saved)
@@ -119,6 +122,6 @@ def require_one_run(folder: RunFolder, step: int) -> None:
     assert names[-1] == "final"
     spans = {(span.source, span.name) for span in folder.timeline()}
     assert {("driver", "copy for checkpoint"), ("rank 0", "copy for checkpoint")} <= spans
-    assert {("checkpoints", f"write step-{step:06d}"), ("rank 0", "load checkpoint")} <= spans
+    assert ("checkpoints", f"write step-{step:06d}") in spans
     assert {("driver", "credit and packing"), ("rank 0", "gradient norm")} <= spans
     assert (folder.checkpoints_path / "final" / "hf" / "config.json").is_file()

@@ -130,7 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; always raises SystemExit."""
     # For all that this process starts, by whatever library it speaks HTTP or gRPC.
     os.environ.update(reached_directly(os.environ))
-    with taken():
+    # Without arguments this is the whole program, and nothing comes after it.
+    with taken(for_good=arguments is None):
         _main(arguments)
 
 

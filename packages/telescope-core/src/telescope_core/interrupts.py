@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 
 NUMBERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -104,19 +104,26 @@ def kept() -> Generator[None]:
 
 
 @contextmanager
-def taken() -> Generator[None]:
-    """Take these signals while the block runs; in another thread than the main one, do nothing."""
+def taken(*, for_good: bool = False) -> Generator[None]:
+    """Take these signals while the block runs; in another thread than the main one, do nothing.
+
+    `for_good`: the process ends after the block, and they are ignored until then, because what it
+    did and its exit code stand: what the libraries undo at its end takes seconds.
+    """
     if _signals.is_taken or not _is_main_thread():
         yield
         return
     _signals.first, _signals.has_cut_short, _signals.is_taken = None, False, True
-    with kept():
+    with nullcontext() if for_good else kept():
         for number in NUMBERS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, _signals.on_signal)
         try:
             yield
         finally:
+            if for_good:
+                for number in NUMBERS:
+                    signal.signal(number, signal.SIG_IGN)
             _signals.first, _signals.has_cut_short, _signals.is_taken = None, False, False
 
 
