@@ -308,8 +308,8 @@ def test_report_shows_a_killed_run(place, capsys):
     text = capsys.readouterr().out
     assert "interrupted: process" in text
     assert "4 steps recorded" in text
-    assert "0.375" in text
-    assert "0.875" in text
+    assert "0.250" in text
+    assert "1.000" in text
     assert "math" in text
     assert telescope("--report", "run", "--json") == 0
     fields = json.loads(capsys.readouterr().out)

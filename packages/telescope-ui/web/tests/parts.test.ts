@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { dataAddress, ofRun, parseAddress, sideOf, withQuery } from "../src/lib/address.ts";
 import { rowsOf } from "../src/lib/columns.ts";
-import { formatBytes, formatByName, formatNumber, formatSeconds, formatTick, formatWindow } from "../src/lib/format.ts";
+import { formatBytes, formatByName, formatNumber, formatSeconds, formatTick, formatWindow, isShare } from "../src/lib/format.ts";
 import { alone, byteTicks, extent, linear, nearest, ticks, timeTicks } from "../src/lib/scales.ts";
 import { momentOf } from "../src/lib/moment.ts";
 import { levelsOf, namesOf, valuesOf } from "../src/lib/shades.ts";
@@ -51,6 +51,13 @@ test("numbers are short and none is hidden", () => {
   assert.equal(formatByName("network/sent_bytes_per_s", 2048), "2 KiB/s");
   assert.equal(formatByName("tokens/rollout_per_s", 2048), "2,048");
   assert.equal(formatByName("time/step_s", 0.5), "500 ms");
+});
+
+test("axes show nothing that cannot be", () => {
+  assert.deepEqual(extent([[0, 0]]), [0, 0.5]);
+  assert.deepEqual(extent([[10, 10]]), [9, 11]);
+  assert.deepEqual(extent([[-1, -1]]), [-1.1, -0.9]);
+  assert.ok(isShare("truncated/fraction") && !isShare("task_reward/mean"));
 });
 
 test("days are told where a window has several", () => {

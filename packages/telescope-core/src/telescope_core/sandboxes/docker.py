@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, TypeVar
 
 from telescope_core.sandboxes import docker_endpoint
@@ -228,8 +229,7 @@ class _Container:
         await self._call(self._removed)
 
     def _executed(self, argv: list[str]) -> tuple[int, tuple[bytes | None, bytes | None]]:
-        from docker.utils.socket import consume_socket_output, demux_adaptor, frames_iter
-
+        streams: Any = import_module("docker.utils.socket")
         with _told():
             api = self._container.client.api
             words = ["sh", "-c", _WHEN_HEARD, "sh", *argv]
@@ -237,8 +237,8 @@ class _Container:
             stream = api.exec_start(made["Id"], socket=True)
             try:
                 getattr(stream, "_sock", stream).sendall(b"\n")
-                frames = (demux_adaptor(*one) for one in frames_iter(stream, tty=False))
-                output = consume_socket_output(frames, demux=True)
+                frames = (streams.demux_adaptor(*one) for one in streams.frames_iter(stream, False))
+                output = streams.consume_socket_output(frames, demux=True)
             finally:
                 stream.close()
             return int(api.exec_inspect(made["Id"])["ExitCode"]), output

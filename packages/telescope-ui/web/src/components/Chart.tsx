@@ -32,6 +32,8 @@ interface Props {
   isBytes?: boolean;
   xName?: string;
   format?: (value: number | null) => string;
+  /** The largest value that there can be. */
+  most?: number | undefined;
   /** A click, or Enter, at the value under the cursor. */
   onPick?: (x: number, series: Series) => void;
   pickHint?: string;
@@ -48,7 +50,7 @@ export function Chart(props: Props) {
   const picture = useRef<SVGSVGElement>(null);
   const clip = useId();
   const [cursor, setCursor] = useState<number | null>(null);
-  const range = rangeOf(series);
+  const range = rangeOf(series, props.most);
   const domain = extent(series.map((one) => one.xs));
   const longest = series.reduce<Series | null>((a, b) => (a && a.xs.length >= b.xs.length ? a : b), null);
   const xs = longest?.xs ?? [];
@@ -158,12 +160,12 @@ export function Chart(props: Props) {
 }
 
 /** All values, and of wide intervals as much as leaves the curve its shape. */
-function rangeOf(series: Series[]): [number, number] | null {
+function rangeOf(series: Series[], most = Infinity): [number, number] | null {
   const values = extent(series.map((one) => one.ys));
   const all = extent(series.flatMap((one) => [one.ys, one.low ?? [], one.high ?? []]));
   if (!values || !all) return values;
   const room = (values[1] - values[0]) * 0.6;
-  return [Math.max(all[0], values[0] - room), Math.min(all[1], values[1] + room)];
+  return [Math.max(all[0], values[0] - room), Math.min(all[1], values[1] + room, Math.max(most, values[0]))];
 }
 
 function spoken(series: Series, format: (value: number | null) => string): string {

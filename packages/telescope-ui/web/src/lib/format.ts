@@ -50,10 +50,15 @@ export function formatBytes(value: Known): string {
   return `${formatNumber(size)} ${BYTES[unit] ?? ""}`;
 }
 
+/** Whether a meter or metric is a share, which is at most 1. */
+export function isShare(name: string): boolean {
+  return /(_share|fraction)$/.test(name);
+}
+
 /** A value of a meter or metric by the unit that its name ends with. */
 export function formatByName(name: string, value: Known): string {
   if (/_bytes(_per_s)?$/.test(name)) return formatBytes(value) + (name.endsWith("_per_s") ? "/s" : "");
-  if (/(_share|fraction)$/.test(name)) return formatShare(value);
+  if (isShare(name)) return formatShare(value);
   if (/_s$/.test(name) && !/_per_s$/.test(name)) return formatSeconds(value);
   return formatNumber(value);
 }

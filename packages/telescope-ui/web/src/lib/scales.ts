@@ -58,7 +58,7 @@ export function timeTicks(from: number, to: number, count: number): { step_s: nu
   return { step_s, at };
 }
 
-/** The range of values with a little room; null without any that is finite. */
+/** The range of values; of a single value with room, but not below 0 if it is not; null without any that is finite. */
 export function extent(lists: readonly (readonly (number | null)[])[]): [number, number] | null {
   let low = Infinity;
   let high = -Infinity;
@@ -72,7 +72,7 @@ export function extent(lists: readonly (readonly (number | null)[])[]): [number,
   if (low > high) return null;
   if (low === high) {
     const room = Math.abs(low) * 0.1 || 0.5;
-    return [low - room, high + room];
+    return [low >= 0 ? Math.max(0, low - room) : low - room, high + room];
   }
   return [low, high];
 }

@@ -6,7 +6,7 @@ import { Empty, Ready, State } from "../components/States.tsx";
 import { Table } from "../components/Table.tsx";
 import { ofRun, withQuery } from "../lib/address.ts";
 import { useData } from "../lib/data.ts";
-import { formatByName, formatCell, formatNumber, plural } from "../lib/format.ts";
+import { formatByName, formatCell, formatNumber, plural, isShare } from "../lib/format.ts";
 import type { PageProps } from "../lib/page.ts";
 import { exported, go } from "../lib/router.ts";
 import type { ComparePage } from "../lib/types.ts";
@@ -44,6 +44,7 @@ export function Compare({ address }: PageProps) {
                   key={name}
                   title={name}
                   format={(value) => formatByName(name, value)}
+                  most={isShare(name) ? 1 : undefined}
                   series={(data.curves[name] ?? []).map((one) => ({
                     name: one.run,
                     xs: one.steps,

@@ -6,7 +6,7 @@ import { Empty, IndexNote, Ready, State } from "../components/States.tsx";
 import { Table } from "../components/Table.tsx";
 import { ofRun, withQuery } from "../lib/address.ts";
 import { useData } from "../lib/data.ts";
-import { formatAgo, formatByName, formatDate, formatIso, formatNumber } from "../lib/format.ts";
+import { formatAgo, formatByName, formatDate, formatIso, formatNumber, isShare } from "../lib/format.ts";
 import type { PageProps } from "../lib/page.ts";
 import { exported, go } from "../lib/router.ts";
 import type { OverviewPage, Tile } from "../lib/types.ts";
@@ -69,6 +69,7 @@ function Content({ data, address }: { data: OverviewPage; address: string }) {
             key={name}
             title={name}
             format={(value) => formatByName(name, value)}
+            most={isShare(name) ? 1 : undefined}
             series={[{ name, xs: data.curves.steps, ys: data.curves.metrics[name] ?? [] }]}
             marks={marks}
             onPick={openStep()}
