@@ -28,8 +28,8 @@ ROWS = {
 }
 """Fixture rows of those that read a dataset."""
 MORE = {"math-datasets": {"dataset": "math500"}}
-BEFORE_VALIDATION = {"countdown", "reasoning-gym", "tool-calculator", "wordle"}
-"""Released before there were checks; `telescope env validate` passes for all four."""
+BEFORE_VALIDATION = {"countdown", "reasoning-gym", "wordle"}
+"""Released before there were checks; `telescope env validate` passes for all three."""
 
 
 def settings_of(name: str) -> dict:
@@ -93,7 +93,9 @@ def test_releases_have_passed_validation(name):
     if name in BEFORE_VALIDATION:
         assert validation.verdict == "none"
         return
-    assert (validation.verdict, validation.policy) == ("pass", POLICY_VERSION)
+    # Under the checks of its time; the nightly tests play the sources under those of today.
+    assert validation.verdict == "pass"
+    assert 3 <= int(validation.policy) <= int(POLICY_VERSION)
     assert validation.checked_on == ("fixture rows" if name in ROWS else "")
 
 

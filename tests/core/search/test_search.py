@@ -169,3 +169,10 @@ def test_answers_are_the_same_up_to_how_they_are_written():
     assert not is_same_answer("Kelmere or Tarn", "Kelmere")
     assert not is_same_answer("x" * 2000, "x" * 1000)
     assert plain_answer("An  \u00c9cole, the one!") == "ecole one"
+    # What is no punctuation in a number.
+    assert is_same_answer("1,114.", "1114")
+    assert is_same_answer("\u22125", "-5")
+    assert is_same_answer("1990-2000", "1990 2000")
+    assert not is_same_answer("-1114", "1114")
+    assert not is_same_answer("1.5", "1 5")
+    assert not is_same_answer("-3.5", "3.5")

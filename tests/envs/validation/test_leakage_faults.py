@@ -45,7 +45,13 @@ class Tools(ToolEnvironment):
 
     @tool
     def add(self, left: int, right: Annotated[int, Field(ge=3, le=9)], note: str = "") -> int:
-        """Add two numbers."""
+        """Add two numbers.
+
+        Args:
+            left: The first one.
+            right: The second one.
+            note: What it is for.
+        """
         if left == 0:
             raise ToolError("nothing to add")
         return left + right
@@ -76,21 +82,33 @@ class TellsInTheFirstObservation(MultiTurnEnvironment):
 class HasASchemaOfItsOwn(Tools):
     @tool
     def look_up(self, word: Annotated[str, WithJsonSchema({"type": "text"})]) -> str:
-        """Look a word up."""
+        """Look a word up.
+
+        Args:
+            word: The word.
+        """
         return word
 
 
 class HasAToolThatRaises(Tools):
     @tool
     def look_up(self, word: str) -> str:
-        """Look a word up."""
+        """Look a word up.
+
+        Args:
+            word: The word.
+        """
         return {}[word]
 
 
 class RefusesWhatItsSchemaAllows(Tools):
     @tool
     def look_up(self, word: Annotated[str, WithJsonSchema({"type": "integer"})]) -> str:
-        """Look a word up."""
+        """Look a word up.
+
+        Args:
+            word: The word.
+        """
         return word
 
 

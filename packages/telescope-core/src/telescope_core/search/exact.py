@@ -1,9 +1,18 @@
-"""Whether two short answers are the same, up to case, accents, articles and punctuation. Pure."""
+"""Whether two short answers are the same, up to case, accents, articles and punctuation. Pure.
+
+What is no punctuation in a number stays: its sign and its decimal point.
+"""
 
 import re
 import unicodedata
 
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
+_OF_NUMBERS = (
+    (re.compile(r"(?<![\w)])[-\u2212] ?(?=\d)"), " minus "),
+    (re.compile(r"(?<=\d)\.(?=\d)"), " point "),
+    (re.compile(r"(?<=\d),(?=\d{3}(?!\d))"), ""),
+)
+"""A sign, a decimal point, and commas between thousands; what each becomes."""
 _NO_WORD = re.compile(r"[^\w]+")
 _LONGEST = 1000
 
@@ -12,6 +21,8 @@ def plain_answer(text: str) -> str:
     """Return `text` in lower case without accents, articles and punctuation."""
     spread = unicodedata.normalize("NFKD", text[:_LONGEST].casefold())
     letters = "".join(one for one in spread if not unicodedata.combining(one))
+    for sign, word in _OF_NUMBERS:
+        letters = sign.sub(word, letters)
     return " ".join(_ARTICLE.sub(" ", _NO_WORD.sub(" ", letters)).split())
 
 

@@ -1,7 +1,6 @@
 """Sums too large for the head, and a calculator for one step at a time. Read it as an example."""
 
 import random
-import re
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -17,15 +16,15 @@ from telescope_core import (
     reward,
     tool,
 )
+from telescope_core.graders.mathematics import extract_answer, numbers_match
 
 Operation = Literal["+", "-", "*"]
 OPERATIONS: tuple[Operation, ...] = ("+", "-", "*")
 _WORDS = {"+": "add", "-": "subtract", "*": "multiply by"}
-_NUMBER = re.compile(r"-?\d+")
 
 
 class ToolCalculator(ToolEnvironment):
-    """Work out a chain of steps with a calculator; the last number of the answer counts."""
+    """Work out a chain of steps with a calculator; the answer in the last message counts."""
 
     class Config(ToolConfig):
         """Which chains are drawn."""
@@ -71,6 +70,6 @@ class ToolCalculator(ToolEnvironment):
 
     @reward
     def correct(self, rollout: Rollout, example: Example) -> float:
-        """1 when the last number of the last message is the result."""
-        numbers = _NUMBER.findall(rollout.completion_text[-200:].replace(",", ""))
-        return float(bool(numbers) and numbers[-1] == example.answer)
+        """1 when the answer in the last message is the result."""
+        said = extract_answer(rollout.completion_text[-200:])
+        return float(numbers_match(said, example.answer))
