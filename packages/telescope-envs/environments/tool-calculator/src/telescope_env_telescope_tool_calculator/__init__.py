@@ -1,6 +1,7 @@
 """Sums too large for the head, and a calculator for one step at a time. Read it as an example."""
 
 import random
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -58,7 +59,7 @@ class ToolCalculator(ToolEnvironment):
             total = self.calculate(total, operation, number)
             steps.append(f"Then {_WORDS[operation]} {number}.")
         chain = " ".join(steps)
-        if str(total) in _NUMBER.findall(chain):
+        if str(total) in re.findall(r"-?\d+", chain):
             return self._draw(rng)  # repeating the question must not earn anything
         return Example(
             id=chain, prompt=f"{chain} What is the result? End with it.", answer=str(total)
