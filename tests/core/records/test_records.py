@@ -8,11 +8,13 @@ import sys
 import tracemalloc
 from array import array
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet
 import pytest
 
+from telescope_core import interrupts
 from telescope_core.chains import sampled_tokens
 from telescope_core.errors import ConfigError
 from telescope_core.records import RolloutRow, RunFolder, RunState, row_of
@@ -253,6 +255,22 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     with whole_folder(place) as partial:
         (partial / "third").touch()
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "third"]
+
+
+def test_a_signal_between_two_renames_loses_neither_folder(tmp_path, monkeypatch):
+    place = tmp_path / "model"
+    place.mkdir()
+    rename = Path.rename
+
+    def ended_after(path, target):
+        found = rename(path, target)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return found
+
+    monkeypatch.setattr(Path, "rename", ended_after)
+    with interrupts.taken(), whole_folder(place) as partial:
+        (partial / "new").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["model", "new"]
 
 
 def test_prompt_tokens_are_those_of_all_turns():

@@ -11,6 +11,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from telescope_core import interrupts
 from telescope_core.records.room import room_for
 
 
@@ -57,10 +58,12 @@ def put_in_place(path: Path) -> None:
     """Rename the finished partial folder to `path`, and replace an older folder there."""
     partial, old = partial_folder(path), path.with_name(f".{path.name}.old")
     sync_folder(partial)
-    if path.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        path.rename(old)
-    partial.rename(path)
+    # A signal between the two renames would leave no folder of that name.
+    with interrupts.held():
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            path.rename(old)
+        partial.rename(path)
     shutil.rmtree(old, ignore_errors=True)
 
 
