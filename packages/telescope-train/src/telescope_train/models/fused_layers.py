@@ -234,7 +234,9 @@ class _Rotation:
         """Rotate [1, heads, T, D] by [1, T, D]."""
         is_usual = not others and not named and queries.dim() == 4 and len(queries) == 1
         is_whole = queries.shape[-1] == cos.shape[-1] and queries.device == cos.device
-        is_judged = queries.device.type == self._device_type and queries.dtype in _TOLERANCE
+        # Tensors without numbers are those of whoever counts what the kernels do.
+        is_here = queries.device.type in (self._device_type, "meta")
+        is_judged = is_here and queries.dtype in _TOLERANCE
         is_usual = is_usual and is_judged and queries.stride(-1) == 1
         if not (is_usual and is_whole and cos.dim() == 3):
             return self.own(queries, keys, cos, sin, *others, **named)
