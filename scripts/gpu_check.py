@@ -229,6 +229,8 @@ def write(results: Sequence[Result], of_versions: Sequence[str], folder: Path) -
 
 def serve(parts: Sequence[Part]) -> None:
     """Run each part whose name comes in, and say what it found in one line."""
+    import torch
+
     # Programs that a part starts must not read the names of the next ones.
     with os.fdopen(os.dup(0), encoding="utf-8") as names:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -243,15 +245,10 @@ def serve(parts: Sequence[Part]) -> None:
                 raise SystemExit(1) from None
             sys.stdout.write(f"\n{MARK}{json.dumps(asdict(found))}\n")
             sys.stdout.flush()
-            _give_memory_back()
-
-
-def _give_memory_back() -> None:
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+            # The next part may need what this one held.
+            gc.collect()
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
 
 
 def main(arguments: Sequence[str]) -> int:

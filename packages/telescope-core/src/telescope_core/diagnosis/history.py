@@ -57,7 +57,13 @@ class History:
         names = sorted(set[str]().union(*rows))
         return cls(
             [int(row["step"]) for row in rows],
-            {name: [_number(row.get(name)) for row in rows] for name in names},
+            {
+                name: [
+                    float(value) if isinstance(value := row.get(name), int | float) else math.nan
+                    for row in rows
+                ]
+                for name in names
+            },
         )
 
     @property
@@ -164,7 +170,3 @@ def _change(values: Sequence[tuple[int, float]], start: int, window: int) -> Cha
         noise * math.sqrt(2 / window),
         values[-window][0],
     )
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan

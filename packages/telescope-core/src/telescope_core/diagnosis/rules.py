@@ -7,6 +7,7 @@ often a good run is accused.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
@@ -15,6 +16,8 @@ from telescope_core.diagnosis.finding import Finding, Kind
 from telescope_core.diagnosis.history import Change, History, Stretch
 
 Found = Iterator[Finding]
+Series = Sequence[tuple[int, float]]
+"""Step and value."""
 
 
 class Rule(NamedTuple):
@@ -106,19 +109,16 @@ _REASONS = {
         "every rollout of theirs got the lowest reward",
         "The task is too hard for this model, or the reward does not accept right answers: read a "
         "few answers, try easier examples, a longer max_tokens, or a larger group_size.",
-        "0",
     ),
     "groups/all_at_maximum": (
         "every rollout of theirs got the highest reward",
         "The task is too easy for this model by now, or the reward accepts everything: read a few "
         "answers, and use harder examples.",
-        "1",
     ),
     "groups/all_equal": (
         "all of their rollouts got the same reward, which is neither the lowest nor the highest",
         "The reward does not tell answers apart: give it more levels, or check that it reads the "
         "answer.",
-        "equal",
     ),
 }
 
@@ -134,7 +134,7 @@ def _no_signal(rule: Rule, history: History) -> Found:
         for reason in _REASONS
     }
     reason = max(totals, key=lambda one: totals[one])
-    why, remedy, _ = _REASONS[reason]
+    why, remedy = _REASONS[reason]
     if not totals[reason]:
         why, remedy = (
             "failures or filters left too few of their rollouts",
@@ -168,34 +168,6 @@ def _one_reward(rule: Rule, history: History) -> Found:
         "reward/min",
         "reward/max",
     )
-
-
-def _outside_range(rule: Rule, history: History) -> Found:
-    stretch = history.stretch(
-        history.named("rewards/outside_range"), lambda number: number > 0, least=3
-    )
-    if stretch is not None:
-        yield rule.over(
-            stretch,
-            "Rewards lie outside the range that the environment declares, and were clipped to it.",
-            "Correct the reward, or widen reward_min and reward_max of the environment.",
-            "rewards/outside_range",
-        )
-
-
-def _skipped(rule: Rule, history: History) -> Found:
-    stretch = history.stretch(
-        history.named("optimizer/skipped"), lambda number: number > 0, least=2
-    )
-    if stretch is not None:
-        yield rule.over(
-            stretch,
-            "Optimizer steps were skipped, because their gradient was not finite.",
-            "Lower learning_rate or grad_clip, and see whether a reward or a log-prob is not a "
-            'number; model_dtype = "float32" keeps the master weights exact.',
-            "optimizer/skipped",
-            "grad_norm/max",
-        )
 
 
 def _mismatch(rule: Rule, history: History) -> Found:
@@ -393,33 +365,6 @@ def _truncation(rule: Rule, history: History) -> Found:
     )
 
 
-def _out_of_context(rule: Rule, history: History) -> Found:
-    cut = history.share("rollouts/out_of_context", "rollouts/total")
-    stretch = history.stretch(cut, lambda share: share > 0.25, least=3)
-    if stretch is not None:
-        yield rule.over(
-            stretch,
-            "More than a quarter of the rollouts reached the end of the model's context.",
-            "Raise max_model_len or seq_len, lower the number of turns, or shorten what tools "
-            "return.",
-            "rollouts/out_of_context",
-        )
-
-
-def _timed_out(rule: Rule, history: History) -> Found:
-    late = history.share("rollouts/timed_out", "rollouts/total")
-    stretch = history.stretch(late, lambda share: share > 0.1, least=3)
-    if stretch is not None:
-        yield rule.over(
-            stretch,
-            "More than a tenth of the rollouts reached their deadline.",
-            "Raise rollout_timeout_s, or see which call of the environment is slow on the "
-            "timeline; slow rollouts are mostly the hard ones, so losing them biases what is "
-            "learned.",
-            "rollouts/timed_out",
-        )
-
-
 def _length_grows(rule: Rule, history: History) -> Found:
     length, reward = (
         history.from_start("completion_len/mean"),
@@ -492,51 +437,6 @@ def _parts_apart(rule: Rule, history: History) -> Found:
         )
 
 
-def _stale(rule: Rule, history: History) -> Found:
-    lost = history.share("rollouts/off_policy", "rollouts/total")
-    stretch = history.stretch(lost, lambda share: share > 0.25, least=3)
-    if stretch is not None:
-        yield rule.over(
-            stretch,
-            "More than a quarter of the rollouts were stopped because their tokens became too old, "
-            "and were played again.",
-            "Raise max_off_policy_steps, lower max_async_rollout or max_tokens, or give rollouts "
-            "more servers.",
-            "rollouts/off_policy",
-            "staleness/mean",
-        )
-
-
-def _few_samples_count(rule: Rule, history: History) -> Found:
-    stretch = history.stretch(
-        history.named("effective_sample_size"), lambda share: share < 0.3, least=3
-    )
-    if stretch is not None:
-        yield rule.over(
-            stretch,
-            "A few tokens carry most of the weight of a batch: policy and sampler are far "
-            "apart (effective_sample_size below 0.3).",
-            "Lower max_async_rollout, learning_rate or number_of_minibatches, or set "
-            "use_tis = true.",
-            "effective_sample_size",
-            "importance_weight/max",
-        )
-
-
-def _clipped(rule: Rule, history: History) -> Found:
-    highs = dict(history.named("clip_fraction/high"))
-    both = [(step, low + highs.get(step, 0.0)) for step, low in history.named("clip_fraction/low")]
-    stretch = history.stretch(both, lambda share: share > 0.3, least=3)
-    if stretch is not None:
-        yield rule.over(
-            stretch,
-            "The clip stopped the gradient of more than 30 % of the tokens.",
-            "Steps are too large: lower learning_rate, number_of_minibatches or ppo_epochs.",
-            "clip_fraction/high",
-            "clip_fraction/low",
-        )
-
-
 def _corrected_away(rule: Rule, history: History) -> Found:
     for metric in (
         "behave_imp_weight/capped_fraction",
@@ -585,29 +485,6 @@ def _grad_norm(rule: Rule, history: History) -> Found:
     )
 
 
-def _far_from_reference(rule: Rule, history: History) -> Found:
-    stretch = history.stretch(history.named("kl/reference"), lambda nats: nats > 1.0, least=5)
-    if stretch is not None:
-        yield rule.over(
-            stretch,
-            "The policy is more than 1 nat a token from the reference model.",
-            "Raise kl_penalty_tau, lower learning_rate, or update the reference model.",
-            "kl/reference",
-        )
-
-
-def _short_first(rule: Rule, history: History) -> Found:
-    stretch = history.stretch(history.named("length_bias"), lambda ratio: ratio < 0.8, least=3)
-    if stretch is not None:
-        yield rule.over(
-            stretch,
-            "Rollouts that were trained on are shorter than those that were drawn, by more than a "
-            "fifth: short answers come first.",
-            'Use batch_order = "drawn", or give rollouts more servers.',
-            "length_bias",
-        )
-
-
 def _branched(rule: Rule, history: History) -> Found:
     stretch = history.stretch(history.named("turns/branched"), lambda share: share > 0.01, least=1)
     if stretch is not None:
@@ -621,88 +498,6 @@ def _branched(rule: Rule, history: History) -> Found:
             "off, or turns end with a text of `stop`, which callers do not get, or the agent edits "
             "its history or asks from several conversations.",
             "turns/branched",
-        )
-
-
-def _time_share(metric: str, share: float) -> Callable[[History], Stretch | None]:
-    """Return whether a part of a step takes that share of it, and a second at least."""
-
-    def look(history: History) -> Stretch | None:
-        seconds = dict(history.named("time/step_s"))
-        parts = [
-            (step, value / seconds[step] if value >= 1.0 else 0.0)
-            for step, value in history.named(metric)
-            if seconds.get(step)
-        ]
-        # The first step has what every run waits for once.
-        return history.stretch(parts[1:], lambda found: found > share, least=5)
-
-    return look
-
-
-def _waits_for_rollouts(rule: Rule, history: History) -> Found:
-    stretch = _time_share("time/generate_s", 0.6)(history)
-    if stretch is not None:
-        yield rule.over(
-            stretch,
-            "The trainer waited for rollouts in more than 60 % of each step.",
-            "Add servers (inference_num_workers), raise max_async_rollout, or see on the timeline "
-            "whether environments or the longest answers are what it waits for.",
-            "time/generate_s",
-            "time/step_s",
-        )
-
-
-def _weights_are_slow(rule: Rule, history: History) -> Found:
-    stretch = _time_share("time/sync_s", 0.25)(history)
-    if stretch is not None:
-        yield rule.over(
-            stretch,
-            "Sending weights took more than a quarter of each step.",
-            "See weight_transport: nccl or ipc beat disk and gloo; with use_lora only the adapter "
-            "is sent; evals on shared servers wait here, too (eval_num_servers gives them their "
-            "own).",
-            "time/sync_s",
-        )
-
-
-def _rest_is_slow(rule: Rule, history: History) -> Found:
-    stretch = _time_share("time/wait_s", 0.25)(history)
-    if stretch is not None:
-        yield rule.over(
-            stretch,
-            "Advantages, packing and records took more than a quarter of each step.",
-            "The driver or its disk is too slow: see the timeline, and whether the run folder is "
-            "on a network disk.",
-            "time/wait_s",
-        )
-
-
-def _rows_are_empty(rule: Rule, history: History) -> Found:
-    batches = dict(history.named("pack/batches"))
-    fill = [(s, v) for s, v in history.named("pack/fill") if batches.get(s, 0.0) >= 4]
-    stretch = history.stretch(fill, lambda share: share < 0.5, least=5)
-    if stretch is not None:
-        yield rule.over(
-            stretch,
-            "Packed rows are less than half full.",
-            "Lower seq_len, or raise it to a multiple of the longest samples.",
-            "pack/fill",
-            "seq_len/max",
-        )
-
-
-def _ranks_are_uneven(rule: Rule, history: History) -> Found:
-    stretch = history.stretch(
-        history.named("pack/flops_imbalance"), lambda times: times > 1.3, least=5
-    )
-    if stretch is not None:
-        yield rule.over(
-            stretch,
-            "A step takes over 1.3 times as long as if all ranks had equal work.",
-            "Raise the number of groups of a batch, use fewer ranks, or set "
-            "fsdp_context_parallel_size for few long samples.",
-            "pack/flops_imbalance",
         )
 
 
@@ -778,40 +573,264 @@ def _evals_fall(rule: Rule, history: History) -> Found:
         )
 
 
+def _in_a_row(
+    cause: str,
+    remedy: str,
+    *metrics: str,
+    holds: Callable[[float], bool],
+    least: int = 3,
+    of: str = "",
+    series: Callable[[History], Series] | None = None,
+) -> Callable[[Rule, History], Found]:
+    """Return what finds at least `least` steps in a row for which `holds` is true.
+
+    It is asked of the first of `metrics`, of its share of the metric `of`, or of `series`.
+    """
+
+    def find(rule: Rule, history: History) -> Found:
+        if series is not None:
+            values = series(history)
+        else:
+            values = history.share(metrics[0], of) if of else history.named(metrics[0])
+        stretch = history.stretch(values, holds, least=least)
+        if stretch is not None:
+            yield rule.over(stretch, cause, remedy, *metrics)
+
+    return find
+
+
+def _clipped_share(history: History) -> Series:
+    highs = dict(history.named("clip_fraction/high"))
+    return [(step, low + highs.get(step, 0.0)) for step, low in history.named("clip_fraction/low")]
+
+
+def _fill_of_rows(history: History) -> Series:
+    """Return how full rows are, where there are enough of them that they could be fuller."""
+    batches = dict(history.named("pack/batches"))
+    return [(s, fill) for s, fill in history.named("pack/fill") if batches.get(s, 0.0) >= 4]
+
+
+def _step_share(metric: str, history: History) -> Series:
+    """Return the share of a step that one part of it takes; 0 for less than a second."""
+    seconds = dict(history.named("time/step_s"))
+    parts = [
+        (step, value / seconds[step] if value >= 1.0 else 0.0)
+        for step, value in history.named(metric)
+        if seconds.get(step)
+    ]
+    # The first step has what every run waits for once.
+    return parts[1:]
+
+
 RULES: tuple[Rule, ...] = (
     Rule("nothing trained", Kind.BROKEN, "Was there an optimizer step?", _nothing_trained),
     Rule("one reward", Kind.BROKEN, "Does the reward tell answers apart?", _one_reward),
     Rule("no signal", Kind.BROKEN, "Do groups have an advantage?", _no_signal),
-    Rule("skipped gradients", Kind.BROKEN, "Are gradients finite?", _skipped),
+    Rule(
+        "skipped gradients",
+        Kind.BROKEN,
+        "Are gradients finite?",
+        _in_a_row(
+            "Optimizer steps were skipped, because their gradient was not finite.",
+            "Lower learning_rate or grad_clip, and see whether a reward or a log-prob is not a "
+            'number; model_dtype = "float32" keeps the master weights exact.',
+            "optimizer/skipped",
+            "grad_norm/max",
+            holds=lambda number: number > 0,
+            least=2,
+        ),
+    ),
     Rule("another model", Kind.BROKEN, "Do engine and trainer agree?", _mismatch),
     Rule("failures", Kind.BROKEN, "Do rollouts end?", _failures),
     Rule("collapse", Kind.BROKEN, "Is the reward near its best?", _collapse),
-    Rule("rewards clipped", Kind.UNHEALTHY, "Are rewards in their range?", _outside_range),
+    Rule(
+        "rewards clipped",
+        Kind.UNHEALTHY,
+        "Are rewards in their range?",
+        _in_a_row(
+            "Rewards lie outside the range that the environment declares, and were clipped to it.",
+            "Correct the reward, or widen reward_min and reward_max of the environment.",
+            "rewards/outside_range",
+            holds=lambda number: number > 0,
+        ),
+    ),
     Rule("mismatch grows", Kind.UNHEALTHY, "Do they go on to agree?", _mismatch_grows),
     Rule("entropy gone", Kind.UNHEALTHY, "Does the policy still vary?", _entropy_gone),
     Rule("entropy explodes", Kind.UNHEALTHY, "Is its text still one?", _entropy_explodes),
     Rule("truncation", Kind.UNHEALTHY, "Do answers end by themselves?", _truncation),
-    Rule("out of context", Kind.UNHEALTHY, "Do conversations fit?", _out_of_context),
-    Rule("deadlines", Kind.UNHEALTHY, "Do rollouts end in time?", _timed_out),
+    Rule(
+        "out of context",
+        Kind.UNHEALTHY,
+        "Do conversations fit?",
+        _in_a_row(
+            "More than a quarter of the rollouts reached the end of the model's context.",
+            "Raise max_model_len or seq_len, lower the number of turns, or shorten what tools "
+            "return.",
+            "rollouts/out_of_context",
+            holds=lambda share: share > 0.25,
+            of="rollouts/total",
+        ),
+    ),
+    Rule(
+        "deadlines",
+        Kind.UNHEALTHY,
+        "Do rollouts end in time?",
+        _in_a_row(
+            "More than a tenth of the rollouts reached their deadline.",
+            "Raise rollout_timeout_s, or see which call of the environment is slow on the "
+            "timeline; slow rollouts are mostly the hard ones, so losing them biases what is "
+            "learned.",
+            "rollouts/timed_out",
+            holds=lambda share: share > 0.1,
+            of="rollouts/total",
+        ),
+    ),
     Rule("length grows", Kind.UNHEALTHY, "Is a longer answer a better one?", _length_grows),
     Rule("length shrinks", Kind.UNHEALTHY, "Does it still try?", _length_shrinks),
     Rule("form over task", Kind.UNHEALTHY, "Do parts of the reward agree?", _parts_apart),
-    Rule("too old", Kind.UNHEALTHY, "Are rollouts thrown away?", _stale),
-    Rule("few samples count", Kind.UNHEALTHY, "Do all samples count?", _few_samples_count),
-    Rule("clipping", Kind.UNHEALTHY, "Are steps small enough?", _clipped),
+    Rule(
+        "too old",
+        Kind.UNHEALTHY,
+        "Are rollouts thrown away?",
+        _in_a_row(
+            "More than a quarter of the rollouts were stopped because their tokens became too old, "
+            "and were played again.",
+            "Raise max_off_policy_steps, lower max_async_rollout or max_tokens, or give rollouts "
+            "more servers.",
+            "rollouts/off_policy",
+            "staleness/mean",
+            holds=lambda share: share > 0.25,
+            of="rollouts/total",
+        ),
+    ),
+    Rule(
+        "few samples count",
+        Kind.UNHEALTHY,
+        "Do all samples count?",
+        _in_a_row(
+            "A few tokens carry most of the weight of a batch: policy and sampler are far "
+            "apart (effective_sample_size below 0.3).",
+            "Lower max_async_rollout, learning_rate or number_of_minibatches, or set "
+            "use_tis = true.",
+            "effective_sample_size",
+            "importance_weight/max",
+            holds=lambda share: share < 0.3,
+        ),
+    ),
+    Rule(
+        "clipping",
+        Kind.UNHEALTHY,
+        "Are steps small enough?",
+        _in_a_row(
+            "The clip stopped the gradient of more than 30 % of the tokens.",
+            "Steps are too large: lower learning_rate, number_of_minibatches or ppo_epochs.",
+            "clip_fraction/high",
+            "clip_fraction/low",
+            holds=lambda share: share > 0.3,
+            series=_clipped_share,
+        ),
+    ),
     Rule("corrected away", Kind.UNHEALTHY, "Do corrections leave enough?", _corrected_away),
     Rule("filtered", Kind.UNHEALTHY, "Do filters leave enough?", _filtered),
     Rule("gradient grows", Kind.UNHEALTHY, "Is the gradient steady?", _grad_norm),
-    Rule("far from reference", Kind.UNHEALTHY, "Is it near its start?", _far_from_reference),
-    Rule("short first", Kind.UNHEALTHY, "Are long answers trained on?", _short_first),
+    Rule(
+        "far from reference",
+        Kind.UNHEALTHY,
+        "Is it near its start?",
+        _in_a_row(
+            "The policy is more than 1 nat a token from the reference model.",
+            "Raise kl_penalty_tau, lower learning_rate, or update the reference model.",
+            "kl/reference",
+            holds=lambda nats: nats > 1.0,
+            least=5,
+        ),
+    ),
+    Rule(
+        "short first",
+        Kind.UNHEALTHY,
+        "Are long answers trained on?",
+        _in_a_row(
+            "Rollouts that were trained on are shorter than those that were drawn, by more than a "
+            "fifth: short answers come first.",
+            'Use batch_order = "drawn", or give rollouts more servers.',
+            "length_bias",
+            holds=lambda ratio: ratio < 0.8,
+        ),
+    ),
     Rule("evals fall", Kind.UNHEALTHY, "Do evals hold?", _evals_fall),
     Rule("evals missing", Kind.UNHEALTHY, "Were all evals played?", _evals_missing),
     Rule("branched turns", Kind.SLOW, "Do turns continue each other?", _branched),
-    Rule("waits for rollouts", Kind.SLOW, "Does the trainer wait?", _waits_for_rollouts),
-    Rule("slow weights", Kind.SLOW, "Do weights take long?", _weights_are_slow),
-    Rule("slow driver", Kind.SLOW, "Does the rest take long?", _rest_is_slow),
-    Rule("empty rows", Kind.SLOW, "Are rows full?", _rows_are_empty),
-    Rule("uneven ranks", Kind.SLOW, "Do ranks have equal work?", _ranks_are_uneven),
+    Rule(
+        "waits for rollouts",
+        Kind.SLOW,
+        "Does the trainer wait?",
+        _in_a_row(
+            "The trainer waited for rollouts in more than 60 % of each step.",
+            "Add servers (inference_num_workers), raise max_async_rollout, or see on the timeline "
+            "whether environments or the longest answers are what it waits for.",
+            "time/generate_s",
+            "time/step_s",
+            holds=lambda share: share > 0.6,
+            least=5,
+            series=partial(_step_share, "time/generate_s"),
+        ),
+    ),
+    Rule(
+        "slow weights",
+        Kind.SLOW,
+        "Do weights take long?",
+        _in_a_row(
+            "Sending weights took more than a quarter of each step.",
+            "See weight_transport: nccl or ipc beat disk and gloo; with use_lora only the adapter "
+            "is sent; evals on shared servers wait here, too (eval_num_servers gives them their "
+            "own).",
+            "time/sync_s",
+            holds=lambda share: share > 0.25,
+            least=5,
+            series=partial(_step_share, "time/sync_s"),
+        ),
+    ),
+    Rule(
+        "slow driver",
+        Kind.SLOW,
+        "Does the rest take long?",
+        _in_a_row(
+            "Advantages, packing and records took more than a quarter of each step.",
+            "The driver or its disk is too slow: see the timeline, and whether the run folder is "
+            "on a network disk.",
+            "time/wait_s",
+            holds=lambda share: share > 0.25,
+            least=5,
+            series=partial(_step_share, "time/wait_s"),
+        ),
+    ),
+    Rule(
+        "empty rows",
+        Kind.SLOW,
+        "Are rows full?",
+        _in_a_row(
+            "Packed rows are less than half full.",
+            "Lower seq_len, or raise it to a multiple of the longest samples.",
+            "pack/fill",
+            "seq_len/max",
+            holds=lambda share: share < 0.5,
+            least=5,
+            series=_fill_of_rows,
+        ),
+    ),
+    Rule(
+        "uneven ranks",
+        Kind.SLOW,
+        "Do ranks have equal work?",
+        _in_a_row(
+            "A step takes over 1.3 times as long as if all ranks had equal work.",
+            "Raise the number of groups of a batch, use fewer ranks, or set "
+            "fsdp_context_parallel_size for few long samples.",
+            "pack/flops_imbalance",
+            holds=lambda times: times > 1.3,
+            least=5,
+        ),
+    ),
     Rule("dying workers", Kind.SLOW, "Do environments stay alive?", _workers),
     Rule("stuck threads", Kind.SLOW, "Does code of environments end?", _stuck),
 )
