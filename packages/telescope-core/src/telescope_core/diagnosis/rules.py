@@ -379,8 +379,8 @@ def _length_grows(rule: Rule, history: History) -> Found:
         history,
         f"Answers grew from {length.before:.0f} to {length.after:.0f} tokens, and the reward did "
         "not rise.",
-        'Look for padding or repetition in the longest answers; loss_agg = "token" does not favor '
-        "long ones, and reward_shaping can make them cost something.",
+        "Look for padding or repetition in the longest answers; overlong_buffer_tokens makes long "
+        "ones cost something.",
         "completion_len/mean",
         "task_reward/mean",
     )
