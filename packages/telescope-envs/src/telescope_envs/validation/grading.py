@@ -1,7 +1,6 @@
 """`telescope env check-grader`: which answers near the right one the grader takes to be right."""
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ from telescope_core.errors import ConfigError
 from telescope_core.probes.completions import GOLD
 from telescope_core.probes.near_gold import NEAR_GOLD
 from telescope_envs.validation.findings import Findings
-from telescope_envs.validation.levels import Trial, check_load, run_probes
-from telescope_envs.validation.processes import Subject, prepare_place, scratch_folder
+from telescope_envs.validation.levels import check_load, run_probes
+from telescope_envs.validation.processes import Subject, scratch_folder
 from telescope_envs.validation.records import Outcome, Verdict
-from telescope_envs.validation.runner import ValidationOptions, fixtures
+from telescope_envs.validation.runner import ValidationOptions, fixtures, trial_of
 from telescope_envs.validation.static import check_static, version_in
 
 
@@ -84,19 +83,10 @@ def _told(
     environ: dict[str, str],
 ) -> dict[str, Any]:
     """Return what the probe played; raises ConfigError with what kept it from playing."""
-    place = None
+    trial = None
     if subject.factory:
-        place = prepare_place(subject, scratch, findings, allow_sdist=options.allow_sdist)
-    if place is not None:
-        if environ:
-            place = replace(place, environ=environ)
-        trial = Trial(
-            place=place,
-            factory=subject.factory,
-            num_examples=options.num_examples,
-            recorded=subject.secrets,
-            tell=options.progress,
-        )
+        trial = trial_of(subject, scratch, findings, options, environ)
+    if trial is not None:
         options.progress(f"{subject.label}: loading it")
         trial = check_load(trial, findings)
         options.progress(f"{subject.label}: playing answers near the right ones")

@@ -159,6 +159,26 @@ def fixtures(
         yield hub.environ(scratch / "hub")
 
 
+def trial_of(
+    subject: Subject,
+    scratch: Path,
+    findings: Findings,
+    options: ValidationOptions,
+    environ: dict[str, str],
+) -> Trial | None:
+    """Return `subject` where it can be imported; None if its dependencies are missing there."""
+    place = prepare_place(subject, scratch, findings, allow_sdist=options.allow_sdist)
+    if place is None:
+        return None
+    return Trial(
+        place=replace(place, environ=environ) if environ else place,
+        factory=subject.factory,
+        num_examples=options.num_examples,
+        recorded=subject.secrets,
+        tell=options.progress,
+    )
+
+
 def _try_out(
     subject: Subject,
     scratch: Path,
@@ -178,22 +198,13 @@ def _try_out(
         options.progress(f"{subject.label}: {level} checks")
         started_s = time.monotonic()
         if trial is None:
-            allowed = options.allow_sdist
-            place = prepare_place(subject, scratch, findings, allow_sdist=allowed)
-            if place is None:
+            trial = trial_of(subject, scratch, findings, options, environ)
+            if trial is None:
                 findings.not_run(_checks_of(level), "its dependencies are missing")
                 before = level
                 continue
             if environ:
                 findings.facts[EXAMPLES_FROM] = FIXTURE_ROWS
-                place = replace(place, environ=environ)
-            trial = Trial(
-                place=place,
-                factory=subject.factory,
-                num_examples=options.num_examples,
-                recorded=subject.secrets,
-                tell=options.progress,
-            )
         trial = check(trial, findings)
         if findings.has_found("load.examples") and subject.project is not None:
             for line in left_out(subject.project, subject.files):
