@@ -1,14 +1,15 @@
 """`telescope env check-grader`."""
 
 import textwrap
-from typing import Annotated
 
 import typer
 
 from telescope_cli.env.options import (
     AllowSdistOption,
+    ExamplesOption,
     FixtureRowsOption,
     JsonOption,
+    TriedArgument,
     progress,
     split_names,
 )
@@ -23,15 +24,8 @@ _MAX_SHOWN = 10
 
 
 def check_grader(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="[DIR|NAME|WHEEL]", help="A project folder, an installed name, or a wheel."
-        ),
-    ] = ".",
-    examples: Annotated[
-        int, typer.Option("--examples", min=1, max=1000, help="Examples to try from each split.")
-    ] = DEFAULT_EXAMPLES,
+    target: TriedArgument = ".",
+    examples: ExamplesOption = DEFAULT_EXAMPLES,
     fixture_rows: FixtureRowsOption = False,
     allow_sdist: AllowSdistOption = None,
     as_json: JsonOption = False,

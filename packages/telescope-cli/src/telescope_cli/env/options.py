@@ -34,6 +34,15 @@ AllowSdistOption = Annotated[
         help="Build these dependencies from source, which runs their code during installation.",
     ),
 ]
+TriedArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="[DIR|NAME|WHEEL]", help="A project folder, an installed name, or a wheel."
+    ),
+]
+ExamplesOption = Annotated[
+    int, typer.Option("--examples", min=1, max=1000, help="Examples to try from each split.")
+]
 FixtureRowsOption = Annotated[
     bool,
     typer.Option(

@@ -8,8 +8,10 @@ import typer
 
 from telescope_cli.env.options import (
     AllowSdistOption,
+    ExamplesOption,
     FixtureRowsOption,
     JsonOption,
+    TriedArgument,
     progress,
     split_names,
 )
@@ -36,12 +38,7 @@ _REPORT_FORMATS = (".json", ".md")
 
 
 def validate(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="[DIR|NAME|WHEEL]", help="A project folder, an installed name, or a wheel."
-        ),
-    ] = ".",
+    target: TriedArgument = ".",
     level: Annotated[
         str,
         typer.Option(
@@ -50,9 +47,7 @@ def validate(
             help="The last level to run; each level includes the ones before it.",
         ),
     ] = _ALL,
-    examples: Annotated[
-        int, typer.Option("--examples", min=1, max=1000, help="Examples to try from each split.")
-    ] = DEFAULT_EXAMPLES,
+    examples: ExamplesOption = DEFAULT_EXAMPLES,
     strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as failures.")] = False,
     fixture_rows: FixtureRowsOption = False,
     report: Annotated[
