@@ -116,7 +116,7 @@ vllm.model_executor.models.qwen3" &
 warm "ray, datasets, pandas, pyarrow.parquet, math_verify, torch.distributed.fsdp, \
 torch.distributed.checkpoint, transformers.models.qwen3.modeling_qwen3, typer, rich, pytest, hypothesis, \
 telescope_cli.main, telescope_cli.eval.command, telescope_train.run, telescope_train.plan.text, \
-duckdb, telescope_ui.app"
+duckdb, telescope_ui.web.app"
 wait
 
 echo "$wanted" >"$stamp"

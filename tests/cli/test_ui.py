@@ -12,7 +12,7 @@ import pytest
 from tests.ui.recorded import MARKUP, write_run
 
 from telescope_cli.main import main
-from telescope_ui.export import export_runs
+from telescope_ui.web.export import export_runs
 
 CODE = "from telescope_cli.main import main; main()"
 LIMIT_S = 60

@@ -13,7 +13,7 @@ from telescope_core.records import RunFolder
 from telescope_core.records.identity import Resume
 from telescope_core.reports.train_report import write_train_report
 from telescope_core.types import TurnInfo
-from telescope_ui.export import export_runs
+from telescope_ui.web.export import export_runs
 
 SETTING, PASSWORD, VARIABLE = "setting-1-value", "address-2-pw", "variable-3-value"
 ADDRESS = f"http://me:{PASSWORD}@10.0.0.5:8000/v1?api_key={SETTING}"

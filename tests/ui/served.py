@@ -15,10 +15,10 @@ import httpx
 import uvicorn
 from starlette.types import ASGIApp
 
-from telescope_ui.app import create_app
-from telescope_ui.index.database import Database
-from telescope_ui.live import Watcher
-from telescope_ui.runs import Runs
+from telescope_ui.files.database import Database
+from telescope_ui.index.runs import Runs
+from telescope_ui.web.app import create_app
+from telescope_ui.web.live import Watcher
 
 TOKEN = "the token of the tests"
 LIMIT_S = 60.0

@@ -12,7 +12,7 @@ from tests.ui.served import TOKEN, answered, served
 from telescope_core.records import RunFolder
 from telescope_core.records.blocks import BlockLog
 from telescope_core.records.timeline import ModelCall
-from telescope_ui.serve import exposure
+from telescope_ui.web.serve import exposure
 
 BEARER = {"authorization": f"Bearer {TOKEN}", "accept": "application/json"}
 

@@ -15,7 +15,7 @@ from tests.ui.recorded import MARKUP, SERVERS, write_run, write_steps
 from tests.ui.served import served
 
 from telescope_core.records import RunFolder
-from telescope_ui.export import export_runs
+from telescope_ui.web.export import export_runs
 
 pytestmark = pytest.mark.slow
 

@@ -19,10 +19,10 @@ from tests.ui.served import LIMIT_S, TOKEN, answered, served
 from telescope_core.errors import ConfigError
 from telescope_core.records import RunFolder
 from telescope_core.records.restarts import Restart
-from telescope_ui.index.database import Database
+from telescope_ui.files.database import Database
 from telescope_ui.index.run_index import RunIndex
-from telescope_ui.live import LOOK_S, Watcher
-from telescope_ui.runs import Runs
+from telescope_ui.index.runs import Runs
+from telescope_ui.web.live import LOOK_S, Watcher
 
 WEB = Path(__file__).resolve().parents[2] / "packages" / "telescope-ui" / "web"
 
@@ -136,7 +136,7 @@ def _until_told(events, part, write):
 
 
 def test_no_more_pages_can_listen_than_there_is_room_for(tmp_path, run, monkeypatch):
-    monkeypatch.setattr("telescope_ui.live.MAX_LISTENERS", 3)
+    monkeypatch.setattr("telescope_ui.web.live.MAX_LISTENERS", 3)
     with served([tmp_path / "runs"], tmp_path / "cache") as ui:
         pages = [Events(ui) for _ in range(3)]
         answer = ui.ask("/live", authorization=f"Bearer {TOKEN}")
@@ -201,7 +201,7 @@ def test_two_servers_show_the_same_run(tmp_path, run):
     """The second is another process, as index files are locked between processes."""
     code = (
         "import json, sys; from pathlib import Path; "
-        "from telescope_ui.index.database import Database; "
+        "from telescope_ui.files.database import Database; "
         "from telescope_ui.index.run_index import RunIndex; "
         "index = RunIndex(Path(sys.argv[1]), Database(Path(sys.argv[2]))); "
         "print(json.dumps(index.refresh(60)), flush=True); sys.stdin.readline()"

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from telescope_core.errors import ConfigError
 from telescope_core.records import RunFolder
-from telescope_ui.curves import thinned
-from telescope_ui.index.database import Database
-from telescope_ui.json_lines import JsonLines
-from telescope_ui.lanes import Bar, Change, depths_of, lanes_of, mean_numbers
-from telescope_ui.line_tail import LineTail
-from telescope_ui.log_lines import FileFacts, parsed
-from telescope_ui.runs import Runs
-from telescope_ui.token_texts import texts_for
+from telescope_ui.base.curves import thinned
+from telescope_ui.base.lanes import Bar, Change, depths_of, lanes_of, mean_numbers
+from telescope_ui.files.database import Database
+from telescope_ui.files.json_lines import JsonLines
+from telescope_ui.files.line_tail import LineTail
+from telescope_ui.files.log_lines import FileFacts, parsed
+from telescope_ui.files.token_texts import texts_for
+from telescope_ui.index.runs import Runs
 
 NUMBERS = st.floats(-1e6, 1e6) | st.just(math.nan)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from telescope_core.errors import ConfigError
-from telescope_ui.index.database import Database
-from telescope_ui.runs import Runs
+from telescope_ui.files.database import Database
+from telescope_ui.index.runs import Runs
 
 RUN = "/runs/first"
 

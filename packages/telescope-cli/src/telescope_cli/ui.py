@@ -51,8 +51,8 @@ def ui_command(
 
       telescope ui runs/quickstart --export quickstart-page
     """
-    from telescope_ui.export import export_runs
-    from telescope_ui.serve import serve
+    from telescope_ui.web.export import export_runs
+    from telescope_ui.web.serve import serve
 
     _require_used(context, is_export=export is not None)
     chosen = folders or [Path("runs")]

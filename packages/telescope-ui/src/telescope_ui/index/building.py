@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import duckdb
 
+from telescope_ui.files.database import quoted
+from telescope_ui.files.run_files import Listed, literal_paths, step_of
 from telescope_ui.index.columns import (
     MAX_ERROR_CHARACTERS,
     MAX_NAMED,
@@ -18,8 +20,6 @@ from telescope_ui.index.columns import (
     Column,
     named_columns,
 )
-from telescope_ui.index.database import quoted
-from telescope_ui.run_files import Listed, literal_paths, step_of
 
 FOLDERS = {"rollouts": False, "attempts": True}
 """Folder -> whether its rows were replaced by later attempts."""

@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from telescope_ui.answers import ParameterError
+from telescope_ui.base.answers import ParameterError
+from telescope_ui.files.database import quoted
 from telescope_ui.index.columns import Column
-from telescope_ui.index.database import quoted
 
 _CONDITION = re.compile(r"(?s)(.+?)(<=|>=|!=|<|>|=)(.+)")
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from telescope_ui.answers import JsonObject, NotThereError
+from telescope_ui.base.answers import JsonObject, NotThereError
+from telescope_ui.files.database import quoted
 from telescope_ui.index.columns import Column
-from telescope_ui.index.database import quoted
 from telescope_ui.index.filters import Condition
 from telescope_ui.index.run_index import RunIndex
 

@@ -10,11 +10,11 @@ from threading import Condition, Thread
 from typing import Any
 
 from telescope_core.errors import unknown_name
-from telescope_ui.answers import JsonObject, ParameterError
+from telescope_ui.base.answers import JsonObject, ParameterError
+from telescope_ui.files.database import Database
+from telescope_ui.files.run_files import Stamp, listed, stamp_of_folder
 from telescope_ui.index import building
 from telescope_ui.index.columns import Column
-from telescope_ui.index.database import Database
-from telescope_ui.run_files import Stamp, listed, stamp_of_folder
 
 WAIT_S = 2.0
 """How long an answer waits for the index before it says that the index is not complete."""

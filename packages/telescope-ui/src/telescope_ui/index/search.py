@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import duckdb
 
-from telescope_ui.answers import JsonObject, ParameterError
+from telescope_ui.base.answers import JsonObject, ParameterError
+from telescope_ui.files.database import quoted
+from telescope_ui.files.run_files import inside, literal_paths
 from telescope_ui.index.building import STEP_OF_FILE
-from telescope_ui.index.database import quoted
 from telescope_ui.index.filters import Condition
 from telescope_ui.index.queries import as_columns
 from telescope_ui.index.run_index import RunIndex
-from telescope_ui.run_files import inside, literal_paths
 
 LIMIT_S = 0.5
 """How long one answer searches."""

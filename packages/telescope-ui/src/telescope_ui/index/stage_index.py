@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import duckdb
 
-from telescope_ui.answers import JsonObject
-from telescope_ui.event_tables import events_by_step, stages_of, usable
+from telescope_ui.base.answers import JsonObject
+from telescope_ui.files.database import Database
+from telescope_ui.files.run_files import Listed, step_of
 from telescope_ui.index.building import checkpoint
-from telescope_ui.index.database import Database
+from telescope_ui.index.event_tables import events_by_step, stages_of, usable
 from telescope_ui.index.run_index import RunIndex
-from telescope_ui.run_files import Listed, step_of
 
 WAIT_S = 0.05
 """How long an answer waits for the files that are new."""

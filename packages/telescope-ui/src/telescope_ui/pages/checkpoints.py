@@ -4,9 +4,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from telescope_core.records.files import read_json
-from telescope_ui.answers import JsonObject, NotThereError
-from telescope_ui.one_run import OneRun
-from telescope_ui.run_files import Stamp, folders, inside, object_in, stamp_of
+from telescope_ui.base.answers import JsonObject, NotThereError
+from telescope_ui.files.run_files import Stamp, folders, inside, object_in, stamp_of
+from telescope_ui.index.one_run import OneRun
 
 _MAX_CHECKPOINTS = 1000
 _MAX_MANIFEST_BYTES = 4 * 2**20

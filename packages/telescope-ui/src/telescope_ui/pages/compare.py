@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from telescope_ui.answers import JsonObject
-from telescope_ui.curves import curve
-from telescope_ui.one_run import OneRun
+from telescope_ui.base.answers import JsonObject
+from telescope_ui.base.curves import curve
+from telescope_ui.base.parameters import CompareParameters
+from telescope_ui.index.one_run import OneRun
 from telescope_ui.pages.overview import usual
-from telescope_ui.parameters import CompareParameters
 
 
 def compare_page(runs: Sequence[OneRun], asked: CompareParameters) -> JsonObject:

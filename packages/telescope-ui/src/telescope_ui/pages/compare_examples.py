@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from telescope_ui.answers import JsonObject
-from telescope_ui.index.database import Database
-from telescope_ui.one_run import OneRun, escaped_part
-from telescope_ui.parameters import CompareExamplesParameters
+from telescope_ui.base.answers import JsonObject
+from telescope_ui.base.parameters import CompareExamplesParameters
+from telescope_ui.files.database import Database
+from telescope_ui.index.one_run import OneRun, escaped_part
 
 _OF_RUN = ("environment", "example_id", "count", "mean", "group_id", "index", "attempt")
 

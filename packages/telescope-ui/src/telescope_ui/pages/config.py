@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from dataclasses import asdict
 
-from telescope_ui.answers import JsonObject
-from telescope_ui.one_run import OneRun
+from telescope_ui.base.answers import JsonObject
+from telescope_ui.index.one_run import OneRun
 from telescope_ui.pages.compare import flat_settings
 
 

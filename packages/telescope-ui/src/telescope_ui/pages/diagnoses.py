@@ -6,8 +6,8 @@ So runs of earlier versions, and runs that were killed, have findings too.
 from collections.abc import Sequence
 
 from telescope_core.diagnosis import History, diagnose
-from telescope_ui.answers import JsonObject
-from telescope_ui.one_run import OneRun
+from telescope_ui.base.answers import JsonObject
+from telescope_ui.index.one_run import OneRun
 
 
 def diagnoses(run: OneRun, metrics: Sequence[str]) -> list[JsonObject]:

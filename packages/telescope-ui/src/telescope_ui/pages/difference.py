@@ -2,13 +2,13 @@
 
 from urllib.parse import unquote
 
-from telescope_ui.answers import JsonObject, ParameterError
+from telescope_ui.base.answers import JsonObject, ParameterError
+from telescope_ui.base.parameters import DifferenceParameters
 from telescope_ui.index import queries
-from telescope_ui.one_run import OneRun
+from telescope_ui.index.one_run import OneRun
+from telescope_ui.index.runs import Runs
 from telescope_ui.pages.compare import differing
 from telescope_ui.pages.rollout import key_of, messages_json, row_at, scalars
-from telescope_ui.parameters import DifferenceParameters
-from telescope_ui.runs import Runs
 
 
 def difference_page(runs: Runs, asked: DifferenceParameters) -> JsonObject:

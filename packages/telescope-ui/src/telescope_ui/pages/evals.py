@@ -9,8 +9,10 @@ from telescope_core.evals.comparison import Comparison, Difference, compare_resu
 from telescope_core.evals.result import EvalResult, TaskScore
 from telescope_core.evals.stats import Estimate
 from telescope_core.reports.differences import sentence
-from telescope_ui.answers import JsonObject, ParameterError
-from telescope_ui.eval_files import (
+from telescope_ui.base.answers import JsonObject, ParameterError
+from telescope_ui.base.parameters import EvalParameters
+from telescope_ui.files.database import Database
+from telescope_ui.files.eval_files import (
     EvalKey,
     eval_key,
     eval_keys,
@@ -20,8 +22,7 @@ from telescope_ui.eval_files import (
     rows_of,
 )
 from telescope_ui.index import queries
-from telescope_ui.index.database import Database
-from telescope_ui.one_run import OneRun
+from telescope_ui.index.one_run import OneRun
 from telescope_ui.pages.overview import eval_points
 from telescope_ui.pages.rollout import (
     calls_of,
@@ -29,7 +30,6 @@ from telescope_ui.pages.rollout import (
     row_answer,
     timeline_around,
 )
-from telescope_ui.parameters import EvalParameters
 
 _OF_POINT = ("state", "reason", "time_s", "num_scored", "num_failed", "duration_s", "version")
 

@@ -5,13 +5,13 @@ from typing import Any
 
 from telescope_core.records.rows import RolloutRow
 from telescope_core.types import Message
-from telescope_ui.answers import JsonObject, NotThereError
+from telescope_ui.base.answers import JsonObject, NotThereError
+from telescope_ui.base.wrong_addresses import unfit
+from telescope_ui.files.database import quoted
 from telescope_ui.index import queries
-from telescope_ui.index.database import quoted
-from telescope_ui.one_run import OneRun
+from telescope_ui.index.one_run import OneRun
 from telescope_ui.pages.evals import example_in_evals
 from telescope_ui.pages.rollout import messages_json, row_at, scalars
-from telescope_ui.wrong_addresses import unfit
 
 _MAX_ROLLOUTS = 64
 _MAX_OF_EXAMPLE = 5000

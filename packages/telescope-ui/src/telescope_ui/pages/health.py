@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from telescope_ui.answers import JsonObject
-from telescope_ui.one_run import OneRun
+from telescope_ui.base.answers import JsonObject
+from telescope_ui.index.one_run import OneRun
 
 _NUM_STEPS = 10
 """Newest steps that a tile is the mean of."""

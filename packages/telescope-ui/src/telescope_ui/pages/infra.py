@@ -6,17 +6,17 @@ What waits, and the processes of environments, are in the metrics of steps.
 from collections.abc import Sequence
 from typing import Any
 
-from telescope_ui.answers import JsonObject
-from telescope_ui.block_tables import Source, block_files, block_problems, block_source
-from telescope_ui.damage import answering
+from telescope_ui.base.answers import JsonObject
+from telescope_ui.base.parameters import InfraParameters
+from telescope_ui.base.wrong_addresses import unfit
+from telescope_ui.files.damage import answering
+from telescope_ui.files.database import Database
 from telescope_ui.index import queries
-from telescope_ui.index.database import Database
-from telescope_ui.one_run import OneRun
+from telescope_ui.index.block_tables import Source, block_files, block_problems, block_source
+from telescope_ui.index.one_run import OneRun
 from telescope_ui.pages.overview import server_events
 from telescope_ui.pages.queues import queues_of, workers_of
-from telescope_ui.parameters import InfraParameters
-from telescope_ui.timeline_spans import Window, window_of
-from telescope_ui.wrong_addresses import unfit
+from telescope_ui.pages.timeline_spans import Window, window_of
 
 FLEET = 64
 """With more GPUs than this, not all of them are drawn."""

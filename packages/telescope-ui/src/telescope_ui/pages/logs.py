@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from telescope_ui.answers import JsonObject, ParameterError
-from telescope_ui.log_files import Log, LogFile, logs_of
-from telescope_ui.log_lines import LEVELS, LogLine
-from telescope_ui.one_run import OneRun
-from telescope_ui.parameters import LogsParameters
-from telescope_ui.run_files import listed
-from telescope_ui.wrong_addresses import unfit
+from telescope_ui.base.answers import JsonObject, ParameterError
+from telescope_ui.base.parameters import LogsParameters
+from telescope_ui.base.wrong_addresses import unfit
+from telescope_ui.files.log_files import Log, LogFile, logs_of
+from telescope_ui.files.log_lines import LEVELS, LogLine
+from telescope_ui.files.run_files import listed
+from telescope_ui.index.one_run import OneRun
 
 LIMIT_S = 0.5
 """How long one answer searches."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from telescope_ui.answers import JsonObject
-from telescope_ui.curves import shared_curves
-from telescope_ui.one_run import OneRun
+from telescope_ui.base.answers import JsonObject
+from telescope_ui.base.curves import shared_curves
+from telescope_ui.index.one_run import OneRun
 
 _QUEUES = "queue/"
 _WORKERS = "workers/"

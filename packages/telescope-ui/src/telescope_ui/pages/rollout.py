@@ -7,15 +7,15 @@ from telescope_core.chat.messages import message_to_record
 from telescope_core.records.parquet import read_row
 from telescope_core.records.rows import RolloutRow
 from telescope_core.types import JsonValue, Message
-from telescope_ui.answers import JsonObject, NotThereError
-from telescope_ui.block_tables import block_files, block_problems, block_source
-from telescope_ui.damage import answering
-from telescope_ui.event_tables import all_files, events_of_steps, events_source, usable
+from telescope_ui.base.answers import JsonObject, NotThereError
+from telescope_ui.files.damage import answering
+from telescope_ui.files.database import Database
+from telescope_ui.files.run_files import Listed, inside
 from telescope_ui.index import queries
-from telescope_ui.index.database import Database
-from telescope_ui.one_run import OneRun
+from telescope_ui.index.block_tables import block_files, block_problems, block_source
+from telescope_ui.index.event_tables import all_files, events_of_steps, events_source, usable
+from telescope_ui.index.one_run import OneRun
 from telescope_ui.pages.rollout_tokens import UNKNOWN, Training, tokens_of, training_of
-from telescope_ui.run_files import Listed, inside
 
 _NOT_SCALAR = ("tokens", "version_spans", "messages", "conversations")
 _CALL = (

@@ -20,9 +20,9 @@ from telescope_core.records.token_facts import (
 )
 from telescope_core.records.tokens import numbered
 from telescope_core.types import RolloutStatus, Span
-from telescope_ui.answers import JsonObject
-from telescope_ui.run_files import inside
-from telescope_ui.token_texts import texts_for
+from telescope_ui.base.answers import JsonObject
+from telescope_ui.files.run_files import inside
+from telescope_ui.files.token_texts import texts_for
 
 MAX_TOKENS = 200_000
 """Tokens of all chains together that are given."""

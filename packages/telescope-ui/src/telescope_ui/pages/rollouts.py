@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from telescope_core.records.timeline import CALLS_FOLDER
-from telescope_ui.answers import JsonObject
-from telescope_ui.block_tables import block_files, block_source, source_of
+from telescope_ui.base.answers import JsonObject
+from telescope_ui.base.parameters import RolloutsParameters
+from telescope_ui.base.wrong_addresses import unfit, unfit_steps
+from telescope_ui.files.database import Database
+from telescope_ui.files.run_files import Listed
 from telescope_ui.index import queries
-from telescope_ui.index.database import Database
+from telescope_ui.index.block_tables import block_files, block_source, source_of
 from telescope_ui.index.filters import Condition, Filters, condition_of
+from telescope_ui.index.one_run import OneRun
 from telescope_ui.index.run_index import RunIndex
 from telescope_ui.index.search import Cursor, Search
-from telescope_ui.one_run import OneRun
-from telescope_ui.parameters import RolloutsParameters
-from telescope_ui.run_files import Listed
-from telescope_ui.wrong_addresses import unfit, unfit_steps
 
 _EQUAL = ("environment", "status", "status_reason", "stop_reason", "example_id", "group_id")
 _HIDDEN = ("row",)

@@ -1,10 +1,10 @@
 """`/`: all runs, newest change first."""
 
 from telescope_core.errors import TelescopeError
-from telescope_ui.answers import JsonObject
-from telescope_ui.curves import curve
-from telescope_ui.one_run import OneRun
-from telescope_ui.runs import Runs
+from telescope_ui.base.answers import JsonObject
+from telescope_ui.base.curves import curve
+from telescope_ui.index.one_run import OneRun
+from telescope_ui.index.runs import Runs
 
 REWARDS = ("task_reward/mean", "reward/mean")
 """Metrics that say how good the policy is; the first one that is there counts."""

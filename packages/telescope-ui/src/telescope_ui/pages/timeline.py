@@ -4,15 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from telescope_ui.answers import JsonObject
-from telescope_ui.block_tables import Source
-from telescope_ui.index.database import Database
-from telescope_ui.lanes import Bar, Change, depths_of, lanes_of, mean_numbers
-from telescope_ui.one_run import OneRun, seconds_of
+from telescope_ui.base.answers import JsonObject
+from telescope_ui.base.lanes import Bar, Change, depths_of, lanes_of, mean_numbers
+from telescope_ui.base.parameters import TimelineParameters
+from telescope_ui.files.database import Database
+from telescope_ui.index.block_tables import Source
+from telescope_ui.index.one_run import OneRun, seconds_of
 from telescope_ui.pages.checkpoints import checkpoints
 from telescope_ui.pages.overview import eval_points, restarts, server_events
-from telescope_ui.parameters import TimelineParameters
-from telescope_ui.timeline_spans import (
+from telescope_ui.pages.timeline_spans import (
     COLUMNS,
     Window,
     answering_in,

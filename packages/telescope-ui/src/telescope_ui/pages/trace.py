@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from telescope_ui.answers import JsonObject
-from telescope_ui.index.database import Database
-from telescope_ui.lanes import Bar, lanes_of
-from telescope_ui.one_run import OneRun
+from telescope_ui.base.answers import JsonObject
+from telescope_ui.base.lanes import Bar, lanes_of
+from telescope_ui.base.parameters import WindowParameters
+from telescope_ui.files.database import Database
+from telescope_ui.index.one_run import OneRun
 from telescope_ui.pages.timeline import MAX_TRACE_SPANS, kind_of, rollout_address
-from telescope_ui.parameters import WindowParameters
-from telescope_ui.timeline_spans import (
+from telescope_ui.pages.timeline_spans import (
     MAX_EVENTS,
     MAX_STEP_FILES,
     Spans,

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from telescope_core.errors import unknown_name
-from telescope_ui.answers import NotThereError
-from telescope_ui.line_tail import LineTail
-from telescope_ui.run_files import inside
+from telescope_ui.base.answers import NotThereError
+from telescope_ui.files.line_tail import LineTail
+from telescope_ui.files.run_files import inside
 
 MAX_NAMES = 5000
 """Metrics of a run; further names are left out."""

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from telescope_core.records.arrow import arrow_modules
-from telescope_ui.block_tables import Source
-from telescope_ui.damage import MAX_LINE_BYTES, Damage
-from telescope_ui.index.database import quoted
-from telescope_ui.run_files import Listed, listed, literal_paths, named, step_of
+from telescope_ui.files.damage import MAX_LINE_BYTES, Damage
+from telescope_ui.files.database import quoted
+from telescope_ui.files.run_files import Listed, listed, literal_paths, named, step_of
+from telescope_ui.index.block_tables import Source
 
 _TYPES = {
     **{"time_s": "DOUBLE", "step": "INTEGER", "index": "INTEGER", "attempt": "INTEGER"},

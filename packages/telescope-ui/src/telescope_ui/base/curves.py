@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from telescope_ui.answers import JsonObject
+from telescope_ui.base.answers import JsonObject
 
 
 class Thinned(NamedTuple):

@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from telescope_ui.answers import JsonObject, ParameterError
-from telescope_ui.block_tables import (
+from telescope_ui.base.answers import JsonObject, ParameterError
+from telescope_ui.base.parameters import WindowParameters
+from telescope_ui.files.damage import answering
+from telescope_ui.files.database import Database, quoted
+from telescope_ui.files.run_files import Listed
+from telescope_ui.index.block_tables import (
     Source,
     block_files,
     block_problems,
     block_source,
     source_of,
 )
-from telescope_ui.damage import answering
-from telescope_ui.event_tables import (
+from telescope_ui.index.event_tables import (
     StepEvents,
     all_files,
     events_by_step,
@@ -26,11 +29,8 @@ from telescope_ui.event_tables import (
     stages_of,
     usable,
 )
-from telescope_ui.index.database import Database, quoted
-from telescope_ui.one_run import OneRun, seconds_of
+from telescope_ui.index.one_run import OneRun, seconds_of
 from telescope_ui.pages.overview import eval_points, server_events
-from telescope_ui.parameters import WindowParameters
-from telescope_ui.run_files import Listed
 
 COLUMNS = (
     *("source", "time_s", "duration_s", "name", "step", "version", "note"),

@@ -10,13 +10,13 @@ from telescope_core.errors import ConfigError
 from telescope_core.records.identity import RunInfo
 from telescope_core.records.run_folder import SETTINGS_FILE, RunFolder
 from telescope_core.secret_names import without_secrets
-from telescope_ui.answers import JsonObject
-from telescope_ui.index.database import Database
+from telescope_ui.base.answers import JsonObject
+from telescope_ui.files.database import Database
+from telescope_ui.files.json_lines import JsonLines
+from telescope_ui.files.run_files import Stamp, inside, object_in, stamp_of
+from telescope_ui.index.metrics_table import MetricsTable
 from telescope_ui.index.run_index import RunIndex
 from telescope_ui.index.stage_index import StageIndex
-from telescope_ui.json_lines import JsonLines
-from telescope_ui.metrics_table import MetricsTable
-from telescope_ui.run_files import Stamp, inside, object_in, stamp_of
 
 _CHANGING = (
     *("run.json", "metrics.jsonl", "servers.jsonl", "eval_points.jsonl", "restarts.jsonl"),

@@ -14,11 +14,13 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.types import ASGIApp
 
 from telescope_core.errors import TelescopeError, unknown_name
-from telescope_ui import parameters as asked_for
-from telescope_ui.answers import JsonObject, as_json, error_body, status_of
-from telescope_ui.guard import Guard
-from telescope_ui.index.database import Database
-from telescope_ui.live import Watcher, events_for
+from telescope_ui.base import parameters as asked_for
+from telescope_ui.base.answers import JsonObject, as_json, error_body, status_of
+from telescope_ui.base.guard import Guard
+from telescope_ui.base.wrong_addresses import no_page
+from telescope_ui.files.database import Database
+from telescope_ui.files.run_files import inside
+from telescope_ui.index.runs import Runs
 from telescope_ui.pages.compare import compare_page
 from telescope_ui.pages.compare_examples import compare_examples_page
 from telescope_ui.pages.config import config_page
@@ -33,10 +35,8 @@ from telescope_ui.pages.rollouts import rollouts_page
 from telescope_ui.pages.runs import runs_page
 from telescope_ui.pages.timeline import timeline_page
 from telescope_ui.pages.trace import trace_page
-from telescope_ui.run_files import inside
-from telescope_ui.runs import Runs
-from telescope_ui.shell import STATIC, Shell
-from telescope_ui.wrong_addresses import no_page
+from telescope_ui.web.live import Watcher, events_for
+from telescope_ui.web.shell import STATIC, Shell
 
 _MAX_MESSAGE = 500
 

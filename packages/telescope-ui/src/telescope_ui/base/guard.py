@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from telescope_ui.answers import as_json, error_body
+from telescope_ui.base.answers import as_json, error_body
 
 _HEADERS = {
     "content-security-policy": (

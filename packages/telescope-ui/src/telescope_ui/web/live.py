@@ -11,10 +11,10 @@ from threading import Condition, Thread
 import msgspec
 
 from telescope_core.errors import TelescopeError
-from telescope_ui.answers import JsonObject
-from telescope_ui.one_run import OneRun
-from telescope_ui.run_files import inside, listed
-from telescope_ui.runs import Runs
+from telescope_ui.base.answers import JsonObject
+from telescope_ui.files.run_files import inside, listed
+from telescope_ui.index.one_run import OneRun
+from telescope_ui.index.runs import Runs
 
 LOOK_S = 0.25
 """How often the thread looks, while somebody listens."""

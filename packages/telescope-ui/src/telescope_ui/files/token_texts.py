@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
-from telescope_ui.run_files import Stamp, folders, inside, stamp_of
+from telescope_ui.files.run_files import Stamp, folders, inside, stamp_of
 
 _MAX_BYTES = 64 * 2**20
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")

@@ -11,8 +11,8 @@ from threading import Lock
 import duckdb
 
 from telescope_core.records.arrow import arrow_modules
-from telescope_ui.answers import JsonObject
-from telescope_ui.run_files import Listed, literal_paths
+from telescope_ui.base.answers import JsonObject
+from telescope_ui.files.run_files import Listed, literal_paths
 
 MAX_LINES_BYTES = 512 * 2**20
 """Size of a file of JSON lines that is read."""

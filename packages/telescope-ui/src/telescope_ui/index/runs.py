@@ -8,10 +8,10 @@ from threading import Lock
 from typing import NamedTuple
 
 from telescope_core.errors import ConfigError, nearest, unknown_name
-from telescope_ui.answers import NotThereError
-from telescope_ui.index.database import Database
-from telescope_ui.one_run import OneRun
-from telescope_ui.run_files import stamp_of
+from telescope_ui.base.answers import NotThereError
+from telescope_ui.files.database import Database
+from telescope_ui.files.run_files import stamp_of
+from telescope_ui.index.one_run import OneRun
 
 _DEPTH = 3
 """Folders between an opened one and a run, at most: runs/SWEEP/SEED/RUN."""

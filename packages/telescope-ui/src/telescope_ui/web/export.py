@@ -10,10 +10,20 @@ from typing import NamedTuple
 
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.records.identity import now
-from telescope_ui.answers import JsonObject, as_json, error_body, status_of
-from telescope_ui.eval_files import eval_keys, rows_of
-from telescope_ui.index.database import Database, cache_folder
-from telescope_ui.one_run import OneRun
+from telescope_ui.base.answers import JsonObject, as_json, error_body, status_of
+from telescope_ui.base.parameters import (
+    CompareParameters,
+    EvalParameters,
+    InfraParameters,
+    LogsParameters,
+    OverviewParameters,
+    RolloutsParameters,
+    TimelineParameters,
+)
+from telescope_ui.files.database import Database, cache_folder
+from telescope_ui.files.eval_files import eval_keys, rows_of
+from telescope_ui.index.one_run import OneRun
+from telescope_ui.index.runs import Runs
 from telescope_ui.pages.compare import compare_page
 from telescope_ui.pages.config import config_page
 from telescope_ui.pages.evals import eval_page, eval_rollout_page, evals_page
@@ -25,17 +35,7 @@ from telescope_ui.pages.rollout import rollout_page
 from telescope_ui.pages.rollouts import rollouts_page
 from telescope_ui.pages.runs import runs_page
 from telescope_ui.pages.timeline import timeline_page
-from telescope_ui.parameters import (
-    CompareParameters,
-    EvalParameters,
-    InfraParameters,
-    LogsParameters,
-    OverviewParameters,
-    RolloutsParameters,
-    TimelineParameters,
-)
-from telescope_ui.runs import Runs
-from telescope_ui.shell import STATIC
+from telescope_ui.web.shell import STATIC
 
 FORMAT = 1
 _BASE = '<base href="/">'

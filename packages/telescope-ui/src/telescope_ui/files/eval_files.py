@@ -11,9 +11,9 @@ from telescope_core.errors import unknown_name
 from telescope_core.evals.folder import read_result
 from telescope_core.evals.result import EvalResult
 from telescope_core.records.rows import RolloutRow, row_from_json
-from telescope_ui.answers import NotThereError
-from telescope_ui.line_tail import MAX_FILE_BYTES, MAX_LINE_BYTES
-from telescope_ui.run_files import MAX_JSON_BYTES, Stamp, folders, inside, stamp_of
+from telescope_ui.base.answers import NotThereError
+from telescope_ui.files.line_tail import MAX_FILE_BYTES, MAX_LINE_BYTES
+from telescope_ui.files.run_files import MAX_JSON_BYTES, Stamp, folders, inside, stamp_of
 
 _TAGGED = re.compile(r"(?s)(.+)-(before|after|step-\d{1,9})")
 _LAST = 10**9

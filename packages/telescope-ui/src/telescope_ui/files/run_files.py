@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from telescope_core.records.files import read_json
-from telescope_ui.answers import NotThereError
+from telescope_ui.base.answers import NotThereError
 
 MAX_JSON_BYTES = 32 * 2**20
 """Size of a file of JSON that is read as a whole."""

@@ -16,9 +16,9 @@ from telescope_core.records.timeline import (
     ModelCall,
     TimelineSpan,
 )
-from telescope_ui.damage import MAX_LINE_BYTES, Damage
-from telescope_ui.index.database import quoted
-from telescope_ui.run_files import Listed, listed, literal_paths
+from telescope_ui.files.damage import MAX_LINE_BYTES, Damage
+from telescope_ui.files.database import quoted
+from telescope_ui.files.run_files import Listed, listed, literal_paths
 
 _KINDS: Mapping[str, type[Any]] = {
     CALLS_FOLDER: ModelCall,

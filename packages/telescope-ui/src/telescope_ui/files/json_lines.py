@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import msgspec
 
-from telescope_ui.answers import JsonObject
-from telescope_ui.line_tail import LineTail
-from telescope_ui.run_files import inside
+from telescope_ui.base.answers import JsonObject
+from telescope_ui.files.line_tail import LineTail
+from telescope_ui.files.run_files import inside
 
 MAX_LINE_BYTES = 2**20
 MAX_FILE_BYTES = 64 * 2**20

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from telescope_core.records.logs import base_name, log_files
-from telescope_ui.log_lines import FileFacts, LogLine, json_object, parsed
-from telescope_ui.run_files import Listed, Stamp, stamp_in
+from telescope_ui.files.log_lines import FileFacts, LogLine, json_object, parsed
+from telescope_ui.files.run_files import Listed, Stamp, stamp_in
 
 _BLOCK_BYTES = 2**18
 _FIRST_BLOCK_BYTES = 2**14

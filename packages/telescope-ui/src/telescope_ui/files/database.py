@@ -15,7 +15,7 @@ from typing import Any
 import duckdb
 
 from telescope_core.errors import ConfigError
-from telescope_ui.damage import Damage
+from telescope_ui.files.damage import Damage
 
 VERSION = 1
 """Of the tables; files of another version are not opened."""

@@ -7,9 +7,9 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from telescope_ui.answers import as_json, error_body
+from telescope_ui.base.answers import as_json, error_body
 
-STATIC = Path(__file__).resolve().parent / "static"
+STATIC = Path(__file__).resolve().parents[1] / "static"
 _ALWAYS_DATA = ("/static/", "/live")
 _TRACE = "/timeline/trace.json"
 _FORMATS = ("html", "json")

@@ -18,11 +18,11 @@ from telescope_core.addresses import in_url
 from telescope_core.errors import ConfigError
 from telescope_core.records.arrow import arrow_modules
 from telescope_core.terminal import escaped
-from telescope_ui.app import create_app
-from telescope_ui.guard import is_loopback
-from telescope_ui.index.database import Database, cache_folder
-from telescope_ui.live import Watcher
-from telescope_ui.runs import Runs
+from telescope_ui.base.guard import is_loopback
+from telescope_ui.files.database import Database, cache_folder
+from telescope_ui.index.runs import Runs
+from telescope_ui.web.app import create_app
+from telescope_ui.web.live import Watcher
 
 _END_S = 1
 """How long open pages may hold up the end."""

@@ -1,0 +1,1 @@
+"""What all pages need and no run: parameters of addresses, answers, curves, lanes and bands."""
