@@ -197,3 +197,75 @@ def test_a_signal_after_the_end_changes_nothing_of_it(number):
         preexec_fn=heed_all_but,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+ENDS = """
+import atexit, ctypes, sys
+from telescope_cli.main import main
+
+libc = ctypes.CDLL(None)
+libc.__cxa_atexit(libc.abort, None, None)  # what a library of C++ does at the end
+atexit.register(lambda: print("undone"))
+left_open = open("left_open", "w")
+left_open.write("whole")
+print("begun")
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["--version"], 0), (["eval", "compare", "no", "no"], 2)]
+)
+def test_a_library_that_crashes_at_the_end_changes_neither_code_nor_output(
+    tmp_path: Path, arguments: list[str], code: int
+) -> None:
+    command = [sys.executable, "-c", ENDS, *arguments]
+    done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, timeout=LIMIT_S)
+    assert done.returncode == code
+    lines = done.stdout.decode().splitlines()
+    assert (lines[0], lines[-1]) == ("begun", "undone")
+    assert (tmp_path / "left_open").read_text() == "whole"
+
+
+PRINTS_LATE = """
+import atexit
+from telescope_cli.main import main
+
+atexit.register(lambda: print("late"))
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [(["--version"], 1, "No space left"), (["eval", "compare", "no", "no"], 2, "no such folder")],
+)
+def test_an_output_that_cannot_be_written_is_said_in_one_line(
+    arguments: list[str], code: int, words: str
+) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", PRINTS_LATE, *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONUNBUFFERED": ""},
+            text=True,
+            timeout=LIMIT_S,
+        )
+    assert done.returncode == code
+    (line,) = done.stderr.splitlines()
+    assert words in line
+
+
+def test_a_pipe_that_is_closed_early_is_no_error_to_speak_of() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTS_LATE, "--help"],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": ""},
+        timeout=LIMIT_S,
+    )
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (1, b"")

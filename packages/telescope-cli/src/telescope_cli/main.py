@@ -4,8 +4,13 @@ A verb is one line of `VERBS`. Its target is a typer app, or a function that bec
 This file also holds the boundary where an error becomes a message and an exit code.
 """
 
+import atexit
+import gc
+import io
 import os
+import stat
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from signal import SIGINT
@@ -127,12 +132,26 @@ def telescope(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; always raises SystemExit."""
+    """Run the command line: `arguments`, and raise SystemExit; or the process's, and end it."""
     # For all that this process starts, by whatever library it speaks HTTP or gRPC.
     os.environ.update(reached_directly(os.environ))
-    # Without arguments this is the whole program, and nothing comes after it.
-    with taken(for_good=arguments is None):
-        _main(arguments)
+    if arguments is not None:
+        with taken():
+            return _main(arguments)
+    code: object = 0
+    with taken(for_good=True):
+        try:
+            _main(None)
+        except SystemExit as ended:
+            code = ended.code or 0
+        except BaseException as error:  # noqa: BLE001 - it is printed as Python prints it
+            sys.excepthook(type(error), error, error.__traceback__)
+            code = 1
+    if not isinstance(code, int):
+        with suppress(OSError):
+            sys.stderr.write(f"{code}\n")
+        code = 1
+    _leave(code)
 
 
 def _main(arguments: Sequence[str] | None) -> None:
@@ -153,6 +172,8 @@ def _main(arguments: Sequence[str] | None) -> None:
 
         if isinstance(error, TelescopeError):
             _fail(escaped(str(error)), error.exit_code)
+        if isinstance(error, OSError) and (problem := _unprinted()):
+            _fail(f"cannot write the output: {problem.strerror}", 1)
         raise
 
 
@@ -166,3 +187,40 @@ def _fail(message: str, exit_code: int) -> NoReturn:
     with suppress(OSError):
         sys.stderr.write(f"telescope: {message}\n")
     raise SystemExit(exit_code)
+
+
+def _unprinted() -> OSError | None:
+    """Return why the output of the command cannot be written, if it cannot."""
+    try:
+        # None where the command was started without a standard output.
+        if (output := sys.__stdout__) is not None and not output.closed:
+            output.flush()
+    except OSError as error:
+        return error
+    return None
+
+
+def _leave(code: int) -> NoReturn:
+    """End this process with exit code `code`, now that nothing of the command is left to do.
+
+    As Python does it, but without destructors of modules and of libraries in C: those of Ray and
+    torch may crash, and the code would then be that of the crash. What has to be done at the end,
+    such as ending child processes, libraries do in functions that they register with `atexit`.
+    """
+    # Python has no public names for the two that its own end begins with.
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+    for one in gc.get_objects():
+        # A file that the code of an environment has left open would be written by its destructor.
+        if type(one) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
+            with suppress(OSError, ValueError):
+                if stat.S_ISREG(os.fstat(one.fileno()).st_mode):
+                    one.flush()
+    with suppress(OSError):
+        if (problem := _unprinted()) is not None and code == 0:
+            code = 1
+            # Whoever closes a pipe, such as `head`, has read enough.
+            if not isinstance(problem, BrokenPipeError):
+                sys.stderr.write(f"telescope: cannot write the output: {problem.strerror}\n")
+        sys.stderr.flush()
+    os._exit(code)
