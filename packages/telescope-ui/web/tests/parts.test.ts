@@ -5,7 +5,7 @@ import { rowsOf } from "../src/lib/columns.ts";
 import { formatBytes, formatByName, formatNumber, formatSeconds, formatTick, formatWindow, isShare } from "../src/lib/format.ts";
 import { alone, byteTicks, extent, linear, nearest, ticks, timeTicks } from "../src/lib/scales.ts";
 import { momentOf } from "../src/lib/moment.ts";
-import { levelsOf, namesOf, valuesOf } from "../src/lib/shades.ts";
+import { levelsOf, mostSurprising, namesOf, scaleOf, valuesOf } from "../src/lib/shades.ts";
 import type { Chain } from "../src/lib/types.ts";
 import { visible, visibleToken } from "../src/lib/visible.ts";
 
@@ -147,6 +147,30 @@ test("colors of tokens: the advantage only where the model wrote, a ratio around
   assert.deepEqual(levelsOf({ ...chain, columns: { ratio: [0.5, 1, 1.25] } }, "ratio"), [-1, 0, 0.5]);
   assert.deepEqual(levelsOf(chain, "log-prob"), [null, 0.25]);
   assert.deepEqual(namesOf(chain), ["log-prob", "mask", "version", "advantage", "ratio"]);
+});
+
+test("the legend of tokens is for each value the color that a token of that value has", () => {
+  const values = [-0.002, -0.1, -0.799];
+  const chain = {
+    is_sampled: values.map(() => true),
+    advantage: 0.5,
+    logprobs: values,
+    mask: [0, 1, 1],
+    versions: [3, 4, 9],
+    columns: { "ratio": [0.7, 1, 1.1], "effect": [-2, 0, 1], "entropy": [0, 0.4, 2], "trainer log-prob": values },
+  } as unknown as Chain;
+  for (const name of namesOf(chain)) {
+    for (const fits of [false, true]) {
+      const { levelOf, steps } = scaleOf(chain, name, fits);
+      const legend = { ...chain, logprobs: [...steps, ...values], mask: [...steps, 0], versions: [...steps, 3, 9] } as Chain;
+      legend.columns = Object.fromEntries(Object.entries(chain.columns).map(([key, own]) => [key, [...steps, ...own]]));
+      if (name !== "advantage") assert.deepEqual(levelsOf(legend, name, fits).slice(0, steps.length), steps.map(levelOf), name);
+      assert.ok(steps.every((value) => Math.abs(levelOf(value)) <= 1 + 1e-9), name);
+    }
+  }
+  assert.deepEqual(scaleOf(chain, "log-prob").steps, [0, -1, -2, -3, -4]);
+  assert.equal(levelsOf(chain, "log-prob", true)[2], 1);
+  assert.deepEqual(mostSurprising(chain, 2), [2, 1]);
 });
 
 test("of a token only what is known is offered, and equal values have a color", () => {

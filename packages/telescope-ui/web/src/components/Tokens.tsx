@@ -1,24 +1,28 @@
 /** A rollout as the trainer sees it: its tokens, colored by what is known of each. */
 
-import { useMemo, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { shadeClass } from "../lib/colors.ts";
 import { formatNumber, plural } from "../lib/format.ts";
 import { extent } from "../lib/scales.ts";
-import { levelsOf, meaningOf, namesOf, valuesOf } from "../lib/shades.ts";
+import { levelsOf, meaningOf, mostSurprising, namesOf, scaleOf, valuesOf } from "../lib/shades.ts";
 import type { Chain, Tokens as TokensData } from "../lib/types.ts";
-import { visibleToken } from "../lib/visible.ts";
+import { visible, visibleToken } from "../lib/visible.ts";
 import { Facts } from "./Facts.tsx";
 
 /** Tokens that are drawn at once; more of a longer chain come by a button. */
 const PAGE = 8000;
+const NUM_SURPRISING = 8;
 
 interface Props {
   tokens: TokensData;
   by: string;
   onBy: (name: string) => void;
+  /** Whether a scale that may be taken from this rollout is. */
+  fits: boolean;
+  onFits: (fits: boolean) => void;
 }
 
-export function Tokens({ tokens, by, onBy }: Props) {
+export function Tokens({ tokens, by, onBy, fits, onFits }: Props) {
   const [number, setNumber] = useState(0);
   const chain = tokens.chains[number] ?? tokens.chains[0];
   if (!chain) return <p class="empty">No tokens are recorded for this rollout.</p>;
@@ -47,11 +51,17 @@ export function Tokens({ tokens, by, onBy }: Props) {
             </select>
           </label>
         )}
-        <Scale chain={chain} name={name} />
+        {scaleOf(chain, name).canFit && (
+          <label class="check">
+            <input type="checkbox" checked={fits} onChange={(event) => onFits(event.currentTarget.checked)} />
+            scale of this rollout
+          </label>
+        )}
       </div>
+      <Scale chain={chain} name={name} fits={fits} />
       <p class="note">{meaningOf(name).says}</p>
       {tokens.is_cut && <p class="note">The rollout has more tokens than are shown here.</p>}
-      <ChainText key={`${number} ${name}`} chain={chain} name={name} />
+      <ChainText key={number} chain={chain} name={name} fits={fits} />
     </div>
   );
 }
@@ -61,51 +71,55 @@ function branchName(chain: Chain, at: number): string {
   return `branch ${at + 1}: ${chain.ids.length} tokens${shared}`;
 }
 
-const LEVELS = {
-  surprise: [0, 0.2, 0.4, 0.6, 0.8, 1],
-  around: [-1, -0.6, -0.3, 0, 0.3, 0.6, 1],
-  range: [0, 0.2, 0.4, 0.6, 0.8, 1],
-  yes: [0, 1],
-};
-
-function Scale({ chain, name }: { chain: Chain; name: string }) {
+/** Each color that tokens have, with the value that it is for. */
+function Scale({ chain, name, fits }: { chain: Chain; name: string; fits: boolean }) {
   const { shade, ends } = meaningOf(name);
-  const [low, high] = ends;
+  const { levelOf, steps } = scaleOf(chain, name, fits);
   const range = extent([valuesOf(chain, name)]);
-  const levels = LEVELS[shade];
   return (
-    <span class="scale">
-      {low}
-      {levels.map((level) => (
-        <i key={level} class={shadeClass(level)} />
+    <p class="scale">
+      {ends[0]}
+      {steps.map((value) => (
+        <span key={value}>
+          <i class={shadeClass(levelOf(value))} />
+          {shade !== "yes" && formatNumber(value, 3)}
+        </span>
       ))}
-      {high}
+      {ends[1]}
       {range && shade !== "yes" && (
         <span class="faint">
-          ({formatNumber(range[0], 3)} to {formatNumber(range[1], 3)})
+          (here {formatNumber(range[0], 3)} to {formatNumber(range[1], 3)})
         </span>
       )}
-    </span>
+    </p>
   );
 }
 
-function ChainText({ chain, name }: { chain: Chain; name: string }) {
+function ChainText({ chain, name, fits }: { chain: Chain; name: string; fits: boolean }) {
   const [shown, setShown] = useState(PAGE);
   const [at, setAt] = useState<number | null>(null);
   const place = useRef<HTMLDivElement>(null);
-  const levels = useMemo(() => levelsOf(chain, name), [chain, name]);
+  const levels = useMemo(() => levelsOf(chain, name, fits), [chain, name, fits]);
+  const surprising = useMemo(() => mostSurprising(chain, NUM_SURPRISING), [chain]);
   const count = Math.min(shown, chain.ids.length);
+  const goal = useRef<number | null>(null);
   const move = (to: number) => {
-    const next = Math.max(0, Math.min(count - 1, to));
+    const next = Math.max(0, Math.min(chain.ids.length - 1, to));
+    if (next >= count) setShown(Math.ceil((next + 1) / PAGE) * PAGE);
     setAt(next);
-    place.current?.children[next]?.scrollIntoView({ block: "nearest" });
+    goal.current = next;
   };
+  // A token that was not drawn yet can be scrolled to only now.
+  useLayoutEffect(() => {
+    if (goal.current !== null) place.current?.children[goal.current]?.scrollIntoView({ block: "nearest" });
+    goal.current = null;
+  });
   const onKeyDown = (event: KeyboardEvent) => {
     const now = at ?? -1;
     if (event.key === "ArrowRight") move(now + 1);
     else if (event.key === "ArrowLeft") move(now - 1);
     else if (event.key === "Home") move(0);
-    else if (event.key === "End") move(count - 1);
+    else if (event.key === "End") move(chain.ids.length - 1);
     else return;
     event.preventDefault();
   };
@@ -115,6 +129,16 @@ function ChainText({ chain, name }: { chain: Chain; name: string }) {
   };
   return (
     <>
+      {surprising.length > 0 && (
+        <p class="tools surprising">
+          <span class="faint">Most surprising:</span>
+          {surprising.map((one) => (
+            <button type="button" key={one} aria-pressed={one === at} onClick={() => move(one)}>
+              <code>{shortToken(chain, one)}</code> {formatNumber(Math.exp(chain.logprobs[one] ?? 0), 2)}
+            </button>
+          ))}
+        </p>
+      )}
       <TokenFacts chain={chain} at={at} />
       <div
         ref={place}
@@ -139,6 +163,10 @@ function ChainText({ chain, name }: { chain: Chain; name: string }) {
       )}
     </>
   );
+}
+
+function shortToken(chain: Chain, at: number): string {
+  return chain.texts ? JSON.stringify(visible(chain.texts[at] ?? "").slice(0, 16)) : String(chain.ids[at]);
 }
 
 function tokenText(chain: Chain, at: number): string {

@@ -1,6 +1,5 @@
 /** What the color of a token means, for each value that it can have. */
 
-import { extent } from "./scales.ts";
 import type { Chain } from "./types.ts";
 
 /** `surprise`: from 0 down. `around`: two hues around 0. `range`: lowest to highest. `yes`: or no. */
@@ -90,20 +89,57 @@ export function valuesOf(chain: Chain, name: string): (number | null)[] {
   return chain.columns[name] ?? [];
 }
 
-/** How strong the color of each token is, from -1 to 1; null = it has none. */
-export function levelsOf(chain: Chain, name: string): (number | null)[] {
+/** Nats at which a fixed scale of surprise ends: one in fifty. What is rarer is all of one color. */
+const RAREST = -4;
+
+/** Which color each value has. The legend shows `steps`, so that it says what the colors say. */
+export interface TokenScale {
+  /** How strong the color of a value is, from -1 to 1. */
+  levelOf: (value: number) => number;
+  /** Values from one end of the scale to the other. */
+  steps: number[];
+  /** Whether it may be taken from the rollout in place of fixed values. */
+  canFit: boolean;
+}
+
+/** Return the scale of a value. `fits`: it ends at the least likely token of the chain. */
+export function scaleOf(chain: Chain, name: string, fits = false): TokenScale {
   const { shade } = meaningOf(name);
-  // A ratio of 1 is what a token without a change has.
-  const zero = name === "ratio" ? 1 : 0;
-  const values = valuesOf(chain, name).map((one) => (one === null ? null : one - zero));
-  const [low, high] = extent([values]) ?? [0, 1];
-  const size = Math.max(Math.abs(low), Math.abs(high)) || 1;
-  return values.map((value) => {
-    if (value === null) return null;
-    // -4 nats is one in fifty: what is rarer is all of one color.
-    if (shade === "surprise") return Math.min(1, -value / 4);
-    if (shade === "around") return value / size;
-    if (shade === "yes") return value;
-    return (value - low) / (high - low);
-  });
+  const known = valuesOf(chain, name).filter((one) => one !== null && Number.isFinite(one)) as number[];
+  const low = known.reduce((a, b) => Math.min(a, b), known[0] ?? 0);
+  const high = known.reduce((a, b) => Math.max(a, b), low);
+  if (shade === "yes") return { levelOf: (value) => value, steps: [0, 1], canFit: false };
+  if (shade === "surprise") {
+    const end = fits && low < 0 ? low : RAREST;
+    return { levelOf: (value) => Math.min(1, value / end), steps: between(0, end, 5), canFit: true };
+  }
+  if (shade === "around") {
+    // A ratio of 1 is what a token without a change has.
+    const zero = name === "ratio" ? 1 : 0;
+    const size = Math.max(Math.abs(low - zero), Math.abs(high - zero)) || 1;
+    const levelOf = (value: number) => (value - zero) / size;
+    return { levelOf, steps: between(zero - size, zero + size, 7), canFit: false };
+  }
+  if (low === high) return { levelOf: () => 0.5, steps: [low], canFit: false };
+  return { levelOf: (value) => (value - low) / (high - low), steps: between(low, high, 6), canFit: false };
+}
+
+function between(from: number, to: number, count: number): number[] {
+  return Array.from({ length: count }, (_, at) => from + ((to - from) * at) / (count - 1));
+}
+
+/** How strong the color of each token is, from -1 to 1; null = it has none. */
+export function levelsOf(chain: Chain, name: string, fits = false): (number | null)[] {
+  const { levelOf } = scaleOf(chain, name, fits);
+  return valuesOf(chain, name).map((value) => (value === null ? null : levelOf(value)));
+}
+
+/** Positions of the tokens that the model found least likely, the least likely first. */
+export function mostSurprising(chain: Chain, count: number): number[] {
+  return chain.logprobs
+    .map((value, at) => ({ value, at }))
+    .filter((one): one is { value: number; at: number } => one.value !== null)
+    .sort((one, other) => one.value - other.value)
+    .slice(0, count)
+    .map((one) => one.at);
 }

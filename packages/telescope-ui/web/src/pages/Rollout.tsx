@@ -44,6 +44,8 @@ export function Rollout({ address, query }: PageProps) {
                     tokens={data.tokens}
                     by={query.get("ui.by") ?? ""}
                     onBy={(by) => go(withQuery(address, { "ui.by": by }), "replace")}
+                    fits={query.get("ui.scale") === "own"}
+                    onFits={(fits) => go(withQuery(address, { "ui.scale": fits ? "own" : null }), "replace")}
                   />
                 ) : (
                   <Empty>No tokens are recorded for this rollout.</Empty>
