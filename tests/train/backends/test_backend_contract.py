@@ -190,6 +190,33 @@ def test_checkpoint_continues_bit_for_bit(settings, tiny, start, tmp_path):
         assert torch.equal(value, expected[name])
 
 
+@pytest.mark.slow
+def test_a_changed_optimizer_setting_holds_after_a_checkpoint(settings, start, tmp_path):
+    """The checkpoint holds those of its own run, and a resume or a fork may have others."""
+    batches = grpo_batches(seq_len=128)[0]
+    worker = start(settings(weight_decay=0.1))
+    worker.train_step(batches, version=0)
+    worker.save_checkpoint(tmp_path / "checkpoint")
+
+    def weights_after_a_step(**changed):
+        worker = start(settings(**{"weight_decay": 0.1, **changed}))
+        worker.load_checkpoint(tmp_path / "checkpoint")
+        worker.train_step(batches, version=1)
+        return [value.clone() for _, value in worker.export_weights()]
+
+    unchanged = weights_after_a_step()
+    for name, value in {
+        "learning_rate": 1e-4,
+        "weight_decay": 0.5,
+        "adam_betas": (0.5, 0.9),
+        "adam_eps": 1e-2,
+        "grad_clip": 1e-3,
+    }.items():
+        changed = weights_after_a_step(**{name: value})
+        same = [torch.equal(*pair) for pair in zip(unchanged, changed, strict=True)]
+        assert not all(same), name
+
+
 def test_every_file_of_a_checkpoint_is_proved_before_it_is_loaded(settings, start, tmp_path):
     worker = start(settings())
     worker.train_step(grpo_batches(seq_len=128)[0], version=0)

@@ -74,9 +74,16 @@ def set_weights(model: torch.nn.Module, weights: dict[str, Any]) -> None:
 def load(folder: str | Path, policy: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
     """Read a checkpoint into the model and optimizer; returns the progress.
 
+    The optimizer keeps its own settings, such as its weight decay: those of the checkpoint are of
+    the run that wrote it, and a run that goes on from it may have others.
+
     A generator for which the checkpoint has no state keeps the state that it was seeded with: that
     of a GPU after a checkpoint of a CPU, or all of them on a rank that did not exist then.
     """
+    settings = [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
     keys = saved_keys(folder)
     if not any(key.startswith("progress.") for key in keys):
         raise ConfigError(
@@ -103,6 +110,8 @@ def load(folder: str | Path, policy: torch.nn.Module, optimizer: torch.optim.Opt
     set_weights(policy, state["model"])
     if "optimizer" in state:
         set_optimizer_state_dict(policy, optimizer, state["optimizer"], options=_TRAINED)
+        for group, own in zip(optimizer.param_groups, settings, strict=True):
+            group.update(own)
     if generators:
         set_random_state(state[_random_key()])
     return Progress(**state["progress"])

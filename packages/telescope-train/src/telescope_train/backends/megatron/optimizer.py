@@ -95,7 +95,9 @@ class Stepper:
         from megatron.core.optimizer import get_megatron_optimizer
 
         self._wrapped = wrapped
-        self._weight_decay = settings.trainer.weight_decay
+        trainer = settings.trainer
+        self._weight_decay = trainer.weight_decay
+        self._of_adam = {"betas": trainer.adam_betas, "eps": trainer.adam_eps}
         # A copy of the state in CPU groups is not needed: checkpoints gather it as it is.
         self.optimizer: Any = get_megatron_optimizer(optimizer_config(settings), [wrapped])
         self._has_gradient = self._is_summed = False
@@ -187,9 +189,11 @@ class Stepper:
         self.clear()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what the library has read."""
+        """Take over what the library has read, but for the settings of the run that wrote it."""
         self.optimizer.load_state_dict(state)
         for inner in self.inner_optimizers():
+            for group in inner.param_groups:
+                group.update(self._of_adam)
             for values in inner.state.values():
                 # The distributed optimizer gives all parameters one and the same count of steps,
                 # and torch's AdamW would add one to it for each of them.
