@@ -228,27 +228,32 @@ def test_a_library_that_crashes_at_the_end_changes_neither_code_nor_output(
 
 
 PRINTS_LATE = """
-import atexit
+import atexit, contextlib
 from telescope_cli.main import main
 
-atexit.register(lambda: print("late"))
+def print_late():
+    with contextlib.suppress(OSError):
+        print("late")
+
+atexit.register(print_late)
 main()
 """
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [(["--version"], 1, "No space left"), (["eval", "compare", "no", "no"], 2, "no such folder")],
 )
 def test_an_output_that_cannot_be_written_is_said_in_one_line(
-    arguments: list[str], code: int, words: str
+    arguments: list[str], code: int, words: str, unbuffered: str
 ) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-c", PRINTS_LATE, *arguments],
             stdout=full,
             stderr=subprocess.PIPE,
-            env=os.environ | {"PYTHONUNBUFFERED": ""},
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
             text=True,
             timeout=LIMIT_S,
         )

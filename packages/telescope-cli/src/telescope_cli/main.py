@@ -5,6 +5,7 @@ This file also holds the boundary where an error becomes a message and an exit c
 """
 
 import atexit
+import errno
 import gc
 import io
 import os
@@ -22,6 +23,7 @@ from telescope_cli.verbs import Verb, VerbGroup, command_of, verb_app
 from telescope_core.addresses import reached_directly
 from telescope_core.interrupts import Interrupted, asked, taken
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 VERBS = {
     "agent": Verb(
         target="telescope_cli.agent:app",
@@ -172,8 +174,10 @@ def _main(arguments: Sequence[str] | None) -> None:
 
         if isinstance(error, TelescopeError):
             _fail(escaped(str(error)), error.exit_code)
-        if isinstance(error, OSError) and (problem := _unprinted()):
-            _fail(f"cannot write the output: {problem.strerror}", 1)
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            # A stream that is written to, such as the standard output, is no file with a name.
+            place = escaped(str(error.filename or "the output, or a file of a library"))
+            _fail(f"cannot write {place}: {error.strerror}", 1)
         raise
 
 
@@ -187,17 +191,6 @@ def _fail(message: str, exit_code: int) -> NoReturn:
     with suppress(OSError):
         sys.stderr.write(f"telescope: {message}\n")
     raise SystemExit(exit_code)
-
-
-def _unprinted() -> OSError | None:
-    """Return why the output of the command cannot be written, if it cannot."""
-    try:
-        # None where the command was started without a standard output.
-        if (output := sys.__stdout__) is not None and not output.closed:
-            output.flush()
-    except OSError as error:
-        return error
-    return None
 
 
 def _leave(code: int) -> NoReturn:
@@ -216,11 +209,16 @@ def _leave(code: int) -> NoReturn:
             with suppress(OSError, ValueError):
                 if stat.S_ISREG(os.fstat(one.fileno()).st_mode):
                     one.flush()
+    try:
+        # None where the command was started without a standard output.
+        if (output := sys.__stdout__) is not None and not output.closed:
+            output.flush()
+    except OSError as error:
+        # Whoever closes a pipe, such as `head`, has read enough.
+        if code == 0 and not isinstance(error, BrokenPipeError):
+            with suppress(OSError):
+                sys.stderr.write(f"telescope: cannot write the output: {error.strerror}\n")
+        code = code or 1
     with suppress(OSError):
-        if (problem := _unprinted()) is not None and code == 0:
-            code = 1
-            # Whoever closes a pipe, such as `head`, has read enough.
-            if not isinstance(problem, BrokenPipeError):
-                sys.stderr.write(f"telescope: cannot write the output: {problem.strerror}\n")
         sys.stderr.flush()
     os._exit(code)
