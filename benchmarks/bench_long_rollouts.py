@@ -21,7 +21,7 @@ import pyarrow
 import pyarrow.parquet
 from machine import facts_of_run, table, write_results
 
-from telescope_core.chains import ChainRecorder
+from telescope_core.base.chains import ChainRecorder
 from telescope_core.records import row_of
 from telescope_core.records.parquet import write_rows
 from telescope_core.types import Completion, Group, Message, Rollout, Turn

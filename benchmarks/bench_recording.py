@@ -35,7 +35,7 @@ from recording.switch import (
 from small_run import make_model
 
 from telescope_core import Example, Message, Sampling, SingleTurnEnvironment, reward
-from telescope_core.chains import sampled_tokens
+from telescope_core.base.chains import sampled_tokens
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import Policy
 from telescope_core.records import RunFolder

@@ -42,7 +42,7 @@ The naive runner plays the same answers, with a process for each check.
 PLAY = """
 import asyncio, sys
 sys.path[:0] = [sys.argv[1]]
-from telescope_core.locate import load_environment_class
+from telescope_core.finding.locate import load_environment_class
 from telescope_core.probes.completions import tries_of
 from telescope_core.probes.meter import Limits, Meter
 from telescope_core.probes.playing import asked_of, play_in_turn

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from telescope_core.chains import sampled_tokens
+from telescope_core.base.chains import sampled_tokens
 from telescope_core.records import RunFolder, row_of
 from telescope_core.records.events import AttemptEvent, EventLog, Stage
 from telescope_core.types import Completion, Message, Rollout, Turn

@@ -17,8 +17,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from telescope_core.finding.locate import load_environment_class
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.locate import load_environment_class
 from telescope_core.protocols import PlayRequest
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Sampling, Split

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from telescope_core.chains import ChainRecorder
+from telescope_core.base.chains import ChainRecorder
 from telescope_core.records.rows import RolloutRow
 from telescope_core.records.run_folder import RunFolder
 from telescope_core.records.timeline import GaugeSample, ModelCall, TimelineSpan

@@ -11,13 +11,13 @@ import pytest
 from tests.adapters.linking import telescope
 from tests.envs.package_index import tiny_wheel
 
-from telescope_core.adapters.schemes import (
+from telescope_core.errors import ConfigError, EnvironmentLoadError
+from telescope_core.finding.schemes import (
     VERIFIERS,
     VERIFIERS_TASKS,
     missing_import,
     require_adapted,
 )
-from telescope_core.errors import ConfigError, EnvironmentLoadError
 from telescope_core.open import open_environment
 from telescope_envs.install.adapted import environment_for, link_adapted, locate_adapted
 from telescope_envs.install.loading import asked

@@ -44,7 +44,7 @@ BROAD_EXCEPT = {
         "libraries meet a damaged folder with whatever they trip over: the folder is named"
     ),
     "packages/telescope-cli/src/telescope_cli/main.py": "the top of the command line",
-    "packages/telescope-core/src/telescope_core/interruptible.py": (
+    "packages/telescope-core/src/telescope_core/base/interruptible.py": (
         "raised again as the signal that asked for the end"
     ),
     "packages/telescope-train/src/telescope_train/run.py": (
@@ -53,11 +53,11 @@ BROAD_EXCEPT = {
     "packages/telescope-train/src/telescope_train/cluster/ray_cluster.py": (
         "Ray has no class for a start that takes long: raised again as a ConfigError"
     ),
-    "packages/telescope-core/src/telescope_core/rollout.py": "a rollout that fails is data",
+    "packages/telescope-core/src/telescope_core/playing/rollout.py": "a rollout that fails is data",
     "packages/telescope-core/src/telescope_core/adapters/inspect_scores.py": (
         "a scorer that is tried on answers that nobody gave may raise whatever it likes"
     ),
-    "packages/telescope-core/src/telescope_core/in_process.py": "what was played outlives its end",
+    "packages/telescope-core/src/telescope_core/playing/in_process.py": "what was played outlives its end",
     "packages/telescope-core/src/telescope_core/environments/score_worker.py": "so in its parent",
     "packages/telescope-core/src/telescope_core/evals/runner.py": "so is a group reward that fails",
     "packages/telescope-train/src/telescope_train/rollouts/playing.py": "and so in training",
@@ -72,7 +72,7 @@ BROAD_EXCEPT = {
     ),
     "packages/telescope-envs/environments/humaneval/src/telescope_env_telescope_humaneval/"
     "checking.py": "whatever a test raises about a value, it has not passed",
-    "packages/telescope-core/src/telescope_core/locate.py": "as for sources: the import of code",
+    "packages/telescope-core/src/telescope_core/finding/locate.py": "as for sources: the import of code",
     **{
         f"packages/telescope-core/src/telescope_core/environments/{name}.py": (
             "raised again as an error that names the author's code"

@@ -28,7 +28,7 @@ import time
 
 from telescope_cli.main import VERBS, main
 from telescope_cli.verbs import Verb
-from telescope_core.interruptible import run
+from telescope_core.base.interruptible import run
 
 
 def play() -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.measured_run import write_measured_run
 
 from telescope_cli.main import main
-from telescope_core.chains import sampled_tokens
+from telescope_core.base.chains import sampled_tokens
 from telescope_core.records import RunFolder, row_of
 from telescope_core.types import Completion, Message, Rollout, Turn
 

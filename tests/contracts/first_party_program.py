@@ -11,8 +11,8 @@ import sys
 from tests.asking import ask
 
 from telescope_core import Message, Sampling, Split
+from telescope_core.finding.locate import load_environment_class
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.locate import load_environment_class
 from telescope_core.scripted import ScriptedClient
 
 NUM_IDS = 24

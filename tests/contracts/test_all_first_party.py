@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from telescope_core.locate import load_environment_class
+from telescope_core.finding.locate import load_environment_class
 from telescope_envs.registry import Registry
 from telescope_envs.validation import POLICY_VERSION
 

@@ -10,8 +10,8 @@ from tests.contracts.test_environments import CASES as ANSWERED
 from tests.contracts.test_interactive import CASES as INTERACTIVE
 
 from telescope_core import Rollout, RolloutStatus, Sampling, Split
+from telescope_core.finding.locate import load_environment_class
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.locate import load_environment_class
 from telescope_core.scripted import ScriptedClient
 
 ROOT = Path(__file__).parents[2] / "packages" / "telescope-envs" / "environments"

@@ -15,8 +15,8 @@ from telescope_core import (
     Split,
 )
 from telescope_core.errors import ConfigError
-from telescope_core.locate import load_environment_class
-from telescope_core.rollout import score_rollout
+from telescope_core.finding.locate import load_environment_class
+from telescope_core.playing.rollout import score_rollout
 
 MATH = "telescope_env_telescope_math_reasoning:MathReasoning"
 COUNTDOWN = "telescope_env_telescope_countdown:Countdown"
@@ -85,7 +85,7 @@ def ids_in_another_process(cases: list[tuple[str, dict]]) -> list[list[list[str]
     """Return the ids of every case and split as one other process makes them."""
     program = (
         "import json, sys; from telescope_core import Split; "
-        "from telescope_core.locate import load_environment_class as load; "
+        "from telescope_core.finding.locate import load_environment_class as load; "
         "cases = json.loads(sys.argv[1]); opened = [load(f).from_settings(s) for f, s in cases]; "
         f"print(json.dumps([[[e.examples(s).example(i).id for i in range({NUM_EXAMPLES})] "
         "for s in Split] for e in opened]))"

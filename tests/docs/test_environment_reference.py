@@ -7,7 +7,7 @@ import telescope_core.environments
 from telescope_core import parsers
 from telescope_core.dataset_source import DatasetSpec
 from telescope_core.environments import Environment, Episode
-from telescope_core.helper_models import HelperModelConfig
+from telescope_core.models.helper_models import HelperModelConfig
 from telescope_core.user_simulator import UserSimulatorConfig
 
 TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "environments.md").read_text()

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from telescope_core.chains import sampled_tokens
+from telescope_core.base.chains import sampled_tokens
 from telescope_core.environments.base import Environment
+from telescope_core.playing.rollout import play_rollout
 from telescope_core.protocols import PlayRequest
-from telescope_core.rollout import play_rollout
 from telescope_core.types import Completion, Group, Message, Sampling, Split
 from telescope_train.chat.message_form import MessageForm
 

@@ -21,7 +21,7 @@ from tests.train.chat.templates.families import (
 from tests.train.chat.templates.play import SCENARIOS, TOOLS, play
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from telescope_core.chat.messages import message_to_json
+from telescope_core.base.messages import message_to_json
 from telescope_core.types import Message
 from telescope_train.inference.server import SERVED_MODEL_NAME, ServerSettings, running
 

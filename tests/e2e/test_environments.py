@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.ports import free_port
 
-from telescope_core.chains import sampled_tokens
+from telescope_core.base.chains import sampled_tokens
 from telescope_core.records import RolloutRow, RunFolder
 from telescope_core.types import Completion, Message, Rollout, RolloutStatus, Turn
 from telescope_train.batches.samples import samples_from_rollout

@@ -10,8 +10,8 @@ import sys
 
 from telescope_core import Environment, Example, Message, Rollout
 from telescope_core.errors import TelescopeError
-from telescope_core.locate import load_environment_class
-from telescope_core.rollout import score_rollout
+from telescope_core.finding.locate import load_environment_class
+from telescope_core.playing.rollout import score_rollout
 
 JUNK_CHARACTERS = 100_000
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from telescope_core import Message, Rollout, Split
 from telescope_core.errors import ConfigError
-from telescope_core.rollout import score_rollout
+from telescope_core.playing.rollout import score_rollout
 from telescope_env_telescope_countdown import Countdown
 from telescope_env_telescope_countdown.environment import extract_expression
 from telescope_env_telescope_countdown.expression import ExpressionError, parse_expression

@@ -7,7 +7,7 @@ import pytest
 
 from telescope_core import Message, Rollout, Split
 from telescope_core.errors import EnvironmentLoadError
-from telescope_core.rollout import score_rollout
+from telescope_core.playing.rollout import score_rollout
 from telescope_env_telescope_humaneval import HumanEval
 from telescope_env_telescope_humaneval import problems as problems_module
 from telescope_env_telescope_humaneval.checking import calls_of, passes

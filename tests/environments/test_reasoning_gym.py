@@ -6,7 +6,7 @@ import pytest
 
 from telescope_core import Message, Rollout, Split
 from telescope_core.errors import ConfigError
-from telescope_core.rollout import score_rollout
+from telescope_core.playing.rollout import score_rollout
 from telescope_env_telescope_reasoning_gym import ReasoningGym
 from telescope_env_telescope_reasoning_gym.generate import BATCH, generated
 from telescope_env_telescope_reasoning_gym.guards import (

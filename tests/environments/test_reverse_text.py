@@ -3,7 +3,7 @@
 import pytest
 
 from telescope_core import Message, Rollout, Split
-from telescope_core.rollout import score_rollout
+from telescope_core.playing.rollout import score_rollout
 from telescope_env_telescope_reverse_text import ReverseText
 from telescope_env_telescope_reverse_text.environment import FREE_SHARE, common_share
 

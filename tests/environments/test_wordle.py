@@ -8,7 +8,7 @@ from tests.asking import ask
 
 from telescope_core import Example, Message, Rollout, RolloutStatus, Sampling, Split, StopReason
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.rollout import score_rollout
+from telescope_core.playing.rollout import score_rollout
 from telescope_core.scripted import ScriptedClient
 from telescope_env_telescope_wordle import Wordle, feedback
 from telescope_env_telescope_wordle.environment import read_guess

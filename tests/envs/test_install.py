@@ -15,7 +15,7 @@ from telescope_envs.publish.first_party import publish
 
 pytestmark = pytest.mark.slow
 LOCATE = (
-    "import json; from telescope_core.locate import locate_environment; "
+    "import json; from telescope_core.finding.locate import locate_environment; "
     "from telescope_core.open import open_environment; "
     "l = locate_environment('toy'); open_environment('acme/toy'); "
     "print(json.dumps([l.id, l.version, l.factory]))"

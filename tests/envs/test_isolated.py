@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 PLAY = """
 import asyncio, importlib.util, json, sys
 from telescope_core.open import open_environment
-from telescope_core.locate import locate_environment
+from telescope_core.finding.locate import locate_environment
 from telescope_core.scripted import ScriptedClient
 from telescope_core.protocols import PlayRequest
 from telescope_core.types import Sampling, Split

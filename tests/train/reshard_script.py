@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 from backend_cases import backend_settings, grpo_batches
 
-from telescope_core.file_proofs import FileProof
+from telescope_core.base.file_proofs import FileProof
 from telescope_train.backends.distributed_checkpoint import FileSystemWriter, require_proved
 from telescope_train.backends.protocol import DamagedStateError
 from telescope_train.trainer.worker import Meeting, TrainerWorker

@@ -13,8 +13,8 @@ from types import MappingProxyType
 import numpy as np
 from tests.train.rollouts.samplers import EventList
 
-from telescope_core.chains import sampled_tokens
-from telescope_core.environment_record import EnvironmentRecord
+from telescope_core.base.chains import sampled_tokens
+from telescope_core.base.environment_record import EnvironmentRecord
 from telescope_core.environments import SingleTurnEnvironment, reward
 from telescope_core.examples import GeneratedSource, ListSource
 from telescope_core.in_process import InProcessEnvironment

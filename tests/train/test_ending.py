@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from telescope_core.base.interrupts import Interrupted
 from telescope_core.errors import ConfigError, NoRoomError, ProcessDiedError
-from telescope_core.interrupts import Interrupted
 from telescope_core.records import RunFolder, RunState
 from telescope_core.records.room import room_for
 from telescope_train.checkpoints.folders import CheckpointManifest, checkpoints_folder

@@ -8,7 +8,7 @@ import numpy as np
 from tests.train.rollouts.samplers import EventList
 from toy_digits import LastDigit
 
-from telescope_core.chains import sampled_tokens
+from telescope_core.base.chains import sampled_tokens
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import Policy
 from telescope_core.records import RunFolder

@@ -6,7 +6,7 @@ from array import array
 from dataclasses import asdict
 from pathlib import Path
 
-from telescope_core.chains import ChainRecorder
+from telescope_core.base.chains import ChainRecorder
 from telescope_core.evals.folder import write_result
 from telescope_core.evals.result import result_of
 from telescope_core.evals.settings import EvalSettings

@@ -9,7 +9,7 @@ import pytest
 from tests.ui.recorded import BEGAN_S, ENVIRONMENTS, MARKUP, SERVERS, facts_of, row, write_run
 from tests.ui.served import answered
 
-from telescope_core.chains import ChainRecorder
+from telescope_core.base.chains import ChainRecorder
 from telescope_core.records import RunFolder
 from telescope_core.records.rows import RolloutStatus
 from telescope_ui.pages.rollout_tokens import UNKNOWN, Training, tokens_of, training_of

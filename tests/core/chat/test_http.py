@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
-from tests.core.playing import let_time_pass
+from tests.core.one_rollout import let_time_pass
 from tests.ports import free_port
 
+from telescope_core.base.terminal import acts_on_terminals
 from telescope_core.chat import http
 from telescope_core.chat.http import HttpPool, RequestLimits
 from telescope_core.errors import EndpointError
-from telescope_core.terminal import acts_on_terminals
 
 PATIENT = RequestLimits(request_timeout_s=600.0, retry_budget_s=60.0)
 

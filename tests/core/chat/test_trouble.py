@@ -5,7 +5,7 @@ import logging
 import pytest
 from loopback_endpoint import ask, reply, serving
 from test_endings import Greet, evaluated
-from tests.core.playing import let_time_pass
+from tests.core.one_rollout import let_time_pass
 
 from telescope_core.chat.client import ApiKey
 from telescope_core.chat.trouble import SHOWN_EVERY_S, Troubles, showing_troubles, watching

@@ -1,7 +1,7 @@
 """Mistakes of new authors in a class: each is one message with its cause, place and remedy."""
 
 import pytest
-from tests.core.playing import One
+from tests.core.one_rollout import One
 
 from telescope_core import (
     Environment,

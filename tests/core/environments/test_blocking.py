@@ -53,8 +53,8 @@ asyncio.run(client.play(ask(deadline_s=600), ScriptedClient(["x"]).policy("r")))
 
 
 TAKING = """
-from telescope_core.interruptible import run
-from telescope_core.interrupts import taken
+from telescope_core.base.interruptible import run
+from telescope_core.base.interrupts import taken
 
 with taken():
     run(client.play(ask(deadline_s=600), ScriptedClient(["x"]).policy("r")))

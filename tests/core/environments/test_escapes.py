@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 from tests.asking import ask
-from tests.core.playing import One, play
+from tests.core.one_rollout import One, play
 
 from telescope_core import (
     Environment,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.core.playing import One, play
+from tests.core.one_rollout import One, play
 
 from telescope_core import (
     Example,
@@ -14,7 +14,7 @@ from telescope_core import (
 )
 from telescope_core.errors import EnvironmentLoadError
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.rollout import play_gold
+from telescope_core.playing.rollout import play_gold
 from telescope_core.types import RolloutStatus, Split
 
 HERE = "test_mistakes_in_play.py"

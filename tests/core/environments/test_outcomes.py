@@ -1,7 +1,7 @@
 """What `play`, `@stop` and `generate` may be, and how a mistake in them is told."""
 
 import pytest
-from tests.core.playing import play
+from tests.core.one_rollout import play
 
 from telescope_core import (
     Completion,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
-from tests.core.playing import play
+from tests.core.one_rollout import play
 
 from telescope_core import (
     Environment,
@@ -18,8 +18,8 @@ from telescope_core import (
 )
 from telescope_core.environments import runs_in
 from telescope_core.errors import EnvironmentLoadError
-from telescope_core.group_rewards import score_group
 from telescope_core.open import open_environment
+from telescope_core.playing.group_rewards import score_group
 from telescope_core.processes import Isolation, ProcessSettings
 from telescope_core.types import Group
 

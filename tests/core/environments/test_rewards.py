@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.core.playing import One, play
+from tests.core.one_rollout import One, play
 
 from telescope_core import (
     Example,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from tests.core.playing import let_time_pass
+from tests.core.one_rollout import let_time_pass
 
 from telescope_core import Environment, Example, Message, StopReason, reward
 from telescope_core.chat.http import RequestLimits

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_cases import WireInThisProcess, request
 
+from telescope_core.base.terminal import acts_on_terminals
 from telescope_core.chat.trouble import showing_troubles
 from telescope_core.errors import ContradictionError, EnvironmentProcessError, TelescopeError
 from telescope_core.processes import EnvironmentPool, ProcessSettings
@@ -31,7 +32,6 @@ from telescope_core.processes.frames import (
 )
 from telescope_core.processes.handshake import Identity
 from telescope_core.scripted import ScriptedClient
-from telescope_core.terminal import acts_on_terminals
 from telescope_core.types import (
     EnvironmentDescription,
     Group,

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from wire_cases import WireInThisProcess, request
 
+from telescope_core.base.scoring_events import hearing_of_scoring
+from telescope_core.finding.locate import load_environment_class
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.locate import load_environment_class
 from telescope_core.processes.frames import LENGTH_BYTES, HostFrame, Play, to_bytes
 from telescope_core.protocols import PlayRequest
-from telescope_core.scoring_news import hearing_of_scoring
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import ChatEndpoint, RolloutStatus
 

@@ -7,6 +7,7 @@ import threading
 import msgspec
 import pytest
 
+from telescope_core.base.protocol_versions import PROTOCOL_MAX
 from telescope_core.chat.trouble import showing_troubles
 from telescope_core.errors import EnvironmentProcessError
 from telescope_core.processes.client import WorkerClient
@@ -22,7 +23,6 @@ from telescope_core.processes.handshake import Agreement, Identity
 from telescope_core.processes.replies import read_nothing
 from telescope_core.processes.settings import StageDeadlines
 from telescope_core.processes.watch import beating, io_bytes
-from telescope_core.protocol_versions import PROTOCOL_MAX
 from telescope_core.types import Split
 from telescope_train.simulation.virtual_time import run_in_virtual_time
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 from aiohttp import web
-from tests.core.playing import wait_for_ever
+from tests.core.one_rollout import wait_for_ever
 from wire_cases import WireInThisProcess, request
 
-from telescope_core.chains import sampled_tokens
+from telescope_core.base.chains import sampled_tokens
 from telescope_core.chat.client import ChatClient
 from telescope_core.errors import (
     CodeExitError,
@@ -16,8 +16,8 @@ from telescope_core.errors import (
     EndpointError,
     EnvironmentProcessError,
 )
+from telescope_core.finding.locate import load_environment_class
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.locate import load_environment_class
 from telescope_core.processes import StageDeadlines
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import (

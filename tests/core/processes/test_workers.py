@@ -15,7 +15,7 @@ from aiohttp import web
 from tests.ports import free_port
 from wire_cases import IMPATIENT, request
 
-from telescope_core.attempts import MAX_LOST, play_with_attempts
+from telescope_core.base.attempts import MAX_LOST, play_with_attempts
 from telescope_core.chat.client import ChatClient
 from telescope_core.chat.trouble import showing_troubles
 from telescope_core.errors import (

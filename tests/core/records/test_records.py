@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from telescope_core import interrupts
-from telescope_core.chains import sampled_tokens
+from telescope_core.base import interrupts
+from telescope_core.base.chains import sampled_tokens
 from telescope_core.errors import ConfigError
 from telescope_core.records import RolloutRow, RunFolder, RunState, row_of
 from telescope_core.records.files import append_json_line, read_json_lines

@@ -6,11 +6,12 @@ from array import array
 import pyarrow.parquet
 import pytest
 
-from telescope_core.chains import sampled_tokens
+from telescope_core.base.chains import sampled_tokens
 from telescope_core.errors import ConfigError
 from telescope_core.records import Resume, RolloutRow, RunFolder
 from telescope_core.records.parquet import read_row, read_rows, write_rows
 from telescope_core.records.rows import row_from_json, row_to_json
+from telescope_core.records.step_files import StepPart
 from telescope_core.records.token_facts import TurnFacts, facts_of_rollout, read_facts, write_facts
 from telescope_core.types import RolloutStatus, Span
 
@@ -34,9 +35,9 @@ def test_facts_come_back_and_one_rollout_is_found(tmp_path, chunk_tokens):
     path = tmp_path / "facts.parquet"
     rows = [facts(index, turn=turn, size=index + 1) for index in range(9) for turn in range(3)]
     write_facts(path, rows, chunk_tokens=chunk_tokens)
-    assert list(read_facts(path)) == rows
-    assert facts_of_rollout(path, ("g1", 2, 1)) == rows[18:21]
-    assert facts_of_rollout(path, ("g1", 2, 2)) == []
+    assert list(read_facts(StepPart(path))) == rows
+    assert facts_of_rollout(StepPart(path), ("g1", 2, 1)) == rows[18:21]
+    assert facts_of_rollout(StepPart(path), ("g1", 2, 2)) == []
     if chunk_tokens == 7:
         assert pyarrow.parquet.ParquetFile(path).num_row_groups > 3
 
@@ -62,9 +63,9 @@ def test_a_file_that_is_none_is_named(tmp_path):
     path = tmp_path / "facts.parquet"
     path.write_bytes(b"PAR1 and then nothing")
     with pytest.raises(ConfigError, match=r"facts\.parquet"):
-        list(read_facts(path))
+        list(read_facts(StepPart(path)))
     with pytest.raises(ConfigError, match=r"facts\.parquet"):
-        facts_of_rollout(path, ("g", 0, 1))
+        facts_of_rollout(StepPart(path), ("g", 0, 1))
 
 
 def test_the_weights_of_each_token_come_back_with_a_rollout(tmp_path):

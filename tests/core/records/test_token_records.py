@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telescope_core.chains import ChainRecorder, SampledTokens, chains_of, sampled_tokens
+from telescope_core.base.chains import ChainRecorder, SampledTokens, chains_of, sampled_tokens
 from telescope_core.errors import ConfigError
 from telescope_core.records import RolloutRow, RunFolder
 from telescope_core.records.parquet import read_rows, write_rows

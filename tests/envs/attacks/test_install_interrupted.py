@@ -108,7 +108,7 @@ def test_a_full_disk(toy_registry, home, limit_bytes):
     code, _, err = ended(started(toy_registry, prefix=prefix))
     assert code == 1
     last = err.strip().splitlines()[-1]
-    assert "telescope_core.errors." in err, f"said in words, not as a defect: {last}"
+    assert "telescope_core.base.errors." in err, f"said in words, not as a defect: {last}"
     assert toys() == []
     assert not Path("telescope.lock").exists()
     left = [path for path in home.rglob(".*") if path.name.startswith((".part", ".building"))]

@@ -8,9 +8,9 @@ from tests.envs.projects import toy_publication, write_registry
 from tests.envs.using.conftest import home, lock_of, telescope
 from tests.envs.using.test_locator import install, lock
 
-from telescope_core.environment_record import EnvironmentRecord
+from telescope_core.base.environment_record import EnvironmentRecord
 from telescope_core.errors import ConfigError, EnvironmentLoadError
-from telescope_core.locate import locate_environment
+from telescope_core.finding.locate import locate_environment
 from telescope_envs.install.data import venv_folder
 from telescope_envs.records.links import links
 from telescope_train.checkpoints.folders import CheckpointManifest

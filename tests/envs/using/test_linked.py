@@ -16,7 +16,7 @@ from telescope_envs.records.projects import read_project
 PLAY = """
 import asyncio, json
 from telescope_core.open import open_environment
-from telescope_core.locate import locate_environment
+from telescope_core.finding.locate import locate_environment
 from telescope_core.processes import ProcessSettings
 from telescope_core.protocols import PlayRequest
 from telescope_core.scripted import ScriptedClient

@@ -10,9 +10,9 @@ import pytest
 from tests.envs.projects import toy_publication, write_registry
 from tests.envs.using.conftest import change_record, lock_of
 
-from telescope_core.environment_record import changes, record_of
+from telescope_core.base.environment_record import changes, record_of
 from telescope_core.errors import ConfigError, EnvironmentLoadError, UnknownNameError
-from telescope_core.locate import locate_environment
+from telescope_core.finding.locate import locate_environment
 from telescope_core.protocols import EnvironmentPlace
 from telescope_envs.install.data import venv_folder
 from telescope_envs.install.pipeline import activate

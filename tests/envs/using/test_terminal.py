@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from telescope_cli.output import escaped_output
+from telescope_core.base.terminal import acts_on_terminals, escaped
 from telescope_core.errors import RegistryError
-from telescope_core.terminal import acts_on_terminals, escaped
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b5n\x7f\u202egnp\r"
 SHOWN = r"\u001b]0;owned\u0007\u001b[2J\u009b5n\u007f\u202egnp\u000d"

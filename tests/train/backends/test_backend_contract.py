@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from telescope_core.base.file_proofs import proofs_of
 from telescope_core.errors import ConfigError, TelescopeError
-from telescope_core.file_proofs import proofs_of
 from telescope_train.backends import known_backends
 from telescope_train.backends.protocol import DamagedStateError
 from telescope_train.batches.packing import padding_batch

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from telescope_core.base.file_proofs import FileProof, proofs_of
 from telescope_core.errors import ConfigError
-from telescope_core.file_proofs import FileProof, proofs_of
 from telescope_train.backends.distributed_checkpoint import saved_keys
 from telescope_train.checkpoints.export import read_weights
 from telescope_train.trainer.worker import TrainerWorker

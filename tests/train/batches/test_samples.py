@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telescope_core.chains import sampled_tokens
+from telescope_core.base.chains import sampled_tokens
 from telescope_core.errors import EndpointError
 from telescope_core.types import Completion, Message, Rollout, Turn
 from telescope_train.batches.samples import branched_fraction, samples_from_rollout

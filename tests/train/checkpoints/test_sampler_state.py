@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telescope_core.chains import ChainRecorder, Routes, chains_of
+from telescope_core.base.chains import ChainRecorder, Routes, chains_of
 from telescope_core.errors import ConfigError
 from telescope_core.types import (
     Completion,

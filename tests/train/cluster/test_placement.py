@@ -2,7 +2,7 @@
 
 import pytest
 
-from telescope_core.addresses import is_loopback
+from telescope_core.base.addresses import is_loopback
 from telescope_core.errors import ConfigError
 from telescope_train.cluster import placement
 from telescope_train.cluster.network import Network, interface_of

@@ -15,7 +15,7 @@ import pytest
 import ray
 from ray._private.utils import validate_socket_filepath
 
-from telescope_core import interrupts
+from telescope_core.base import interrupts
 from telescope_core.errors import ConfigError, ProcessDiedError
 from telescope_train.cluster import ray_cluster as module
 from telescope_train.cluster.placement import Bundle
@@ -315,7 +315,7 @@ async def test_a_process_that_does_not_even_say_so_is_reported() -> None:
 
 
 async def test_what_a_constructor_raised_is_the_cause_of_a_death() -> None:
-    why = "telescope_core.errors.ConfigError: port 8100 on 127.0.0.1 is in use"
+    why = "telescope_core.base.errors.ConfigError: port 8100 on 127.0.0.1 is in use"
     raised = ray.exceptions.RayTaskError(
         "Keeper.__init__", f"Traceback (most recent call last):\n{why}", ConfigError(why)
     )

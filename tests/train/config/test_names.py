@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from peer_names import PEERS, document_of, paths_of
 
 from telescope_cli.main import main
-from telescope_core.config import leaf_paths
 from telescope_core.errors import ConfigError
+from telescope_core.settings.config import leaf_paths
 from telescope_train.config.schema import TrainConfig
 from telescope_train.plan.load import load_train_config
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from telescope_core.chains import sampled_tokens
+from telescope_core.base.chains import sampled_tokens
 from telescope_core.errors import ConfigError
 from telescope_core.types import Completion, Message, Sampling
 from telescope_train.batches.packing import Packing

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.train.inference.test_token_policy import FORGETS_THINKING, renderer_with
 
-from telescope_core.chains import chains_of, sampled_tokens
+from telescope_core.base.chains import chains_of, sampled_tokens
 from telescope_core.types import Message, Rollout, Sampling
 from telescope_train.batches.samples import samples_from_rollout
 from telescope_train.chat.conversations import Conversations

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from telescope_core import ConfigError
-from telescope_core.chains import chains_of, sampled_tokens
+from telescope_core.base.chains import chains_of, sampled_tokens
 from telescope_core.errors import EndpointError, TemplateLossError
 from telescope_core.types import JsonValue, Message, Sampling
 from telescope_train.chat.conversations import Conversations

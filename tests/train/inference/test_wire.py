@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telescope_core.chains import Routes
+from telescope_core.base.chains import Routes
 from telescope_core.errors import EndpointError
 from telescope_core.types import Sampling
 from telescope_train.inference import client as client_module

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from telescope_core.chains import ChainRecorder
+from telescope_core.base.chains import ChainRecorder
 from telescope_core.errors import ConfigError
 from telescope_core.types import Completion, Message, Rollout, Turn
 from telescope_train.batches.samples import samples_from_rollout

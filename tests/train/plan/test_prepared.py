@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 from tests.ports import free_port
 
-from telescope_core.config import load_config
-from telescope_core.environment_record import record_of
+from telescope_core.base.environment_record import record_of
 from telescope_core.errors import ConfigError
-from telescope_core.locate import locate_environment
+from telescope_core.finding.locate import locate_environment
+from telescope_core.settings.config import load_config
 from telescope_train import run
 from telescope_train.checkpoints.resume import resume_point
 from telescope_train.cluster.ports import port_problems

@@ -7,8 +7,8 @@ import pytest
 from pydantic import BaseModel
 
 import telescope_train
-from telescope_core.config import leaf_paths
 from telescope_core.errors import ConfigError
+from telescope_core.settings.config import leaf_paths
 from telescope_train.algorithms.record import known_algorithms
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.config.names import FOREIGN_NAMES

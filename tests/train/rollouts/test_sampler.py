@@ -22,7 +22,7 @@ from telescope_core import (
     group_reward,
     reward,
 )
-from telescope_core.attempts import MAX_FAILED
+from telescope_core.base.attempts import MAX_FAILED
 from telescope_core.environments.held import Watched
 from telescope_core.environments.running import CURRENT, Notes, Request
 from telescope_core.errors import EndpointAccessError, RolloutCrashError, TemplateLossError
@@ -228,11 +228,22 @@ async def test_a_group_that_failed_is_no_matter_of_acceptance() -> None:
 
 
 async def test_queues_are_counted_when_the_trainer_asks() -> None:
-    client = ScriptedClient(echo, delay_s=0.02)
-    sampler = sampler_over(client, ahead=1)
+    may_end = asyncio.Event()
+
+    class Gated(Echo):
+        async def play(self, episode):
+            await may_end.wait()
+            return await super().play(episode)
+
+    sampler = sampler_over(ScriptedClient(echo), ahead=1, environment=Gated())
     sampler.advance(0)
-    await settle(client, 4)
-    batch = await sampler.take(0)
+    async with asyncio.timeout(120):
+        while sampler.queues()["rollouts_playing"] < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    taking = asyncio.create_task(sampler.take(0))
+    await asyncio.sleep(0)
+    may_end.set()
+    batch = await taking
     assert batch.queues == {"groups_ready": 0, "rollouts_playing": 4, "rollouts_waiting": 8}
     await sampler.close()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from telescope_core.file_proofs import FileProof
+from telescope_core.base.file_proofs import FileProof
 from telescope_train.checkpoints import saver
 from telescope_train.checkpoints.folders import RunCheckpoint
 from telescope_train.checkpoints.saver import Checkpointer

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telescope_core.chains import sampled_tokens
+from telescope_core.base.chains import sampled_tokens
 from telescope_core.errors import UnknownNameError
 from telescope_core.types import (
     Completion,
@@ -324,3 +324,23 @@ def test_samples_of_an_earlier_call_are_used_again_with_the_same_advantage_alone
         assert (one.rollout_key, one.advantage) == (other.rollout_key, other.advantage)
     assert found.samples[0].advantage < 0 < before.samples[0].advantage
     assert all(one is built[one.rollout_key][0] for one in found.samples if one.group_id == "b")
+
+
+def test_advantages_of_a_wrong_sign_are_seen(monkeypatch):
+    rewards = [0.0, 1.0, 1.0, 0.0]
+    assert credit(group("g", rewards)).metrics["advantage/reward_correlation"] == pytest.approx(1.0)
+    assert "advantage/reward_correlation" not in credit(group("g", [1.0, 1.0])).metrics
+    wrong = replace(GRPO, advantage=lambda *arguments: -normalized(*arguments))
+    monkeypatch.setitem(globals(), "GRPO", wrong)
+    assert credit(group("g", rewards)).metrics["advantage/reward_correlation"] < -0.99
+
+
+def test_each_environment_has_its_share_of_the_gradient():
+    temperatures = {"toy": 1.0, "other": 1.0}
+    long = group("a", [0.0, 1.0], written=[completion(9)] * 2)
+    short = group("b", [0.0, 1.0], environment="other")
+    metrics = credit(long, short, temperatures=temperatures).metrics
+    assert metrics["signal/toy/groups"] == metrics["signal/other/groups"] == 0.5
+    assert metrics["signal/toy/share"] == pytest.approx(0.9)
+    assert metrics["signal/other/share"] == pytest.approx(0.1)
+    assert not [name for name in credit(long).metrics if name.startswith("signal/")]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from telescope_core.chains import sampled_tokens
+from telescope_core.base.chains import sampled_tokens
 from telescope_core.errors import ConfigError
 from telescope_core.types import Completion, Group, Message, Rollout, RolloutStatus, Turn
 from telescope_train.config.schema import AlgorithmSection

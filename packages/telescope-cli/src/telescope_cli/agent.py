@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from telescope_cli.verbs import Verb, VerbGroup, verb_app
-from telescope_core.errors import UnknownNameError
+from telescope_core.base.errors import UnknownNameError
 
 if TYPE_CHECKING:
     from telescope_envs.install.agents import AgentState

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from telescope_core.errors import ConfigError, nearest
+from telescope_core.base.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from telescope_train.checkpoints.export import Exported

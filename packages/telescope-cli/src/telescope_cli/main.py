@@ -20,8 +20,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from telescope_cli.verbs import Verb, VerbGroup, command_of, verb_app
-from telescope_core.addresses import reached_directly
-from telescope_core.interrupts import Interrupted, asked, taken
+from telescope_core.base.addresses import reached_directly
+from telescope_core.base.interrupts import Interrupted, asked, taken
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 VERBS = {
@@ -169,8 +169,8 @@ def _main(arguments: Sequence[str] | None) -> None:
             _end_as_interrupted(exit_.__cause__)
         raise
     except Exception as error:  # the last place to turn an error into a clear message
-        from telescope_core.errors import TelescopeError
-        from telescope_core.terminal import escaped
+        from telescope_core.base.errors import TelescopeError
+        from telescope_core.base.terminal import escaped
 
         if isinstance(error, TelescopeError):
             _fail(escaped(str(error)), error.exit_code)

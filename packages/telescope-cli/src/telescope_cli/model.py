@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from telescope_cli.verbs import Verb, VerbGroup, verb_app
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from telescope_train.models.gguf_import import ImportedModel

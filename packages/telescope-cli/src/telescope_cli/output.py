@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO, cast
 
-from telescope_core.terminal import escaped
+from telescope_core.base.terminal import escaped
 
 
 class _Escaping:

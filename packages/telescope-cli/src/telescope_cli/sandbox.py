@@ -12,7 +12,7 @@ from rich.table import Table
 
 from telescope_cli.progress import progress_of
 from telescope_cli.verbs import Verb, VerbGroup, verb_app
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from telescope_core.sandboxes.check import Finding

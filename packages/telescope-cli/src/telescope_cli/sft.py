@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from telescope_core.config import split_arguments
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
+from telescope_core.settings.config import split_arguments
 
 if TYPE_CHECKING:
     from telescope_train.sft.config import SftConfig

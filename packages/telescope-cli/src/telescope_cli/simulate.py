@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from telescope_cli.progress import progress_of
-from telescope_core.config import split_arguments
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
+from telescope_core.settings.config import split_arguments
 
 if TYPE_CHECKING:
     from telescope_train.config.schema import TrainConfig

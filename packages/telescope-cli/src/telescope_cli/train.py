@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
-from telescope_core.config import split_arguments
-from telescope_core.errors import ConfigError
+from telescope_cli.watch import find_run
+from telescope_core.base.errors import ConfigError
+from telescope_core.records import RunFolder
+from telescope_core.settings.config import split_arguments
 
 
 def train_command(
@@ -24,6 +26,19 @@ def train_command(
             "was killed.",
         ),
     ] = False,
+    fork: Annotated[
+        str | None,
+        typer.Option(
+            "--fork",
+            metavar="RUN",
+            help="Begin another run at step --at of this one, with its settings: its folder, or "
+            "its name in the folder `runs`. Settings that are given are the change.",
+        ),
+    ] = None,
+    at: Annotated[
+        int | None,
+        typer.Option("--at", metavar="N", help="With --fork: a step that has a checkpoint."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the plan or the summary as JSON.")
     ] = False,
@@ -43,20 +58,34 @@ def train_command(
       telescope train run.toml --resume
 
       telescope train run.toml --resume-if-saved
+
+      telescope train --fork quickstart --at 20 --learning_rate 1e-5
     """
+    from telescope_train.plan.fork import load_fork
     from telescope_train.plan.load import load_train_config
     from telescope_train.plan.plan import make_plan
     from telescope_train.plan.prepared import prepare
     from telescope_train.plan.text import render_plan
 
     files, flags = split_arguments(context.args)
-    if not files:
+    if (fork is None) != (at is None):
+        raise ConfigError(
+            "--fork and --at go together: telescope train --fork RUN --at N begins another run at "
+            f"step N of RUN; got only {'--at' if fork is None else '--fork'}"
+        )
+    if not files and fork is None:
         raise ConfigError(
             "expected a settings file, got none; write: telescope train run.toml [--key value ...]"
         )
+    if resume or fork is not None:
+        _require_one_beginning(flags, "--resume" if fork is None else "--fork")
     if resume:
-        flags = _resumed(flags)
-    prepared = prepare(load_train_config(files, flags))
+        flags = [*flags, "--resume_from_checkpoint", "latest"]
+    if fork is None or at is None:
+        config = load_train_config(files, flags)
+    else:
+        config = load_fork(RunFolder.open(find_run(fork)), at, files, flags)
+    prepared = prepare(config)
     if dry_run:
         plan = make_plan(prepared)
         typer.echo(json.dumps(asdict(plan), indent=2) if as_json else render_plan(plan))
@@ -69,13 +98,14 @@ def train_command(
         typer.echo(json.dumps(summary, indent=2))
 
 
-def _resumed(flags: list[str]) -> list[str]:
-    """Return `flags` for a run that goes on from its newest checkpoint."""
+def _require_one_beginning(flags: list[str], option: str) -> None:
     for flag in flags:
         name = flag.partition("=")[0].rpartition(".")[2].lstrip("-").replace("-", "_")
         if flag.startswith("--") and name == "resume_from_checkpoint":
+            means = "the newest checkpoint of this run"
+            if option == "--fork":
+                means = "the checkpoint of step --at of that run"
             raise ConfigError(
-                "--resume and --resume_from_checkpoint say where to go on; give one of them: "
-                "--resume means the newest checkpoint of this run"
+                f"{option} and --resume_from_checkpoint say where to go on; give one of them: "
+                f"{option} means {means}"
             )
-    return [*flags, "--resume_from_checkpoint", "latest"]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 
 _OF_SERVERS = {"port": "--port", "host": "--host", "no_open": "--no-open", "as_json": "--json"}
 """Options that mean nothing where no server is started."""

@@ -62,7 +62,7 @@ class VerbGroup(TyperGroup):
         if len(args) > 1 and two_words in self.list_commands(ctx):
             args = [two_words, *args[2:]]
         if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
-            from telescope_core.errors import unknown_name
+            from telescope_core.base.errors import unknown_name
 
             raise unknown_name("command", args[0], self.list_commands(ctx))
         return super().resolve_command(ctx, args)
@@ -100,13 +100,13 @@ def _is_present(verb: Verb) -> bool:
 
 def _load(name: str, verb: Verb) -> Any:
     if verb.needs and find_spec(verb.needs) is None:
-        from telescope_core.errors import ConfigError
+        from telescope_core.base.errors import ConfigError
 
         raise ConfigError(
             f"telescope {name} needs {verb.needs.replace('_', '-')}, which is not installed; "
             f"run: pip install 'telescope-cli[{verb.extra}]'"
         )
-    from telescope_core.collector import rare_collections
+    from telescope_core.base.collector import rare_collections
 
     module_name, _, attribute = verb.target.partition(":")
     with rare_collections():

@@ -10,12 +10,13 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from telescope_core.errors import ConfigError, unknown_name
+from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_core.records import RunFolder, RunInfo, RunState
 from telescope_core.records.eval_points import EvalPoint
 from telescope_core.records.follow import FollowedLines
 from telescope_core.records.restarts import Restart
 from telescope_core.records.servers import ServerEvent, ServerState
+from telescope_core.reports.verdict import run_verdict
 
 LOOK_EVERY_S = 0.5
 _FILES = {
@@ -137,12 +138,13 @@ def _on_screen(folder: RunFolder) -> RunState:
             for row in new:
                 steps.append(row)
                 view.update(row)
-    summary = folder.summary()
+    summary, verdict = folder.summary(), run_verdict(folder)
     if info.observed_state is RunState.FINISHED and summary is not None:
-        print_summary(summary)
+        print_summary({**summary, "verdict": verdict.as_json()})
     else:
         why = f": {info.reason}" if info.reason else ""
         typer.echo(f"run {info.name} {info.observed_state} after step {folder.last_step()}{why}")
+        typer.echo(verdict.text)
     return info.observed_state
 
 

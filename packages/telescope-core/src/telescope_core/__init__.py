@@ -5,9 +5,28 @@ Importing it never imports torch, transformers or datasets.
 
 from typing import TYPE_CHECKING
 
-from telescope_core.lazy import lazy_names
+from telescope_core.base.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from telescope_core.base.errors import ConfigError, TelescopeError
+    from telescope_core.base.images import message_of, read_image
+    from telescope_core.base.protocols import ExampleSource, Policy
+    from telescope_core.base.types import (
+        ChatEndpoint,
+        Completion,
+        Example,
+        Group,
+        Image,
+        Message,
+        Rollout,
+        RolloutStatus,
+        Sampling,
+        Split,
+        StopReason,
+        ToolCall,
+        Turn,
+        WeightVersion,
+    )
     from telescope_core.environments import (
         Environment,
         EnvironmentConfig,
@@ -27,26 +46,7 @@ if TYPE_CHECKING:
         stop,
         tool,
     )
-    from telescope_core.errors import ConfigError, TelescopeError
     from telescope_core.examples import GeneratedSource, ListSource, SplitSource
-    from telescope_core.images import message_of, read_image
-    from telescope_core.protocols import ExampleSource, Policy
-    from telescope_core.types import (
-        ChatEndpoint,
-        Completion,
-        Example,
-        Group,
-        Image,
-        Message,
-        Rollout,
-        RolloutStatus,
-        Sampling,
-        Split,
-        StopReason,
-        ToolCall,
-        Turn,
-        WeightVersion,
-    )
 
 __all__ = [
     "ChatEndpoint",
@@ -93,5 +93,10 @@ __all__ = [
 
 if not TYPE_CHECKING:
     __getattr__ = lazy_names(
-        __name__, __all__, ("errors", "types", "images", "examples", "protocols", "environments")
+        __name__,
+        __all__,
+        (
+            *("base.errors", "base.types", "base.images", "examples", "base.protocols"),
+            "environments",
+        ),
     )

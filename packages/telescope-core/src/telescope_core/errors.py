@@ -1,175 +1,55 @@
-"""Errors that a user can act on: each says what was expected, what was found and what to do.
-
-The command line prints only the message and exits with `exit_code`. A traceback means a bug.
-"""
-
-from collections.abc import Iterable
-from difflib import get_close_matches
-
-
-class TelescopeError(Exception):
-    """Base class of every error that Telescope raises on purpose."""
-
-    exit_code = 1
-
-
-class ConfigError(TelescopeError):
-    """A setting, flag or file from the user cannot be used."""
-
-    exit_code = 2
-
-
-class ContextLengthError(ConfigError):
-    """The conversation leaves no room in the model's context for another turn."""
-
-
-class TemplateLossError(ConfigError):
-    """The policy's chat template would lose something that rollouts depend on.
-
-    It would lose it again in another attempt, so the refusal is final and ends the run.
-    """
-
-
-class UnplayableError(ConfigError):
-    """With its settings as they are, an environment of another framework gives no usable rollout.
-
-    Another attempt, or another rollout, would end the same way, so it is final and ends the run.
-    """
-
-
-class UnknownNameError(ConfigError):
-    """A name is not known; the message lists the closest known names."""
-
-
-class EnvironmentLoadError(TelescopeError):
-    """An environment is missing, or its code could not be loaded."""
-
-    exit_code = 3
-
-
-class DuplicateIdError(EnvironmentLoadError):
-    """Two examples of one split have the same id."""
-
-
-class RegistryError(TelescopeError):
-    """The registry cannot be read, or a file in it does not match its record."""
-
-    exit_code = 4
-
-
-class EndpointError(TelescopeError):
-    """A model endpoint failed, did not answer, or gave an invalid reply."""
-
-    exit_code = 5
-
-    def __init__(self, message: str = "", *, status: int | None = None, answer: str = "") -> None:
-        """`status` and `answer`: the HTTP status and the text that came with it, if any came."""
-        super().__init__(message)
-        self.status = status
-        self.answer = answer
-
-    @property
-    def is_of_request(self) -> bool:
-        """Whether the endpoint refused this one request, such as one that is too long."""
-        refused = self.status is not None and 400 <= self.status < 500
-        return refused and self.status not in (408, 429)
-
-
-class EndpointLostError(EndpointError):
-    """There is no server to answer, and none came back in time."""
-
-
-class EndpointAccessError(EndpointError):
-    """An endpoint refuses every request: its key, the permission, the model or the URL is wrong."""
-
-    @property
-    def is_of_request(self) -> bool:
-        """False: no other request would be answered either."""
-        return False
-
-
-class JudgeError(EndpointError):
-    """A judge or simulated user gave no usable answer; the rollout fails and has no reward."""
-
-
-class ProcessDiedError(TelescopeError):
-    """A process that this run depends on has died; the message names it."""
-
-    exit_code = 6
-
-
-class EnvironmentProcessError(ProcessDiedError):
-    """An environment's process died, hung or became unreachable, and its rollouts are lost.
-
-    This says nothing about the policy: a lost rollout is played again and never gets a reward.
-    """
-
-
-class ContradictionError(EnvironmentProcessError):
-    """A worker says of itself what its record, or the first worker, does not: secrets, version.
-
-    All workers run the same code, so another one would be no better, and this ends the run.
-    """
-
-    exit_code = 3
-
-
-class RolloutCrashError(ProcessDiedError):
-    """The code of one rollout, or of its group's reward, ended the process that played it.
-
-    Another attempt might end another process, and what is played there, so this is final.
-    """
-
-
-class NoRoomError(TelescopeError):
-    """A file could not be written because there is no room for it."""
-
-
-class TooManyFailedError(TelescopeError):
-    """An eval was played to its end, but too many of its rollouts failed to trust the rest."""
-
-    exit_code = 7
-
-
-class CodeExitError(TelescopeError):
-    """An environment's code ended the program, by `sys.exit` or an error beside Exception."""
-
-
-class StrayCancelError(TelescopeError):
-    """An environment's code raised CancelledError, though nobody cancelled the rollout."""
-
-
-class RewardError(TelescopeError):
-    """A reward or metric function broke its contract (not a number, or out of range).
-
-    It says the same of each attempt with that answer, so the rollout is not played again: other
-    answers would take the place of those that cannot be scored.
-    """
-
-
-class RewardRaisedError(RewardError):
-    """A reward or metric function raised, perhaps for what another attempt does not meet."""
-
-
-MAX_LISTED = 40
-"""Most known names that an error lists; a longer list would bury the message."""
-
-
-def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """Return up to three known names close to `name`, best first; case and `-`/`_` are ignored."""
-    by_plain = {key.lower().replace("-", "_"): key for key in known}
-    matches = get_close_matches(name.lower().replace("-", "_"), by_plain, n=3, cutoff=0.6)
-    return [by_plain[match] for match in matches]
-
-
-def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UnknownNameError:
-    """Build the error for an unknown `name`: it lists the closest names, or else all known ones."""
-    names = sorted(known)
-    close = nearest(name, names)
-    if close:
-        advice = f"did you mean {' or '.join(repr(match) for match in close)}?"
-    elif len(names) > MAX_LISTED:
-        advice = f"none of the {len(names)} known names is close to it"
-    else:
-        advice = f"known: {', '.join(names) or 'none'}"
-    return UnknownNameError(f"unknown {kind} {name!r}; {advice}{f' {hint}' if hint else ''}")
+"""The errors of Telescope, as environments and programs import them."""
+
+from telescope_core.base.errors import (
+    CodeExitError,
+    ConfigError,
+    ContextLengthError,
+    ContradictionError,
+    DuplicateIdError,
+    EndpointAccessError,
+    EndpointError,
+    EndpointLostError,
+    EnvironmentLoadError,
+    EnvironmentProcessError,
+    JudgeError,
+    NoRoomError,
+    ProcessDiedError,
+    RegistryError,
+    RewardError,
+    RewardRaisedError,
+    RolloutCrashError,
+    StrayCancelError,
+    TelescopeError,
+    TemplateLossError,
+    TooManyFailedError,
+    UnknownNameError,
+    UnplayableError,
+    unknown_name,
+)
+
+__all__ = [
+    "CodeExitError",
+    "ConfigError",
+    "ContextLengthError",
+    "ContradictionError",
+    "DuplicateIdError",
+    "EndpointAccessError",
+    "EndpointError",
+    "EndpointLostError",
+    "EnvironmentLoadError",
+    "EnvironmentProcessError",
+    "JudgeError",
+    "NoRoomError",
+    "ProcessDiedError",
+    "RegistryError",
+    "RewardError",
+    "RewardRaisedError",
+    "RolloutCrashError",
+    "StrayCancelError",
+    "TelescopeError",
+    "TemplateLossError",
+    "TooManyFailedError",
+    "UnknownNameError",
+    "UnplayableError",
+    "unknown_name",
+]

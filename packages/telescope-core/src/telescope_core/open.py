@@ -12,12 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from telescope_core.adapters.schemes import adapted
-from telescope_core.environment_record import EnvironmentRecord, elsewhere, record_of
+from telescope_core.base.environment_record import EnvironmentRecord, elsewhere, record_of
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.protocols import EnvironmentClient, EnvironmentLocation
+from telescope_core.base.secret_names import secret_values
 from telescope_core.environments.running import HoldWatch
-from telescope_core.errors import ConfigError
-from telescope_core.in_process import InProcessEnvironment
-from telescope_core.locate import load_located, locate_environment
+from telescope_core.finding.locate import load_located, locate_environment
+from telescope_core.finding.schemes import adapted
+from telescope_core.playing.in_process import InProcessEnvironment
 from telescope_core.processes import (
     TOKEN_VARIABLE,
     EnvironmentPool,
@@ -28,10 +30,8 @@ from telescope_core.processes import (
 )
 from telescope_core.processes.handshake import Identity
 from telescope_core.processes.launch import WorkerPlace
-from telescope_core.protocols import EnvironmentClient, EnvironmentLocation
 from telescope_core.records.logs import log_name
 from telescope_core.records.output_logs import ENVIRONMENT_OUTPUT
-from telescope_core.secret_names import secret_values
 
 
 def record_environment(
@@ -81,7 +81,11 @@ def open_environment(
         _require_no_effect(name, processes)
         environment = load_located(location).from_settings(merged)
         return InProcessEnvironment(
-            environment, name=name, version=location.version, hold_watch=HoldWatch()
+            environment,
+            name=name,
+            version=location.version,
+            hold_watch=HoldWatch(),
+            asks_models=processes.asks_models,
         )
     version = "" if location.version == "0" else location.version
     identity = Identity(name=name, version=version)

@@ -1,91 +1,11 @@
 """A policy that answers from a script, for tests and for trying out an environment."""
 
-import asyncio
-from collections.abc import Callable, Sequence
-from itertools import takewhile
+from telescope_core.base.scripted import (
+    Reply,
+    ScriptedClient,
+)
 
-from telescope_core.protocols import Policy
-from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling
-
-Reply = str | Completion | Exception
-
-
-class ScriptedClient:
-    """A policy source whose policies answer with scripted replies.
-
-    `replies` is a list that every rollout starts from the beginning, or a function from messages
-    to a reply. A reply that is an exception is raised. A list that runs out repeats its last
-    reply. `delay_s` is the wait in seconds before each reply. `requests` records the messages of
-    every request, over all rollouts.
-    """
-
-    def __init__(
-        self,
-        replies: Sequence[Reply] | Callable[[Sequence[Message]], Reply],
-        *,
-        delay_s: float = 0.0,
-    ) -> None:
-        self._replies = replies
-        self._delay_s = delay_s
-        self.requests: list[tuple[Message, ...]] = []
-
-    def policy(self, rollout_id: str, sampling: Sampling | None = None) -> Policy:
-        """Return a policy that starts with the first reply."""
-        return _ScriptedPolicy(self._replies, self.requests, self._delay_s)
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
-
-
-class _ScriptedPolicy:
-    def __init__(
-        self,
-        replies: Sequence[Reply] | Callable[[Sequence[Message]], Reply],
-        requests: list[tuple[Message, ...]],
-        delay_s: float,
-    ) -> None:
-        self._replies = replies
-        self._requests = requests
-        self._delay_s = delay_s
-        self._turn = 0
-        self._counted: list[tuple[Message, int]] = []
-
-    @property
-    def endpoint(self) -> ChatEndpoint | None:
-        """None, because a script has no server."""
-        return None
-
-    async def complete(
-        self,
-        messages: Sequence[Message],
-        sampling: Sampling,
-        *,
-        tools: Sequence[dict[str, JsonValue]] = (),
-    ) -> Completion:
-        """Return the next reply."""
-        self._requests.append(tuple(messages))
-        if self._delay_s:
-            await asyncio.sleep(self._delay_s)
-        if callable(self._replies):
-            reply = self._replies(messages)
-        else:
-            reply = self._replies[min(self._turn, len(self._replies) - 1)]
-        self._turn += 1
-        if isinstance(reply, Exception):
-            raise reply
-        if isinstance(reply, Completion):
-            return reply
-        return Completion(
-            message=Message(role="assistant", content=reply),
-            finish_reason="stop",
-            num_prompt_tokens=self._num_words(messages),
-            num_completion_tokens=len(reply.split()),
-        )
-
-    def _num_words(self, messages: Sequence[Message]) -> int:
-        """Return the words of `messages`; those that the last request began with are known."""
-        pairs = zip(self._counted, messages, strict=False)
-        known = sum(1 for _ in takewhile(lambda pair: pair[0][0] is pair[1], pairs))
-        added = [(message, len(message.content.split())) for message in messages[known:]]
-        self._counted = [*self._counted[:known], *added]
-        return sum(number for _, number in self._counted)
+__all__ = [
+    "Reply",
+    "ScriptedClient",
+]

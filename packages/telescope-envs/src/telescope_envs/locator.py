@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from telescope_core.adapters.schemes import adapted
-from telescope_core.code_names import names_folder
-from telescope_core.errors import ConfigError, EnvironmentLoadError, TelescopeError
-from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
+from telescope_core.base.errors import ConfigError, EnvironmentLoadError, TelescopeError
+from telescope_core.base.protocols import EnvironmentLocation, EnvironmentPlace
+from telescope_core.finding.code_names import names_folder
+from telescope_core.finding.schemes import adapted
 from telescope_envs.install.adapted import locate_adapted
 from telescope_envs.install.data import find_built, kept_datasets
 from telescope_envs.install.packages import installed_closure, locked_versions, packages_of

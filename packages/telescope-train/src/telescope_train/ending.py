@@ -7,8 +7,8 @@ import logging
 from contextlib import suppress
 from signal import SIGINT
 
-from telescope_core.errors import NoRoomError, ProcessDiedError, TelescopeError
-from telescope_core.interrupts import Interrupted
+from telescope_core.base.errors import NoRoomError, ProcessDiedError, TelescopeError
+from telescope_core.base.interrupts import Interrupted
 from telescope_core.records import RunFolder
 from telescope_core.records.folders import sweep
 from telescope_core.records.logs import SHOWN_AS

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_core.records import RunFolder
 from telescope_train.checkpoints.folders import checkpoints_folder
 from telescope_train.cluster.environment_workers import RayLauncher

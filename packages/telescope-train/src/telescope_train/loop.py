@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from telescope_core.types import WeightVersion
+from telescope_core.base.types import WeightVersion
 from telescope_train.backends.protocol import Ranks
 from telescope_train.batches.batch import StepPlan
 from telescope_train.batches.packing import Packing

@@ -5,9 +5,9 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from telescope_core.base.secret_names import secret_values
 from telescope_core.records import RunFolder
 from telescope_core.records.logs import Logs, telling_failure
-from telescope_core.secret_names import secret_values
 from telescope_train.config.schema import TrainConfig
 from telescope_train.observability.prometheus import PrometheusEndpoint
 from telescope_train.observability.recording import Recording, RecordingSettings, recording

@@ -17,19 +17,19 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from telescope_core import interruptible, interrupts
+from telescope_core.base import interruptible, interrupts
+from telescope_core.base.collector import rare_collections
+from telescope_core.base.errors import ConfigError, ProcessDiedError, TelescopeError
+from telescope_core.base.protocols import EnvironmentClient
+from telescope_core.base.types import WeightVersion
 from telescope_core.chat.trouble import showing_troubles
-from telescope_core.collector import rare_collections
 from telescope_core.diagnosis import History, diagnose
 from telescope_core.environments.running import CURRENT, HoldWatch, Request
-from telescope_core.errors import ConfigError, ProcessDiedError, TelescopeError
 from telescope_core.gateway.recorded import RecordedEnvironment
-from telescope_core.protocols import EnvironmentClient
 from telescope_core.records import RunFolder
 from telescope_core.records.events import drop_events
 from telescope_core.records.logs import ProcessLog
 from telescope_core.reports.train_report import write_train_report
-from telescope_core.types import WeightVersion
 from telescope_train.backends.protocol import RankDiedError
 from telescope_train.batches.packing import Packing
 from telescope_train.checkpoints.damage import by_its_path, by_moving_it, restore
@@ -166,7 +166,7 @@ def announce(prepared: Prepared, *, begins_again: bool = False) -> None:
     """Print where the run begins, and what else to know of it."""
     point = prepared.resume
     if point is not None:
-        print_resume(point.checkpoint.step, str(point.checkpoint.path), point.changed)
+        print_resume(point.lines)
     if begins_again:
         print_notes(["the earlier try saved nothing, so the run begins again in its folder"])
     print_notes(notes_of(prepared))

@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from telescope_core.base.errors import TelescopeError
 from telescope_core.diagnosis import History, diagnose
-from telescope_core.errors import TelescopeError
 from telescope_core.evals import Comparison, EvalResult, read_result
-from telescope_core.records import RunFolder
+from telescope_core.records import RunFolder, RunState
 from telescope_core.reports.before_after import from_first_to_last
 from telescope_core.reports.differences import paragraph
 from telescope_core.reports.overview import edge_means, reward_curve
+from telescope_core.reports.verdict import run_verdict
 from telescope_train.checkpoints.folders import FINAL, checkpoints_folder
 from telescope_train.config.eval_folders import AFTER, BEFORE, eval_path, eval_steps, step_tag
 from telescope_train.config.schema import EvalEntry, TrainConfig
@@ -28,6 +29,7 @@ def make_summary(config: TrainConfig, folder: RunFolder) -> dict[str, Any]:
         "name": config.run.name,
         "run_folder": str(folder.path),
         "steps": len(rows),
+        "verdict": run_verdict(folder, state=RunState.FINISHED).as_json(),
         **first_and_last(rewards),
         "rewards": rewards,
         "examples": {

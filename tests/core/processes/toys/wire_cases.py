@@ -3,7 +3,7 @@
 import asyncio
 import socket
 
-from telescope_core.locate import load_environment_class
+from telescope_core.finding.locate import load_environment_class
 from telescope_core.processes import StageDeadlines
 from telescope_core.processes.handshake import Identity
 from telescope_core.processes.serve import Served, Serving

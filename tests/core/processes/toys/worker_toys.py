@@ -29,7 +29,7 @@ from telescope_core import (
     reward,
     setup,
 )
-from telescope_core.chains import sampled_tokens
+from telescope_core.base.chains import sampled_tokens
 from telescope_core.environments.toolbox import ToolConfig
 from telescope_core.judge import Judge, JudgeConfig
 

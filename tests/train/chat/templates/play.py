@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tests.train.chat.templates.families import Call, Family
 
-from telescope_core.chains import ChainRecorder, SampledTokens
+from telescope_core.base.chains import ChainRecorder, SampledTokens
 from telescope_core.types import Completion, Message, Rollout, Turn
 from telescope_train.chat.conversations import Conversations
 from telescope_train.chat.renderer import Prompt

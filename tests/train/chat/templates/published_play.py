@@ -7,7 +7,7 @@ call that was written and not read, an answer that was changed, or a text that i
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from telescope_core.chains import SampledTokens, sampled_tokens
+from telescope_core.base.chains import SampledTokens, sampled_tokens
 from telescope_core.errors import ConfigError
 from telescope_core.types import Message, ToolCall
 from telescope_train.chat.conversations import Conversations

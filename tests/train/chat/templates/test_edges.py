@@ -11,7 +11,7 @@ from tests.train.chat.templates.newer_families import ALL_BY_NAME, ALL_FAMILIES
 from tests.train.chat.templates.play import ADD_THEM, SCENARIOS, THOUGHT, TOOLS, Reply, play
 from tests.train.chat.templates.tokenizers_made_here import one_by_one
 
-from telescope_core.chains import sampled_tokens
+from telescope_core.base.chains import sampled_tokens
 from telescope_core.errors import ConfigError, TemplateLossError, UnknownNameError
 from telescope_core.types import Image, Message
 from telescope_train.batches.samples import num_cuts_continued, samples_from_rollout

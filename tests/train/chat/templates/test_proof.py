@@ -8,7 +8,7 @@ from tests.train.chat.templates.newer_families import ALL_BY_NAME, ALL_FAMILIES
 from tests.train.chat.templates.play import ADD_THEM, SCENARIOS, TOOLS, play
 from tests.train.chat.templates.tokenizers_made_here import FIXTURES
 
-from telescope_core.chains import sampled_tokens
+from telescope_core.base.chains import sampled_tokens
 from telescope_core.errors import ConfigError
 from telescope_core.types import Message, ToolCall
 from telescope_train.chat.conversations import Conversations

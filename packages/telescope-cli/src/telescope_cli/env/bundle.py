@@ -16,7 +16,7 @@ from telescope_cli.env.options import (
     split_names,
 )
 from telescope_cli.env.outcomes import Outcome, attempt, installed
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_envs.install.bundling import (
     ALL_DATASETS,
     Part,

@@ -12,11 +12,11 @@ import typer
 from msgspec import UNSET
 
 from telescope_cli.env.options import JsonOption, RegistryOption, complete_name
-from telescope_core.adapters.schemes import adapted
-from telescope_core.code_names import names_class, names_folder
-from telescope_core.errors import TelescopeError, UnknownNameError
-from telescope_core.locate import locate_environment
-from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
+from telescope_core.base.errors import TelescopeError, UnknownNameError
+from telescope_core.base.protocols import EnvironmentLocation, EnvironmentPlace
+from telescope_core.finding.code_names import names_class, names_folder
+from telescope_core.finding.locate import locate_environment
+from telescope_core.finding.schemes import adapted
 from telescope_envs.install.loading import declared_settings
 from telescope_envs.locator import InstalledLocator
 from telescope_envs.records.lockfile import LockedEnvironment, find_lock, read_lock

@@ -20,7 +20,7 @@ from telescope_cli.env.options import (
     split_names,
 )
 from telescope_cli.env.outcomes import Outcome, attempt_all, installed, report
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_envs.install.adapted import unlink_adapted
 from telescope_envs.install.install import install as install_environment
 from telescope_envs.install.install import uninstall as uninstall_environment

@@ -9,9 +9,9 @@ from typing import Annotated, Any, cast
 import typer
 
 from telescope_cli.env.options import AllowSdistOption, JsonOption, split_names
-from telescope_core.adapters.schemes import SCHEMES, adapted, require_adapted
-from telescope_core.errors import ConfigError
-from telescope_core.secret_names import secrets_line
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.secret_names import secrets_line
+from telescope_core.finding.schemes import SCHEMES, adapted, require_adapted
 from telescope_envs.install.adapted import framework_version, link_adapted
 from telescope_envs.install.loading import link as link_folder
 

@@ -9,7 +9,7 @@ import typer
 from packaging.version import InvalidVersion, Version
 
 from telescope_cli.env.options import JsonOption, RegistryOption, read_catalog
-from telescope_core.errors import RegistryError, TelescopeError, unknown_name
+from telescope_core.base.errors import RegistryError, TelescopeError, unknown_name
 from telescope_envs.records.catalog import CatalogRow
 from telescope_envs.records.installed import InstalledEnvironment, installed_environments
 from telescope_envs.records.links import AdaptedLink, adapted_links, linked_project, links

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import typer
 
-from telescope_core.errors import TelescopeError
-from telescope_core.secret_names import secrets_line
+from telescope_core.base.errors import TelescopeError
+from telescope_core.base.secret_names import secrets_line
 from telescope_envs.records.release import Release
 
 _WORDS = {"unchanged": "already installed"}

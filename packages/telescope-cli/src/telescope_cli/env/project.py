@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from telescope_cli.env.options import JsonOption
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_envs.publish.build import build_and_inspect, is_in_git, left_out
 from telescope_envs.publish.scaffold import TEMPLATES, create_project, plain_name
 

@@ -8,7 +8,7 @@ import typer
 
 from telescope_cli.env.listing import listed_environments, table
 from telescope_cli.env.options import JsonOption, RegistryOption, read_catalog
-from telescope_core.errors import nearest, unknown_name
+from telescope_core.base.errors import nearest, unknown_name
 from telescope_envs.records.catalog import CatalogRow
 from telescope_envs.records.catalog import search as search_catalog
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from telescope_cli.env.options import JsonOption, RegistryOption
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_envs.publish.status import StatusChange, undeprecate, unyank
 from telescope_envs.publish.status import deprecate as deprecate_environment
 from telescope_envs.publish.status import yank as yank_release

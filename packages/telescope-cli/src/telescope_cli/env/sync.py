@@ -14,7 +14,7 @@ from telescope_cli.env.options import (
     split_names,
 )
 from telescope_cli.env.outcomes import Outcome, attempt_all, installed, report
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_envs.install.steps import InstallOptions
 from telescope_envs.install.sync import prune, sync_environment
 from telescope_envs.records.lockfile import LockedEnvironment, find_lock, read_lock

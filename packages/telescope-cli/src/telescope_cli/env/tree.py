@@ -8,8 +8,8 @@ from typing import Any
 import typer
 
 from telescope_cli.env.options import InstalledNamesArgument, JsonOption
-from telescope_core.locate import locate_environment
-from telescope_core.protocols import EnvironmentLocation
+from telescope_core.base.protocols import EnvironmentLocation
+from telescope_core.finding.locate import locate_environment
 from telescope_envs.install.packages import DependencyNode, dependency_tree, packages_of
 from telescope_envs.locator import requirements_of, usable_ids
 

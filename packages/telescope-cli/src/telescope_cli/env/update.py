@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from telescope_cli.env.options import JsonOption, complete_installed, progress, with_bare_names
-from telescope_core.errors import ConfigError, RegistryError, TelescopeError, unknown_name
+from telescope_core.base.errors import ConfigError, RegistryError, TelescopeError, unknown_name
 from telescope_envs.install.install import install
 from telescope_envs.install.steps import InstallOptions
 from telescope_envs.install.updating import UpdatePlan, plan_update

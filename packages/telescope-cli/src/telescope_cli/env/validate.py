@@ -15,8 +15,8 @@ from telescope_cli.env.options import (
     progress,
     split_names,
 )
-from telescope_core.code_names import names_class
-from telescope_core.errors import ConfigError, unknown_name
+from telescope_core.base.errors import ConfigError, unknown_name
+from telescope_core.finding.code_names import names_class
 from telescope_envs.validation import (
     LEVELS,
     Level,

@@ -49,11 +49,11 @@ from telescope_cli.eval.play import evaluate
 from telescope_cli.eval.request import EvalRequest, checked
 from telescope_cli.eval.selection import parse_selection
 from telescope_cli.eval.show import require_enough, show_outcomes
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.types import Split
 from telescope_core.evals import EvalSettings
 from telescope_core.open import record_environment
 from telescope_core.processes.settings import Isolation, ProcessSettings
-from telescope_core.types import Split
 
 
 def eval_command(

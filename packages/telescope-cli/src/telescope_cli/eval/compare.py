@@ -13,11 +13,11 @@ from rich.text import Text
 
 from telescope_cli.eval.options import AsJsonOption
 from telescope_cli.eval.view import WIDTH
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.types import JsonValue
 from telescope_core.evals import Comparison, Difference, EvalFolder, EvalResult, compare_results
 from telescope_core.records.files import plain
 from telescope_core.reports.differences import cautions, format_p, sentence
-from telescope_core.types import JsonValue
 
 BeforeArgument = Annotated[Path, typer.Argument(help="Folder of the first eval.")]
 AfterArgument = Annotated[Path, typer.Argument(help="Folder of the second eval.")]

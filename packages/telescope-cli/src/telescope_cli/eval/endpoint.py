@@ -6,10 +6,10 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.types import JsonValue, Sampling
 from telescope_core.chat.client import ApiKey
-from telescope_core.errors import ConfigError
 from telescope_core.processes.settings import split_address
-from telescope_core.types import JsonValue, Sampling
 
 USUAL_VARIABLE = "TELESCOPE_API_KEY"
 

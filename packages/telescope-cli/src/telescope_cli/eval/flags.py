@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, cast
 
 import typer
 
-from telescope_core.errors import ConfigError, unknown_name
+from telescope_core.base.errors import ConfigError, unknown_name
 
 _PREFIX = "--env."
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from telescope_cli.eval.view import announced
-from telescope_core.errors import ConfigError, nearest
+from telescope_core.base.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from telescope_train.inference.server import ServedModel

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from telescope_core.base.types import Split
 from telescope_core.processes.settings import Isolation
-from telescope_core.types import Split
 
 EnvironmentOption = Annotated[
     str | None,

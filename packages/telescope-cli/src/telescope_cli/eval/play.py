@@ -14,12 +14,12 @@ from telescope_cli.eval.endpoint import Endpoint, host_seen_by
 from telescope_cli.eval.model import model_folder, serve_folder
 from telescope_cli.eval.request import EvalRequest
 from telescope_cli.eval.view import EvalProgress, print_unreadable
+from telescope_core.base.errors import ConfigError, NoRoomError, TelescopeError
+from telescope_core.base.interruptible import run
+from telescope_core.base.interrupts import Interrupted, held, raise_if_asked
 from telescope_core.chat.client import ApiKey
 from telescope_core.environments.escapes import contained
-from telescope_core.errors import ConfigError, NoRoomError, TelescopeError
 from telescope_core.evals import EvalFolder, EvalResult, run_eval
-from telescope_core.interruptible import run
-from telescope_core.interrupts import Interrupted, held, raise_if_asked
 from telescope_core.records import RunState
 from telescope_core.reports import write_eval_report
 

@@ -17,7 +17,8 @@ from telescope_cli.eval.view import (
     print_unreadable,
     stderr_console,
 )
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.types import JsonValue
 from telescope_core.evals import EvalFolder
 from telescope_core.evals.folder import result_to_json
 from telescope_core.records import RunFolder
@@ -25,8 +26,7 @@ from telescope_core.records.files import plain
 from telescope_core.records.identity import RunInfo, RunState
 from telescope_core.reports import RunOverview, overview_of, sparkline, write_train_report
 from telescope_core.reports.before_after import before_and_after
-from telescope_core.reports.differences import paragraph
-from telescope_core.types import JsonValue
+from telescope_core.reports.verdict import Verdict, run_verdict
 
 
 def show_folder(path: Path, *, as_json: bool) -> None:
@@ -37,7 +37,7 @@ def show_folder(path: Path, *, as_json: bool) -> None:
         _show_eval(EvalFolder(path), as_json=as_json)
     elif (path / "run.json").is_file():
         run = RunFolder.open(path)
-        _show_run(overview_of(run), as_json=as_json)
+        _show_run(overview_of(run), run_verdict(run), as_json=as_json)
         if not as_json:
             _refresh_report(run)
     else:
@@ -73,13 +73,14 @@ def _show_eval(folder: EvalFolder, *, as_json: bool) -> None:
     console.print(f"{len(rows)} rollouts recorded, {len(scored)} scored{mean}")
 
 
-def _show_run(overview: RunOverview, *, as_json: bool) -> None:
+def _show_run(overview: RunOverview, verdict: Verdict, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(_overview_to_json(overview), indent=2))
+        typer.echo(json.dumps(_overview_to_json(overview, verdict), indent=2))
         return
     console = Console(width=WIDTH, highlight=False)
     console.print(Text(f"run {overview.info.name}", style="bold"))
     console.print(_state_line(overview.info, overview.state))
+    console.print(Text(verdict.text))
     console.print(f"{overview.num_steps} steps recorded")
     curve = sparkline(overview.rewards, width=50)
     first, last, _ = overview.edges
@@ -89,9 +90,6 @@ def _show_run(overview: RunOverview, *, as_json: bool) -> None:
         console.print(_count_table(overview))
     if overview.evals:
         console.print(_eval_table(overview))
-        for change in before_and_after(overview.evals):
-            if change.comparison is not None:
-                console.print(Text(f"{change.title}: {paragraph(change.comparison)}"))
     if overview.unfinished_evals:
         console.print(f"evals without a result: {', '.join(overview.unfinished_evals)}")
 
@@ -146,12 +144,13 @@ def _eval_table(overview: RunOverview) -> Table:
     return table
 
 
-def _overview_to_json(overview: RunOverview) -> JsonValue:
+def _overview_to_json(overview: RunOverview, verdict: Verdict) -> JsonValue:
     return plain(
         {
             "path": str(overview.path),
             "state": overview.state,
             "info": overview.info.model_dump(mode="json"),
+            "verdict": verdict.as_json(),
             "num_steps": overview.num_steps,
             "rewards": overview.rewards,
             "first_mean": overview.edges.first,

@@ -12,14 +12,14 @@ from rich.text import Text
 from telescope_cli.eval.model import model_folder, require_fitting
 from telescope_cli.eval.selection import Selection, resolve
 from telescope_cli.eval.view import stderr_console
+from telescope_core.base.environment_record import EnvironmentRecord
+from telescope_core.base.interruptible import run
+from telescope_core.base.secret_names import secret_values, secrets_line
+from telescope_core.base.types import JsonValue
 from telescope_core.chat.client import ApiKey
-from telescope_core.environment_record import EnvironmentRecord
 from telescope_core.environments.escapes import contained
 from telescope_core.evals import EvalSettings
-from telescope_core.interruptible import run
 from telescope_core.processes.settings import ProcessSettings
-from telescope_core.secret_names import secret_values, secrets_line
-from telescope_core.types import JsonValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

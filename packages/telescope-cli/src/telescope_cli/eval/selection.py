@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
-from telescope_core.errors import ConfigError, unknown_name
+from telescope_core.base.errors import ConfigError, unknown_name
+from telescope_core.base.protocols import EnvironmentClient
+from telescope_core.base.types import EnvironmentDescription, Split
 from telescope_core.evals import EvalSettings
 from telescope_core.evals.settings import check_split
-from telescope_core.protocols import EnvironmentClient
-from telescope_core.types import EnvironmentDescription, Split
 
 DEFAULT_EXAMPLES = 64
 _ALL = "all"

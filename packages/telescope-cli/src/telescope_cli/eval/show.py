@@ -18,10 +18,10 @@ from telescope_cli.eval.view import (
     print_errors,
     print_result,
 )
-from telescope_core.errors import TooManyFailedError
+from telescope_core.base.errors import TooManyFailedError
+from telescope_core.base.types import JsonValue
 from telescope_core.evals.folder import result_to_json
 from telescope_core.records.files import plain
-from telescope_core.types import JsonValue
 
 
 def show_outcomes(outcomes: Sequence[Outcome], *, as_json: bool) -> None:

@@ -12,11 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from telescope_core.base.types import StopReason
 from telescope_core.evals import Estimate, EvalResult, EvalSettings
 from telescope_core.evals.result import counts_of, left_out_of
 from telescope_core.evals.runner import reusable
 from telescope_core.records.rows import RolloutRow
-from telescope_core.types import StopReason
 
 WIDTH = 80
 _MOST_ERRORS = 5

@@ -7,7 +7,7 @@ from getpass import getpass
 import typer
 
 from telescope_cli.env.options import JsonOption, RegistryOption
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_envs.registry.config import (
     Opening,
     find_address,

@@ -9,7 +9,7 @@ import typer
 from telescope_cli.env.options import JsonOption
 from telescope_cli.hub.options import DataOption
 from telescope_cli.verbs import Verb, VerbGroup, verb_app
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_envs.server.hub import HubStore
 
 VERBS = {

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the registry.")]
 

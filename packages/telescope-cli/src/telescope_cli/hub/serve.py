@@ -11,7 +11,7 @@ import typer
 
 from telescope_cli.env.options import JsonOption
 from telescope_cli.hub.options import DataOption
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_envs.registry.config import parse_address
 
 

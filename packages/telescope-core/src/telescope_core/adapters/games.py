@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any, ClassVar, Protocol
 
 from telescope_core.adapters.settings import AdaptedConfig, AdaptedEnvironment
+from telescope_core.base.errors import EnvironmentLoadError
+from telescope_core.base.types import Example, Rollout, Split, StopReason
 from telescope_core.environments import Episode, reward
-from telescope_core.errors import EnvironmentLoadError
 from telescope_core.examples import GeneratedSource
-from telescope_core.types import Example, Rollout, Split, StopReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from copy import deepcopy
 from typing import Any, Literal
 
 from telescope_core.adapters.games import GameConfig, GameEnvironment, Step
-from telescope_core.adapters.schemes import GYMNASIUM, imported
-from telescope_core.errors import EnvironmentLoadError, unknown_name
+from telescope_core.base.errors import EnvironmentLoadError, unknown_name
+from telescope_core.finding.schemes import GYMNASIUM, imported
 
 _COLORED = re.compile(r"\x1b\[([0-9;]+)m(.*?)\x1b\[0m", re.DOTALL)
 _CODES = re.compile(r"\x1b\[[0-9;]*m")

@@ -8,9 +8,16 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from telescope_core.errors import TelescopeError
-from telescope_core.protocols import EnvironmentClient, PlayRequest
-from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Rollout, Sampling
+from telescope_core.base.errors import TelescopeError
+from telescope_core.base.protocols import EnvironmentClient, PlayRequest
+from telescope_core.base.types import (
+    ChatEndpoint,
+    Completion,
+    JsonValue,
+    Message,
+    Rollout,
+    Sampling,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

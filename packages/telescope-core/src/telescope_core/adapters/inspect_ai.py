@@ -15,18 +15,18 @@ from typing import Any, Literal, cast
 
 from telescope_core.adapters.inspect_models import InspectModels, as_message, inner, told
 from telescope_core.adapters.inspect_scores import InspectScores
-from telescope_core.adapters.schemes import INSPECT, imported
 from telescope_core.adapters.settings import AdaptedConfig, AdaptedEnvironment
-from telescope_core.chat.trouble import relay
-from telescope_core.environments import Episode, cleanup, reward
-from telescope_core.errors import (
+from telescope_core.base.errors import (
     ConfigError,
     EnvironmentLoadError,
     UnplayableError,
     unknown_name,
 )
+from telescope_core.base.types import Example, Message, Rollout, Split, StopReason
+from telescope_core.chat.trouble import relay
+from telescope_core.environments import Episode, cleanup, reward
 from telescope_core.examples import ListSource, split_of
-from telescope_core.types import Example, Message, Rollout, Split, StopReason
+from telescope_core.finding.schemes import INSPECT, imported
 
 _PLAYED = {
     *("dataset", "setup", "solver", "cleanup", "scorer", "metrics", "config", "model_roles"),

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from telescope_core.adapters.inspect_models import InspectModels, inner, judge_advice, told
-from telescope_core.adapters.schemes import INSPECT, imported
-from telescope_core.environments.outcomes import finite
-from telescope_core.errors import (
+from telescope_core.base.errors import (
     EnvironmentLoadError,
     JudgeError,
     RewardError,
     UnplayableError,
     unknown_name,
 )
+from telescope_core.environments.outcomes import finite
+from telescope_core.finding.schemes import INSPECT, imported
 
 _TRIAL_S = 20.0
 _ZEROS = ("i", "n", "no", "false")

@@ -16,11 +16,19 @@ from pydantic import Field
 
 from telescope_core.adapters.games import seeded
 from telescope_core.adapters.settings import AdaptedConfig, AdaptedEnvironment, function_tool
+from telescope_core.base.errors import EndpointError, EnvironmentLoadError, RewardError
+from telescope_core.base.types import (
+    Example,
+    JsonValue,
+    Message,
+    Rollout,
+    Split,
+    StopReason,
+    ToolCall,
+)
 from telescope_core.environments import Episode, reward
 from telescope_core.environments.sources import Examples
-from telescope_core.errors import EndpointError, EnvironmentLoadError, RewardError
 from telescope_core.examples import GeneratedSource, ListSource
-from telescope_core.types import Example, JsonValue, Message, Rollout, Split, StopReason, ToolCall
 
 _ANSWER_S = 120.0
 """Seconds within which a server answers a step."""

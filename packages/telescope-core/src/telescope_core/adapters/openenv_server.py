@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from telescope_core.adapters.inside_out import Asked, Stepped
-from telescope_core.adapters.schemes import OPENENV_SERVER, imported
-from telescope_core.chat.messages import message_to_json
-from telescope_core.errors import TelescopeError
+from telescope_core.base.errors import TelescopeError
+from telescope_core.base.messages import message_to_json
+from telescope_core.base.protocols import EnvironmentClient, PlayRequest
+from telescope_core.base.secret_names import secrets_line
+from telescope_core.base.types import Completion, Message, Rollout, Sampling, Split, ToolCall
+from telescope_core.finding.schemes import OPENENV_SERVER, imported
 from telescope_core.open import open_environment
-from telescope_core.protocols import EnvironmentClient, PlayRequest
-from telescope_core.secret_names import secrets_line
-from telescope_core.types import Completion, Message, Rollout, Sampling, Split, ToolCall
 
 _MAX_TOKENS = 1 << 20
 """Tokens of an answer, which whoever drives limits."""

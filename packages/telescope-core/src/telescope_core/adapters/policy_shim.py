@@ -10,8 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
+from telescope_core.base.errors import TelescopeError
 from telescope_core.environments import Episode
-from telescope_core.errors import TelescopeError
 from telescope_core.gateway.chat_server import ChatServer, answer_chat, read_chat
 from telescope_core.gateway.refusal import Refusal
 from telescope_core.gateway.request import read_request

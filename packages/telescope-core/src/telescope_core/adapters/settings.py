@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import Field
 
+from telescope_core.base.errors import ConfigError, RewardError, UnplayableError
+from telescope_core.base.types import Example, JsonValue, Message
 from telescope_core.environments import Environment, EnvironmentConfig
-from telescope_core.errors import ConfigError, RewardError, UnplayableError
-from telescope_core.types import Example, JsonValue, Message
 
 
 class AdaptedConfig(EnvironmentConfig):

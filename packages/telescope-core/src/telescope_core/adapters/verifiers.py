@@ -18,21 +18,14 @@ from importlib.metadata import packages_distributions
 from types import SimpleNamespace
 from typing import Any, cast
 
-from telescope_core.adapters.schemes import (
-    VERIFIERS,
-    VERIFIERS_TASKS,
-    imported,
-    missing_import,
-)
 from telescope_core.adapters.settings import (
     AdaptedConfig,
     AdaptedEnvironment,
     as_metrics,
     function_tool,
 )
-from telescope_core.attempts import is_too_long
-from telescope_core.environments import Episode, reward
-from telescope_core.errors import (
+from telescope_core.base.attempts import is_too_long
+from telescope_core.base.errors import (
     ContextLengthError,
     EndpointError,
     EnvironmentLoadError,
@@ -41,9 +34,7 @@ from telescope_core.errors import (
     TelescopeError,
     unknown_name,
 )
-from telescope_core.examples import ListSource, split_of
-from telescope_core.gateway.reply import reply_json
-from telescope_core.types import (
+from telescope_core.base.types import (
     Example,
     Message,
     Role,
@@ -52,6 +43,15 @@ from telescope_core.types import (
     StopReason,
     ToolCall,
 )
+from telescope_core.environments import Episode, reward
+from telescope_core.examples import ListSource, split_of
+from telescope_core.finding.schemes import (
+    VERIFIERS,
+    VERIFIERS_TASKS,
+    imported,
+    missing_import,
+)
+from telescope_core.gateway.reply import reply_json
 
 _RAISED: ContextVar[list[tuple[str, Exception]] | None] = ContextVar("RAISED", default=None)
 """What reward functions of the running rollout raised, with their names."""

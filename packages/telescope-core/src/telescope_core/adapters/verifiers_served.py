@@ -9,14 +9,14 @@ import itertools
 from typing import Any
 
 from telescope_core.adapters.inside_out import Asked, Stepped
-from telescope_core.adapters.schemes import VERIFIERS_SERVED, imported
 from telescope_core.adapters.verifiers import as_messages
-from telescope_core.chat.messages import message_to_json
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.messages import message_to_json
+from telescope_core.base.protocols import PlayRequest
+from telescope_core.base.types import Completion, Rollout, RolloutStatus, Sampling, Split
 from telescope_core.environments import Environment
-from telescope_core.errors import ConfigError
-from telescope_core.in_process import InProcessEnvironment
-from telescope_core.protocols import PlayRequest
-from telescope_core.types import Completion, Rollout, RolloutStatus, Sampling, Split
+from telescope_core.finding.schemes import VERIFIERS_SERVED, imported
+from telescope_core.playing.in_process import InProcessEnvironment
 
 _MAX_TOKENS = 1 << 20
 """Tokens of an answer, which their sampling limits."""

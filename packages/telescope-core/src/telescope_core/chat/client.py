@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from telescope_core.chains import ChainRecorder
+from telescope_core.base.chains import ChainRecorder
+from telescope_core.base.errors import ConfigError, EndpointAccessError, EndpointError, unknown_name
+from telescope_core.base.messages import message_to_json
+from telescope_core.base.protocols import Policy
+from telescope_core.base.secret_names import without_passwords
+from telescope_core.base.types import ChatEndpoint, Completion, JsonValue, Message, Sampling
 from telescope_core.chat.dialect import Dialect
 from telescope_core.chat.http import HttpPool, RequestLimits
-from telescope_core.chat.messages import message_to_json
 from telescope_core.chat.replies import read_completion, read_models, read_token_completion
 from telescope_core.chat.sampling_fields import sampling_fields
-from telescope_core.errors import ConfigError, EndpointAccessError, EndpointError, unknown_name
-from telescope_core.protocols import Policy
-from telescope_core.secret_names import without_passwords
-from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling
 
 _NO_SUCH_CALL = (404, 405, 501)
 _NOT_TAKEN = (400, 413, 415, 422)

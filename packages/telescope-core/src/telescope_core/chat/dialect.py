@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from telescope_core.attempts import says_too_long
-from telescope_core.errors import EndpointError
+from telescope_core.base.attempts import says_too_long
+from telescope_core.base.errors import EndpointError
 
 _OLD, _NEW = "max_tokens", "max_completion_tokens"
 _REFUSALS = (400, 422)

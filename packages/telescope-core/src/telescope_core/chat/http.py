@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from telescope_core.addresses import is_loopback
+from telescope_core.base.addresses import is_loopback
+from telescope_core.base.errors import EndpointError
+from telescope_core.base.secret_names import HIDDEN, without_passwords
+from telescope_core.base.terminal import escaped, foreign
 from telescope_core.chat.trouble import Troubles
-from telescope_core.errors import EndpointError
-from telescope_core.secret_names import HIDDEN, without_passwords
-from telescope_core.terminal import escaped, foreign
 
 if TYPE_CHECKING:
     import aiohttp

@@ -11,10 +11,10 @@ from uuid import uuid4
 
 import msgspec
 
-from telescope_core.chains import sampled_tokens
+from telescope_core.base.chains import sampled_tokens
+from telescope_core.base.errors import EndpointError
+from telescope_core.base.types import Completion, FinishReason, Message, ToolCall
 from telescope_core.chat.http import quote
-from telescope_core.errors import EndpointError
-from telescope_core.types import Completion, FinishReason, Message, ToolCall
 
 Expected = TypeVar("Expected")
 _FINISH_REASONS: dict[str | None, FinishReason] = {

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from telescope_core.types import Sampling
+from telescope_core.base.types import Sampling
 
 
 def sampling_fields(sampling: Sampling) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from functools import cached_property
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
-from telescope_core.code_places import location_of, raised_at
+from telescope_core.base.code_places import location_of, raised_at
+from telescope_core.base.errors import EnvironmentLoadError
 from telescope_core.environments.escapes import contained
-from telescope_core.errors import EnvironmentLoadError
 
 NETWORKS = ("none", "load", "always")
 _OWN_MODULES = "telescope_core."

@@ -8,7 +8,9 @@ from functools import cached_property
 from random import Random
 from typing import Any, ClassVar, Literal, cast
 
-from telescope_core.code_places import called_at, is_authors, location_of, raised_at
+from telescope_core.base.code_places import called_at, is_authors, location_of, raised_at
+from telescope_core.base.errors import ConfigError, EnvironmentLoadError, RewardError
+from telescope_core.base.types import Example, Message, Rollout, Split, StopReason
 from telescope_core.environments.building import built, require_built
 from telescope_core.environments.calls import Caller, RunsIn
 from telescope_core.environments.class_checks import (
@@ -31,10 +33,8 @@ from telescope_core.environments.rewards import (
 from telescope_core.environments.score_processes import ScoreProcesses
 from telescope_core.environments.settings import EnvironmentConfig, read_settings
 from telescope_core.environments.sources import CheckedSources, Examples, divided
-from telescope_core.errors import ConfigError, EnvironmentLoadError, RewardError
-from telescope_core.example_checks import checked_messages
 from telescope_core.examples import SplitSource
-from telescope_core.types import Example, Message, Rollout, Split, StopReason
+from telescope_core.examples.checks import checked_messages
 
 
 class Environment:

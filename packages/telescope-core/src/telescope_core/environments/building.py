@@ -3,16 +3,16 @@
 import inspect
 from typing import Any, cast
 
-from telescope_core.code_places import is_authors, location_of, raised_at
-from telescope_core.environments.attribute_checks import check_built
-from telescope_core.environments.class_checks import class_location
-from telescope_core.environments.escapes import contained
-from telescope_core.errors import (
+from telescope_core.base.code_places import is_authors, location_of, raised_at
+from telescope_core.base.errors import (
     CodeExitError,
     EnvironmentLoadError,
     StrayCancelError,
     TelescopeError,
 )
+from telescope_core.environments.attribute_checks import check_built
+from telescope_core.environments.class_checks import class_location
+from telescope_core.environments.escapes import contained
 
 
 def built(cls: type, config: object) -> Any:

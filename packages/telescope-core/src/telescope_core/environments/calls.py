@@ -12,12 +12,12 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Literal, TypeVar, cast
 
-from telescope_core.code_places import is_authors, location_of, raised_at
+from telescope_core.base.code_places import is_authors, location_of, raised_at
+from telescope_core.base.errors import EnvironmentLoadError
 from telescope_core.environments.escapes import contained
 from telescope_core.environments.running import noted, noting
 from telescope_core.environments.score_processes import ScoreProcesses
 from telescope_core.environments.tool_threads import DaemonThreads
-from telescope_core.errors import EnvironmentLoadError
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 Result = TypeVar("Result")

@@ -5,15 +5,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
-from telescope_core.code_places import is_authors, location_of, shown_path
+from telescope_core.base.code_places import is_authors, location_of, shown_path
+from telescope_core.base.errors import EnvironmentLoadError
+from telescope_core.base.secret_names import require_names, require_own_secrets
 from telescope_core.environments.attribute_checks import check_names, check_values, is_number
 from telescope_core.environments.calls import RUNS_IN, declared_place
 from telescope_core.environments.hooks import Hook
 from telescope_core.environments.parameters import OF_EPISODE
 from telescope_core.environments.rewards import ScoreFunction
 from telescope_core.environments.settings import EnvironmentConfig
-from telescope_core.errors import EnvironmentLoadError
-from telescope_core.secret_names import require_names, require_own_secrets
 
 _MISSPELT = 0.9
 """Similarity, 0 to 1, above which an attribute is taken for a misspelled base class attribute."""

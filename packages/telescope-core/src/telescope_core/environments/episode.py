@@ -6,12 +6,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast, get_args
 
-from telescope_core.code_places import called_at, shown_path
-from telescope_core.environments.hooks import EpisodeStopped
-from telescope_core.errors import EndpointError, EnvironmentLoadError
-from telescope_core.example_checks import checked_messages
-from telescope_core.protocols import Policy
-from telescope_core.types import (
+from telescope_core.base.code_places import called_at, shown_path
+from telescope_core.base.errors import EndpointError, EnvironmentLoadError
+from telescope_core.base.protocols import Policy
+from telescope_core.base.types import (
     ChatEndpoint,
     Completion,
     Example,
@@ -21,6 +19,8 @@ from telescope_core.types import (
     Turn,
     TurnInfo,
 )
+from telescope_core.environments.hooks import EpisodeStopped
+from telescope_core.examples.checks import checked_messages
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar

@@ -11,8 +11,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from types import TracebackType
 
-from telescope_core.code_places import raised_at
-from telescope_core.errors import CodeExitError, StrayCancelError
+from telescope_core.base.code_places import raised_at
+from telescope_core.base.errors import CodeExitError, StrayCancelError
 
 _ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 

@@ -2,11 +2,11 @@
 
 import asyncio
 
+from telescope_core.base.protocols import ExampleSource
+from telescope_core.base.types import Example, Split
 from telescope_core.environments.calls import Caller
 from telescope_core.environments.running import noting
 from telescope_core.environments.sources import CheckedSources
-from telescope_core.protocols import ExampleSource
-from telescope_core.types import Example, Split
 
 _Key = tuple[Split, int]
 _KEPT = 512

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, overload
 
-from telescope_core.code_places import require_method
+from telescope_core.base.code_places import require_method
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 HookKind = Literal["setup", "stop", "cleanup"]

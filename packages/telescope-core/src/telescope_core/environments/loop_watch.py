@@ -22,8 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from telescope_core.code_places import shown_path
-from telescope_core.interrupts import NUMBERS
+from telescope_core.base.code_places import shown_path
+from telescope_core.base.interrupts import NUMBERS
 
 _log = logging.getLogger(__name__)
 _LIBRARIES = (str(Path(asyncio.__file__).parents[1]), str(Path(__file__).parents[1]))

@@ -13,11 +13,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
+from telescope_core.base.errors import (
+    ConfigError,
+    EnvironmentLoadError,
+    ProcessDiedError,
+    unknown_name,
+)
+from telescope_core.base.types import JsonValue
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.tool_functions import BadArgumentsError, Tool, ToolError
 from telescope_core.environments.tool_schema import simplified
-from telescope_core.errors import ConfigError, EnvironmentLoadError, ProcessDiedError, unknown_name
-from telescope_core.types import JsonValue
 
 if TYPE_CHECKING:
     from mcp import Client

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, SupportsFloat, cast
 
-from telescope_core.code_places import location_of
+from telescope_core.base.code_places import location_of
+from telescope_core.base.errors import EnvironmentLoadError
+from telescope_core.base.types import Rollout, Split, StopReason
 from telescope_core.environments.episode import Episode
-from telescope_core.errors import EnvironmentLoadError
-from telescope_core.types import Rollout, Split, StopReason
 
 
 def started_play(play: Callable[[Episode[Any]], Any], episode: Episode[Any]) -> Any:

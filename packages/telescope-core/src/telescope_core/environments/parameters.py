@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from telescope_core.base.errors import nearest
+from telescope_core.base.types import Example, Rollout
 from telescope_core.environments.episode import Episode
-from telescope_core.errors import nearest
-from telescope_core.types import Example, Rollout
 
 _VALUES: Mapping[str, Callable[[Rollout, Example, Episode[Any]], object]] = {
     "rollout": lambda rollout, example, episode: rollout,

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, overload
 
-from telescope_core.code_places import location_of, require_method
+from telescope_core.base.code_places import location_of, require_method
+from telescope_core.base.errors import EnvironmentLoadError, RewardError
+from telescope_core.base.types import Example, MetricRange, Rollout
 from telescope_core.environments.calls import Caller, MethodCall
 from telescope_core.environments.calls import call as call
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.outcomes import finite
 from telescope_core.environments.parameters import Parameters, parameters_of, values_for
-from telescope_core.errors import EnvironmentLoadError, RewardError
-from telescope_core.types import Example, MetricRange, Rollout
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 Kind = Literal["reward", "metric", "group_reward"]

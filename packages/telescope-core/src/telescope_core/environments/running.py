@@ -25,7 +25,7 @@ from threading import get_native_id
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from telescope_core.code_places import location_of
+from telescope_core.base.code_places import location_of
 from telescope_core.environments.held import (
     BEATS,
     EXIT,

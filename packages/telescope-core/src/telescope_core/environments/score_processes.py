@@ -13,7 +13,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any, cast
 
-from telescope_core.errors import EnvironmentLoadError, ProcessDiedError, RewardRaisedError
+from telescope_core.base.errors import EnvironmentLoadError, ProcessDiedError, RewardRaisedError
+from telescope_core.environments.usage import may_ask, require_may_ask
 
 HEADER = struct.Struct(">Q")
 """Length in bytes of the pickle that follows."""
@@ -53,13 +54,15 @@ class ScoreProcesses:
             worker = self._take_idle() or await self._start()
             self._busy.append(worker)
             try:
-                kind, value = await self._exchange(worker, (method, arguments))
+                kind, value = await self._exchange(worker, (method, arguments, may_ask()))
             except BaseException:
                 worker.kill()
                 raise
             finally:
                 self._busy.remove(worker)
             self._idle.append(worker)
+        if kind == "refused":
+            require_may_ask(value)
         if kind == "raised":
             raise RewardRaisedError(f"{self._factory.rpartition(':')[2]}.{method} raised {value}")
         return value

@@ -11,8 +11,8 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from telescope_core.errors import ConfigError, unknown_name
-from telescope_core.setting_problems import Problem, problems_of
+from telescope_core.base.errors import ConfigError, unknown_name
+from telescope_core.base.setting_problems import Problem, problems_of
 
 Config = TypeVar("Config", bound=BaseModel)
 

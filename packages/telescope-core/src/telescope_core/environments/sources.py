@@ -13,16 +13,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard, cast
 
-from telescope_core.code_places import raised_at
+from telescope_core.base.code_places import raised_at
+from telescope_core.base.errors import DuplicateIdError, EnvironmentLoadError, TelescopeError
+from telescope_core.base.protocols import ExampleSource
+from telescope_core.base.types import Example, Split
 from telescope_core.environments.calls import ADVICE
 from telescope_core.environments.escapes import contained
 from telescope_core.environments.running import noting
-from telescope_core.errors import DuplicateIdError, EnvironmentLoadError, TelescopeError
-from telescope_core.example_checks import checked_example
 from telescope_core.examples import ListSource, split_of
-from telescope_core.protocols import ExampleSource
-from telescope_core.rows import Kept, Row, distinct, example_of, mark_of, read_rows
-from telescope_core.types import Example, Split
+from telescope_core.examples.checks import checked_example
+from telescope_core.examples.rows import Kept, Row, distinct, example_of, mark_of, read_rows
 
 Examples: TypeAlias = ExampleSource | Iterable[Example | Row | str] | str | Path
 """What an author may give: a source, an iterable of examples, rows or prompts, or a file."""

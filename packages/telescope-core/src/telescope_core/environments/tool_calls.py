@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from telescope_core.base.types import Message, ToolCall
 from telescope_core.environments.tool_functions import Tool
 from telescope_core.parsers.tool_calls import CallText, tagged_blocks
-from telescope_core.types import Message, ToolCall
 
 ToolCallFormat = Literal["xml", "native"]
 

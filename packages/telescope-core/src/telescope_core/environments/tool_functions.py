@@ -12,14 +12,14 @@ from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from telescope_core.code_places import called_at, require_method
+from telescope_core.base.code_places import called_at, require_method
+from telescope_core.base.errors import EnvironmentLoadError
+from telescope_core.base.types import JsonValue
 from telescope_core.environments.attribute_checks import is_number
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.running import noted, noting
 from telescope_core.environments.tool_schema import argument_docs, simplified, summary
 from telescope_core.environments.tool_threads import DaemonThreads
-from telescope_core.errors import EnvironmentLoadError
-from telescope_core.types import JsonValue
 
 ToolFunction = Callable[..., object]
 Method = TypeVar("Method", bound=ToolFunction)

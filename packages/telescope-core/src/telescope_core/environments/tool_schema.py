@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from functools import reduce
 from typing import cast
 
-from telescope_core.types import JsonValue
+from telescope_core.base.types import JsonValue
 
 _SECTION = re.compile(
     r"\s*(?:(?:keyword|other)\s+)?(?:args|arguments|params|parameters)\s*(?P<colon>:?)\s*",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import ClassVar, TypeVar
 
-from telescope_core.code_places import raised_at
+from telescope_core.base.code_places import raised_at
 
 Result = TypeVar("Result")
 _IDLE_S = 10.0

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from telescope_core.base.errors import EnvironmentLoadError, TelescopeError, nearest
+from telescope_core.base.types import Message, ToolCall
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.escapes import as_failure
 from telescope_core.environments.settings import EnvironmentConfig
@@ -18,8 +20,6 @@ from telescope_core.environments.tool_calls import (
     TurnCalls,
 )
 from telescope_core.environments.tool_functions import BadArgumentsError, Tool, ToolError
-from telescope_core.errors import EnvironmentLoadError, TelescopeError, nearest
-from telescope_core.types import Message, ToolCall
 
 _SHOWN = 100
 """Most characters of a malformed call that the policy is shown again."""

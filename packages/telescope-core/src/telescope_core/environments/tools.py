@@ -5,7 +5,9 @@ from contextlib import AsyncExitStack
 from typing import Any, ClassVar, cast
 from weakref import WeakKeyDictionary
 
-from telescope_core.code_places import location_of
+from telescope_core.base.code_places import location_of
+from telescope_core.base.errors import EnvironmentLoadError
+from telescope_core.base.types import Message, StopReason
 from telescope_core.environments.base import Environment
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.mcp import McpConnections, McpServer
@@ -20,8 +22,6 @@ from telescope_core.environments.tool_functions import (
 from telescope_core.environments.tool_threads import DaemonThreads
 from telescope_core.environments.toolbox import Toolbox, ToolConfig, require_distinct
 from telescope_core.environments.turns import MultiTurnEnvironment
-from telescope_core.errors import EnvironmentLoadError
-from telescope_core.types import Message, StopReason
 
 
 class ToolEnvironment(MultiTurnEnvironment):

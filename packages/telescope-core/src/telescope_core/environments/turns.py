@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
-from telescope_core.code_places import location_of
+from telescope_core.base.code_places import location_of
+from telescope_core.base.errors import EnvironmentLoadError
+from telescope_core.base.types import Message, StopReason
 from telescope_core.environments.base import Environment
 from telescope_core.environments.class_checks import class_location
 from telescope_core.environments.episode import Episode
-from telescope_core.errors import EnvironmentLoadError
-from telescope_core.example_checks import checked_messages
-from telescope_core.types import Message, StopReason
+from telescope_core.examples.checks import checked_messages
 
 
 class SingleTurnEnvironment(Environment):

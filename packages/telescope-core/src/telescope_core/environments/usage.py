@@ -2,15 +2,17 @@
 
 Code that uses a helper model calls `count`; the values become metrics. A judge's verdict goes
 through `remark` and becomes a note. Both belong to the rollout or group that the current task
-plays or scores, including its threads.
+plays or scores, including its threads. Where no helper model may be asked, because it costs money,
+`require_may_ask` raises.
 """
 
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from telescope_core.types import TurnInfo
+from telescope_core.base.errors import NotAskedError
+from telescope_core.base.types import TurnInfo
 
 _MOST_REMARKS = 32
 _LONGEST_REMARK = 4000
@@ -49,6 +51,8 @@ class Usage:
 
 
 _current: ContextVar[Usage | None] = ContextVar("telescope_usage", default=None)
+_refused: ContextVar[list[str] | None] = ContextVar("telescope_refused", default=None)
+"""Roles of the models that were not asked; None = they may be asked."""
 
 
 @contextmanager
@@ -74,3 +78,35 @@ def remark(key: str, text: str) -> None:
     usage = _current.get()
     if usage is not None:
         usage.add_remark(key, text)
+
+
+@contextmanager
+def asking_nobody() -> Generator[list[str], None, None]:
+    """Let no helper model be asked inside the block; yields the roles of those that would be.
+
+    The list says it even where the code that wanted to ask catches the error.
+    """
+    refused: list[str] = []
+    token = _refused.set(refused)
+    try:
+        yield refused
+    finally:
+        _refused.reset(token)
+
+
+def may_ask() -> bool:
+    """Return whether helper models may be asked."""
+    return _refused.get() is None
+
+
+def refused_roles() -> Sequence[str]:
+    """Return the roles of the models that were wanted and not asked, in order."""
+    return tuple(_refused.get() or ())
+
+
+def require_may_ask(role: str) -> None:
+    """Raise NotAskedError if the model called `role` may not be asked."""
+    refused = _refused.get()
+    if refused is not None:
+        refused.append(role)
+        raise NotAskedError(f"the {role} was not asked, because that can cost money")

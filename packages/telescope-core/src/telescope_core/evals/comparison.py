@@ -8,12 +8,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from telescope_core.environment_record import changes
-from telescope_core.errors import ConfigError
+from telescope_core.base.environment_record import changes
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.types import Sampling
 from telescope_core.evals.distributions import t_cdf, t_quantile
 from telescope_core.evals.result import EvalResult, TaskScore
 from telescope_core.evals.stats import CONFIDENCE, pass_all_k, pass_at_k
-from telescope_core.types import Sampling
 
 POWER = 0.8
 """Chance of finding the difference that is called detectable."""

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from telescope_core.code_files import file_changes
-from telescope_core.errors import ConfigError
+from telescope_core.base.code_files import file_changes
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.secret_names import without_secrets, without_values
+from telescope_core.base.types import JsonValue
 from telescope_core.evals.result import EvalResult
 from telescope_core.records.files import (
     append_json_line,
@@ -28,8 +30,6 @@ from telescope_core.records.files import (
 )
 from telescope_core.records.identity import RunInfo, RunState, new_run_info, now
 from telescope_core.records.rows import RolloutRow, row_from_json, row_to_json
-from telescope_core.secret_names import without_secrets, without_values
-from telescope_core.types import JsonValue
 
 _RESULT = TypeAdapter(EvalResult)
 _FILES = ("environment_files", "model_files")

@@ -10,15 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from telescope_core.environment_record import EnvironmentRecord
-from telescope_core.evals.settings import EvalSettings
-from telescope_core.evals.stats import (
-    Estimate,
-    mean_of_rewards,
-    success_rate,
-)
-from telescope_core.records.rows import RolloutRow
-from telescope_core.types import (
+from telescope_core.base.environment_record import EnvironmentRecord
+from telescope_core.base.types import (
     UNGRADABLE,
     EnvironmentDescription,
     JsonValue,
@@ -27,6 +20,13 @@ from telescope_core.types import (
     Split,
     StopReason,
 )
+from telescope_core.evals.settings import EvalSettings
+from telescope_core.evals.stats import (
+    Estimate,
+    mean_of_rewards,
+    success_rate,
+)
+from telescope_core.records.rows import RolloutRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,16 +9,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from telescope_core.attempts import play_with_attempts, require_others
-from telescope_core.collector import rare_collections
+from telescope_core.base.attempts import play_with_attempts, require_others
+from telescope_core.base.collector import rare_collections
+from telescope_core.base.errors import EnvironmentProcessError, TelescopeError
+from telescope_core.base.protocols import EnvironmentClient, PlayRequest, PolicySource
+from telescope_core.base.types import Group, Rollout, RolloutStatus, StopReason
 from telescope_core.environments.escapes import contained
-from telescope_core.errors import EnvironmentProcessError, TelescopeError
 from telescope_core.evals.result import EvalResult, result_of
 from telescope_core.evals.settings import EvalSettings, check_split
 from telescope_core.gateway import canceled_attempt
-from telescope_core.protocols import EnvironmentClient, PlayRequest, PolicySource
 from telescope_core.records.rows import RolloutRow, readable_row, row_of
-from telescope_core.types import Group, Rollout, RolloutStatus, StopReason
 
 _SEEDS_PER_EXAMPLE = 4096
 _ALL_END = "eval stopped, as no rollout can succeed"

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from telescope_core.errors import ConfigError
-from telescope_core.types import EnvironmentDescription, Sampling, Split
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.types import EnvironmentDescription, Sampling, Split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

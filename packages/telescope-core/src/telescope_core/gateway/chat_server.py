@@ -9,18 +9,18 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 from aiohttp import web
 
-from telescope_core.addresses import in_url
-from telescope_core.attempts import says_too_long
-from telescope_core.errors import (
+from telescope_core.base.addresses import in_url
+from telescope_core.base.attempts import says_too_long
+from telescope_core.base.errors import (
     ConfigError,
     ContextLengthError,
     EndpointAccessError,
     EndpointError,
 )
+from telescope_core.base.types import Completion
 from telescope_core.gateway.refusal import Refusal
 from telescope_core.gateway.reply import event_stream, reply_json
 from telescope_core.gateway.request import ChatRequest
-from telescope_core.types import Completion
 
 # aiohttp's own limit is 1 MiB, which the history of a long agent run can exceed.
 MAX_REQUEST_BYTES = 64 * 2**20

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from telescope_core.base.types import Sampling
 from telescope_core.chat.sampling_fields import sampling_fields
 from telescope_core.gateway.messages import read_loosely
 from telescope_core.gateway.refusal import is_empty, unsupported
@@ -19,7 +20,6 @@ from telescope_core.gateway.request import (
     include_usage,
     max_tokens_of,
 )
-from telescope_core.types import Sampling
 
 UNRECORDED = ("n", "best_of", "functions", "function_call", "modalities", "audio")
 """Parameters that ask for other answers than one message of text and calls."""

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from telescope_core.base.images import image_in
+from telescope_core.base.types import Image, Message, Role, ToolCall
 from telescope_core.gateway.refusal import Refusal, is_empty, unknown, unsupported, wrong
-from telescope_core.images import image_in
-from telescope_core.types import Image, Message, Role, ToolCall
 
 MAX_MESSAGES = 10_000
 """Most messages of a request; every one is compared with what the rollout has said before."""

@@ -9,16 +9,16 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 
-from telescope_core.attempts import is_too_long
+from telescope_core.base.attempts import is_too_long
+from telescope_core.base.errors import EndpointError
+from telescope_core.base.types import ChatEndpoint, Completion, JsonValue, Message, Sampling, Turn
 from telescope_core.chat.client import ChatClient
 from telescope_core.chat.trouble import Watch, watching
-from telescope_core.errors import EndpointError
 from telescope_core.gateway.forwarded import read_forwarded
 from telescope_core.gateway.recorder import Recorder
 from telescope_core.gateway.request import ChatRequest
 from telescope_core.gateway.server import Gateway
 from telescope_core.gateway.session import Session
-from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling, Turn
 
 
 class RecordingPolicy(ABC):

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
-from telescope_core.attempts import is_too_long
-from telescope_core.errors import EndpointLostError, EnvironmentLoadError
+from telescope_core.base.attempts import is_too_long
+from telescope_core.base.errors import EndpointLostError, EnvironmentLoadError
+from telescope_core.base.protocols import EnvironmentClient, PlayRequest, Policy
+from telescope_core.base.types import Rollout, RolloutStatus, StopReason
 from telescope_core.gateway.policies import RecordingPolicy
-from telescope_core.protocols import EnvironmentClient, PlayRequest, Policy
-from telescope_core.types import Rollout, RolloutStatus, StopReason
 
 
 class RecordedEnvironment:

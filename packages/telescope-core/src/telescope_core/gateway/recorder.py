@@ -6,9 +6,9 @@ An environment asks with `episode.generate`; a program that it runs asks at the 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from telescope_core.attempts import is_too_long
-from telescope_core.errors import TelescopeError
-from telescope_core.types import Completion, Message, Turn
+from telescope_core.base.attempts import is_too_long
+from telescope_core.base.errors import TelescopeError
+from telescope_core.base.types import Completion, Message, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

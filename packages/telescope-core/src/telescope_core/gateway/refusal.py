@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, cast
 
-from telescope_core.errors import nearest
+from telescope_core.base.errors import nearest
 
 MAX_SHOWN = 2000
 """Most characters of a reason; a request may hold names and values of any length."""

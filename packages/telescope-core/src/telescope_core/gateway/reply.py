@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from telescope_core.types import Completion, Message, ToolCall
+from telescope_core.base.types import Completion, Message, ToolCall
 
 DONE = b"data: [DONE]\n\n"
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+from telescope_core.base.types import JsonValue, Message, Sampling
 from telescope_core.gateway.messages import read_messages
 from telescope_core.gateway.refusal import Refusal, is_empty, unknown, unsupported, wrong
-from telescope_core.types import JsonValue, Message, Sampling
 
 LABELS = frozenset(
     {

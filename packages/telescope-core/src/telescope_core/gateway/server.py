@@ -10,11 +10,11 @@ from weakref import WeakValueDictionary
 
 from aiohttp import web
 
+from telescope_core.base.types import ChatEndpoint, Sampling
 from telescope_core.gateway.chat_server import ChatServer, answer_chat, answer_json, read_chat
 from telescope_core.gateway.refusal import Refusal
 from telescope_core.gateway.request import ChatRequest, read_request
 from telescope_core.gateway.session import Answering, Session, ended
-from telescope_core.types import ChatEndpoint, Sampling
 
 
 class Gateway:

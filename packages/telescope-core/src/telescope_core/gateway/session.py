@@ -4,9 +4,9 @@ import asyncio
 import weakref
 from typing import Protocol
 
+from telescope_core.base.types import ChatEndpoint, Completion, Sampling
 from telescope_core.gateway.refusal import Refusal
 from telescope_core.gateway.request import ChatRequest
-from telescope_core.types import ChatEndpoint, Completion, Sampling
 
 
 class Answering(Protocol):

@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from telescope_core.lazy import lazy_names
+from telescope_core.base.lazy import lazy_names
 
 if TYPE_CHECKING:
     from telescope_core.harnesses.command import CommandHarness

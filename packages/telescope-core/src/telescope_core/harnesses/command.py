@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_core.harnesses.protocol import AgentProgram, AgentTask
 
 _PLACES = ("{task}", "{base_url}", "{api_key}", "{model}", "{max_turns}")

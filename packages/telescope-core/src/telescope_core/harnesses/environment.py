@@ -11,9 +11,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field
 
+from telescope_core.base.errors import ConfigError, EnvironmentLoadError
+from telescope_core.base.types import Message, StopReason
 from telescope_core.environments import Environment, EnvironmentConfig, Episode, cleanup
 from telescope_core.environments.class_checks import class_location
-from telescope_core.errors import ConfigError, EnvironmentLoadError
 from telescope_core.harnesses.installed import require_installed
 from telescope_core.harnesses.lookup import harness_names, open_harness
 from telescope_core.harnesses.protocol import AGENT_FOLDER, AgentProgram, AgentTask, Harness
@@ -29,7 +30,6 @@ from telescope_core.sandboxes.protocol import (
     StopCause,
 )
 from telescope_core.sandboxes.tools import EpisodeSandboxes
-from telescope_core.types import Message, StopReason
 
 _NOTED = 20_000
 """Most characters of each output of a program that are recorded."""

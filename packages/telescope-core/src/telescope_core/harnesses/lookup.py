@@ -3,7 +3,7 @@
 from importlib.metadata import entry_points
 from typing import Any
 
-from telescope_core.errors import ConfigError, unknown_name
+from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_core.harnesses.protocol import Harness
 
 GROUP = "telescope.harnesses"

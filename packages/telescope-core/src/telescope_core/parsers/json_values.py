@@ -5,7 +5,7 @@ from typing import TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
-from telescope_core.types import JsonValue
+from telescope_core.base.types import JsonValue
 
 Model = TypeVar("Model", bound=BaseModel)
 JsonContainer = dict[str, JsonValue] | list[JsonValue]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple, NoReturn
 
-from telescope_core.types import JsonValue
+from telescope_core.base.types import JsonValue
 
 MAX_DEPTH = 64
 """Most levels of nesting in a call's arguments; deeper JSON is not read as a call."""

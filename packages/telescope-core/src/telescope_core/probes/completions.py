@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from telescope_core.types import Example, Message, Split
+from telescope_core.base.types import Example, Message, Split
 
 GOLD = "gold"
 NOTHING = ("empty", "whitespace")

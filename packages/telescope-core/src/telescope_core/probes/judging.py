@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from telescope_core.base.types import Rollout, RolloutStatus, StopReason
 from telescope_core.probes.answers import Answers
 from telescope_core.probes.completions import (
     CHECK_OF_KIND,
@@ -21,7 +22,6 @@ from telescope_core.probes.completions import (
     Try,
 )
 from telescope_core.probes.meter import Cut
-from telescope_core.types import Rollout, RolloutStatus, StopReason
 
 MARGIN = 0.25
 HIGHEST_FLOOR = 0.5

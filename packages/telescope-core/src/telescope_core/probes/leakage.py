@@ -8,10 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
+from telescope_core.base.scripted import ScriptedClient
+from telescope_core.base.types import (
+    Completion,
+    JsonValue,
+    Message,
+    Rollout,
+    RolloutStatus,
+    StopReason,
+    ToolCall,
+)
 from telescope_core.environments import Environment, Episode, ToolEnvironment
 from telescope_core.environments.hooks import of_kind
 from telescope_core.environments.tool_calls import ToolFailure
-from telescope_core.locate import load_environment_class
+from telescope_core.finding.locate import load_environment_class
+from telescope_core.playing.rollout import play_rollout
 from telescope_core.probes.answers import Answers, described
 from telescope_core.probes.completions import Asked, Form, Try, form_of
 from telescope_core.probes.guards import cut_off_network
@@ -27,17 +38,6 @@ from telescope_core.probes.playing import (
     request_for,
 )
 from telescope_core.probes.schema_check import example_of, schema_problems
-from telescope_core.rollout import play_rollout
-from telescope_core.scripted import ScriptedClient
-from telescope_core.types import (
-    Completion,
-    JsonValue,
-    Message,
-    Rollout,
-    RolloutStatus,
-    StopReason,
-    ToolCall,
-)
 
 CHECKED = (
     "leakage.prompt",

@@ -12,13 +12,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from telescope_core.base.protocols import ExampleSource
+from telescope_core.base.types import Example, Split
 from telescope_core.environments import Environment, ToolEnvironment
 from telescope_core.environments.class_checks import class_location
 from telescope_core.environments.settings import read_settings
 from telescope_core.environments.sources import is_source
 from telescope_core.environments.tool_functions import Tool
 from telescope_core.environments.tool_schema import undescribed
-from telescope_core.locate import load_environment_class
+from telescope_core.finding.locate import load_environment_class
 from telescope_core.probes.answers import Answers
 from telescope_core.probes.guards import AUDIT_HOOK, Guard, cut_off_network
 from telescope_core.probes.job import Job
@@ -26,8 +28,6 @@ from telescope_core.probes.meter import Cut, Limits, Meter, Span, processor_s
 from telescope_core.probes.pace import slowness
 from telescope_core.probes.schema_check import schema_problems
 from telescope_core.probes.waiting import WaitClock
-from telescope_core.protocols import ExampleSource
-from telescope_core.types import Example, Split
 
 _MAX_READ = 2000
 """Examples to read of a finite split; of an endless one, `_MAX_DRAWN`."""

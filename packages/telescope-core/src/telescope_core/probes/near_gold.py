@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from telescope_core.environments import Environment
+from telescope_core.finding.locate import load_environment_class
 from telescope_core.graders.mathematics.notation import normalized
 from telescope_core.graders.mathematics.numbers import Amount
 from telescope_core.graders.mathematics.values import (
@@ -22,7 +23,6 @@ from telescope_core.graders.mathematics.values import (
     Value,
     read_value,
 )
-from telescope_core.locate import load_environment_class
 from telescope_core.probes.answers import Answers
 from telescope_core.probes.completions import GOLD, Asked, Try
 from telescope_core.probes.guards import cut_off_network

@@ -8,15 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import cast
 
-from telescope_core.environments import Environment, Episode
-from telescope_core.group_rewards import score_group
-from telescope_core.probes.completions import Asked, Try
-from telescope_core.probes.judging import Played
-from telescope_core.probes.meter import Cut, Limits, Meter, Span
-from telescope_core.protocols import PlayRequest, Policy
-from telescope_core.rollout import play_rollout
-from telescope_core.scripted import ScriptedClient
-from telescope_core.types import (
+from telescope_core.base.protocols import PlayRequest, Policy
+from telescope_core.base.scripted import ScriptedClient
+from telescope_core.base.types import (
     ChatEndpoint,
     Completion,
     Group,
@@ -27,6 +21,12 @@ from telescope_core.types import (
     Sampling,
     StopReason,
 )
+from telescope_core.environments import Environment, Episode
+from telescope_core.playing.group_rewards import score_group
+from telescope_core.playing.rollout import play_rollout
+from telescope_core.probes.completions import Asked, Try
+from telescope_core.probes.judging import Played
+from telescope_core.probes.meter import Cut, Limits, Meter, Span
 
 SAMPLING = Sampling(max_tokens=1 << 20)
 ONE_ROLLOUT = Limits(own_s=20.0, wall_s=120.0)

@@ -8,9 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import quantiles
 
+from telescope_core.base.scripted import ScriptedClient
+from telescope_core.base.types import Rollout
 from telescope_core.environments import Environment
 from telescope_core.environments.loop_watch import Block, LoopWatch
-from telescope_core.locate import load_environment_class
+from telescope_core.finding.locate import load_environment_class
+from telescope_core.playing.rollout import play_rollout
 from telescope_core.probes.answers import Answers, described
 from telescope_core.probes.completions import GOLD, HUGE, Asked, Try, tries_of
 from telescope_core.probes.guards import Guard, cut_off_network
@@ -34,9 +37,6 @@ from telescope_core.probes.playing import (
     request_for,
 )
 from telescope_core.probes.waiting import WaitClock
-from telescope_core.rollout import play_rollout
-from telescope_core.scripted import ScriptedClient
-from telescope_core.types import Rollout
 
 CHECKED = (
     "reward.plays",

@@ -5,7 +5,7 @@ Names are imported when they are first used, because a worker does not need the 
 
 from typing import TYPE_CHECKING
 
-from telescope_core.lazy import lazy_names
+from telescope_core.base.lazy import lazy_names
 
 if TYPE_CHECKING:
     from telescope_core.processes.launch import LocalPlace, RemotePlace

@@ -16,16 +16,21 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from telescope_core.chat.trouble import SHOWN_EVERY_S, relay
-from telescope_core.environments.escapes import stray_cancel
-from telescope_core.errors import (
+from telescope_core.base.errors import (
     EndpointError,
     EnvironmentProcessError,
     RolloutCrashError,
     StrayCancelError,
     TelescopeError,
 )
-from telescope_core.in_process import stray_cancelled
+from telescope_core.base.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
+from telescope_core.base.protocols import LATE_SCORE_S, PlayRequest, Policy
+from telescope_core.base.scoring_events import Listener, who_hears_of_scoring
+from telescope_core.base.terminal import foreign
+from telescope_core.base.types import LOST_TO, Completion, Rollout, RolloutStatus, StopReason, Turn
+from telescope_core.chat.trouble import SHOWN_EVERY_S, relay
+from telescope_core.environments.escapes import stray_cancel
+from telescope_core.playing.in_process import stray_cancelled
 from telescope_core.processes.connection import Connection
 from telescope_core.processes.frames import (
     Beat,
@@ -56,11 +61,6 @@ from telescope_core.processes.replies import (
     read_rollout,
 )
 from telescope_core.processes.settings import StageDeadlines
-from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
-from telescope_core.protocols import LATE_SCORE_S, PlayRequest, Policy
-from telescope_core.scoring_news import Listener, who_hears_of_scoring
-from telescope_core.terminal import foreign
-from telescope_core.types import LOST_TO, Completion, Rollout, RolloutStatus, StopReason, Turn
 
 T = TypeVar("T")
 _GROWN_BYTES = 2**20
@@ -179,7 +179,7 @@ class WorkerClient:
         calls = [call for call in self._calls.values() if call.rollout_id]
         return [call.rollout_id for call in sorted(calls, key=lambda one: bool(one.completing))]
 
-    async def start(self, settings: Mapping[str, Any]) -> None:
+    async def start(self, settings: Mapping[str, Any], *, asks_models: bool = True) -> None:
         """Start the worker and open its environment; raises a TelescopeError if that fails."""
         self._agreement.begin()
         start_s = self._deadlines.start_s
@@ -203,7 +203,7 @@ class WorkerClient:
         values = {name: os.environ[name] for name in names if name in os.environ}
         if values:
             self.lifeline.hide(values.values())
-        opening = Open(settings=dict(settings), secrets=values)
+        opening = Open(settings=dict(settings), secrets=values, asks_models=asks_models)
         await self.ask(opening, read_nothing, within_s=self._deadlines.load_s, shows_work=True)
 
     async def ask(

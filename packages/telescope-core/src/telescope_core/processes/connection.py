@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from telescope_core.base.terminal import foreign
 from telescope_core.processes.frames import (
     LENGTH_BYTES,
     MAX_FRAME_BYTES,
@@ -23,7 +24,6 @@ from telescope_core.processes.frames import (
     length_of,
     to_bytes,
 )
-from telescope_core.terminal import foreign
 
 Incoming = TypeVar("Incoming")
 _THREAD_SEND_S = 1.0

@@ -11,9 +11,9 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from telescope_core.errors import TelescopeError
-from telescope_core.protocols import PlayRequest
-from telescope_core.types import (
+from telescope_core.base.errors import TelescopeError
+from telescope_core.base.protocols import PlayRequest
+from telescope_core.base.types import (
     ChatEndpoint,
     Completion,
     Group,
@@ -88,6 +88,8 @@ class Open(_Frame, tag="open"):
     secrets: dict[str, str]
     """Values of declared secrets, by name; empty for a worker on another machine."""
     id: int = UNNUMBERED
+    asks_models: bool = True
+    """Whether the environment may ask judges and simulated users."""
 
 
 class Describe(_Frame, tag="describe"):

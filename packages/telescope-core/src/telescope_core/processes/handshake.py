@@ -5,18 +5,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
-from telescope_core import errors
+from telescope_core.base import errors
+from telescope_core.base.errors import ContradictionError, EnvironmentLoadError, TelescopeError
+from telescope_core.base.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
+from telescope_core.base.secret_names import require_own_secrets, shown_name
+from telescope_core.base.terminal import foreign
+from telescope_core.base.types import EnvironmentDescription
 from telescope_core.environments.base import Environment
-from telescope_core.errors import ContradictionError, EnvironmentLoadError, TelescopeError
 from telescope_core.processes.frames import (
     Hello,
     ProtocolError,
     Welcome,
 )
-from telescope_core.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
-from telescope_core.secret_names import require_own_secrets, shown_name
-from telescope_core.terminal import foreign
-from telescope_core.types import EnvironmentDescription
 
 _MOST_VERSION_CHARACTERS = 100
 _BUILTIN_ERRORS = {kind.__name__: kind for kind in (IndexError, TimeoutError, MemoryError)}

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from telescope_core.dataset_source import DATASETS_VARIABLE
-from telescope_core.errors import EnvironmentProcessError
+from telescope_core.base.errors import EnvironmentProcessError
+from telescope_core.base.secret_names import require_own_secrets, secret_values
+from telescope_core.base.terminal import foreign
+from telescope_core.examples.dataset_source import DATASETS_VARIABLE
 from telescope_core.processes.settings import LOG_VARIABLE, split_address
 from telescope_core.records.output_logs import ENVIRONMENT_OUTPUT, OutputLog, first_error
-from telescope_core.secret_names import require_own_secrets, secret_values
-from telescope_core.terminal import foreign
 
 _PASSED_ON = """
     PATH HOME USER LANG LANGUAGE TZ TMPDIR TEMP TMP SYSTEMROOT SHELL TERM

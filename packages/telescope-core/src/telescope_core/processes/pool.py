@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from telescope_core.errors import ContradictionError, EnvironmentProcessError
+from telescope_core.base.errors import ContradictionError, EnvironmentProcessError
+from telescope_core.base.protocols import PlayRequest, Policy
+from telescope_core.base.terminal import foreign
+from telescope_core.base.types import EnvironmentDescription, Example, Group, Rollout, Split
 from telescope_core.processes.client import WorkerClient
 from telescope_core.processes.frames import (
     Beat,
@@ -33,9 +36,6 @@ from telescope_core.processes.replies import (
     read_nothing,
 )
 from telescope_core.processes.settings import ProcessSettings
-from telescope_core.protocols import PlayRequest, Policy
-from telescope_core.terminal import foreign
-from telescope_core.types import EnvironmentDescription, Example, Group, Rollout, Split
 
 T = TypeVar("T")
 _AWAIT = "await it, or run it in a thread"
@@ -342,7 +342,7 @@ class EnvironmentPool:
             await asyncio.sleep(min(pause_s, _LONGEST_PAUSE_S))
         worker = WorkerClient(seat.place, self.agreement, self._processes.deadlines)
         try:
-            await worker.start(self._settings)
+            await worker.start(self._settings, asks_models=self._processes.asks_models)
         except ContradictionError:
             await worker.close()
             raise

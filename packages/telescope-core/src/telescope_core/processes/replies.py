@@ -11,9 +11,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from telescope_core.processes.frames import ProtocolError, without_tokens
-from telescope_core.terminal import escaped, foreign
-from telescope_core.types import (
+from telescope_core.base.terminal import escaped, foreign
+from telescope_core.base.types import (
     LOST_TO,
     EnvironmentDescription,
     Example,
@@ -22,6 +21,7 @@ from telescope_core.types import (
     RolloutStatus,
     Turn,
 )
+from telescope_core.processes.frames import ProtocolError, without_tokens
 
 T = TypeVar("T")
 Reader: TypeAlias = Callable[[msgspec.Raw], T]

@@ -15,11 +15,21 @@ from functools import partial
 
 import msgspec
 
+from telescope_core.base.errors import EndpointError, StrayCancelError
+from telescope_core.base.scoring_events import hearing_of_scoring
+from telescope_core.base.secret_names import secret_values
+from telescope_core.base.types import (
+    ChatEndpoint,
+    Completion,
+    JsonValue,
+    Message,
+    Rollout,
+    Sampling,
+)
 from telescope_core.environments import running
 from telescope_core.environments.base import Environment
 from telescope_core.environments.escapes import contained, stray_cancel
-from telescope_core.errors import EndpointError, StrayCancelError
-from telescope_core.in_process import InProcessEnvironment
+from telescope_core.playing.in_process import InProcessEnvironment
 from telescope_core.processes.connection import Connection
 from telescope_core.processes.frames import (
     MAX_FRAME_BYTES,
@@ -51,16 +61,6 @@ from telescope_core.processes.frames import (
 )
 from telescope_core.processes.handshake import Identity, error_from, objection, welcome
 from telescope_core.records.logs import hide_in_logs
-from telescope_core.scoring_news import hearing_of_scoring
-from telescope_core.secret_names import secret_values
-from telescope_core.types import (
-    ChatEndpoint,
-    Completion,
-    JsonValue,
-    Message,
-    Rollout,
-    Sampling,
-)
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -228,7 +228,10 @@ class Serving:
         environment = await self._served.build(partial(found.from_settings, request.settings))
         identity = self._served.identity
         self._client = InProcessEnvironment(
-            environment, name=identity.name, version=identity.version
+            environment,
+            name=identity.name,
+            version=identity.version,
+            asks_models=request.asks_models,
         )
 
     async def _play(self, client: InProcessEnvironment, request: Play) -> Rollout:

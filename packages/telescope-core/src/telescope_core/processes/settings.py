@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 
 TOKEN_VARIABLE = "TELESCOPE_WORKER_TOKEN"
 """Environment variable with the secret that a host shows to workers it connects to over TCP."""
@@ -70,6 +70,8 @@ class ProcessSettings:
     """Debug messages are in the logs too."""
     hide: frozenset[str] = field(default=frozenset(), repr=False)
     """Values of secrets that no log of a worker's output may hold."""
+    asks_models: bool = True
+    """Whether the environment may ask judges and simulated users."""
     max_restarts: int = 5
     """Most restarts in a row without a finished rollout in between; then a worker is given up."""
     max_stuck_threads: int = 16

@@ -23,11 +23,15 @@ from types import FrameType
 
 import msgspec
 
+from telescope_core.base.collector import rare_collections
+from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_core.chat.trouble import showing_troubles
-from telescope_core.collector import rare_collections
 from telescope_core.environments.running import Notes
-from telescope_core.errors import ConfigError, TelescopeError
-from telescope_core.locate import load_environment_class, locate_environment, use_search_path
+from telescope_core.finding.locate import (
+    load_environment_class,
+    locate_environment,
+    use_search_path,
+)
 from telescope_core.processes.frames import Beat
 from telescope_core.processes.handshake import Identity, version_of
 from telescope_core.processes.keeper import go_on_in_kept_child

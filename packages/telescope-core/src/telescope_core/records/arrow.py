@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 
 
 def arrow_modules() -> tuple[Any, Any]:

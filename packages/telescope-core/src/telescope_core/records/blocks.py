@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
-from telescope_core.errors import ConfigError, NoRoomError
+from telescope_core.base.errors import ConfigError, NoRoomError
 from telescope_core.records.arrow import arrow_modules
 from telescope_core.records.files import append_lines, read_json_lines
 from telescope_core.records.folders import whole_file

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from telescope_core.types import WeightVersion
+from telescope_core.base.types import WeightVersion
 
 
 class EvalPointState(StrEnum):

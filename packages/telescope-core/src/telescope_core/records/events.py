@@ -18,11 +18,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from telescope_core.errors import ConfigError, NoRoomError
+from telescope_core.base.errors import ConfigError, NoRoomError
+from telescope_core.base.types import WeightVersion
 from telescope_core.records.arrow import arrow_modules
 from telescope_core.records.files import append_content, read_json_lines, write_text
 from telescope_core.records.folders import whole_file
-from telescope_core.types import WeightVersion
 
 _FLUSH_S = 1.0
 _COMPRESSED = {"time_s": "zstd", "group_id": "zstd", "reason": "zstd"}

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from telescope_core.base.types import JsonValue
 from telescope_core.records.folders import whole_file
 from telescope_core.records.room import room_for
-from telescope_core.types import JsonValue
 
 
 def write_text(path: Path, text: str) -> None:

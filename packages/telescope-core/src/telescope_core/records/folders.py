@@ -11,7 +11,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from telescope_core import interrupts
+from telescope_core.base import interrupts
 from telescope_core.records.room import room_for
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from telescope_core.environment_record import EnvironmentRecord
+from telescope_core.base.environment_record import EnvironmentRecord
 
 _PACKAGES = (
     "telescope-core",
@@ -58,6 +58,8 @@ class Resume(BaseModel):
     """Number of training steps in the checkpoint."""
     checkpoint: str
     """Its folder; `NOTHING_SAVED` for a run that begins again in its folder."""
+    run: str = ""
+    """Folder of the run that wrote the checkpoint, if that is another one and is there."""
     changed: tuple[str, ...] = ()
     """Settings that differ from the checkpoint's."""
 

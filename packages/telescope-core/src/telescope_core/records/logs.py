@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple, Self
 
-from telescope_core.secret_names import hidden, secret_values
+from telescope_core.base.secret_names import hidden, secret_values
 
 MAX_BYTES = 64 * 2**20
 """Size at which a file is renamed, and a new one begun."""

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import Lock, Thread
 
+from telescope_core.base.secret_names import hidden
 from telescope_core.records.logs import MAX_BYTES, JsonLines
-from telescope_core.secret_names import hidden
 
 INFERENCE = "inference"
 """The component of what inference servers print."""

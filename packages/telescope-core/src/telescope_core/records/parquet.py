@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from telescope_core.chains import chains_of
-from telescope_core.errors import ConfigError
+from telescope_core.base.chains import chains_of
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.types import RolloutStatus
 from telescope_core.records.arrow import arrow_modules
 from telescope_core.records.folders import whole_file
 from telescope_core.records.rows import RolloutRow, row_from_json, row_without_tokens
 from telescope_core.records.token_columns import COLUMNS, read_tokens, token_columns, token_fields
 from telescope_core.records.tokens import PER_TURN, PLACE_FIELDS, Tokens
-from telescope_core.types import RolloutStatus
 
 CHUNK_BYTES = 64 * 2**20
 """About how many bytes of tokens, texts and numbers are copied at a time, and make a row group."""

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from telescope_core.errors import NoRoomError
+from telescope_core.base.errors import NoRoomError
 
 _NO_ROOM = {
     errno.ENOSPC: "the disk is full",

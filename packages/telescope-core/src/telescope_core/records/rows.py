@@ -8,12 +8,10 @@ from typing import Any
 
 import msgspec
 
-from telescope_core.chains import SampledTokens
-from telescope_core.chat.messages import message_from_json, message_to_record
-from telescope_core.records.files import plain
-from telescope_core.records.tokens import tokens_from_json, tokens_to_json
-from telescope_core.secret_names import hidden, without_values
-from telescope_core.types import (
+from telescope_core.base.chains import SampledTokens
+from telescope_core.base.messages import message_from_json, message_to_record
+from telescope_core.base.secret_names import hidden, without_values
+from telescope_core.base.types import (
     FinishReason,
     JsonValue,
     Message,
@@ -23,6 +21,8 @@ from telescope_core.types import (
     StopReason,
     TurnInfo,
 )
+from telescope_core.records.files import plain
+from telescope_core.records.tokens import tokens_from_json, tokens_to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from telescope_core.environment_record import EnvironmentRecord
-from telescope_core.errors import ConfigError
+from telescope_core.base.environment_record import EnvironmentRecord
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.secret_names import without_secrets, without_values
+from telescope_core.base.types import JsonValue, RolloutStatus
 from telescope_core.records.blocks import read_blocks
 from telescope_core.records.eval_points import EvalPoint
 from telescope_core.records.events import AttemptEvent, read_events
@@ -45,6 +47,7 @@ from telescope_core.records.parquet import (
 from telescope_core.records.restarts import Restart
 from telescope_core.records.rows import RolloutRow, without_secrets_in
 from telescope_core.records.servers import ServerEvent
+from telescope_core.records.step_files import merge, part_of, separate, step_path
 from telescope_core.records.timeline import (
     CALLS_FOLDER,
     GAUGES_FOLDER,
@@ -55,13 +58,11 @@ from telescope_core.records.timeline import (
 )
 from telescope_core.records.token_facts import (
     TOKEN_FACTS_FOLDER,
+    WRITER_OPTIONS,
     TurnFacts,
-    facts_path,
     read_facts,
     write_facts,
 )
-from telescope_core.secret_names import without_secrets, without_values
-from telescope_core.types import JsonValue, RolloutStatus
 
 SETTINGS_FILE = "settings.json"
 """Which settings were set, which are not as by default, and the defaults of all."""
@@ -309,16 +310,22 @@ class RunFolder:
         write_rows(path, (without_secrets_in(row, self.hide) for row in rows))
         return path
 
+    @property
+    def token_facts_path(self) -> Path:
+        """Folder of what the trainer measured of tokens; `records.step_files` says which files."""
+        return self.path / TOKEN_FACTS_FOLDER
+
     def write_token_facts(self, step: int, rows: Iterable[TurnFacts]) -> Path:
         """Write what the trainer measured of the tokens of `step`, and return the file's path."""
-        path = facts_path(self.path, step)
+        path = step_path(self.token_facts_path, step)
         write_facts(path, rows)
+        merge(self.token_facts_path, up_to=step - 1, options=WRITER_OPTIONS)
         return path
 
     def token_facts(self, step: int) -> Iterator[TurnFacts]:
         """Yield what the trainer measured of the tokens of `step`; none if not recorded."""
-        path = facts_path(self.path, step)
-        return read_facts(path) if path.is_file() else iter(())
+        part = part_of(self.token_facts_path, step)
+        return iter(()) if part is None else read_facts(part)
 
     def attempts(self, *, with_tokens: bool = True) -> list[RolloutRow]:
         """Return every attempt that a later one replaced, or that the end of the run cut short.
@@ -399,7 +406,8 @@ class RunFolder:
         )
         for path in self._rollout_files([s for s in self.rollout_steps() if s > step]):
             path.unlink()
-        for folder in (self.attempts_path, self.path / TOKEN_FACTS_FOLDER):
+        separate(self.token_facts_path, after=step, options=WRITER_OPTIONS)
+        for folder in (self.attempts_path, self.token_facts_path):
             for path in folder.glob("step-*.parquet"):
                 if int(path.stem.removeprefix("step-")) > step:
                     path.unlink()

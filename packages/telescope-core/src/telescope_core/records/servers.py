@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from telescope_core.types import WeightVersion
+from telescope_core.base.types import WeightVersion
 
 
 class ServerState(StrEnum):

@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass
 
-from telescope_core.types import WeightVersion
+from telescope_core.base.types import WeightVersion
 
 TIMELINE_FOLDER = "timeline"
 CALLS_FOLDER = "calls"

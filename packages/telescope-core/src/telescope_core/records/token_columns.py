@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-from telescope_core.chains import TokenChain
+from telescope_core.base.chains import TokenChain
 from telescope_core.records.arrow import arrow_modules
 from telescope_core.records.tokens import PLACE_FIELDS, Tokens, at_places, linked, numbered
 

@@ -1,30 +1,39 @@
 """`TurnFacts`: what the trainer measured of the tokens of a turn, beside the rollouts of a step.
 
-One Parquet file for each step has a row for each turn that was trained on. So a turn that has no
-row in the file of its step was not trained on.
+A step has a row for each turn that was trained on, in the file that `step_files` finds. So a turn
+without a row was not trained on, if anything was written for its step.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_core.records.arrow import arrow_modules
 from telescope_core.records.folders import whole_file
+from telescope_core.records.step_files import StepPart
 
 TOKEN_FACTS_FOLDER = "token_facts"
 CHUNK_TOKENS = 2**18
 """About how many tokens make a row group. One rollout is read from few of them."""
 _KEY = ("group_id", "index", "attempt")
 _VALUES = ("logprobs", "entropy", "effective_advantages")
+_LEAVES = [f"{name}.list.element" for name in _VALUES]
+WRITER_OPTIONS: Mapping[str, Any] = {
+    "compression": dict.fromkeys(("group_id", *_LEAVES), "zstd"),
+    "use_dictionary": [*_KEY, "turn", "weight"],
+    # Bytes of one kind beside each other: those that the rounding left 0 take no room.
+    "use_byte_stream_split": _LEAVES,
+}
+"""How files of facts are encoded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnFacts:
-    """One row of `token_facts/step-*.parquet`. C = tokens that the policy wrote in the turn.
+    """One row of `token_facts/`. C = tokens that the policy wrote in the turn.
 
     Everything is from the first time that the step went over the tokens, so it is under the weights
     that they were first trained from. `effective_advantages` and `entropy` are rounded to float16,
@@ -48,56 +57,48 @@ class TurnFacts:
     it, and it is 0 where a clip or a mask took the token out of the gradient."""
 
 
-def facts_path(run: Path, step: int) -> Path:
-    """Return where the facts of `step` are."""
-    return run / TOKEN_FACTS_FOLDER / f"step-{step:06d}.parquet"
-
-
 def write_facts(path: Path, rows: Iterable[TurnFacts], *, chunk_tokens: int = CHUNK_TOKENS) -> None:
     """Write `rows` to `path` atomically; they are taken one by one."""
     arrow, parquet = arrow_modules()
     schema = _schema()
-    leaves = [f"{name}.list.element" for name in _VALUES]
-    options = {
-        "compression": dict.fromkeys(("group_id", *leaves), "zstd"),
-        "use_dictionary": [name for name in schema.names if name not in _VALUES],
-        # Bytes of one kind beside each other: those that the rounding left 0 take no room.
-        "use_byte_stream_split": leaves,
-    }
-    with whole_file(path) as temporary, parquet.ParquetWriter(temporary, schema, **options) as out:
+    with (
+        whole_file(path) as temporary,
+        parquet.ParquetWriter(temporary, schema, **WRITER_OPTIONS) as out,
+    ):
         for chunk in _chunks(rows, chunk_tokens):
             out.write_table(arrow.Table.from_arrays(_columns(chunk, schema), schema=schema))
 
 
-def read_facts(path: Path) -> Iterator[TurnFacts]:
-    """Yield the rows of `path`; raises ConfigError that names an unreadable file."""
-    arrow, parquet = arrow_modules()
-    try:
-        with parquet.ParquetFile(path) as file:
-            for group in range(file.num_row_groups):
-                yield from _rows(file.read_row_group(group))
-    except (arrow.ArrowException, OSError) as error:
-        raise ConfigError(f"{path} is not a readable file of token facts: {error}") from None
+def read_facts(part: StepPart) -> Iterator[TurnFacts]:
+    """Yield the rows of a step; raises ConfigError that names an unreadable file."""
+    for table in _tables(part, None):
+        yield from _rows(table)
 
 
-def facts_of_rollout(path: Path, key: tuple[str, int, int]) -> list[TurnFacts]:
+def facts_of_rollout(part: StepPart, key: tuple[str, int, int]) -> list[TurnFacts]:
     """Return the rows of one rollout: group, index, attempt; reads little more than those.
 
     Raises ConfigError that names an unreadable file.
     """
+    return [row for table in _tables(part, key) for row in _rows(table)]
+
+
+def _tables(part: StepPart, key: tuple[str, int, int] | None) -> Iterator[Any]:
+    """Yield the rows of a step, or those of one rollout, by row groups."""
     arrow, parquet = arrow_modules()
-    found: list[TurnFacts] = []
     try:
-        with parquet.ParquetFile(path) as file:
-            for group in range(file.num_row_groups):
+        with parquet.ParquetFile(part.path) as file:
+            for group in range(file.num_row_groups) if part.groups is None else part.groups:
+                if key is None:
+                    yield file.read_row_group(group)
+                    continue
                 keys = file.read_row_group(group, columns=list(_KEY)).to_pydict()
                 every = zip(*(keys[name] for name in _KEY), strict=True)
                 chosen = [number for number, one in enumerate(every) if one == key]
                 if chosen:
-                    found += _rows(file.read_row_group(group).take(chosen))
+                    yield file.read_row_group(group).take(chosen)
     except (arrow.ArrowException, OSError) as error:
-        raise ConfigError(f"{path} is not a readable file of token facts: {error}") from None
-    return found
+        raise ConfigError(f"{part.path} is not a readable file of token facts: {error}") from None
 
 
 def _chunks(rows: Iterable[TurnFacts], chunk_tokens: int) -> Iterator[list[TurnFacts]]:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
-from telescope_core.chains import ChainRecorder, SampledTokens, TokenChain, chains_of
-from telescope_core.types import JsonValue
+from telescope_core.base.chains import ChainRecorder, SampledTokens, TokenChain, chains_of
+from telescope_core.base.types import JsonValue
 
 Tokens: TypeAlias = tuple[SampledTokens | None, ...]
 """The tokens of each turn; None for a turn whose endpoint gave none."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_core.evals.comparison import Comparison, compare_results
 from telescope_core.evals.result import EvalResult
 from telescope_core.evals.stats import Estimate

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
-from telescope_core.images import url_of, with_marks
+from telescope_core.base.images import url_of, with_marks
+from telescope_core.base.types import Message, TurnInfo
 from telescope_core.records.rows import RolloutRow
-from telescope_core.types import Message, TurnInfo
 
 _LONGEST_TEXT = 4000
 _NUM_OPEN = 3

@@ -7,7 +7,7 @@ hold another may, so that is refused when a sandbox is made, by `errors.require_
 import math
 from dataclasses import dataclass
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ What a program does, reaching its limits included, is no error but its `CommandR
 from collections.abc import Collection, Mapping
 from typing import cast
 
-from telescope_core.errors import ConfigError, TelescopeError
+from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_core.sandboxes.amounts import Amount
 from telescope_core.sandboxes.protocol import Limit, Network, SandboxSpec
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+from telescope_core.base.types import JsonValue
 from telescope_core.sandboxes.protocol import CommandResult, Sandbox, StopCause
-from telescope_core.types import JsonValue
 
 _CALL = """
 import json, os, sys

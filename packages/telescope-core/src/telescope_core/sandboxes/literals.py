@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
+from telescope_core.base.types import JsonValue
 from telescope_core.sandboxes.grading import why_no_answer, why_not_run
 from telescope_core.sandboxes.protocol import Sandbox
-from telescope_core.types import JsonValue
 
 MAX_DEPTH = 100
 """Most containers within each other in an answer, its list of values included.

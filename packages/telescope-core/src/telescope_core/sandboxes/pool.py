@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_core.sandboxes.errors import SandboxError
 from telescope_core.sandboxes.protocol import WORK_FOLDER, Sandbox, SandboxProvider, SandboxSpec
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, cast
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_core.sandboxes.amounts import require_amount
 
 WORK_FOLDER = "/tmp/work"

@@ -18,7 +18,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from telescope_core.errors import TelescopeError
+from telescope_core.base.errors import TelescopeError
 from telescope_core.sandboxes.amounts import require_amount
 from telescope_core.sandboxes.errors import SandboxError, SandboxFileError, require_endpoint
 from telescope_core.sandboxes.protocol import (

@@ -6,7 +6,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
 
-from telescope_core.errors import EnvironmentLoadError
+from telescope_core.base.errors import EnvironmentLoadError
 from telescope_core.search.pages import Hit, Page
 
 _WORD = re.compile(r"\w+")

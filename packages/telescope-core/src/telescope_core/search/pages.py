@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from telescope_core.errors import EndpointError
+from telescope_core.base.errors import EndpointError
 
 
 class SearchError(EndpointError):

@@ -25,10 +25,10 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 
-from telescope_core.adapters.schemes import Adapted, Framework, adapted, require_adapted
-from telescope_core.errors import ConfigError, EnvironmentLoadError, unknown_name
-from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
-from telescope_core.secret_names import hidden, require_own_secrets
+from telescope_core.base.errors import ConfigError, EnvironmentLoadError, unknown_name
+from telescope_core.base.protocols import EnvironmentLocation, EnvironmentPlace
+from telescope_core.base.secret_names import hidden, require_own_secrets
+from telescope_core.finding.schemes import Adapted, Framework, adapted, require_adapted
 from telescope_envs.install.loading import asked
 from telescope_envs.install.requirements import CORE, direct_needs
 from telescope_envs.install.venv import link_distribution, new_folder, site_packages

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from telescope_core.errors import (
+from telescope_core.base.errors import (
     ConfigError,
     EnvironmentLoadError,
     RegistryError,

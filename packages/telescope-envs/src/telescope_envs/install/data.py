@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
-from telescope_core.errors import ConfigError, RegistryError
+from telescope_core.base.errors import ConfigError, RegistryError
 from telescope_envs.records.files import data_folder, locked, locked_if_free, remove_tree, sha256_of
 from telescope_envs.records.installed import Installation, installed_environments
 from telescope_envs.records.lockfile import LockedEnvironment, read_lock

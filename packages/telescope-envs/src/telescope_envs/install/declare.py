@@ -10,9 +10,9 @@ import json
 import sys
 from typing import Any
 
-from telescope_core.errors import TelescopeError
-from telescope_core.in_process import InProcessEnvironment
-from telescope_core.locate import load_environment_class
+from telescope_core.base.errors import TelescopeError
+from telescope_core.finding.locate import load_environment_class
+from telescope_core.playing.in_process import InProcessEnvironment
 
 _Settings = dict[str, Any]
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from packaging.utils import canonicalize_name
 
-from telescope_core.errors import TelescopeError
+from telescope_core.base.errors import TelescopeError
 from telescope_envs.install.packages import CORE, locked_versions
 from telescope_envs.records.files import files_below
 from telescope_envs.records.installed import Installation

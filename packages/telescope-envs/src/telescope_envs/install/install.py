@@ -8,7 +8,7 @@ import sysconfig
 from datetime import UTC, datetime
 from pathlib import Path
 
-from telescope_core.errors import unknown_name
+from telescope_core.base.errors import unknown_name
 from telescope_envs.install.attestations import asks_for_attestation
 from telescope_envs.install.data import installing, remove_leftovers, remove_unused_venvs
 from telescope_envs.install.loading import describe_wheel

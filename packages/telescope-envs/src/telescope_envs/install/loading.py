@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from telescope_core.errors import EnvironmentLoadError, RegistryError
+from telescope_core.base.errors import EnvironmentLoadError, RegistryError
 from telescope_envs.install.packages import missing_requirements
 from telescope_envs.processes.running import last_line, passed_on, printed_table, run_program
 from telescope_envs.records.links import write_link

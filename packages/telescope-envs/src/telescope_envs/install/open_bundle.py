@@ -16,7 +16,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from telescope_core.errors import ConfigError, RegistryError, unknown_name
+from telescope_core.base.errors import ConfigError, RegistryError, unknown_name
 from telescope_envs.install.attestations import (
     MAX_ATTESTATION_BYTES,
     asks_for_attestation,

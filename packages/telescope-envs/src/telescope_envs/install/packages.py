@@ -15,7 +15,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from telescope_core.errors import EnvironmentLoadError
+from telescope_core.base.errors import EnvironmentLoadError
 from telescope_envs.processes.uv import Uv, installed_pins, lacks_wheel, wheels_only
 
 Enters = Callable[[Requirement, Distribution], bool]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from telescope_core.errors import EnvironmentLoadError, RegistryError
+from telescope_core.base.errors import EnvironmentLoadError, RegistryError
 from telescope_envs.install.attestations import asks_for_attestation, require_attestation
 from telescope_envs.install.data import (
     cached_wheel,

@@ -14,7 +14,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from telescope_core.errors import EnvironmentLoadError, RegistryError
+from telescope_core.base.errors import EnvironmentLoadError, RegistryError
 from telescope_envs.install.data import brought_wheels
 from telescope_envs.install.steps import InstallOptions
 from telescope_envs.processes.uv import Uv, installed_pins, lacks_wheel, wheels_only

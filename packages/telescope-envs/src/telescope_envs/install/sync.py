@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from telescope_core.errors import ConfigError, RegistryError
+from telescope_core.base.errors import ConfigError, RegistryError
 from telescope_envs.install.attestations import asks_for_attestation, require_kept_attestation
 from telescope_envs.install.data import (
     cached_attestation,

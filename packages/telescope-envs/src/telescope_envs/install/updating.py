@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from telescope_core.errors import RegistryError
+from telescope_core.base.errors import RegistryError
 from telescope_envs.records.release import Release
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.resolving import notices, resolve

@@ -14,7 +14,7 @@ from importlib.metadata import Distribution, distribution
 from importlib.util import cache_from_source
 from pathlib import Path
 
-from telescope_core.errors import EnvironmentLoadError
+from telescope_core.base.errors import EnvironmentLoadError
 from telescope_envs.install.data import (
     BUILDING,
     VENV_RECORD,

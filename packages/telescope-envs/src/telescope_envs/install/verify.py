@@ -10,8 +10,8 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from telescope_core.errors import EnvironmentLoadError, TelescopeError, unknown_name
-from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
+from telescope_core.base.errors import EnvironmentLoadError, TelescopeError, unknown_name
+from telescope_core.base.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.install.data import cached_wheel, find_built
 from telescope_envs.install.findings import (
     Compared,

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
-from telescope_core.errors import EnvironmentLoadError
+from telescope_core.base.errors import EnvironmentLoadError
 from telescope_envs.records.model import read_json
 
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")

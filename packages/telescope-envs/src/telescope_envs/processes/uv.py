@@ -15,7 +15,7 @@ from pathlib import Path
 
 import uv
 
-from telescope_core.errors import EnvironmentLoadError
+from telescope_core.base.errors import EnvironmentLoadError
 from telescope_envs.processes.running import run_program
 
 # Before CPython 3.12, threads that ask `sysconfig` first at the same time find it half filled

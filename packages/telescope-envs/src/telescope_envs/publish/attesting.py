@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from telescope_core.errors import ConfigError, RegistryError
+from telescope_core.base.errors import ConfigError, RegistryError
 from telescope_envs.install.attestations import INSTALL_HINT, statement_of
 from telescope_envs.records.files import sha256_of
 from telescope_envs.records.release import Release

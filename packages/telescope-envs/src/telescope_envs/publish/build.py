@@ -18,7 +18,7 @@ from pathlib import Path
 import uv
 from packaging.requirements import Requirement
 
-from telescope_core.errors import ConfigError, EnvironmentLoadError, RegistryError
+from telescope_core.base.errors import ConfigError, EnvironmentLoadError, RegistryError
 from telescope_envs.install.packages import missing_requirements
 from telescope_envs.processes.git import reading, run_git
 from telescope_envs.processes.running import run_program

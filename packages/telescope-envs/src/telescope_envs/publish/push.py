@@ -13,7 +13,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_envs.publish.attesting import AttestMode, attest_wheel
 from telescope_envs.publish.build import build_and_inspect, copy_sources
 from telescope_envs.publish.release import (

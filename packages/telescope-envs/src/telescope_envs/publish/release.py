@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from packaging.version import Version
 
-from telescope_core.errors import ConfigError, RegistryError
+from telescope_core.base.errors import ConfigError, RegistryError
 from telescope_envs.install.loading import describe_wheel, settings_in
 from telescope_envs.publish.build import BuiltWheel
 from telescope_envs.publish.source import require_above

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from packaging.version import Version
 
 import telescope_core
-from telescope_core.errors import ConfigError, RegistryError, unknown_name
+from telescope_core.base.errors import ConfigError, RegistryError, unknown_name
 from telescope_envs.records.names import check_name, check_owner, distribution_name, module_name
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")

@@ -14,7 +14,7 @@ import tomlkit
 from packaging.version import Version
 from tomlkit.exceptions import TOMLKitError
 
-from telescope_core.errors import ConfigError, RegistryError
+from telescope_core.base.errors import ConfigError, RegistryError
 from telescope_envs.publish.build import git_text
 from telescope_envs.records.names import check_version
 from telescope_envs.records.release import Source

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from telescope_core.errors import ConfigError, RegistryError
+from telescope_core.base.errors import ConfigError, RegistryError
 from telescope_envs.records.release import Deprecation, Status
 from telescope_envs.registry.config import parse_address, read_user_config
 from telescope_envs.registry.registry import Registry

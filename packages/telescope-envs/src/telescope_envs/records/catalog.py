@@ -11,8 +11,8 @@ from typing import NamedTuple
 import msgspec
 from packaging.version import Version
 
-from telescope_core.errors import RegistryError
-from telescope_core.terminal import acts_on_terminals
+from telescope_core.base.errors import RegistryError
+from telescope_core.base.terminal import acts_on_terminals
 from telescope_envs.records.names import near_names
 from telescope_envs.records.reading import Unreadable, parse_status, read_releases
 from telescope_envs.records.release import Release, Status

@@ -15,7 +15,7 @@ from importlib import import_module
 from itertools import count
 from pathlib import Path
 
-from telescope_core.errors import RegistryError
+from telescope_core.base.errors import RegistryError
 
 VARIABLE = "TELESCOPE_HOME"
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 from packaging.utils import canonicalize_name
 
-from telescope_core.errors import EnvironmentLoadError
+from telescope_core.base.errors import EnvironmentLoadError
 from telescope_envs.records.files import data_folder, write_atomically
 from telescope_envs.records.lockfile import LockedEnvironment
 from telescope_envs.records.model import Record, read

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from telescope_core.errors import ConfigError, EnvironmentLoadError
+from telescope_core.base.errors import ConfigError, EnvironmentLoadError
 from telescope_envs.records.files import data_folder, sha256_of, write_atomically
 from telescope_envs.records.model import Record, RecordProblem, read_known
 from telescope_envs.records.projects import LinkedProject, read_project

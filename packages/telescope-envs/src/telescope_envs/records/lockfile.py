@@ -12,7 +12,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from telescope_core.errors import ConfigError, nearest
+from telescope_core.base.errors import ConfigError, nearest
 from telescope_envs.records.files import locked, read_file, sha256_of, write_atomically
 from telescope_envs.records.model import Record, RecordProblem, converted, read_toml
 from telescope_envs.records.names import check_name, check_owner, check_version, module_name

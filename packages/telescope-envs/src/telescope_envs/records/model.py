@@ -16,8 +16,8 @@ from typing import Annotated, Any, Self, TypeVar, cast
 import msgspec
 from msgspec import Meta
 
-from telescope_core.errors import ConfigError
-from telescope_core.terminal import acts_on_terminals
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.terminal import acts_on_terminals
 from telescope_envs.records.files import read_file
 from telescope_envs.records.names import LARGEST_COUNT, LONGEST_TEXT
 

@@ -12,7 +12,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from telescope_core.errors import RegistryError
+from telescope_core.base.errors import RegistryError
 
 FORMAT_VERSION = 1
 """Version of the record format: the newest that this package reads, and the one it writes."""

@@ -11,7 +11,7 @@ import msgspec
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from telescope_core.errors import ConfigError, RegistryError
+from telescope_core.base.errors import ConfigError, RegistryError
 from telescope_envs.records.files import read_file
 from telescope_envs.records.model import Table, explained, read_pyproject, table_at, texts_at
 from telescope_envs.records.names import (

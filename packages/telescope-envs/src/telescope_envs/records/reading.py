@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import msgspec
 from packaging.version import InvalidVersion, Version
 
-from telescope_core.errors import RegistryError
-from telescope_core.terminal import escaped
+from telescope_core.base.errors import RegistryError
+from telescope_core.base.terminal import escaped
 from telescope_envs.records.files import sha256_of
 from telescope_envs.records.model import (
     RecordProblem,

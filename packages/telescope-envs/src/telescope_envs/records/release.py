@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from packaging.version import Version
 
-from telescope_core.errors import RegistryError
+from telescope_core.base.errors import RegistryError
 from telescope_envs.records.model import Count, Line, PublicRecord, Record, RecordProblem
 from telescope_envs.records.names import (
     FILE_NAME,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_envs.records.catalog import CatalogRow
 from telescope_envs.records.names import check_owner
 from telescope_envs.records.release import SCHEMAS, RegistryConfig

@@ -18,7 +18,7 @@ from urllib.parse import SplitResult, quote, unquote_to_bytes, urlsplit
 
 import msgspec
 
-from telescope_core.errors import ConfigError, nearest, unknown_name
+from telescope_core.base.errors import ConfigError, nearest, unknown_name
 from telescope_envs.records.model import read_toml_file
 
 FORMS = "a folder, file://FOLDER, https://HOST/PATH or hf://OWNER/REPOSITORY[@REVISION]"

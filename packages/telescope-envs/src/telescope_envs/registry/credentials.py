@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_envs.registry.config import Address, origin_of, parse_address, read_user_config
 
 SERVICE = "telescope-hub"

@@ -26,7 +26,7 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 
-from telescope_core.errors import RegistryError
+from telescope_core.base.errors import RegistryError
 from telescope_envs.registry.config import is_loopback, origin_of
 from telescope_envs.registry.credentials import Token
 from telescope_envs.registry.http_cache import CachedFile

@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from telescope_core.errors import ConfigError, RegistryError
+from telescope_core.base.errors import ConfigError, RegistryError
 from telescope_envs.records.files import data_folder
 from telescope_envs.records.installed import entries_of
 from telescope_envs.records.release import Release

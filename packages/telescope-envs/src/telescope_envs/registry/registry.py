@@ -4,7 +4,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from telescope_core.errors import RegistryError
+from telescope_core.base.errors import RegistryError
 from telescope_envs.records.catalog import CatalogRow
 from telescope_envs.records.installed import version_of
 from telescope_envs.records.names import parse_reserved

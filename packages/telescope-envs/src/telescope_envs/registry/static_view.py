@@ -20,7 +20,7 @@ from urllib.parse import quote
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from telescope_core.errors import ConfigError, RegistryError
+from telescope_core.base.errors import ConfigError, RegistryError
 from telescope_envs.records.catalog import CATALOG_PATH, CatalogRow, catalog_row, write_catalog
 from telescope_envs.records.files import read_file
 from telescope_envs.records.names import distribution_name

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from telescope_core.errors import RegistryError
+from telescope_core.base.errors import RegistryError
 from telescope_envs.records.names import (
     distribution_name,
     is_version,

@@ -11,7 +11,7 @@ from pathlib import Path
 from shutil import which
 from typing import NamedTuple
 
-from telescope_core.errors import ConfigError, RegistryError
+from telescope_core.base.errors import ConfigError, RegistryError
 from telescope_envs.processes.git import reading, run_git, why_unreadable
 from telescope_envs.records.files import read_file
 from telescope_envs.records.reading import index_lines, parse_aliases, read_releases

@@ -10,7 +10,7 @@ from typing import TypeVar
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from telescope_core.errors import RegistryError
+from telescope_core.base.errors import RegistryError
 from telescope_envs.records.files import read_file
 from telescope_envs.records.names import distribution_name
 from telescope_envs.records.reading import (

@@ -21,7 +21,7 @@ from unicodedata import normalize
 from packaging.requirements import Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from telescope_core.errors import RegistryError
+from telescope_core.base.errors import RegistryError
 from telescope_envs.records.names import ENTRY_POINT_GROUP
 from telescope_envs.records.reading import check_bytes
 from telescope_envs.records.release import Release

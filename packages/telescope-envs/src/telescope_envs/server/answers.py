@@ -16,7 +16,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from telescope_core.addresses import is_loopback
+from telescope_core.base.addresses import is_loopback
 from telescope_envs.records.files import sha256_of
 from telescope_envs.server.auth import refuse_token_in_address
 from telescope_envs.server.refusals import Limit, Refusal

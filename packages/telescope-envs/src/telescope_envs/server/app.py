@@ -17,7 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
-from telescope_core.errors import RegistryError
+from telescope_core.base.errors import RegistryError
 from telescope_envs.records.release import Release, Status
 from telescope_envs.server.answers import Answers, Guard, etag_of, host_names, is_known, refuse
 from telescope_envs.server.auth import Callers, Scope, Token

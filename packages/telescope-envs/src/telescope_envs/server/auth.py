@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from fastapi import Request
 
-from telescope_core.errors import ConfigError, unknown_name
+from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_envs.records.files import sha256_of
 from telescope_envs.server.database import Database
 from telescope_envs.server.refusals import Limit, Refusal

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from telescope_core.errors import RegistryError
+from telescope_core.base.errors import RegistryError
 from telescope_envs.records.files import replace_file, sha256_of
 
 FILE = "hub.sqlite3"

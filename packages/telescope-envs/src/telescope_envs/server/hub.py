@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from packaging.utils import canonicalize_name
 
-from telescope_core.errors import ConfigError, RegistryError, unknown_name
-from telescope_core.terminal import acts_on_terminals
+from telescope_core.base.errors import ConfigError, RegistryError, unknown_name
+from telescope_core.base.terminal import acts_on_terminals
 from telescope_envs.records.catalog import CatalogRow, catalog_row, write_catalog
 from telescope_envs.records.model import RecordProblem, converted
 from telescope_envs.records.names import check_name, check_owner

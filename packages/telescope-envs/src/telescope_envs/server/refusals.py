@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from http import HTTPStatus
 
-from telescope_core.errors import RegistryError
+from telescope_core.base.errors import RegistryError
 
 
 class Refusal(RegistryError):

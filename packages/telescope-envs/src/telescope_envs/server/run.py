@@ -18,8 +18,8 @@ from starlette.types import ASGIApp
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from telescope_core.addresses import in_url
-from telescope_core.errors import ConfigError, RegistryError
+from telescope_core.base.addresses import in_url
+from telescope_core.base.errors import ConfigError, RegistryError
 from telescope_envs.records.files import holder_of, locked_if_free
 from telescope_envs.server.app import ServerOptions, create_app
 from telescope_envs.server.connections import Connection, Connections

@@ -9,8 +9,8 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from packaging.utils import canonicalize_name
 
-from telescope_core.addresses import in_url
-from telescope_core.errors import unknown_name
+from telescope_core.base.addresses import in_url
+from telescope_core.base.errors import unknown_name
 from telescope_envs.records.catalog import CatalogRow, search
 from telescope_envs.registry.static_view import (
     HTML_TYPE,

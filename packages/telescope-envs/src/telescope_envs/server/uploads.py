@@ -18,8 +18,8 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
-from telescope_core.errors import RegistryError
-from telescope_core.secret_names import reserved_secrets
+from telescope_core.base.errors import RegistryError
+from telescope_core.base.secret_names import reserved_secrets
 from telescope_envs.records.files import sha256_of
 from telescope_envs.records.model import RecordType
 from telescope_envs.records.reading import MAX_LINE_BYTES, Publication, parse_record

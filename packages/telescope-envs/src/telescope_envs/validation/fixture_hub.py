@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qs, unquote, urlparse
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_envs.records.names import is_commit
 
 FOLDER = "fixture-rows"

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_core.probes.completions import GOLD
 from telescope_core.probes.near_gold import NEAR_GOLD
 from telescope_envs.validation.findings import Findings

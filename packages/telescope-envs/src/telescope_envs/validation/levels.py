@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from telescope_core.base.secret_names import require_own_secrets, secrets_line, shown_name
 from telescope_core.probes.job import Kind
-from telescope_core.secret_names import require_own_secrets, secrets_line, shown_name
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.fixture_hub import TOKEN
 from telescope_envs.validation.processes import Errand, Place, Told, make_job, run_together

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from telescope_core.errors import ConfigError, nearest, unknown_name
-from telescope_core.protocols import EnvironmentLocation, EnvironmentPlace
+from telescope_core.base.errors import ConfigError, nearest, unknown_name
+from telescope_core.base.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.install.packages import packages_of
 from telescope_envs.install.steps import Progress, silent
 from telescope_envs.locator import InstalledLocator, module_of, usable_names

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from telescope_core.errors import ConfigError, RegistryError, TelescopeError
+from telescope_core.base.errors import ConfigError, RegistryError, TelescopeError
 from telescope_envs.publish.build import build_wheel, source_files
 from telescope_envs.records.model import read_pyproject
 from telescope_envs.records.names import (

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_core.errors import ConfigError, unknown_name
+from telescope_core.base.errors import ConfigError, unknown_name
 
 Advantage: TypeAlias = Callable[[NDArray[np.float64], NDArray[np.int64], str], NDArray[np.float64]]
 """(rewards_N, groups_N, advantage_norm) -> advantages_N, over the whole batch."""

@@ -12,7 +12,7 @@ gradient of the log-prob, and only k1 gives that of KL(policy, reference).
 
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from telescope_core.errors import unknown_name
+from telescope_core.base.errors import unknown_name
 from telescope_train.algorithms.terms import MAX_LOG_RATIO, Terms, all_true
 
 if TYPE_CHECKING:

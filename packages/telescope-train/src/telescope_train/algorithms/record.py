@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from telescope_core.errors import ConfigError, unknown_name
+from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_train.algorithms.advantages import Advantage
 
 Weighting: TypeAlias = Literal["token", "sequence", "constant"]

@@ -6,7 +6,7 @@ Importing this package does not import torch. Loading a backend does.
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from telescope_core.errors import unknown_name
+from telescope_core.base.errors import unknown_name
 
 if TYPE_CHECKING:
     from telescope_train.backends.protocol import BackendSettings

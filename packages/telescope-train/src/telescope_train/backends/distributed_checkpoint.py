@@ -26,8 +26,8 @@ from torch.distributed.checkpoint.filesystem import (
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.tensor import DTensor
 
-from telescope_core.errors import ConfigError, TelescopeError
-from telescope_core.file_proofs import FileProof, wrong_contents
+from telescope_core.base.errors import ConfigError, TelescopeError
+from telescope_core.base.file_proofs import FileProof, wrong_contents
 from telescope_core.records.folders import partial_folder, put_in_place
 from telescope_core.records.room import lack_of_room
 from telescope_train.backends.protocol import DamagedStateError

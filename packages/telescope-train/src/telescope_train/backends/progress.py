@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from telescope_core.errors import TelescopeError
+from telescope_core.base.errors import TelescopeError
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.backends.schedule import learning_rate_factor
 

@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_core.errors import ConfigError, ProcessDiedError, TelescopeError
-from telescope_core.file_proofs import FileProof
+from telescope_core.base.errors import ConfigError, ProcessDiedError, TelescopeError
+from telescope_core.base.file_proofs import FileProof
 from telescope_train.algorithms.corrections import algorithm_in_use
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import Shards, StepPlan

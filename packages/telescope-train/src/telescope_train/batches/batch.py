@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_core.types import Span
+from telescope_core.base.types import Span
 
 
 class TurnPart(NamedTuple):

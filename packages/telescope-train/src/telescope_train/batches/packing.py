@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.batches.batch import PackedBatch, TrainingSample
 from telescope_train.batches.binning import Bin
 from telescope_train.batches.bundles import shared_in_rows, spread_bundles

@@ -14,9 +14,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_core.chains import SampledTokens
-from telescope_core.errors import EndpointError
-from telescope_core.types import Completion, Rollout, Span, Turn
+from telescope_core.base.chains import SampledTokens
+from telescope_core.base.errors import EndpointError
+from telescope_core.base.types import Completion, Rollout, Span, Turn
 from telescope_train.batches.batch import TrainingSample, TurnPart
 
 

@@ -12,7 +12,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_core.errors import unknown_name
+from telescope_core.base.errors import unknown_name
 from telescope_train.algorithms.record import Weighting
 from telescope_train.batches.batch import TrainingSample
 

@@ -8,8 +8,8 @@ tokens are a place in a chain, and answers that follow each other share one list
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from telescope_core.chains import SampledTokens
-from telescope_core.types import Message
+from telescope_core.base.chains import SampledTokens
+from telescope_core.base.types import Message
 from telescope_train.chat.formats import same_message
 from telescope_train.chat.renderer import Prompt, Renderer
 from telescope_train.chat.rendering import Tools

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from jinja2 import TemplateError
 
-from telescope_core.errors import TemplateLossError
-from telescope_core.types import Message, ToolCall
+from telescope_core.base.errors import TemplateLossError
+from telescope_core.base.types import Message, ToolCall
 
 Render = Callable[[Sequence[dict[str, Any]], Sequence[Mapping[str, Any]]], str]
 """Renders messages in the form of a template, with tools; raises one of `REFUSALS`."""

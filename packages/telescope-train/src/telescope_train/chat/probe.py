@@ -9,8 +9,8 @@ training sample of its own, which is exact, but its history is computed once mor
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from telescope_core.errors import ConfigError
-from telescope_core.types import EnvironmentDescription, JsonValue, Message, ToolCall
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.types import EnvironmentDescription, JsonValue, Message, ToolCall
 from telescope_train.chat.formats import same_words
 from telescope_train.chat.proof import PROBE_TOOLS, keeps_text_with_calls
 from telescope_train.chat.renderer import Renderer

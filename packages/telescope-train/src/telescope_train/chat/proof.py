@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from telescope_core.errors import ConfigError
-from telescope_core.types import Message, ToolCall
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.types import Message, ToolCall
 from telescope_train.chat.formats import ParsedReply, same_words
 from telescope_train.chat.formats.choose import NO_CALLS
 from telescope_train.chat.formats.thinking import NO_REASONING

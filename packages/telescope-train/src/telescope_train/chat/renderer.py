@@ -14,9 +14,9 @@ from typing import Any
 
 import orjson
 
-from telescope_core.errors import ConfigError, TemplateLossError
+from telescope_core.base.errors import ConfigError, TemplateLossError
+from telescope_core.base.types import Message, ToolCall
 from telescope_core.parsers.tool_calls import CallText
-from telescope_core.types import Message, ToolCall
 from telescope_train.chat.encoder import Encoder
 from telescope_train.chat.formats import same_words
 from telescope_train.chat.formats.choose import AUTO

@@ -9,8 +9,8 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from telescope_core.errors import ConfigError
-from telescope_core.types import JsonValue, Message, ToolCall
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.types import JsonValue, Message, ToolCall
 from telescope_train.chat.formats import ParsedReply, choose_format
 from telescope_train.chat.formats.choose import AUTO
 from telescope_train.chat.message_form import REFUSALS, message_form

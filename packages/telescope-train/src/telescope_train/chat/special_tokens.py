@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 
 _FEW = 16
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from telescope_core.errors import ConfigError
-from telescope_core.types import Message
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.types import Message
 from telescope_train.chat.message_form import message_form
 from telescope_train.chat.special_tokens import SpecialTokens
 from telescope_train.chat.template import template_text

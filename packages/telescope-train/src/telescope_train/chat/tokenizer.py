@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.chat.template import SHIPPED_MARKS, read_chat_template
 from telescope_train.models.location import locate_model
 from telescope_train.models.source import problems_of

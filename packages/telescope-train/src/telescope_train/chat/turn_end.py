@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from telescope_core.types import Message
+from telescope_core.base.types import Message
 from telescope_train.chat.special_tokens import SpecialTokens
 
 _USER = Message(role="user", content="What is new in Tamworth?")

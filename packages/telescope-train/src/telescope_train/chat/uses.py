@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from enum import StrEnum
 
-from telescope_core.types import Message
+from telescope_core.base.types import Message
 from telescope_train.chat.rendering import Tools
 
 

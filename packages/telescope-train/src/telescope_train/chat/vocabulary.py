@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.chat.template import template_text
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from telescope_core.errors import ConfigError
-from telescope_core.types import Message, ToolCall
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.types import Message, ToolCall
 from telescope_train.chat.formats import ReplyFormat
 from telescope_train.chat.rendering import Rendering, Tools
 

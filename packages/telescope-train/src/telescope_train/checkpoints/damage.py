@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from telescope_core.errors import ConfigError
-from telescope_core.file_proofs import wrong_contents, wrong_in_parallel
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.file_proofs import wrong_contents, wrong_in_parallel
 from telescope_train.backends.protocol import DamagedStateError, Ranks
 from telescope_train.checkpoints.folders import (
     RunCheckpoint,

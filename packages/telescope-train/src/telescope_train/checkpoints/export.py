@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from telescope_core.errors import ConfigError, TelescopeError
-from telescope_core.file_proofs import write_sums
+from telescope_core.base.errors import ConfigError, TelescopeError
+from telescope_core.base.file_proofs import write_sums
 from telescope_core.records.folders import whole_folder
 from telescope_train.backends.distributed_checkpoint import reading
 from telescope_train.backends.megatron.architecture import architecture_of

@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from telescope_core.environment_record import EnvironmentRecord
-from telescope_core.errors import ConfigError, TelescopeError
-from telescope_core.file_proofs import FileProof, proofs_of, wrong_sizes
+from telescope_core.base.environment_record import EnvironmentRecord
+from telescope_core.base.errors import ConfigError, TelescopeError
+from telescope_core.base.file_proofs import FileProof, proofs_of, wrong_sizes
 from telescope_core.records.files import read_json, write_json
 from telescope_train.checkpoints.sampler_state import read_sampler_state
 from telescope_train.config.run_folder import run_folder

@@ -9,8 +9,8 @@ from pathlib import Path
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
-from telescope_core.code_files import source_files
-from telescope_core.file_proofs import quick_digest
+from telescope_core.base.code_files import source_files
+from telescope_core.base.file_proofs import quick_digest
 from telescope_train.rollouts.accept import BUILT_IN
 
 _MODEL = "model.model"

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from telescope_core.code_files import file_changes
-from telescope_core.environment_record import EnvironmentRecord, all_changes
-from telescope_core.errors import ConfigError, TelescopeError
+from telescope_core.base.code_files import file_changes
+from telescope_core.base.environment_record import EnvironmentRecord, all_changes
+from telescope_core.base.errors import ConfigError, TelescopeError
+from telescope_core.base.secret_names import without_secrets
 from telescope_core.records import Resume, RunFolder, RunState
 from telescope_core.records.folders import end_replacing
 from telescope_core.records.identity import NOTHING_SAVED, now
-from telescope_core.secret_names import without_secrets
 from telescope_train.checkpoints.damage import (
     by_its_path,
     by_moving_it,
@@ -62,6 +62,14 @@ class ResumePoint:
     """Whether the same run has no step left, only what comes after its last one."""
     notes: tuple[str, ...]
     """What to know of the checkpoint: newer ones that are not whole, and what nothing proves."""
+
+    @property
+    def lines(self) -> list[str]:
+        """What a person reads of it."""
+        begins = f"continuing from {self.checkpoint.path} ({self.checkpoint.step} steps done)"
+        if not self.changed:
+            return [begins]
+        return [begins, "changed since:", *(f"  {line}" for line in self.changed)]
 
 
 Records: TypeAlias = Mapping[str, EnvironmentRecord]
@@ -130,6 +138,7 @@ def resume_point(
         notes=(
             *(f"{line}; {checkpoint.path.name} is taken instead" for line in passed_over),
             *unproved(checkpoint),
+            *([] if is_same_run else _other_differences(checkpoint, config)),
         ),
     )
 
@@ -230,10 +239,12 @@ def _opened(config: TrainConfig, point: ResumePoint | None) -> RunFolder:
     begins_again = _begins_again(config, point)
     if point is None and not begins_again:
         return RunFolder.create(path, config=settings, name=config.run.name)
+    source = None if point is None or point.is_same_run else _run_of(point.checkpoint)
     resume = Resume(
         at=now(),
         step=0 if point is None else point.checkpoint.step,
         checkpoint=NOTHING_SAVED if point is None else str(point.checkpoint.path),
+        run="" if source is None else str(source.path),
         changed=() if point is None else point.changed,
     )
     if point is None or point.is_same_run or begins_again:
@@ -246,7 +257,6 @@ def _opened(config: TrainConfig, point: ResumePoint | None) -> RunFolder:
         )
     folder = RunFolder.create(path, config=settings, name=config.run.name)
     folder.note_resume(resume)
-    source = _run_of(point.checkpoint)
     if source is not None:
         folder.adopt_metrics(source, point.checkpoint.step)
     return folder
@@ -365,6 +375,22 @@ def _environment_changes(
     return [f"environment {line}" for line in changed]
 
 
+def _other_differences(checkpoint: RunCheckpoint, config: TrainConfig) -> Iterator[str]:
+    """Yield why another run that begins at `checkpoint` differs by more than its settings."""
+    if not config.rollout.seed_sampling:
+        yield (
+            "rollout.seed_sampling is off, so tokens are drawn at random: this run and the one "
+            "that wrote the checkpoint differ by chance too"
+        )
+    source = _run_of(checkpoint)
+    for resume in source.info().resumes if source is not None else ():
+        if resume.step > checkpoint.step and resume.changed:
+            yield (
+                f"{checkpoint.manifest.run} itself went on from step {resume.step} with other "
+                f"settings: {'; '.join(resume.changed)}"
+            )
+
+
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every setting as (dotted name, value)."""
     if isinstance(value, Mapping):
@@ -382,8 +408,15 @@ def _lines(changed: Sequence[str]) -> str:
 
 
 def _run_of(checkpoint: RunCheckpoint) -> RunFolder | None:
-    """Return the run that wrote `checkpoint`, if the checkpoint is still in its folder."""
-    try:
-        return RunFolder.open(checkpoint.path.resolve().parent.parent)
-    except ConfigError:
-        return None
+    """Return the run that wrote `checkpoint`, if it is where it was or around the checkpoint."""
+    name = checkpoint.manifest.run
+    own = checkpoint.manifest.config.get("run", {})
+    # The second one with `checkpoint_dir`, which keeps checkpoints apart from their runs.
+    for path in (checkpoint.path.resolve().parent.parent, Path(own.get("output_dir", "")) / name):
+        try:
+            run = RunFolder.open(path.resolve())
+        except ConfigError:
+            continue
+        if run.info().name == name:
+            return run
+    return None

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from telescope_core.chains import TokenChain, chains_of
-from telescope_core.errors import ConfigError
+from telescope_core.base.chains import TokenChain, chains_of
+from telescope_core.base.errors import ConfigError
 from telescope_core.records.tokens import PER_TURN, linked, tokens_of_turns
 from telescope_train.rollouts.sampled import SamplerState
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from telescope_core.environment_record import EnvironmentRecord
-from telescope_core.file_proofs import FileProof
+from telescope_core.base.environment_record import EnvironmentRecord
+from telescope_core.base.file_proofs import FileProof
+from telescope_core.base.secret_names import without_secrets
+from telescope_core.base.types import WeightVersion
 from telescope_core.records.folders import partial_folder, put_in_place, remove_folder, sweep
 from telescope_core.records.room import room_for
-from telescope_core.secret_names import without_secrets
-from telescope_core.types import WeightVersion
 from telescope_train.backends.protocol import Ranks
 from telescope_train.chat.tokenizer import load_tokenizer
 from telescope_train.checkpoints.folders import (

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from telescope_core.errors import EnvironmentProcessError
+from telescope_core.base.errors import EnvironmentProcessError
 from telescope_core.processes import ProcessSettings
 from telescope_core.processes.launch import Lifeline
 

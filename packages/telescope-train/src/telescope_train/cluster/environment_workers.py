@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, cast
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from telescope_core.errors import EnvironmentProcessError, TelescopeError
-from telescope_core.locate import locate_environment
+from telescope_core.base.errors import EnvironmentProcessError, TelescopeError
+from telescope_core.finding.locate import locate_environment
 from telescope_core.open import local_place
 from telescope_core.processes.launch import Lifeline
 from telescope_train.cluster.environment_places import WorkerOrder

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import psutil
 import ray
 
-from telescope_core.addresses import reached_directly
+from telescope_core.base.addresses import reached_directly
 from telescope_train.config.inference_section import LOOPBACK
 
 ANY_ADDRESS = ("0.0.0.0", "::")

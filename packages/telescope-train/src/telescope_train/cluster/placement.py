@@ -19,7 +19,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.cluster.nodes import living_nodes, nodes_text
 from telescope_train.config.ray_section import Strategy
 from telescope_train.config.schema import TrainConfig

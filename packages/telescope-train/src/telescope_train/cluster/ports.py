@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from telescope_core.addresses import in_url
-from telescope_core.errors import ConfigError
+from telescope_core.base.addresses import in_url
+from telescope_core.base.errors import ConfigError
 from telescope_train.config.fields import was_set
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.config.schema import TrainConfig

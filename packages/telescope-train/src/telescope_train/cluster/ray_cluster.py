@@ -23,8 +23,8 @@ from ray._private.utils import read_ray_address
 from ray._raylet import AuthenticationTokenLoader
 from ray.exceptions import ActorUnavailableError, AuthenticationError, RayActorError, RayError
 
-from telescope_core import interrupts
-from telescope_core.errors import ConfigError, ProcessDiedError, TelescopeError
+from telescope_core.base import interrupts
+from telescope_core.base.errors import ConfigError, ProcessDiedError, TelescopeError
 from telescope_core.records.output_logs import first_error
 from telescope_train.cluster.placement import Bundle
 from telescope_train.config.schema import RaySection

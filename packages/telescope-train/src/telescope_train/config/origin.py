@@ -1,12 +1,12 @@
 """Which settings somebody set, and which are not as by default: for who reads the run later."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from telescope_core.types import JsonValue
+from telescope_core.base.types import JsonValue
 
 
 class Origin(NamedTuple):
@@ -28,6 +28,29 @@ def origin_of(config: BaseModel) -> Origin:
         chosen=[one.name for one in fields if one.is_chosen],
         defaults={one.name: one.default for one in fields if one.default is not PydanticUndefined},
     )
+
+
+def chosen_settings(
+    config: Mapping[str, JsonValue], names: Collection[str], prefix: str = ""
+) -> dict[str, JsonValue]:
+    """Return those settings of `config` that are among `names`, which are those of `Origin`."""
+    found: dict[str, JsonValue] = {}
+    for name, value in config.items():
+        full = f"{prefix}{name}"
+        inner: JsonValue = None
+        if isinstance(value, Mapping):
+            inner = chosen_settings(value, names, f"{full}.")
+        elif isinstance(value, list):
+            inner = [
+                chosen_settings(one, names, f"{full}.{one.get('name', number)}.")
+                for number, one in enumerate(value)
+                if isinstance(one, Mapping)
+            ]
+        if full in names:
+            found[name] = value
+        elif inner:
+            found[name] = inner
+    return found
 
 
 class _Field(NamedTuple):

@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_core.errors import EndpointError
-from telescope_core.protocols import PolicySource
-from telescope_core.types import Completion, Message, Rollout, Sampling, Turn
+from telescope_core.base.errors import EndpointError
+from telescope_core.base.protocols import PolicySource
+from telescope_core.base.types import Completion, Message, Rollout, Sampling, Turn
 from telescope_train.batches.batch import Shards, TrainingSample
 from telescope_train.batches.packing import Packing, pack_with
 from telescope_train.batches.samples import samples_from_rollout

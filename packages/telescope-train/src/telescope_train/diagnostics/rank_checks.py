@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.backends.trainer_backend import TrainerBackend
 from telescope_train.batches.batch import PackedBatch, TrainingSample
 from telescope_train.batches.packing import end_to_end, pack

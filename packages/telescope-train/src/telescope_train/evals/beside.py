@@ -17,12 +17,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from telescope_core.errors import TelescopeError
+from telescope_core.base.errors import TelescopeError
+from telescope_core.base.protocols import EnvironmentClient
+from telescope_core.base.types import WeightVersion
 from telescope_core.evals.result import EvalResult
-from telescope_core.protocols import EnvironmentClient
 from telescope_core.records import RunFolder
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
-from telescope_core.types import WeightVersion
 from telescope_train.cluster.colocation import SharedGpu, Turns
 from telescope_train.config.eval_folders import eval_folder_name, step_tag
 from telescope_train.config.schema import EvalEntry

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from telescope_core.base.protocols import EnvironmentClient, PolicySource
+from telescope_core.base.secret_names import secret_values
+from telescope_core.base.types import Sampling, Split, WeightVersion
 from telescope_core.evals import EvalFolder, EvalResult, EvalSettings, read_result, run_eval
-from telescope_core.protocols import EnvironmentClient, PolicySource
 from telescope_core.records import RolloutRow, RunFolder
-from telescope_core.secret_names import secret_values
-from telescope_core.types import Sampling, Split, WeightVersion
 from telescope_train.config.eval_folders import due_evals, eval_path, missing_evals, step_tag
 from telescope_train.config.schema import EvalEntry, TrainConfig
 from telescope_train.rollouts.held_out import eval_split

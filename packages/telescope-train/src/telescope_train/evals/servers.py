@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from telescope_core.base.types import Sampling
 from telescope_core.records.servers import ServerState
-from telescope_core.types import Sampling
 from telescope_train.inference.generation import Generation
 from telescope_train.inference.pool import ServerPool
 from telescope_train.observability.calls import UNWATCHED, Caller, CallLog, Watching

@@ -11,8 +11,8 @@ import aiohttp
 import msgspec
 import orjson
 
-from telescope_core.errors import EndpointError
-from telescope_core.types import Sampling, Span, WeightVersion
+from telescope_core.base.errors import EndpointError
+from telescope_core.base.types import Sampling, Span, WeightVersion
 from telescope_train.inference.generation import (
     Generation,
     RequestAbortedError,

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from telescope_core.errors import EndpointError
+from telescope_core.base.errors import EndpointError
 from telescope_train.inference.leases import CONTROL_DEADLINE_S, ServerClient
 
 MOST_AT_ONCE = 256

@@ -7,7 +7,7 @@ environment declares them before, and some get them from servers that are connec
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from telescope_core.types import JsonValue, Message
+from telescope_core.base.types import JsonValue, Message
 from telescope_train.chat.renderer import Renderer
 
 MOST_REMEMBERED = 4096

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from telescope_core.errors import ConfigError, ProcessDiedError
+from telescope_core.base.errors import ConfigError, ProcessDiedError
 from telescope_core.records.logs import log_name
 from telescope_core.records.output_logs import INFERENCE
 from telescope_train.config.inference_section import LOOPBACK

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from telescope_core.chains import Routes
-from telescope_core.errors import EndpointError, EndpointLostError
-from telescope_core.types import Sampling, Span, WeightVersion
+from telescope_core.base.chains import Routes
+from telescope_core.base.errors import EndpointError, EndpointLostError
+from telescope_core.base.types import Sampling, Span, WeightVersion
 from telescope_train.inference.seeds import derived_seed
 from telescope_train.observability.calls import ServerTiming
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import RayError
 
-from telescope_core.errors import ConfigError, ProcessDiedError
+from telescope_core.base.errors import ConfigError, ProcessDiedError
 from telescope_core.records.logs import Logs, telling_failure
 from telescope_train.cluster.network import ANY_ADDRESS, Network
 from telescope_train.cluster.ports import cannot_listen, listening, listening_from

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from telescope_core.errors import ProcessDiedError, TelescopeError
+from telescope_core.base.errors import ProcessDiedError, TelescopeError
 from telescope_core.records.servers import ServerState
 from telescope_train.inference.death_cause import is_same_cause
 from telescope_train.inference.leases import Lease, Loss, Reached, ServerDiedError

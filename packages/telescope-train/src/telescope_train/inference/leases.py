@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from telescope_core.errors import ProcessDiedError
+from telescope_core.base.errors import ProcessDiedError
+from telescope_core.base.types import Sampling, WeightVersion
 from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
-from telescope_core.types import Sampling, WeightVersion
 from telescope_train.inference.generation import Generation
 from telescope_train.inference.load import ServerLoad
 

@@ -10,16 +10,16 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from telescope_core.chains import ChainRecorder, SampledTokens
-from telescope_core.errors import (
+from telescope_core.base.chains import ChainRecorder, SampledTokens
+from telescope_core.base.errors import (
     ContextLengthError,
     EndpointError,
     EndpointLostError,
     TemplateLossError,
 )
+from telescope_core.base.types import Completion, JsonValue, Message, Sampling, Turn
 from telescope_core.gateway import Gateway, RecordingPolicy
 from telescope_core.gateway.request import ChatRequest
-from telescope_core.types import Completion, JsonValue, Message, Sampling, Turn
 from telescope_train.chat.conversations import Conversations
 from telescope_train.chat.renderer import Prompt, Renderer
 from telescope_train.inference.first_prompts import FirstPrompts

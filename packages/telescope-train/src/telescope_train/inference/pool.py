@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from telescope_core.base.types import Sampling, WeightVersion
 from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
-from telescope_core.types import Sampling, WeightVersion
 from telescope_train.inference.by_load import ByLoad
 from telescope_train.inference.generation import Generation, RequestAbortedError, ServerLostError
 from telescope_train.inference.leases import ROUTABLE, Lease, ServerClient

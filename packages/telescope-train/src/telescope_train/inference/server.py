@@ -26,11 +26,11 @@ from urllib.parse import quote
 
 import psutil
 
-from telescope_core.addresses import in_url, reached_directly
-from telescope_core.errors import ProcessDiedError, TelescopeError
+from telescope_core.base.addresses import in_url, reached_directly
+from telescope_core.base.errors import ProcessDiedError, TelescopeError
+from telescope_core.base.secret_names import secret_values
+from telescope_core.base.terminal import escaped
 from telescope_core.records.output_logs import INFERENCE, OutputLog
-from telescope_core.secret_names import secret_values
-from telescope_core.terminal import escaped
 from telescope_train.chat.template import template_in
 from telescope_train.cluster.ports import cannot_listen, holder_of, listening
 from telescope_train.config.inference_section import LOOPBACK

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
-from telescope_core.errors import EndpointError, TelescopeError
+from telescope_core.base.errors import EndpointError, TelescopeError
 from telescope_core.records.servers import ServerState
 from telescope_train.cluster.colocation import Turns
 from telescope_train.inference.keeping import Fleet

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from telescope_core.chains import Routes
+from telescope_core.base.chains import Routes
 from telescope_train.observability.calls import ServerTiming
 
 PROGRESS_S = 0.5

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.models.file_names import KNOWN_MIXTURES
 from telescope_train.models.head import head_rule
 from telescope_train.models.location import locate_model

@@ -27,7 +27,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_core.records.folders import whole_folder
 from telescope_train.models.load import no_progress_bars, require_loaded, torch_dtype
 from telescope_train.models.location import first_line, require_replaceable

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

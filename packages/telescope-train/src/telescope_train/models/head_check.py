@@ -16,7 +16,7 @@ from torch.func import functional_call
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.models.logprobs import Head, chunked_logprobs
 
 NUM_ROWS = 1024

@@ -6,7 +6,7 @@ Imports huggingface_hub, which takes a second, only where an id is looked for.
 from enum import StrEnum
 from pathlib import Path
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.models.location import ADAPTER_CONFIG, first_line
 
 TRIES = 2

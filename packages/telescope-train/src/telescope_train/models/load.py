@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.models.file_names import KNOWN_MIXTURES, file_parts
 from telescope_train.models.fit import Misfit, empty_model, misfit_text
 from telescope_train.models.source import ModelSource, problems_of, read_source, untie

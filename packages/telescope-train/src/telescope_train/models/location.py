@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from telescope_core.errors import ConfigError, nearest
-from telescope_core.file_proofs import SUMS, wrong_sums
+from telescope_core.base.errors import ConfigError, nearest
+from telescope_core.base.file_proofs import SUMS, wrong_sums
 from telescope_core.records.files import read_json
 
 ADAPTER_CONFIG = "adapter_config.json"

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.config.trainer_section import TrainerSection
 
 ADAPTER = "default"

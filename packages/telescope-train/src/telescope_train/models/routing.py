@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 
 _NORMALIZES: dict[str, Callable[[Any], bool]] = {
     "Qwen3MoeTopKRouter": lambda router: router.norm_topk_prob,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from telescope_core.errors import ConfigError, TelescopeError
+from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_train.models.facts import EXPERT_SETTINGS
 from telescope_train.models.file_names import KNOWN_MIXTURES
 from telescope_train.models.fit import require_fit

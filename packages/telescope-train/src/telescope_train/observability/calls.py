@@ -6,8 +6,8 @@ from functools import partial
 
 import msgspec
 
+from telescope_core.base.types import WeightVersion
 from telescope_core.records.timeline import ModelCall
-from telescope_core.types import WeightVersion
 from telescope_train.observability.timeline import Clock
 from telescope_train.observability.traces import Traces
 

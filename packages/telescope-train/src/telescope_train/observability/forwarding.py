@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from telescope_core.addresses import is_loopback
-from telescope_core.errors import ConfigError
+from telescope_core.base.addresses import is_loopback
+from telescope_core.base.errors import ConfigError
 
 MOST_WAITING = 256
 """Requests that the collector may be behind; further ones are dropped."""

@@ -17,8 +17,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from telescope_core.addresses import in_url
-from telescope_core.errors import ConfigError
+from telescope_core.base.addresses import in_url
+from telescope_core.base.errors import ConfigError
 from telescope_core.records.timeline import ModelCall, TimelineSpan
 from telescope_train.observability import genai_names as names
 from telescope_train.observability.traces import Traces

@@ -14,8 +14,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 
-from telescope_core.addresses import in_url
-from telescope_core.errors import ConfigError
+from telescope_core.base.addresses import in_url
+from telescope_core.base.errors import ConfigError
 from telescope_core.records.timeline import GaugeSample
 
 _PREFIX = "telescope_"

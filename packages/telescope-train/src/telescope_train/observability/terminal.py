@@ -18,12 +18,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from telescope_core.base.secret_names import secrets_line
 from telescope_core.diagnosis import Kind
 from telescope_core.records.logs import SHOWN_AS
 from telescope_core.records.restarts import Restart
 from telescope_core.reports.before_after import label_of, order_of
 from telescope_core.reports.sparkline import sparkline
-from telescope_core.secret_names import secrets_line
 
 _LOGGER = logging.getLogger(__name__)
 _WIDTH = 80
@@ -244,15 +244,9 @@ def _number(row: Mapping[str, Any], key: str, spec: str) -> str:
     return "-" if value is None else format(value, spec)
 
 
-def print_resume(
-    step: int, checkpoint: str, changed: Sequence[str], *, console: Console | None = None
-) -> None:
+def print_resume(lines: Sequence[str]) -> None:
     """Print what a run continues from, and which of its settings have changed."""
-    console = console or Console()
-    lines = [f"continuing from {checkpoint} ({step} steps done)"]
-    if changed:
-        lines += ["changed since:", *(f"  {line}" for line in changed)]
-    console.print("\n".join(lines), highlight=False, soft_wrap=True)
+    Console().print(Text("\n".join(lines)), soft_wrap=True)
 
 
 def print_secrets(name: str, secrets: Sequence[str]) -> None:
@@ -284,14 +278,13 @@ def print_summary(summary: Mapping[str, Any], *, console: Console | None = None)
     """Print the results of a run from the content of its `summary.json`."""
     console = console or Console()
     console.print(Text(f"\nrun {summary.get('name', '')} finished", style="bold"))
+    if verdict := summary.get("verdict"):
+        console.print(Text(verdict["text"]))
     if rewards := summary.get("rewards"):
         console.print(_reward_line(summary, rewards), highlight=False)
     evals: Mapping[str, Mapping[str, Mapping[str, Any]]] = summary.get("evals") or {}
     if any(evals.values()):
         console.print(_eval_table(evals))
-        for name, entry in evals.items():
-            if "change" in entry:
-                console.print(f"{name}: {entry['change']['text']}", highlight=False)
     wrong = [
         finding["text"]
         for finding in summary.get("findings", ())

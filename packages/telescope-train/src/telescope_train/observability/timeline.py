@@ -13,9 +13,9 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, Protocol
 
-from telescope_core.errors import ProcessDiedError
+from telescope_core.base.errors import ProcessDiedError
+from telescope_core.base.types import WeightVersion
 from telescope_core.records.timeline import TimelineSpan
-from telescope_core.types import WeightVersion
 
 ASK_EVERY_S = 1.0
 ASKED_PER_S = 200

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from telescope_core.config import load_config
+from telescope_core.settings.config import RecordedSettings, load_config
 from telescope_train.algorithms.corrections import algorithm_in_use
 from telescope_train.config.names import FOREIGN_NAMES
 from telescope_train.config.no_equal_names import NO_EQUAL_NAMES, REFUSED_NAMES, SUPERVISED_NAMES
@@ -11,7 +11,9 @@ from telescope_train.config.schema import TrainConfig
 from telescope_train.plan.checks.config import check_config
 
 
-def load_train_config(files: Sequence[Path], flags: Sequence[str] = ()) -> TrainConfig:
+def load_train_config(
+    files: Sequence[Path | RecordedSettings], flags: Sequence[str] = ()
+) -> TrainConfig:
     """Return settings that fit together; raises ConfigError that names all that do not."""
     config = load_config(
         TrainConfig,

@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from telescope_core.environment_record import EnvironmentRecord
-from telescope_core.secret_names import which_are_set
+from telescope_core.base.environment_record import EnvironmentRecord
+from telescope_core.base.secret_names import which_are_set
 from telescope_train.algorithms.corrections import age_of_rollouts
 from telescope_train.backends.megatron.layout import why_not_shared
 from telescope_train.chat.template import how_replies_are_read
@@ -76,6 +76,8 @@ class Plan:
     """None = not known before the model is downloaded."""
     num_steps: int
     """Steps of the run."""
+    begins: tuple[str, ...]
+    """Where the run goes on, and what has changed since; empty = at its beginning."""
     algorithm: str
     age_of_rollouts: str
     """How much older than the weights they train, and what corrects for it."""
@@ -125,6 +127,7 @@ def make_plan(prepared: Prepared) -> Plan:
         model=config.model.model,
         num_parameters=prepared.facts.num_parameters,
         num_steps=config.run.number_of_steps,
+        begins=() if prepared.resume is None else tuple(prepared.resume.lines),
         algorithm=config.algorithm.algorithm,
         age_of_rollouts=age_of_rollouts(config),
         gradients=how_gradients_are_taken(config),

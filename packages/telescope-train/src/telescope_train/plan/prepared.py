@@ -7,7 +7,7 @@ Everything else gets it from `Prepared`, so nothing is read a second time or can
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from telescope_core.errors import ConfigError, TelescopeError
+from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_train.chat.template import template_problems
 from telescope_train.checkpoints.inputs import inputs_of
 from telescope_train.checkpoints.resume import ResumePoint, location_problems, resume_point

@@ -3,8 +3,8 @@
 import textwrap
 from collections.abc import Iterator
 
-from telescope_core.protocols import EnvironmentPlace
-from telescope_core.secret_names import secrets_text
+from telescope_core.base.protocols import EnvironmentPlace
+from telescope_core.base.secret_names import secrets_text
 from telescope_train.plan.memory import ACTIVATIONS, MemoryPlan
 from telescope_train.plan.plan import Plan
 
@@ -54,6 +54,8 @@ def _head(plan: Plan) -> Iterator[str]:
     if plan.num_parameters is not None:
         size = f"{_count(plan.num_parameters)} parameters"
     yield from _wrapped(f"{plan.num_steps} steps of {plan.algorithm} on {plan.model} ({size})", "")
+    for line in plan.begins:
+        yield from _wrapped(line.strip(), "  " if line.startswith(" ") else "")
 
 
 def _codes(plan: Plan) -> Iterator[str]:

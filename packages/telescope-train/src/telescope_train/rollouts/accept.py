@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
-from telescope_core.errors import ConfigError, nearest
-from telescope_core.types import Group, RolloutStatus
+from telescope_core.base.errors import ConfigError, nearest
+from telescope_core.base.types import Group, RolloutStatus
 
 AcceptFn: TypeAlias = Callable[[Group], bool | str]
 

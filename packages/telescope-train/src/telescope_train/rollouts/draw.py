@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 
 _SPARES = 64
 """Examples of an endless split that the first replacement of a run is chosen from."""

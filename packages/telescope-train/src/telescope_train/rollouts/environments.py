@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from telescope_core.environment_record import EnvironmentRecord, elsewhere, record_of
-from telescope_core.errors import TelescopeError
-from telescope_core.interruptible import run
-from telescope_core.locate import locate_environment
+from telescope_core.base.environment_record import EnvironmentRecord, elsewhere, record_of
+from telescope_core.base.errors import TelescopeError
+from telescope_core.base.interruptible import run
+from telescope_core.base.protocols import EnvironmentClient, EnvironmentLocation
+from telescope_core.base.secret_names import secret_values
+from telescope_core.finding.locate import locate_environment
 from telescope_core.open import check_workers, open_environment, plays_here, runs_in_process
 from telescope_core.processes import EnvironmentPool, Isolation, ProcessSettings
-from telescope_core.protocols import EnvironmentClient, EnvironmentLocation
-from telescope_core.secret_names import secret_values
 from telescope_train.cluster.environment_places import ClusterPlace, EnvironmentPlaces
 from telescope_train.config.run_folder import run_folder
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 
-from telescope_core.errors import (
+from telescope_core.base.errors import (
     EndpointAccessError,
     EndpointError,
     EndpointLostError,
@@ -15,8 +15,8 @@ from telescope_core.errors import (
     RolloutCrashError,
     TelescopeError,
 )
+from telescope_core.base.types import Group, Rollout, StopReason
 from telescope_core.processes.replies import UnreadableReplyError
-from telescope_core.types import Group, Rollout, StopReason
 from telescope_train.inference.generation import ServerLostError
 
 MAX_DRAWS_PER_GROUP = 32

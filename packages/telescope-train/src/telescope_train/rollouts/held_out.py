@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from telescope_core.environment_record import EnvironmentRecord
-from telescope_core.errors import ConfigError, TelescopeError
-from telescope_core.protocols import EnvironmentClient
-from telescope_core.types import EnvironmentDescription, Group, Split
+from telescope_core.base.environment_record import EnvironmentRecord
+from telescope_core.base.errors import ConfigError, TelescopeError
+from telescope_core.base.protocols import EnvironmentClient
+from telescope_core.base.types import EnvironmentDescription, Group, Split
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
 from telescope_train.rollouts.draw import Drawn, ExampleDraw
 from telescope_train.rollouts.prefetch import Prefetch

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from telescope_core.environment_record import EnvironmentRecord
-from telescope_core.errors import ConfigError
-from telescope_core.protocols import EnvironmentClient, PolicySource
-from telescope_core.types import EnvironmentDescription, Sampling, Split
+from telescope_core.base.environment_record import EnvironmentRecord
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.protocols import EnvironmentClient, PolicySource
+from telescope_core.base.types import EnvironmentDescription, Sampling, Split
 from telescope_train.config.schema import EnvironmentEntry, TrainConfig
 from telescope_train.rollouts.accept import load_accept_fn
 from telescope_train.rollouts.draw import ExampleDraw, Source

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Protocol
 
-from telescope_core.types import Group
+from telescope_core.base.types import Group
 from telescope_train.rollouts.places import Place
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from telescope_core.types import Group, Rollout, RolloutStatus, WeightVersion
+from telescope_core.base.types import Group, Rollout, RolloutStatus, WeightVersion
 from telescope_train.rollouts.draw import Drawn
 from telescope_train.rollouts.failures import Boundary
 from telescope_train.rollouts.held_out import Cleared

@@ -13,13 +13,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from telescope_core.attempts import ends_all, play_with_attempts, require_others
-from telescope_core.environments.running import CURRENT, noting
-from telescope_core.errors import EnvironmentProcessError
-from telescope_core.gateway import canceled_attempt
-from telescope_core.protocols import EnvironmentClient, PlayRequest, Policy, PolicySource
-from telescope_core.scoring_news import hearing_of_scoring
-from telescope_core.types import (
+from telescope_core.base.attempts import ends_all, play_with_attempts, require_others
+from telescope_core.base.errors import EnvironmentProcessError
+from telescope_core.base.protocols import EnvironmentClient, PlayRequest, Policy, PolicySource
+from telescope_core.base.scoring_events import hearing_of_scoring
+from telescope_core.base.types import (
     Group,
     Rollout,
     RolloutStatus,
@@ -28,6 +26,8 @@ from telescope_core.types import (
     StopReason,
     WeightVersion,
 )
+from telescope_core.environments.running import CURRENT, noting
+from telescope_core.gateway import canceled_attempt
 from telescope_train.inference.seeds import derived_seed
 from telescope_train.rollouts.accept import AcceptFn, discarded, is_scored, rejection
 from telescope_train.rollouts.draw import Drawn

@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from telescope_core.protocols import EnvironmentClient
-from telescope_core.types import Message, Split
+from telescope_core.base.protocols import EnvironmentClient
+from telescope_core.base.types import Message, Split
 from telescope_train.rollouts.draw import Drawn, ExampleDraw
 
 READERS = 8

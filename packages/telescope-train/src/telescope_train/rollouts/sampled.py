@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from telescope_core.base.types import Group, Rollout
 from telescope_core.records.events import AttemptEvent
-from telescope_core.types import Group, Rollout
 from telescope_train.rollouts.failures import Boundary
 
 

@@ -21,8 +21,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from telescope_core.protocols import PolicySource
-from telescope_core.types import Group, Rollout, WeightVersion
+from telescope_core.base.protocols import PolicySource
+from telescope_core.base.types import Group, Rollout, WeightVersion
 from telescope_train.rollouts.failures import Boundary, require_draws_left, require_scored
 from telescope_train.rollouts.held_out import TrainingExamples
 from telescope_train.rollouts.length_bias import LengthBias

@@ -8,8 +8,8 @@ from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from telescope_core.base.types import Sampling, WeightVersion
 from telescope_core.records.events import EventSink
-from telescope_core.types import Sampling, WeightVersion
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.generation import Generation
 from telescope_train.inference.pool import ServerPool, Turn

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from telescope_core.base.types import Rollout, RolloutStatus, WeightVersion
 from telescope_core.records.events import AttemptEvent, Stage
-from telescope_core.types import Rollout, RolloutStatus, WeightVersion
 
 _ENDS = frozenset({Stage.DONE, Stage.CANCELLED, Stage.FAILED})
 # Another call may begin while one is under way, and a deadline may end all of them.

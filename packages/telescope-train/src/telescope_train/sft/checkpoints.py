@@ -9,11 +9,11 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from telescope_core import interrupts
-from telescope_core.errors import ConfigError
+from telescope_core.base import interrupts
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.secret_names import without_secrets
 from telescope_core.open import record_environment
 from telescope_core.records.folders import end_replacing, sweep
-from telescope_core.secret_names import without_secrets
 from telescope_train.backends.protocol import BackendSettings, Ranks
 from telescope_train.checkpoints.damage import (
     GoOn,

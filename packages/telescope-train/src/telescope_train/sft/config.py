@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from telescope_core.config import load_config
-from telescope_core.errors import ConfigError, unknown_name
+from telescope_core.base.errors import ConfigError, unknown_name
+from telescope_core.settings.config import load_config
 from telescope_train.backends import known_backends
 from telescope_train.backends.fsdp.layout import fsdp_layout
 from telescope_train.config.fields import (

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from telescope_core.chat.messages import message_from_json
-from telescope_core.dataset_source import DatasetSpec, Table, load_table
-from telescope_core.errors import ConfigError, EnvironmentLoadError
-from telescope_core.types import Message
+from telescope_core.base.errors import ConfigError, EnvironmentLoadError
+from telescope_core.base.messages import message_from_json
+from telescope_core.base.types import Message
+from telescope_core.examples.dataset_source import DatasetSpec, Table, load_table
 from telescope_train.models.hub import Kind, look_on_hub
 from telescope_train.sft.config import SftConfig
 

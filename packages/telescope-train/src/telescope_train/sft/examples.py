@@ -9,11 +9,11 @@ from functools import partial
 import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from telescope_core.errors import ConfigError, EnvironmentLoadError
+from telescope_core.base.errors import ConfigError, EnvironmentLoadError
+from telescope_core.base.protocols import EnvironmentClient
+from telescope_core.base.secret_names import secrets_line
+from telescope_core.base.types import Message, Rollout, RolloutStatus, Split
 from telescope_core.open import open_environment
-from telescope_core.protocols import EnvironmentClient
-from telescope_core.secret_names import secrets_line
-from telescope_core.types import Message, Rollout, RolloutStatus, Split
 from telescope_train.batches.batch import TrainingSample
 from telescope_train.chat.supervised import RenderedConversation, render_conversations
 from telescope_train.sft.config import SftConfig, SftEnvironment

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_core.records.logs import Logs
 from telescope_train.backends import layout_of
 from telescope_train.backends.protocol import BackendSettings, Ranks

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from telescope_core import interruptible, interrupts
-from telescope_core.config import save_resolved
+from telescope_core.base import interruptible, interrupts
 from telescope_core.records.files import append_json_line, write_text
+from telescope_core.settings.config import save_resolved
 from telescope_train.backends.protocol import BackendSettings, Ranks
 from telescope_train.batches.batch import PackedBatch, StepPlan, TrainingSample
 from telescope_train.batches.packing import pack

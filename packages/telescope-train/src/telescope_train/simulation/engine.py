@@ -13,8 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from telescope_core.errors import EndpointError
-from telescope_core.types import Span, WeightVersion
+from telescope_core.base.errors import EndpointError
+from telescope_core.base.types import Span, WeightVersion
 
 _SLACK = 1e-6
 """Decode steps by which rounding may miss the end of a request."""

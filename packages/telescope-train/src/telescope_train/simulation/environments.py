@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
-from telescope_core.errors import EndpointError, ProcessDiedError
-from telescope_core.protocols import PlayRequest, Policy
-from telescope_core.types import (
+from telescope_core.base.errors import EndpointError, ProcessDiedError
+from telescope_core.base.protocols import PlayRequest, Policy
+from telescope_core.base.types import (
     EnvironmentDescription,
     Example,
     Group,

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_core.records import RolloutRow, RunFolder
 from telescope_train.config.schema import TrainConfig
 from telescope_train.simulation.environments import Asked, Recorded, Workload

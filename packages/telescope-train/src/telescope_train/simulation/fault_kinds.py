@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from telescope_core.types import Group
+from telescope_core.base.types import Group
 from telescope_train.inference.keeping import MOST_RESTARTS
 from telescope_train.simulation.checkpoint_faults import CHECKPOINT_FAULTS
 from telescope_train.simulation.disk import DiskTimes

@@ -4,9 +4,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from telescope_core.base.types import RolloutStatus
 from telescope_core.records import RolloutRow
 from telescope_core.records.events import AttemptEvent, Stage
-from telescope_core.types import RolloutStatus
 from telescope_train.config.schema import TrainConfig
 from telescope_train.rollouts.sampled import SamplerState
 from telescope_train.simulation.disk import Weights

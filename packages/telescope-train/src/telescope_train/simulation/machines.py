@@ -8,7 +8,7 @@ better numbers, measure one server and one rank, and give what you measured.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from telescope_core.errors import ConfigError, unknown_name
+from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_train.models.facts import ModelFacts
 from telescope_train.simulation.engine import EngineSpeed
 from telescope_train.simulation.servers import ServerTimes

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_core.records import RolloutRow, RunFolder
 from telescope_core.records.events import AttemptEvent, Stage
 from telescope_core.records.servers import ServerState

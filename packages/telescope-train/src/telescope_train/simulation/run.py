@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from telescope_core.collector import rare_collections
+from telescope_core.base.collector import rare_collections
+from telescope_core.base.types import JsonValue, Rollout, WeightVersion
 from telescope_core.records import RolloutRow
 from telescope_core.records.events import AttemptEvent
 from telescope_core.records.token_facts import TurnFacts
-from telescope_core.types import JsonValue, Rollout, WeightVersion
 from telescope_train.batches.packing import Packing
 from telescope_train.cluster.supervision import supervised
 from telescope_train.config.schema import TrainConfig

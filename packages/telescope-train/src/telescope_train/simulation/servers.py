@@ -11,9 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from telescope_core.chains import ChainRecorder
-from telescope_core.errors import EndpointError
-from telescope_core.types import ChatEndpoint, Completion, JsonValue, Message, Sampling, Span, Turn
+from telescope_core.base.chains import ChainRecorder
+from telescope_core.base.errors import EndpointError
+from telescope_core.base.types import (
+    ChatEndpoint,
+    Completion,
+    JsonValue,
+    Message,
+    Sampling,
+    Span,
+    Turn,
+)
 from telescope_train.inference.control import MOST_AT_ONCE, ControlCall, OnAnswer
 from telescope_train.inference.generation import (
     Generation,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_core.file_proofs import FileProof, wrong_contents
+from telescope_core.base.file_proofs import FileProof, wrong_contents
 from telescope_train.backends.protocol import BatchFacts, RankDiedError
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import PackedBatch, Shards, StepPlan

@@ -14,15 +14,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_core.errors import unknown_name
-from telescope_core.types import Group, Rollout, RolloutStatus, Sampling
+from telescope_core.base.errors import unknown_name
+from telescope_core.base.types import Group, Rollout, RolloutStatus, Sampling
 from telescope_train.algorithms import Algorithm, load_algorithm
+from telescope_train.algorithms.objective import weighting_of
+from telescope_train.algorithms.record import Weighting
 from telescope_train.batches.batch import TrainingSample
 from telescope_train.batches.samples import (
     branched_fraction,
     num_cuts_continued,
     samples_from_rollout,
 )
+from telescope_train.batches.weighting import numerators
 from telescope_train.chat.tokenizer import vocabulary_size
 from telescope_train.config.schema import TrainConfig
 from telescope_train.rollouts.mix import Mix
@@ -165,7 +168,9 @@ def assign_credit(
         }
         | shaping.metrics
         | _spread("final_reward", [r.reward for r in trained if r.reward is not None])
-        | _spread("advantage", [by_rollout[r.group_id, r.index] for r in trained]),
+        | _spread("advantage", [by_rollout[r.group_id, r.index] for r in trained])
+        | _correlation(rewards, advantages)
+        | _signal(groups, samples, weighting_of(section, rules.algorithm)),
     )
 
 
@@ -295,3 +300,39 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
     if not values:
         return {}
     return {f"{name}/mean": float(np.mean(values)), f"{name}/std": float(np.std(values))}
+
+
+def _correlation(
+    rewards: Mapping[str, NDArray[np.float64]], advantages: Mapping[str, NDArray[np.float64]]
+) -> dict[str, float]:
+    """Return the correlation of rewards and advantages within groups; {} if none has any."""
+    if not rewards:
+        return {}
+    rewards_N, advantages_N = (
+        np.concatenate([values_G - values_G.mean() for values_G in part.values()])
+        for part in (rewards, advantages)
+    )
+    scale = float(np.linalg.norm(rewards_N) * np.linalg.norm(advantages_N))
+    if not scale:
+        return {}
+    return {"advantage/reward_correlation": float(rewards_N @ advantages_N) / scale}
+
+
+def _signal(
+    groups: Sequence[Group], samples: Sequence[TrainingSample], weighting: Weighting
+) -> dict[str, float]:
+    """Return the share that each environment has in the groups and in the gradient, if several.
+
+    The share in the gradient is that of the sums of |advantage| over trained tokens.
+    """
+    num_groups = Counter(group.environment for group in groups)
+    if len(num_groups) < 2 or not samples:
+        return {}
+    signal = dict.fromkeys(num_groups, 0.0)
+    for sample, weight in zip(samples, numerators(samples, weighting).tolist(), strict=True):
+        signal[sample.environment] += abs(sample.advantage) * weight * int(sample.mask.sum())
+    total = sum(signal.values())
+    return {
+        **{f"signal/{name}/groups": number / len(groups) for name, number in num_groups.items()},
+        **{f"signal/{name}/share": value / total for name, value in signal.items() if total},
+    }

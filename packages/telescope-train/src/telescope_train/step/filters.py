@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from telescope_core.types import Rollout, StopReason
+from telescope_core.base.types import Rollout, StopReason
 from telescope_train.config.schema import AlgorithmSection
 
 MIN_TEXT_LENGTH = 100

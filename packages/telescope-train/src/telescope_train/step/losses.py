@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from telescope_core.base.terminal import foreign
+from telescope_core.base.types import Rollout, RolloutStatus
 from telescope_core.records import RunFolder
 from telescope_core.records.eval_points import EvalPointState
-from telescope_core.terminal import foreign
-from telescope_core.types import Rollout, RolloutStatus
 from telescope_train.rollouts.failures import Boundary, boundary_of
 from telescope_train.rollouts.sampled import SampledBatch
 from telescope_train.step.credit import NoCredit

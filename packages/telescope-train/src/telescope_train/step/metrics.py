@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from telescope_core.types import WeightVersion
+from telescope_core.base.types import WeightVersion
 from telescope_train.batches.batch import StepPlan
 from telescope_train.rollouts.sampled import SampledBatch
+from telescope_train.step.answer_metrics import answer_metrics
 from telescope_train.step.credit import Credit
 from telescope_train.step.rollout_metrics import (
     batch_metrics,
@@ -73,6 +74,7 @@ def step_row(result: StepResult, machine: Machine, *, version: WeightVersion) ->
         **reward_metrics(batch.groups),
         **batch_metrics(batch),
         **rollout_metrics(rollouts),
+        **answer_metrics(batch.groups),
         **credit.metrics,
         **sample_metrics(credit.samples, version),
         **throughput_metrics(result.plan, times["train"], machine),

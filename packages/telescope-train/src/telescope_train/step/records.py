@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from telescope_core.base.types import Group, JsonValue, Rollout, RolloutStatus
 from telescope_core.records import RolloutRow, row_of
 from telescope_core.records.token_facts import TurnFacts
-from telescope_core.types import Group, JsonValue, Rollout, RolloutStatus
 from telescope_train.step.credit import Credit
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_core.types import Group
+from telescope_core.base.types import Group
 from telescope_train.algorithms.kl import Estimator, estimator_of, kl_estimate
 from telescope_train.batches.batch import PackedBatch, Shards
 from telescope_train.batches.packing import Packing, pack_with

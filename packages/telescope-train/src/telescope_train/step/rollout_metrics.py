@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from telescope_core.types import Group, Rollout, RolloutStatus, StopReason, WeightVersion
+from telescope_core.base.types import Group, Rollout, RolloutStatus, StopReason, WeightVersion
 from telescope_train.batches.batch import TrainingSample
 from telescope_train.rollouts.failures import Boundary
 from telescope_train.rollouts.places import OFF_POLICY

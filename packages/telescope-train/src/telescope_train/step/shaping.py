@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from telescope_core.types import Rollout, Sampling
+from telescope_core.base.types import Rollout, Sampling
 from telescope_train.config.schema import AlgorithmSection
 
 RolloutKey = tuple[str, int]

@@ -1,6 +1,6 @@
 """Whether gradients can be taken before a batch is complete, and if not, why. Imports no torch."""
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.algorithms.record import load_algorithm
 from telescope_train.config.schema import TrainConfig
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from telescope_core.errors import ConfigError
-from telescope_core.types import Group, WeightVersion
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.types import Group, WeightVersion
 from telescope_train.algorithms import weighting_of
 from telescope_train.backends.protocol import Ranks
 from telescope_train.batches.batch import PackedBatch, StepPlan, TrainingSample

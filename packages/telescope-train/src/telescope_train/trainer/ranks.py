@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_core.file_proofs import FileProof
+from telescope_core.base.file_proofs import FileProof
 from telescope_train.backends.protocol import BatchFacts, RankDiedError
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import Shards, StepPlan

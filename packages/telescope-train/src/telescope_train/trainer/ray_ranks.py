@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
 
-from telescope_core.errors import NoRoomError, ProcessDiedError
+from telescope_core.base.errors import NoRoomError, ProcessDiedError
 from telescope_core.records.logs import Logs
 from telescope_train.backends.protocol import BackendSettings, RankDiedError
 from telescope_train.batches.batch import Shards

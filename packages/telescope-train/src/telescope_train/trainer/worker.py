@@ -18,8 +18,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from telescope_core.errors import ConfigError, ProcessDiedError
-from telescope_core.file_proofs import FileProof, write_sums
+from telescope_core.base.errors import ConfigError, ProcessDiedError
+from telescope_core.base.file_proofs import FileProof, write_sums
 from telescope_core.records.room import room_for
 from telescope_train.algorithms import loss_function
 from telescope_train.algorithms.supervised import negative_log_likelihood
@@ -198,6 +198,7 @@ class TrainerWorker:
             optimizer_s += time.perf_counter() - before_s
         return {
             **update_row(gradients, updates),
+            **self._sending.unchanged(),
             "time/old_logprobs_s": prepared_s - started_s,
             "time/gradient_s": time.perf_counter() - prepared_s - optimizer_s,
             "time/optimizer_s": optimizer_s,
@@ -241,6 +242,7 @@ class TrainerWorker:
         )
         return {
             **update_row([whole], [update]),
+            **self._sending.unchanged(),
             "time/old_logprobs_s": sum(part.old_logprobs_s for part in parts),
             "time/gradient_s": sum(part.gradient_s for part in parts),
             "time/optimizer_s": time.perf_counter() - started_s,

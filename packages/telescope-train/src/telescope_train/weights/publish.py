@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import asdict
 from typing import Any, Literal, TypeVar
 
-from telescope_core.errors import EndpointError, TelescopeError
+from telescope_core.base.errors import EndpointError, TelescopeError
+from telescope_core.base.types import WeightVersion
 from telescope_core.records.servers import ServerState
-from telescope_core.types import WeightVersion
 from telescope_train.backends.protocol import RankDiedError, Ranks, TransferError
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.inference.control import CallServers, ControlCall, call_servers

@@ -4,7 +4,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 
 JsonObject: TypeAlias = dict[str, Any]
 """An object of JSON. A number that is not finite becomes null."""

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from urllib.parse import quote
 
-from telescope_core.errors import unknown_name
+from telescope_core.base.errors import unknown_name
 
-_TOP = ("compare", "difference", "runs")
+_TOP = ("compare", "difference", "runs", "evals")
 _OF_RUN = (
     *("rollouts", "groups", "examples", "timeline", "infra", "evals", "logs"),
     "config",

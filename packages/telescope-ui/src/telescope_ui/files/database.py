@@ -14,7 +14,7 @@ from typing import Any
 
 import duckdb
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_ui.files.damage import Damage
 
 VERSION = 1

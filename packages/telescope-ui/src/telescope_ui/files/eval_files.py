@@ -1,4 +1,4 @@
-"""The evals of a run: their results, and where in `rollouts.jsonl` each rollout is."""
+"""Evals, of a run or alone: their results, and where in `rollouts.jsonl` each rollout is."""
 
 import re
 from functools import lru_cache
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from telescope_core.errors import unknown_name
+from telescope_core.base.errors import unknown_name
 from telescope_core.evals.folder import read_result
 from telescope_core.evals.result import EvalResult
 from telescope_core.records.rows import RolloutRow, row_from_json
@@ -31,6 +31,19 @@ class EvalKey(NamedTuple):
         if self.tag.startswith("step-"):
             return int(self.tag.removeprefix("step-"))
         return {"before": -1, "after": _LAST}.get(self.tag, 0)
+
+
+class EvalPlace(NamedTuple):
+    """Where the files of an eval are."""
+
+    root: Path
+    """Resolved folder that none of them may lead out of: of the run, or else of the eval."""
+    folder: str = ""
+    """Among the evals of the run; empty for an eval without one."""
+
+    def file(self, name: str) -> Path | None:
+        """Return the path of a file of the eval; None if it is not there."""
+        return inside(self.root, *(("evals", self.folder) if self.folder else ()), name)
 
 
 class EvalRow(msgspec.Struct, frozen=True):
@@ -72,9 +85,9 @@ def eval_key(run: Path, folder: str) -> EvalKey:
     return known[folder]
 
 
-def result_of(run: Path, folder: str) -> EvalResult | None:
-    """Return the result of an eval; None if it has none yet. `folder` must be one of the evals."""
-    path = inside(run, "evals", folder, "results.json")
+def result_of(place: EvalPlace) -> EvalResult | None:
+    """Return the result of an eval that is there; None if it has none yet."""
+    path = place.file("results.json")
     stamp = None if path is None else stamp_of(path)
     if path is None or stamp is None or stamp.size > MAX_JSON_BYTES:
         return None
@@ -87,9 +100,9 @@ def _result(path: Path, stamp: Stamp) -> EvalResult | None:
     return read_result(path.parent)
 
 
-def rows_of(run: Path, folder: str) -> tuple[PlacedRow, ...]:
+def rows_of(place: EvalPlace) -> tuple[PlacedRow, ...]:
     """Return the rollouts of an eval; a rollout played twice counts as its later record."""
-    path = inside(run, "evals", folder, "rollouts.jsonl")
+    path = place.file("rollouts.jsonl")
     stamp = None if path is None else stamp_of(path)
     return () if path is None or stamp is None else _rows(path, stamp)
 
@@ -112,13 +125,14 @@ def _rows(path: Path, stamp: Stamp) -> tuple[PlacedRow, ...]:
     return tuple(found.values())
 
 
-def row_in(run: Path, folder: str, group_id: str, index: int) -> RolloutRow:
+def row_in(place: EvalPlace, group_id: str, index: int) -> RolloutRow:
     """Return one rollout of an eval; raises NotThereError."""
-    for placed in rows_of(run, folder):
+    for placed in rows_of(place):
         if (placed.row.group_id, placed.row.index) == (group_id, index):
-            path = inside(run, "evals", folder, "rollouts.jsonl")
+            path = place.file("rollouts.jsonl")
             if path is not None:
                 with path.open("rb") as stream:
                     stream.seek(placed.offset)
                     return row_from_json(msgspec.json.decode(stream.read(placed.length)))
-    raise NotThereError(f"the eval {folder!r} has no rollout {index} of a group {group_id!r}")
+    name = place.folder or place.root.name
+    raise NotThereError(f"the eval {name!r} has no rollout {index} of a group {group_id!r}")

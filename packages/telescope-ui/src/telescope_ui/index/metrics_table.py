@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from telescope_core.errors import unknown_name
+from telescope_core.base.errors import unknown_name
 from telescope_ui.base.answers import NotThereError
 from telescope_ui.files.line_tail import LineTail
 from telescope_ui.files.run_files import inside

@@ -1,27 +1,24 @@
 """`OneRun`: one run folder, and what was read of it so far."""
 
 import os
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, cast
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.secret_names import without_secrets
 from telescope_core.records.identity import RunInfo
 from telescope_core.records.run_folder import SETTINGS_FILE, RunFolder
-from telescope_core.secret_names import without_secrets
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.files.database import Database
 from telescope_ui.files.json_lines import JsonLines
 from telescope_ui.files.run_files import Stamp, inside, object_in, stamp_of
+from telescope_ui.index.course import Course
 from telescope_ui.index.metrics_table import MetricsTable
 from telescope_ui.index.run_index import RunIndex
 from telescope_ui.index.stage_index import StageIndex
-
-_CHANGING = (
-    *("run.json", "metrics.jsonl", "servers.jsonl", "eval_points.jsonl", "restarts.jsonl"),
-    *("rollouts", "events", "calls", "logs"),
-)
 
 
 class SettingsOrigin(NamedTuple):
@@ -37,6 +34,12 @@ class SettingsOrigin(NamedTuple):
 class OneRun:
     """A run in an opened folder. Nothing is read before it is asked for."""
 
+    changing = (
+        *("run.json", "metrics.jsonl", "servers.jsonl", "eval_points.jsonl", "restarts.jsonl"),
+        *("rollouts", "events", "calls", "logs"),
+    )
+    """Files and folders that change while it goes on."""
+
     def __init__(self, key: str, path: Path, opened: Path, *, database: Database) -> None:
         """`path` must be resolved; `opened` is the folder that the user named."""
         self.key = key
@@ -44,6 +47,7 @@ class OneRun:
         self.opened = opened
         self.folder = RunFolder(path)
         self.metrics = MetricsTable(path)
+        self.course = Course(path)
         self.index = RunIndex(path, database)
         self.stages = StageIndex(path, self.index, database)
         self.restarts = JsonLines(path, "restarts.jsonl")
@@ -53,6 +57,7 @@ class OneRun:
         self._lock = Lock()
         self._info: tuple[Stamp, RunInfo] | None = None
         self._config: tuple[Stamp | None, dict[str, Any]] | None = None
+        self._kept: tuple[Sequence[Stamp | None], JsonObject] | None = None
 
     def close(self) -> None:
         """Give back what the index holds."""
@@ -90,6 +95,12 @@ class OneRun:
             defaults=cast(dict[str, Any], defaults) if is_known else {},
         )
 
+    def kept(self, stamps: Sequence[Stamp | None], read: Callable[[], JsonObject]) -> JsonObject:
+        """Return what `read` returned when the files of its row in the list had these stamps."""
+        if self._kept is None or self._kept[0] != stamps:
+            self._kept = stamps, read()
+        return self._kept[1]
+
     def setting(self, name: str, default: Any = None) -> Any:
         """Return the setting `section.key`."""
         value: Any = self.config()
@@ -111,7 +122,7 @@ class OneRun:
     def changed_s(self) -> float:
         """Return when something in the folder changed last, in Unix seconds."""
         times: list[float] = []
-        for name in _CHANGING:
+        for name in self.changing:
             path = inside(self.path, name)
             if path is not None:
                 times.append(os.stat(path).st_mtime)
@@ -120,6 +131,15 @@ class OneRun:
     def address(self, *parts: object) -> str:
         """Return the address of a page of this run."""
         return "/".join(["/runs", self.key, *map(escaped_part, parts)])
+
+
+def settings_of(run: OneRun) -> JsonObject:
+    """Return the settings that tell runs apart."""
+    return {
+        "number_of_steps": run.setting("run.number_of_steps"),
+        "model": run.setting("model.model"),
+        "algorithm": run.setting("algorithm.algorithm"),
+    }
 
 
 def escaped_part(part: object) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Condition, Thread
 from typing import Any
 
-from telescope_core.errors import unknown_name
+from telescope_core.base.errors import unknown_name
 from telescope_ui.base.answers import JsonObject, ParameterError
 from telescope_ui.files.database import Database
 from telescope_ui.files.run_files import Stamp, listed, stamp_of_folder

@@ -1,16 +1,17 @@
-"""The runs in the folders that were opened, by keys that are safe in addresses."""
+"""The runs and evals in the folders that were opened, by keys that are safe in addresses."""
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from telescope_core.errors import ConfigError, nearest, unknown_name
+from telescope_core.base.errors import ConfigError, nearest, unknown_name
 from telescope_ui.base.answers import NotThereError
 from telescope_ui.files.database import Database
 from telescope_ui.files.run_files import stamp_of
+from telescope_ui.index.one_eval import OneEval
 from telescope_ui.index.one_run import OneRun
 
 _DEPTH = 3
@@ -19,26 +20,39 @@ _MOST_FOLDERS = 20_000
 
 
 class Runs:
-    """Finds runs and keeps what was read of them; any thread may ask."""
+    """Finds runs and evals, and keeps what was read of them; any thread may ask."""
 
-    def __init__(self, folders: Sequence[Path], database: Database) -> None:
-        """Open `folders`: each is a run, or holds runs. Raises ConfigError for one that is none."""
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        database: Database,
+        *,
+        joined: Callable[[], Sequence[Path]] = tuple,
+    ) -> None:
+        """Open `folders`: each is a run or an eval, or holds some.
+
+        `joined` returns folders that were opened since. Raises ConfigError for a folder that holds
+        something else.
+        """
         for folder in folders:
-            if not folder.is_dir():
-                raise ConfigError(
-                    f"{folder}: expected a run or a folder of runs, but there is no such folder; "
-                    f"{_advice(folder)}"
-                )
-            _require_runs(folder)
-        self.folders = tuple(folders)
+            require_shown(folder)
+        self._own = tuple(folders)
+        self._joined = joined
         self._database = database
         self._lock = Lock()
         self._known: dict[Path, OneRun] = {}
         self._keys: set[str] = set()
+        self._links: list[Path] = []
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The opened folders, each once."""
+        return tuple(dict.fromkeys((*self._own, *self._joined())))
 
     def left_out(self) -> list[Path]:
         """Return the links in the opened folders that are not followed."""
-        return [link for folder in self.folders for link in _below(folder, "run.json").links]
+        self.look()
+        return self._links
 
     def close(self) -> None:
         """Stop reading, and close the index files."""
@@ -50,31 +64,49 @@ class Runs:
 
     def all(self) -> list[OneRun]:
         """Return the runs that are there now, in no particular order."""
+        return [one for one in self.look() if not isinstance(one, OneEval)]
+
+    def evals(self) -> list[OneEval]:
+        """Return the evals that are there now and belong to no run, in no particular order."""
+        return [one for one in self.look() if isinstance(one, OneEval)]
+
+    def get(self, key: str) -> OneRun:
+        """Return a run by its key; raises NotThereError."""
+        return _chosen("run", key, self.all())
+
+    def get_eval(self, key: str) -> OneEval:
+        """Return an eval that belongs to no run by its key; raises NotThereError."""
+        return _chosen("eval", key, self.evals())
+
+    def either(self, key: str) -> OneRun:
+        """Return a run or an eval by its key; raises NotThereError."""
+        return _chosen("run", key, self.look())
+
+    def look(self) -> list[OneRun]:
+        """Return the runs and the evals that are there now, in no particular order."""
         with self._lock:
-            found = {path: folder for folder in self.folders for path in self._paths(folder)}
+            found: dict[Path, tuple[type[OneRun], Path]] = {}
+            links: list[Path] = []
+            for folder in self.folders:
+                try:
+                    looked = _below(folder)
+                except OSError:
+                    # A disk that does not answer for a moment has not lost its runs.
+                    known = [one for one in self._known.values() if one.opened == folder]
+                    found |= {one.path: (type(one), folder) for one in known}
+                    continue
+                found |= {path: (kind, folder) for path, kind in looked.found.items()}
+                links += looked.links
+            self._links = links
             for path in [path for path in self._known if path not in found]:
                 gone = self._known.pop(path)
                 self._keys.discard(gone.key)
                 gone.close()
-            for path, folder in found.items():
+            for path, (kind, folder) in found.items():
                 if path not in self._known:
                     key = self._new_key(path.name)
-                    self._known[path] = OneRun(key, path, folder, database=self._database)
+                    self._known[path] = kind(key, path, folder, database=self._database)
             return list(self._known.values())
-
-    def get(self, key: str) -> OneRun:
-        """Return a run by its key; raises NotThereError."""
-        runs = {run.key: run for run in self.all()}
-        if key not in runs:
-            raise NotThereError(str(unknown_name("run", key, list(runs))))
-        return runs[key]
-
-    def _paths(self, folder: Path) -> list[Path]:
-        try:
-            return _run_paths(folder)
-        except OSError:
-            # A disk that does not answer for a moment has not lost its runs.
-            return [path for path, run in self._known.items() if run.opened == folder]
 
     def _new_key(self, name: str) -> str:
         plain = re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip(".") or "run"
@@ -84,6 +116,16 @@ class Runs:
             key = f"{plain}-{number}"
         self._keys.add(key)
         return key
+
+
+Found = TypeVar("Found", bound=OneRun)
+
+
+def _chosen(kind: str, key: str, found: Sequence[Found]) -> Found:
+    by_key = {one.key: one for one in found}
+    if key not in by_key:
+        raise NotThereError(str(unknown_name(kind, key, list(by_key))))
+    return by_key[key]
 
 
 def _advice(folder: Path) -> str:
@@ -103,31 +145,27 @@ def _folders(place: Path) -> list[Path]:
         return []
 
 
-def _run_paths(folder: Path) -> list[Path]:
-    """Return the resolved paths of the runs in `folder` and in the folders below it.
-
-    Links out of it are left out: a folder of somebody else could show what is private here. Raises
-    OSError if the file system does not answer.
-    """
-    return _below(folder, "run.json").paths
-
-
 class _Looked(NamedTuple):
-    paths: list[Path]
+    found: dict[Path, type[OneRun]]
+    """Resolved paths of runs and evals, and which of the two each is."""
     links: list[Path]
     """Those that lead out of the folder, to a folder."""
     seen: set[Path]
 
 
-def _below(folder: Path, marked_by: str) -> _Looked:
-    """Return the folders with the file `marked_by`, whose own folders are not looked into."""
+def _below(folder: Path) -> _Looked:
+    """Return the runs and evals in `folder` and below it; what is within them is not looked for.
+
+    Links out of it are left out: a folder of somebody else could show what is private here. Raises
+    OSError if the file system does not answer.
+    """
     root = Path(os.path.realpath(folder))
-    looked = _Looked([], [], set())
-    _look(root, root, marked_by, _DEPTH, looked)
+    looked = _Looked({}, [], set())
+    _walk(root, root, _DEPTH, looked)
     return looked
 
 
-def _look(root: Path, path: Path, marked_by: str, depth: int, looked: _Looked) -> None:
+def _walk(root: Path, path: Path, depth: int, looked: _Looked) -> None:
     real = Path(os.path.realpath(path))
     if not real.is_relative_to(root):
         looked.links.append(path)
@@ -135,8 +173,9 @@ def _look(root: Path, path: Path, marked_by: str, depth: int, looked: _Looked) -
     if real in looked.seen or len(looked.seen) >= _MOST_FOLDERS:
         return
     looked.seen.add(real)
-    if stamp_of(real / marked_by) is not None:
-        looked.paths.append(real)
+    kind = _kind_of(real)
+    if kind is not None:
+        looked.found[real] = kind
         return
     if not depth:
         return
@@ -146,21 +185,40 @@ def _look(root: Path, path: Path, marked_by: str, depth: int, looked: _Looked) -
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return
     for name in names:
-        _look(root, real / name, marked_by, depth - 1, looked)
+        _walk(root, real / name, depth - 1, looked)
 
 
-def _require_runs(folder: Path) -> None:
-    """Raise ConfigError for a folder that holds evals and no run; an empty one may get some."""
+def _kind_of(folder: Path) -> type[OneRun] | None:
+    if stamp_of(folder / "run.json") is not None:
+        return OneRun
+    # Evals of early versions have results alone.
+    marks = (("eval.json",), ("results.json", "rollouts.jsonl"))
+    is_eval = any(all(stamp_of(folder / name) is not None for name in names) for names in marks)
+    return OneEval if is_eval else None
+
+
+def require_shown(folder: Path) -> None:
+    """Raise ConfigError for a folder in which there is something, but no run and no eval."""
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{folder}: expected a run or a folder of runs, but there is no such folder; "
+            f"{_advice(folder)}"
+        )
     try:
-        if _run_paths(folder):
+        # An empty one may get some.
+        if _below(folder).found or not any(os.scandir(folder)):
             return
-        evals = _below(folder, "eval.json").paths
     except OSError:
         return
-    if evals:
-        count = f"{len(evals)} evals" if len(evals) > 1 else "an eval"
-        raise ConfigError(
-            f"{folder}: expected a run or a folder of runs, and it holds {count} without a run, "
-            f"which telescope ui does not show; open {evals[0] / 'report.html'}, or compare two "
-            "with telescope compare"
+    real = Path(os.path.realpath(folder))
+    around = next((one for one in real.parents if _kind_of(one) is not None), None)
+    if (folder / "export.js").is_file():
+        how = f"it is an export, which needs no server: open {folder / 'index.html'}"
+    elif around is not None:
+        how = f"it lies in {around}: telescope ui {around}"
+    else:
+        how = (
+            f"it was looked for in the folders below it too, {_DEPTH} deep; name a folder that "
+            "telescope train or telescope eval has written, or one above it"
         )
+    raise ConfigError(f"nothing in {folder} is a run or an eval; {how}")

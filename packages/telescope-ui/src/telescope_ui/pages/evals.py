@@ -1,19 +1,20 @@
-"""`/runs/{run}/evals`: points with intervals, paired verdicts, and examples that flipped."""
+"""Evals, of a run or alone: points with intervals, paired verdicts, examples that flipped."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
-from telescope_core.errors import ConfigError, unknown_name
+from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_core.evals.comparison import Comparison, Difference, compare_results
 from telescope_core.evals.result import EvalResult, TaskScore
 from telescope_core.evals.stats import Estimate
-from telescope_core.reports.differences import sentence
+from telescope_core.reports.differences import cautions, sentence
 from telescope_ui.base.answers import JsonObject, ParameterError
 from telescope_ui.base.parameters import EvalParameters
 from telescope_ui.files.database import Database
 from telescope_ui.files.eval_files import (
     EvalKey,
+    EvalPlace,
     eval_key,
     eval_keys,
     key_of,
@@ -22,6 +23,7 @@ from telescope_ui.files.eval_files import (
     rows_of,
 )
 from telescope_ui.index import queries
+from telescope_ui.index.one_eval import OneEval
 from telescope_ui.index.one_run import OneRun
 from telescope_ui.pages.overview import eval_points
 from telescope_ui.pages.rollout import (
@@ -43,7 +45,7 @@ def evals_page(run: OneRun) -> JsonObject:
     results: dict[str, list[tuple[str, EvalResult]]] = {}
     for key in sorted(everything, key=lambda key: (key.order, key)):
         folder = folder_of.get(key)
-        result = None if folder is None else result_of(run.path, folder)
+        result = None if folder is None else result_of(EvalPlace(run.path, folder))
         before = results.setdefault(key.name, [])
         point = _point(run, folder, key, noted=noted.get(key), result=result)
         point["versus_first"] = point["versus_previous"] = None
@@ -95,15 +97,20 @@ def _point(
         found |= {"state": "done", "duration_s": result.duration_s}
         found |= {"num_scored": result.num_scored, "num_failed": result.num_failed}
     pass_at = {str(k): _estimate(value) for k, value in sorted(result.pass_at.items())}
-    first = next(iter(pass_at.items()), None)
-    main = _estimate(result.reward) if first is None else first[1]
     return {
         **found,
-        "measure": "reward" if first is None else f"pass@{first[0]}",
-        **(main or {}),
+        **main_estimate(result),
         "reward": _estimate(result.reward),
         "pass_at": pass_at,
     }
+
+
+def main_estimate(result: EvalResult) -> JsonObject:
+    """Return the measure that stands for an eval, pass@k with the smallest k, and its interval."""
+    k = min(result.pass_at, default=None)
+    main = result.reward if k is None else result.pass_at[k]
+    name = "reward" if k is None else f"pass@{k}"
+    return {"measure": name, **(_estimate(main) or {})}
 
 
 def _estimate(value: Estimate | None) -> JsonObject | None:
@@ -129,63 +136,133 @@ def verdict(one: Difference, *, against: str) -> JsonObject:
     return {**numbers, "sentence": sentence(one), "against": against}
 
 
+class _Shown(NamedTuple):
+    """An eval that a page shows."""
+
+    run: OneRun
+    """What it belongs to; itself if it belongs to no run."""
+    folder: str
+    """Among the evals of the run; empty for an eval without one."""
+
+    @property
+    def name(self) -> str:
+        """What it is chosen by."""
+        return self.folder or self.run.key
+
+    @property
+    def place(self) -> EvalPlace:
+        return EvalPlace(self.run.path, self.folder)
+
+    def address(self, *parts: object) -> str:
+        """Return the address of the eval, or of a page below it."""
+        return self.run.address(*(("evals", self.folder) if self.folder else ()), *parts)
+
+    def first_rollouts(self) -> dict[str, tuple[str, str]]:
+        """Return (group, address of its first rollout) of each example."""
+        found: dict[str, tuple[str, str]] = {}
+        for placed in rows_of(self.place):
+            row = placed.row
+            address = self.address("rollouts", row.group_id, row.index)
+            found.setdefault(row.example_id, (row.group_id, address))
+        return found
+
+
 def eval_page(run: OneRun, folder: str, asked: EvalParameters) -> JsonObject:
-    """Return one eval, beside another of the same name."""
+    """Return one eval of a run, beside another of the same name."""
     key = eval_key(run.path, folder)
-    result = result_of(run.path, folder)
     keys = eval_keys(run.path)
-    others = [name for name, other in keys.items() if name != folder and other.name == key.name]
-    against = _against(asked.against, others, keys, key)
-    other = None if against is None else result_of(run.path, against)
-    compared = None if result is None or other is None else _compared(other, result)
-    where = _addresses(run, folder)
+    others = [
+        (_Shown(run, name), other.order < key.order)
+        for name, other in keys.items()
+        if name != folder and other.name == key.name
+    ]
     # An eval that was stopped and played again has two points, and the last one counts.
     point = {one["folder"]: one for one in eval_points(run)}.get(folder)
+    version = None if point is None else point.get("version")
+    return {
+        **_page(_Shown(run, folder), others, asked.against),
+        **{"folder": folder, "tag": key.tag, "version": version, "settings": {}},
+    }
+
+
+def standalone_eval_page(
+    one: OneEval, all_evals: Sequence[OneEval], asked: EvalParameters
+) -> JsonObject:
+    """Return an eval without a run, beside another of the same environment."""
+    own = result_of(one.place)
+    others = [
+        (_Shown(other, ""), _began(other) < _began(one))
+        for other in sorted(all_evals, key=lambda other: (_began(other), other.key))
+        if own is not None and other is not one and _is_of(other, own.environment)
+    ]
+    return {
+        **_page(_Shown(one, ""), others, asked.against),
+        **{"folder": one.key, "tag": "", "version": None, "settings": one.config()},
+    }
+
+
+def _began(one: OneEval) -> str:
+    """Return when an eval began, for their order; those that do not say it come first."""
+    try:
+        return one.info().started_at
+    except ConfigError:
+        return ""
+
+
+def _is_of(one: OneEval, environment: str) -> bool:
+    result = result_of(one.place)
+    return result is not None and result.environment == environment
+
+
+def _page(shown: _Shown, others: Sequence[tuple[_Shown, bool]], asked: str) -> JsonObject:
+    """Return a page of an eval; `others` says which there are, and whether they come before it."""
+    result = result_of(shown.place)
+    against = _against(asked, others)
+    other = None if against is None else result_of(against.place)
+    compared = None if result is None or other is None else _compared(other, result)
+    where = shown.first_rollouts()
     flips: list[JsonObject] = []
     if result is not None and other is not None and against is not None:
-        flips = _flips(
-            other, result, before_addresses=_addresses(run, against), after_addresses=where
-        )
+        before = against.first_rollouts()
+        flips = _flips(other, result, before_addresses=before, after_addresses=where)
+    rows = [placed.row for placed in rows_of(shown.place)]
+    rewards = [row.reward for row in rows if row.reward is not None]
     return {
         "page": "eval",
-        "run": run.brief(),
-        "folder": folder,
-        "tag": key.tag,
-        "version": None if point is None else point.get("version"),
+        "run": shown.run.brief(),
         "environment": None if result is None else result.environment,
         "result": None if result is None else _without_tasks(result),
-        "against": against,
+        "so_far": {
+            "num_rollouts": len(rows),
+            "num_scored": len(rewards),
+            "reward": sum(rewards) / len(rewards) if rewards else None,
+        },
+        "against": None if against is None else against.name,
         "verdicts": []
         if compared is None or against is None
-        else [verdict(one, against=against) for one in compared.differences],
+        else [verdict(one, against=against.name) for one in compared.differences],
+        "cautions": [] if compared is None else cautions(compared),
         "flips": {"columns": _lists(flips, _FLIP)},
         "num_gained": sum(one["change"] > 0 for one in flips),
         "num_lost": sum(one["change"] < 0 for one in flips),
         "tasks": {"columns": _tasks(result, where)},
-        "others": others,
+        "others": [one.name for one, _ in others],
+        "address": shown.address(),
     }
 
 
 _FLIP = ("example_id", "before", "after", "change", "address_before", "address_after")
 
 
-def _against(asked: str, others: list[str], keys: dict[str, EvalKey], own: EvalKey) -> str | None:
+def _against(asked: str, others: Sequence[tuple[_Shown, bool]]) -> _Shown | None:
+    """Return which eval to compare to: the one that was asked for, or else the one before."""
+    by_name = {one.name: one for one, _ in others}
     if asked:
-        if asked not in others:
-            raise ParameterError(f"against: {unknown_name('eval', asked, others)}")
-        return asked
-    earlier = [name for name in others if keys[name].order < own.order]
+        if asked not in by_name:
+            raise ParameterError(f"against: {unknown_name('eval', asked, list(by_name))}")
+        return by_name[asked]
+    earlier = [one for one, is_earlier in others if is_earlier]
     return earlier[-1] if earlier else None
-
-
-def _addresses(run: OneRun, folder: str) -> dict[str, tuple[str, str]]:
-    """Return (group, address of its first rollout) of each example of an eval."""
-    found: dict[str, tuple[str, str]] = {}
-    for placed in rows_of(run.path, folder):
-        row = placed.row
-        address = run.address("evals", folder, "rollouts", row.group_id, row.index)
-        found.setdefault(row.example_id, (row.group_id, address))
-    return found
 
 
 def _share(task: TaskScore) -> float:
@@ -199,7 +276,7 @@ def _flips(
     before_addresses: dict[str, tuple[str, str]],
     after_addresses: dict[str, tuple[str, str]],
 ) -> list[JsonObject]:
-    """Return the examples of which another share was solved, largest change first."""
+    """Return the examples of which another share was solved, those that got worse first."""
     old = {task.example_id: task for task in before.tasks if task.rewards and task.example_id}
     found: list[JsonObject] = []
     for task in after.tasks:
@@ -212,7 +289,7 @@ def _flips(
             after_addresses.get(task.example_id, ("", None))[1],
         )
         found.append(dict(zip(_FLIP, values, strict=True)))
-    return sorted(found, key=lambda one: (-abs(one["change"]), one["example_id"]))
+    return sorted(found, key=lambda one: (one["change"], one["example_id"]))
 
 
 def _without_tasks(result: EvalResult) -> JsonObject:
@@ -245,12 +322,17 @@ def _lists(rows: list[JsonObject], names: tuple[str, ...]) -> JsonObject:
 def eval_rollout_page(
     run: OneRun, database: Database, folder: str, key: tuple[str, int]
 ) -> JsonObject:
-    """Return the rollout `key` of an eval: its group, and its number in it."""
-    eval_key(run.path, folder)
+    """Return the rollout `key` of an eval: its group, and its number in it.
+
+    `folder` is empty for an eval without a run.
+    """
+    if folder:
+        eval_key(run.path, folder)
+    shown = _Shown(run, folder)
     group_id, index = key
-    row = row_in(run.path, folder, group_id, index)
+    row = row_in(shown.place, group_id, index)
     calls = calls_of(run, database, row, within=("step IS NULL AND environment = ?", [folder]))
-    siblings = [one.row for one in rows_of(run.path, folder) if one.row.group_id == group_id]
+    siblings = [one.row for one in rows_of(shown.place) if one.row.group_id == group_id]
     none: dict[str, Any] = {"columns": {}}
     return {
         "page": "rollout",
@@ -264,17 +346,14 @@ def eval_rollout_page(
                 "attempt": [1 for _ in siblings],
                 "status": [one.status for one in siblings],
                 "reward": [one.reward for one in siblings],
-                "address": [
-                    run.address("evals", folder, "rollouts", one.group_id, one.index)
-                    for one in siblings
-                ],
+                "address": [shown.address("rollouts", one.group_id, one.index) for one in siblings],
             }
         },
         "addresses": {
             **dict.fromkeys(("group", "previous", "next")),
             "timeline": timeline_around(run, extent_of_moments(calls, {"time_s": []})),
-            "eval": run.address("evals", folder),
-            "example": run.address("examples", row.environment, row.example_id),
+            "eval": shown.address(),
+            "example": run.address("examples", row.environment, row.example_id) if folder else None,
         },
     }
 
@@ -284,7 +363,7 @@ def example_in_evals(run: OneRun, environment: str, example_id: str) -> list[Jso
     points = {point["folder"]: point for point in eval_points(run)}
     found: list[JsonObject] = []
     for folder, key in eval_keys(run.path).items():
-        result = result_of(run.path, folder)
+        result = result_of(EvalPlace(run.path, folder))
         if result is None or result.environment != environment:
             continue
         for task in result.tasks:

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
+from telescope_core.base.types import Message
 from telescope_core.records.rows import RolloutRow
-from telescope_core.types import Message
 from telescope_ui.base.answers import JsonObject, NotThereError
 from telescope_ui.base.wrong_addresses import unfit
 from telescope_ui.files.database import quoted

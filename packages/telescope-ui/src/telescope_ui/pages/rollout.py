@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from telescope_core.chat.messages import message_to_record
+from telescope_core.base.messages import message_to_record
+from telescope_core.base.types import JsonValue, Message
 from telescope_core.records.parquet import read_row
 from telescope_core.records.rows import RolloutRow
-from telescope_core.types import JsonValue, Message
 from telescope_ui.base.answers import JsonObject, NotThereError
 from telescope_ui.files.damage import answering
 from telescope_ui.files.database import Database

@@ -9,17 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from telescope_core.chains import TokenChain, chains_of
-from telescope_core.errors import ConfigError
+from telescope_core.base.chains import TokenChain, chains_of
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.types import RolloutStatus, Span
 from telescope_core.records.rows import RolloutRow
-from telescope_core.records.token_facts import (
-    TOKEN_FACTS_FOLDER,
-    TurnFacts,
-    facts_of_rollout,
-    facts_path,
-)
+from telescope_core.records.step_files import StepPart, merged_path, part_in, step_path
+from telescope_core.records.token_facts import TOKEN_FACTS_FOLDER, TurnFacts, facts_of_rollout
 from telescope_core.records.tokens import numbered
-from telescope_core.types import RolloutStatus, Span
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.files.run_files import inside
 from telescope_ui.files.token_texts import texts_for
@@ -44,14 +40,21 @@ UNKNOWN = Training(None)
 
 def training_of(run: Path, row: RolloutRow) -> Training:
     """Return what the trainer found of a rollout of training."""
-    path = inside(run, TOKEN_FACTS_FOLDER, facts_path(run, row.step).name)
-    if path is None:
-        # Of a kept one it is not known, if the run did not record it. Others never are.
-        return UNKNOWN if row.status is RolloutStatus.KEPT else Training([])
+    folder = run / TOKEN_FACTS_FOLDER
+    single = inside(run, TOKEN_FACTS_FOLDER, step_path(folder, row.step).name)
+    merged = inside(run, TOKEN_FACTS_FOLDER, merged_path(folder, row.step).name)
     try:
-        return Training(facts_of_rollout(path, (row.group_id, row.index, row.attempt)))
+        part = None
+        if single is not None:
+            part = StepPart(single)
+        elif merged is not None:
+            part = part_in(merged, row.step)
+        if part is None:
+            # Of a kept one it is not known, if the run did not record it. Others never are.
+            return UNKNOWN if row.status is RolloutStatus.KEPT else Training([])
+        return Training(facts_of_rollout(part, (row.group_id, row.index, row.attempt)))
     except ConfigError as error:
-        return Training(None, [f"{TOKEN_FACTS_FOLDER}/{path.name} is left out: {error}"])
+        return Training(None, [f"{TOKEN_FACTS_FOLDER} of step {row.step} are left out: {error}"])
 
 
 def tokens_of(run: Path, row: RolloutRow, training: Training = UNKNOWN) -> JsonObject | None:

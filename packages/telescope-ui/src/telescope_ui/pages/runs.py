@@ -1,72 +1,166 @@
-"""`/`: all runs, newest change first."""
+"""`/`: all runs and evals, newest change first, and runs that differ in their seed alone."""
 
-from telescope_core.errors import TelescopeError
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from telescope_core.base.errors import TelescopeError
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.base.curves import curve
-from telescope_ui.index.one_run import OneRun
+from telescope_ui.files.eval_files import result_of, rows_of
+from telescope_ui.files.run_files import Stamp, stamp_of
+from telescope_ui.index.one_eval import OneEval
+from telescope_ui.index.one_run import OneRun, settings_of
 from telescope_ui.index.runs import Runs
+from telescope_ui.pages.evals import main_estimate
 
-REWARDS = ("task_reward/mean", "reward/mean")
-"""Metrics that say how good the policy is; the first one that is there counts."""
 _POINTS = 60
-_NOTHING = (
+RECENT = 10
+"""Steps whose mean reward ranks runs: the reward of a single step is mostly chance."""
+_OF_RUN = (
     *("reason", "started_at", "ended_at", "step", "number_of_steps", "model", "algorithm"),
-    *("reward", "curve"),
+    *("reward", "recent_reward", "curve", "seeds"),
 )
+_OF_EVAL = (
+    *("reason", "started_at", "ended_at", "environment", "model", "measure", "mean", "low", "high"),
+    *("num_tasks", "num_rollouts", "num_scored", "num_failed"),
+)
+_SEED = re.compile(r"(?i)(?P<name>.*?)[-_.]?seed[-_.=]?\d+")
 
 
 def runs_page(runs: Runs) -> JsonObject:
-    """Return the runs; one that cannot be read says why, and the others are there."""
-    found = [_row(run) for run in runs.all()]
+    """Return runs and evals; one that cannot be read says why, and the others are there."""
+    found = [_row(run, _facts_of_run, _OF_RUN) for run in runs.all()]
+    evals = [_row(one, _facts_of_eval, _OF_EVAL) for one in runs.evals()]
     return {
         "page": "runs",
         "folders": [str(folder) for folder in runs.folders],
-        "runs": sorted(found, key=lambda row: (-row["changed_s"], row["key"])),
+        "left_out": [str(link) for link in runs.left_out()],
+        "runs": sorted(found, key=_newest_first),
+        "seeds": _seeds(found),
+        "evals": sorted(evals, key=_newest_first),
     }
 
 
-def _row(run: OneRun) -> JsonObject:
-    base: JsonObject = {"key": run.key, "folder": str(run.opened), "changed_s": run.changed_s()}
+def _newest_first(row: JsonObject) -> tuple[float, str]:
+    return -row["changed_s"], row["key"]
+
+
+def _row(one: OneRun, facts: Callable[[OneRun], JsonObject], names: Sequence[str]) -> JsonObject:
+    base: JsonObject = {"key": one.key, "folder": str(one.opened), "changed_s": one.changed_s()}
     try:
-        return {**base, **_facts(run), "error": None}
+        return {**base, **facts(one), "error": None}
     except (TelescopeError, OSError) as error:
-        name: JsonObject = {"name": run.path.name, "state": "unreadable", "environments": []}
-        return {**base, **name, **dict.fromkeys(_NOTHING), "error": str(error)}
+        name: JsonObject = {"name": one.path.name, "state": "unreadable", "environments": []}
+        return {**base, **name, **dict.fromkeys(names), "error": str(error)}
 
 
-def _facts(run: OneRun) -> JsonObject:
+def _facts_of_run(run: OneRun) -> JsonObject:
     info = run.info()
-    names = run.metrics.names()
-    reward = next((name for name in REWARDS if name in names), None)
-    found: JsonObject = {"steps": [], "values": [], "is_thinned": False}
-    if reward is not None:
-        columns = run.metrics.columns([reward])
-        found = curve(columns.steps, columns.values[reward], points=_POINTS)
-    return {
-        "name": info.name,
-        "state": info.observed_state.value,
-        "reason": info.reason,
-        "started_at": info.started_at,
-        "ended_at": info.ended_at,
-        "step": run.metrics.last_step(),
-        "environments": list(info.environments) or environment_names(run),
-        **settings_of(run),
-        "reward": None if reward is None else run.metrics.latest(reward),
-        "curve": found,
-    }
+    files = ("run.json", "config.json", "metrics.jsonl")
+
+    def read() -> JsonObject:
+        found = run.course.reward()
+        values = [] if found is None else found.values
+        return {
+            "name": info.name,
+            "reason": info.reason,
+            "started_at": info.started_at,
+            "ended_at": info.ended_at,
+            "step": run.course.last_step(),
+            "environments": list(info.environments) or environment_names(run),
+            **settings_of(run),
+            "reward": values[-1] if values else None,
+            "recent_reward": statistics.fmean(values[-RECENT:]) if values else None,
+            "curve": curve([], [], points=_POINTS)
+            if found is None
+            else curve(found.steps, found.values, points=_POINTS),
+            "seeds": seeds_of(info.name, run.path),
+        }
+
+    # Whether its process is there says no file.
+    return {**run.kept(_stamps(run, files), read), "state": info.observed_state.value}
 
 
-def settings_of(run: OneRun) -> JsonObject:
-    """Return the settings that tell runs apart."""
+def _facts_of_eval(one: OneRun) -> JsonObject:
+    assert isinstance(one, OneEval), "only evals are in the list of evals"
+    brief = one.brief()
+    files = ("eval.json", "results.json", "rollouts.jsonl")
+
+    def read() -> JsonObject:
+        result = result_of(one.place)
+        info = one.info() if brief["state"] else None
+        asked = one.config()
+        rows = [placed.row for placed in rows_of(one.place)] if result is None else []
+        rewards = [row.reward for row in rows if row.reward is not None]
+        found: JsonObject = {
+            "reason": "" if info is None else info.reason,
+            "started_at": None if info is None else info.started_at,
+            "ended_at": None if info is None else info.ended_at,
+            "environment": asked.get("environment"),
+            "model": asked.get("model"),
+            **dict.fromkeys(("measure", "mean", "low", "high", "num_tasks")),
+            "num_rollouts": None,
+            "num_scored": len(rewards),
+            "num_failed": len(rows) - len(rewards),
+        }
+        if result is None:
+            return found
+        same = ("environment", "model", "num_tasks", "num_rollouts", "num_scored", "num_failed")
+        return found | {name: getattr(result, name) for name in same} | main_estimate(result)
+
+    return {**one.kept(_stamps(one, files), read), **brief}
+
+
+def _stamps(one: OneRun, names: Sequence[str]) -> list[Stamp | None]:
+    return [stamp_of(one.path / name) for name in names]
+
+
+def seeds_of(name: str, path: Path) -> str | None:
+    """Return what the names of runs have in common that differ in their seed; None without one.
+
+    `NAME-seed3` is of `NAME-seed*`, and a folder `NAME/seed3` of `NAME/seed*`.
+    """
+    match = _SEED.fullmatch(name)
+    if match is None:
+        return None
+    return f"{match['name']}-seed*" if match["name"] else f"{path.parent.name}/seed*"
+
+
+def _seeds(rows: Sequence[JsonObject]) -> list[JsonObject]:
+    """Return the runs of each name with several seeds, and how their rewards are spread."""
+    by_name: dict[tuple[str, str], list[JsonObject]] = {}
+    for row in rows:
+        if row["seeds"] is not None:
+            by_name.setdefault((row["folder"], row["seeds"]), []).append(row)
+    return [
+        {
+            "name": name,
+            "runs": sorted(row["key"] for row in group),
+            "recent_reward": _spread([row["recent_reward"] for row in group]),
+        }
+        for (_, name), group in sorted(by_name.items())
+        if len(group) > 1
+    ]
+
+
+def _spread(found: Sequence[float | None]) -> JsonObject:
+    values = [value for value in found if value is not None]
     return {
-        "number_of_steps": run.setting("run.number_of_steps"),
-        "model": run.setting("model.model"),
-        "algorithm": run.setting("algorithm.algorithm"),
+        "count": len(values),
+        "mean": statistics.fmean(values) if values else None,
+        "deviation": statistics.stdev(values) if len(values) > 1 else None,
+        "minimum": min(values, default=None),
+        "maximum": max(values, default=None),
     }
 
 
 def environment_names(run: OneRun) -> list[str]:
-    """Return the environments that have a reward among the metrics."""
+    """Return the environments of the settings, or else those that have a reward among metrics."""
+    named = run.config().get("environments")
+    if isinstance(named, list) and named:
+        return [str(one["name"]) for one in named if isinstance(one, dict) and "name" in one]
     return [
         name.removeprefix("reward/").removesuffix("/mean")
         for name in run.metrics.names()

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.types import ASGIApp
 
-from telescope_core.errors import TelescopeError, unknown_name
+from telescope_core.base.errors import TelescopeError, unknown_name
 from telescope_ui.base import parameters as asked_for
 from telescope_ui.base.answers import JsonObject, as_json, error_body, status_of
 from telescope_ui.base.guard import Guard
@@ -25,7 +25,12 @@ from telescope_ui.pages.compare import compare_page
 from telescope_ui.pages.compare_examples import compare_examples_page
 from telescope_ui.pages.config import config_page
 from telescope_ui.pages.difference import difference_page
-from telescope_ui.pages.evals import eval_page, eval_rollout_page, evals_page
+from telescope_ui.pages.evals import (
+    eval_page,
+    eval_rollout_page,
+    evals_page,
+    standalone_eval_page,
+)
 from telescope_ui.pages.groups import example_page, group_page
 from telescope_ui.pages.infra import infra_page
 from telescope_ui.pages.logs import logs_page
@@ -175,6 +180,21 @@ def _add_evals(app: FastAPI, runs: Runs, database: Database) -> None:
         _, number, _ = key_of(group, index, "1")
         return _answer(eval_rollout_page(runs.get(run), database, folder, (group, number)))
 
+    @app.get("/evals/{key:part}")
+    def _standalone(key: str, asked: Annotated[asked_for.EvalParameters, Query()]) -> Response:
+        return _answer(standalone_eval_page(runs.get_eval(key), runs.evals(), asked))
+
+    @app.get("/evals/{key:part}/logs")
+    def _logs_of_eval(key: str, asked: Annotated[asked_for.LogsParameters, Query()]) -> Response:
+        return _answer(logs_page(runs.get_eval(key), asked))
+
+    @app.get("/evals/{key:part}/rollouts/{group:part}/{index:part}")
+    def _rollout_of_eval(
+        key: str, group: str, index: str, asked: Annotated[asked_for.NoParameters, Query()]
+    ) -> Response:
+        _, number, _ = key_of(group, index, "1")
+        return _answer(eval_rollout_page(runs.get_eval(key), database, "", (group, number)))
+
 
 def _add_files(app: FastAPI, runs: Runs, watcher: Watcher) -> None:
     @app.get("/static/{name:part}")
@@ -188,7 +208,7 @@ def _add_files(app: FastAPI, runs: Runs, watcher: Watcher) -> None:
     async def _live(asked: Annotated[asked_for.LiveParameters, Query()]) -> Response:
         # One that is not there would be waited for without a word.
         for key in asked.run:
-            await asyncio.to_thread(runs.get, key)
+            await asyncio.to_thread(runs.either, key)
         listener = watcher.add(asked.run)
         if listener is None:
             raise HTTPException(503, "too many pages are open; close one of them")

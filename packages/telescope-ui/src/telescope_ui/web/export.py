@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from telescope_core.errors import ConfigError, TelescopeError
+from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_core.records.identity import now
 from telescope_ui.base.answers import JsonObject, as_json, error_body, status_of
 from telescope_ui.base.parameters import (
@@ -21,7 +21,7 @@ from telescope_ui.base.parameters import (
     TimelineParameters,
 )
 from telescope_ui.files.database import Database, cache_folder
-from telescope_ui.files.eval_files import eval_keys, rows_of
+from telescope_ui.files.eval_files import EvalPlace, eval_keys, rows_of
 from telescope_ui.index.one_run import OneRun
 from telescope_ui.index.runs import Runs
 from telescope_ui.pages.compare import compare_page
@@ -148,7 +148,7 @@ def _eval(run: OneRun, folder: str) -> Callable[[], JsonObject]:
 
 def _eval_rollouts(run: OneRun, database: Database, folder: str, num: int) -> Iterator[Page]:
     """Yield rollouts of an eval: one of each example first, which its page leads to."""
-    rows = [placed.row for placed in rows_of(run.path, folder)]
+    rows = [placed.row for placed in rows_of(EvalPlace(run.path, folder))]
     seen: set[str] = set()
     first = [not (row.example_id in seen or seen.add(row.example_id)) for row in rows]
     ordered = sorted(zip(first, rows, strict=True), key=lambda pair: not pair[0])

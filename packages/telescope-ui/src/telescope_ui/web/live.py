@@ -10,9 +10,10 @@ from threading import Condition, Thread
 
 import msgspec
 
-from telescope_core.errors import TelescopeError
+from telescope_core.base.errors import TelescopeError
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.files.run_files import inside, listed
+from telescope_ui.index.one_eval import OneEval
 from telescope_ui.index.one_run import OneRun
 from telescope_ui.index.runs import Runs
 
@@ -122,7 +123,7 @@ class Watcher:
 
     def _look(self, before: Mapping[str, State], look: int) -> dict[str, State]:
         found: dict[str, State] = {}
-        for run in self._runs.all():
+        for run in self._runs.look():
             known = before.get(run.key)
             is_over = known is not None and known["state"] != "running"
             if known is not None and is_over and look % _SLOW_LOOKS:
@@ -168,7 +169,10 @@ def _put(queue: "asyncio.Queue[tuple[str, JsonObject]]", event: str, data: JsonO
 
 
 def state_of(run: OneRun) -> State:
-    """Return what is different when a part of a run has changed."""
+    """Return what is different when a part of a run, or of an eval without one, has changed."""
+    if isinstance(run, OneEval):
+        signs = [_signs(run.path, name) for name in run.changing]
+        return {"evals": signs, "state": run.brief()["state"], "step": 0}
     found: dict[str, object] = {part: _signs(run.path, name) for part, name in _FILES.items()}
     found["evals"] = (found["evals"], _signs(run.path, "evals"))
     for folder in _FOLDERS:
@@ -179,7 +183,7 @@ def state_of(run: OneRun) -> State:
         found[folder] = (len(files), [(one.name, one.stamp) for one in newest])
     try:
         found["state"] = run.info().observed_state.value
-        found["step"] = run.metrics.last_step()
+        found["step"] = run.course.last_step()
     except _OF_FILES:
         found["state"], found["step"] = "unreadable", 0
     return found

@@ -13,11 +13,11 @@ from threading import Thread
 import msgspec
 import uvicorn
 
-from telescope_core import interruptible
-from telescope_core.addresses import in_url
-from telescope_core.errors import ConfigError
+from telescope_core.base import interruptible
+from telescope_core.base.addresses import in_url
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.terminal import escaped
 from telescope_core.records.arrow import arrow_modules
-from telescope_core.terminal import escaped
 from telescope_ui.base.guard import is_loopback
 from telescope_ui.files.database import Database, cache_folder
 from telescope_ui.index.runs import Runs

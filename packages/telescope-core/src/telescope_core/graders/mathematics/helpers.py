@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from telescope_core.errors import EnvironmentLoadError, ProcessDiedError
+from telescope_core.base.errors import EnvironmentLoadError, ProcessDiedError
 from telescope_core.graders.mathematics.comparing import CPU_LIMIT_SIGNAL, Verdict
 
 _PROGRAM = (

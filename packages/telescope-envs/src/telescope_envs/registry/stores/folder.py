@@ -10,8 +10,8 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from telescope_core.collector import rare_collections
-from telescope_core.errors import RegistryError
+from telescope_core.base.collector import rare_collections
+from telescope_core.base.errors import RegistryError
 from telescope_envs.records.catalog import CatalogRow, ReadRow, catalog_row
 from telescope_envs.records.files import (
     MAX_FILE_BYTES,

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from telescope_core.errors import RegistryError
+from telescope_core.base.errors import RegistryError
 from telescope_envs.records.catalog import CATALOG_PATH, CatalogRow, read_catalog
 from telescope_envs.records.files import MAX_FILE_BYTES
 from telescope_envs.records.reading import (

@@ -24,7 +24,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import tqdm
 
-from telescope_core.errors import RegistryError
+from telescope_core.base.errors import RegistryError
 from telescope_envs.records.catalog import CATALOG_PATH, CatalogRow, catalog_row, read_catalog
 from telescope_envs.records.files import MAX_FILE_BYTES, read_file
 from telescope_envs.records.reading import (

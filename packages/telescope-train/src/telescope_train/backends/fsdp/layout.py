@@ -5,7 +5,7 @@ puts on one node where it can; within a block every weight is sharded over all r
 share rows (`fsdp_context_parallel_size`) included.
 """
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.config.trainer_section import TrainerSection
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.backends.fsdp.low_precision_adamw import LowPrecisionAdamW
 from telescope_train.backends.fsdp.offloaded_adamw import OffloadedAdamW
 from telescope_train.config.trainer_section import TrainerSection

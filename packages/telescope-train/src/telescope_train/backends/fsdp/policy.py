@@ -9,7 +9,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.backends.fsdp.compute_copies import compute_copies
 from telescope_train.backends.fsdp.filling import fill, fill_adapters
 from telescope_train.backends.fsdp.sharding import decoder_layers, prefetch, shard, weight_mesh

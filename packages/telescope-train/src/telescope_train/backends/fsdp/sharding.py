@@ -18,7 +18,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.models.packed import PackedPolicy
 from telescope_train.observability.spans import SpanRecorder

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import PreTrainedModel
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.backends.distributed_checkpoint import (
     folder_of_all_ranks,
     load_state,

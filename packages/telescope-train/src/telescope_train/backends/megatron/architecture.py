@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.backends.megatron.layout import ModelSizes, family_problems
 from telescope_train.models.head import HeadRule, head_rule
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_core.records.files import read_json, write_json
 from telescope_train.backends.distributed_checkpoint import (
     Saving,

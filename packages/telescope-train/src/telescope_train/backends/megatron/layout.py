@@ -7,7 +7,7 @@ pipeline stage, and are themselves never divided.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.config.megatron_section import MegatronSection
 

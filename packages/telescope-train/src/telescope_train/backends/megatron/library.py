@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.backends.megatron.on_cpu import on_cpu
 
 HINT = (

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.backends.distributed_checkpoint import folder_of_all_ranks
 from telescope_train.backends.megatron.architecture import (
     Architecture,

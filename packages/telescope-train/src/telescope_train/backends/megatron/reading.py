@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.backends.distributed_checkpoint import reading
 from telescope_train.backends.megatron.architecture import Architecture
 from telescope_train.backends.megatron.mapping import parts_of, take_apart

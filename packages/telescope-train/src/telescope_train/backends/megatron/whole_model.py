@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from telescope_core.errors import TelescopeError
+from telescope_core.base.errors import TelescopeError
 from telescope_train.models.attention.kinds import SDPA
 from telescope_train.models.row import PackedRow
 

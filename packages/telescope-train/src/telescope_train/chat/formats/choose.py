@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from telescope_core.errors import unknown_name
+from telescope_core.base.errors import unknown_name
 from telescope_core.parsers.tool_calls import CallText
 from telescope_train.chat.formats.gemma4 import GEMMA4
 from telescope_train.chat.formats.harmony import HARMONY, HARMONY_REASONING

@@ -5,8 +5,8 @@ Keys stand without quotes, and texts between `<|"|>` marks. Otherwise the values
 
 import re
 
+from telescope_core.base.types import JsonValue
 from telescope_core.parsers.tool_calls import MAX_DEPTH, CallText, decode_json, dump_json
-from telescope_core.types import JsonValue
 from telescope_train.chat.formats.reply import Calls, ToolCallParser, ToolSchemas, joined
 
 _OPEN, _CLOSE, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'

@@ -3,8 +3,8 @@
 import re
 from functools import partial
 
+from telescope_core.base.types import JsonValue
 from telescope_core.parsers.tool_calls import CallText, dump_json, load_json
-from telescope_core.types import JsonValue
 from telescope_train.chat.formats.reply import Calls, ToolCallParser, ToolSchemas, joined
 from telescope_train.chat.formats.typed import typed_call, unwrapped
 

@@ -5,8 +5,8 @@ In K2, the id of a call holds the name of the tool, and the template shows the i
 
 import re
 
+from telescope_core.base.types import JsonValue
 from telescope_core.parsers.tool_calls import CallText, dump_json, load_json
-from telescope_core.types import JsonValue
 from telescope_train.chat.formats.reply import Calls, ToolCallParser, ToolSchemas, joined
 
 _K2_MARKS = tuple(

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from functools import partial
 
+from telescope_core.base.types import JsonValue
 from telescope_core.parsers.tool_calls import CallText, broken_call, calls_of_list, decode_json
-from telescope_core.types import JsonValue
 from telescope_train.chat.formats.reply import Calls, ToolCallParser, ToolSchemas, joined
 
 _PYTHON_TAG = "<|python_tag|>"

@@ -8,8 +8,8 @@ import ast
 import re
 import warnings
 
+from telescope_core.base.types import JsonValue
 from telescope_core.parsers.tool_calls import CallText, dump_json, load_json
-from telescope_core.types import JsonValue
 from telescope_train.chat.formats.reply import (
     Calls,
     ToolCallParser,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from telescope_core.base.types import JsonValue
 from telescope_core.parsers.tool_calls import CallText
-from telescope_core.types import JsonValue
 
 ToolSchemas = Sequence[Mapping[str, JsonValue]]
 

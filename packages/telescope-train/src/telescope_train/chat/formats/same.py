@@ -2,8 +2,8 @@
 
 import json
 
+from telescope_core.base.types import JsonValue, Message, ToolCall
 from telescope_core.parsers.tool_calls import load_json
-from telescope_core.types import JsonValue, Message, ToolCall
 
 
 def same_message(given: Message, sent: Message) -> bool:

@@ -5,8 +5,8 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
+from telescope_core.base.types import JsonValue
 from telescope_core.parsers.tool_calls import CallText, dump_json, load_json
-from telescope_core.types import JsonValue
 from telescope_train.chat.formats.reply import ToolSchemas, functions_of
 
 _TYPE_OF = {

@@ -8,7 +8,7 @@ import os
 import runpy
 import sys
 
-from telescope_core.collector import rare_collections
+from telescope_core.base.collector import rare_collections
 from telescope_train.inference.server import CPU_KERNELS_VARIABLE, ENGINE_THREAD_VARIABLE
 from telescope_train.inference.vllm_plugin import adapter, cpu_kernels, engine_thread, http_server
 from telescope_train.inference.wire import IDENTITY_VARIABLE, SECRET_VARIABLE, SOCKET_VARIABLE

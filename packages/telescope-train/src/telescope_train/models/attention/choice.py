@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.models.attention.blocks import find_sequences, find_shared_sequences
 from telescope_train.models.attention.kinds import (
     ATTENTION_KINDS,

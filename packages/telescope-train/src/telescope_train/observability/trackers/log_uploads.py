@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from telescope_core.base.secret_names import hidden
 from telescope_core.records.logs import LogFiles, log_files
 from telescope_core.records.output_logs import is_output
-from telescope_core.secret_names import hidden
 
 _LEVEL = 1
 """Of compression: logs shrink to a tenth, and a run waits for it."""

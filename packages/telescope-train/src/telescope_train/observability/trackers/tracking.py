@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any
 
+from telescope_core.base.secret_names import without_secrets
 from telescope_core.records import RunFolder
 from telescope_core.records.timeline import GaugeSample
-from telescope_core.secret_names import without_secrets
 from telescope_train.observability.trackers.log_uploads import NOTHING, LogUploads
 from telescope_train.observability.trackers.samples import spread
 from telescope_train.observability.trackers.step_meters import (

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.algorithms.corrections import algorithm_in_use, has_ratio
 from telescope_train.algorithms.objective import resolved
 from telescope_train.algorithms.record import (

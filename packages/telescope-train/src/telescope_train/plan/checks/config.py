@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 
-from telescope_core.errors import ConfigError, unknown_name
+from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_train.chat.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 from telescope_train.chat.formats.choose import AUTO
 from telescope_train.config.eval_folders import eval_folder_name

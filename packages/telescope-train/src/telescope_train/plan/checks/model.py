@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from telescope_core.errors import ConfigError, TelescopeError
+from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.renderer import load_renderer
 from telescope_train.chat.tokenizer import ModelSettings, bare_tokenizer

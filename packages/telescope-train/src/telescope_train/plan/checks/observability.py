@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.config.fields import unused
 from telescope_train.config.schema import TrainConfig
 from telescope_train.observability.trackers.tracker import load_tracker, names_in_use

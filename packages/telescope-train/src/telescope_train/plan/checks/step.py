@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.algorithms.corrections import has_ratio
 from telescope_train.algorithms.record import load_algorithm
 from telescope_train.config.fields import unused

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from telescope_core.errors import ConfigError
+from telescope_core.base.errors import ConfigError
 from telescope_train.backends.fsdp.layout import fsdp_layout
 from telescope_train.config.fields import unused
 from telescope_train.config.schema import CheckpointSection, TrainConfig

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 
-from telescope_core.errors import unknown_name
+from telescope_core.base.errors import unknown_name
 from telescope_train.config.fields import unused
 from telescope_train.config.schema import TrainConfig
 from telescope_train.config.weights_section import AUTO_TRANSPORT, STORED, TRANSPORTS_GROUP

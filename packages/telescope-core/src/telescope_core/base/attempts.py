@@ -1,0 +1,122 @@
+"""Playing a rollout again after a failure: one rule for training and evals.
+
+A limit that was reached (deadline, context length, tokens) is an outcome of the rollout, whether it
+could be scored or not. Playing it again would favor short answers, and would cost as much as the
+first time. A score that breaks its contract is the same for each attempt. Everything else that
+fails may be a failure of infrastructure, so it is played again a few times.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from telescope_core.base.errors import (
+    ContextLengthError,
+    EndpointAccessError,
+    EndpointError,
+    JudgeError,
+    RewardError,
+    RolloutCrashError,
+    TemplateLossError,
+    UnplayableError,
+)
+from telescope_core.base.types import Rollout, RolloutStatus, StopReason
+
+MAX_FAILED = 3
+"""Attempts that may fail before the failure is final."""
+MAX_LOST = 5
+"""Further attempts that may be lost because the environment's process died during them.
+
+They are counted apart: a process plays many rollouts, and most of those that die with it are not
+the reason for its death. Where another rollout is known to be the reason, the loss is not counted.
+"""
+_TOO_LONG = ("context length", "context_length", "max_model_len")
+"""What vLLM and the OpenAI API write when a prompt does not fit the model."""
+_FINAL = (RolloutCrashError.__name__, RewardError.__name__)
+"""Failures that another attempt would repeat."""
+_ENDS_ALL = {
+    error.__name__: error for error in (EndpointAccessError, TemplateLossError, UnplayableError)
+}
+"""Failures that say of all rollouts that they cannot be played, or not as they are."""
+
+
+async def play_with_attempts(
+    play: Callable[[int], Awaitable[Rollout]],
+    *,
+    first: int = 1,
+    max_failed: int = MAX_FAILED,
+    on_failure: Callable[[Rollout], None] = lambda rollout: None,
+    on_replaced: Callable[[Rollout], None] = lambda rollout: None,
+) -> Rollout:
+    """Return the first attempt that is final, with its number as the tag `attempts` from 2 on.
+
+    `play` takes the number of the attempt, from `first` on. `on_failure` gets every attempt that
+    failed, the last one included, and `on_replaced` each that another one follows.
+    """
+    num_failed = num_lost = num_innocent = 0
+    while True:
+        attempt = first + num_failed + num_lost + num_innocent
+        rollout = replace(await play(attempt), attempt=attempt)
+        if attempt > 1:
+            rollout = replace(rollout, tags={**rollout.tags, "attempts": str(attempt)})
+        if rollout.status is not RolloutStatus.FAILED:
+            return rollout
+        on_failure(rollout)
+        if rollout.is_innocent:
+            num_innocent += 1
+        elif rollout.is_lost:
+            num_lost += 1
+        else:
+            num_failed += 1
+        if (
+            reached_limit(rollout)
+            or ends_all(rollout)
+            or rollout.status_reason in _FINAL
+            or num_failed >= max_failed
+            or num_lost > MAX_LOST
+        ):
+            return rollout
+        on_replaced(rollout)
+
+
+def reached_limit(rollout: Rollout) -> bool:
+    """Return whether a failed rollout ended at its deadline or at the length of the context.
+
+    Most rollouts that reach a limit are scored as they stand. Those here could not be: nothing was
+    written yet, or the environment raised when the limit came.
+    """
+    if rollout.stop_reason in (StopReason.TIMEOUT, StopReason.CONTEXT_LENGTH):
+        return True
+    kind, _, text = (rollout.error or "").partition(": ")
+    if kind == ContextLengthError.__name__:
+        return True
+    return kind == EndpointError.__name__ and says_too_long(text)
+
+
+def ends_all(rollout: Rollout) -> bool:
+    """Return whether a rollout failed for a cause that no other attempt, or rollout, can change.
+
+    An endpoint refuses every request, the policy's chat template would lose something, or the
+    settings of the environment cannot work.
+    """
+    return rollout.status is RolloutStatus.FAILED and rollout.status_reason in _ENDS_ALL
+
+
+def require_others(rollout: Rollout, where: str) -> None:
+    """Raise the error of a rollout that failed for a cause that `ends_all`; `where` goes first."""
+    if ends_all(rollout):
+        kind, _, cause = (rollout.error or "").partition(": ")
+        raise _ENDS_ALL[rollout.status_reason](f"{where}: {cause or kind}")
+
+
+def is_too_long(error: Exception) -> bool:
+    """Return whether the policy refused a request because its prompt does not fit the model."""
+    if isinstance(error, ContextLengthError):
+        return True
+    # The endpoint of a judge has a context of its own, which is no limit of the policy.
+    is_of_policy = isinstance(error, EndpointError) and not isinstance(error, JudgeError)
+    return is_of_policy and says_too_long(str(error))
+
+
+def says_too_long(text: str) -> bool:
+    """Return whether an endpoint's error says that a prompt does not fit the model."""
+    return any(mark in text.lower() for mark in _TOO_LONG)

@@ -1,0 +1,225 @@
+"""The files that the code of an environment consists of, found without running it.
+
+They are the module of its class, what that imports from the same folder or from packages in
+editable mode, and the data files that these name: beside them, or in the environment's settings.
+What is installed from a wheel is known by its version, and Telescope by its own. A name that is
+computed is not seen, apart from f-strings such as f"data/{split}.jsonl".
+"""
+
+import ast
+import glob
+import hashlib
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+from telescope_core.base.file_proofs import quick_digest
+from telescope_core.base.protocols import EnvironmentLocation
+
+_DATA = (
+    *(".json", ".jsonl", ".csv", ".tsv", ".txt", ".md", ".parquet", ".arrow", ".yaml", ".yml"),
+    *(".toml", ".jinja", ".j2", ".gz", ".zst", ".zip", ".sqlite", ".db", ".npy", ".npz", ".pkl"),
+)
+"""Endings of files that a text in a source is taken to name; other texts are rarely files."""
+_LONGEST_NAME = 255
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+def code_files(location: EnvironmentLocation, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digest of each file that an environment consists of, by a name for people.
+
+    `settings`: those of the environment; a value that is the path of a file stands for its content.
+    Empty of sources where another Python imports it.
+    """
+    found = {f"settings: {name}": quick_digest(path) for name, path in _in_settings(settings)}
+    if location.interpreter in ("", sys.executable):
+        found |= _Sources(location.search_path, location.factory.partition(":")[0]).digests()
+    return dict(sorted(found.items()))
+
+
+def source_files(module: str) -> dict[str, str]:
+    """Return the digest of each file that a module consists of, as far as it is not installed."""
+    return _Sources((), module).digests()
+
+
+def digest_of_files(files: Mapping[str, str]) -> str:
+    """Return one digest of all; empty if there are none."""
+    text = "".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items()))
+    return hashlib.sha256(text.encode()).hexdigest() if files else ""
+
+
+def file_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return one line for each file that differs; none where one side is not known."""
+    if not before or not after:
+        return []
+    return [
+        f"file {name}: {_what(name in before, name in after)}"
+        for name in sorted({*before, *after})
+        if before.get(name) != after.get(name)
+    ]
+
+
+def _what(was_there: bool, is_there: bool) -> str:
+    if was_there and is_there:
+        return "its content is another one"
+    return "it is new" if is_there else "it is gone, or no longer used"
+
+
+def _in_settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
+    for name, value in settings.items():
+        if isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and "\n" not in value:
+            path = Path(value).expanduser()
+            if path.is_file():
+                yield f"{name} = {value}", path
+
+
+class _Sources:
+    """The modules of an environment that are not installed, from the first import on."""
+
+    def __init__(self, search_path: Sequence[str], module: str) -> None:
+        self._search_path = [*search_path]
+        self._top = module.partition(".")[0]
+        self._specs: dict[str, ModuleSpec | None] = {}
+        self._digests: dict[str, str] = {}
+        self._waiting = [module]
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each source and of each data file that one names."""
+        seen: set[str] = set()
+        while self._waiting:
+            parts = self._waiting.pop().split(".")
+            # Importing a.b runs a first.
+            for name in (".".join(parts[: end + 1]) for end in range(len(parts))):
+                if name not in seen:
+                    seen.add(name)
+                    self._add(name)
+        return self._digests
+
+    def _add(self, module: str) -> None:
+        spec = self._spec(module)
+        if spec is None or spec.origin is None or not self._is_own(module, spec.origin):
+            return
+        path = Path(spec.origin)
+        is_package = spec.submodule_search_locations is not None
+        name = module.replace(".", "/") + ("/__init__" if is_package else "") + path.suffix
+        self._digests[name] = quick_digest(path)
+        if path.suffix != ".py":
+            return
+        try:
+            tree = ast.parse(path.read_bytes(), filename=str(path))
+        except (SyntaxError, ValueError):
+            return  # said where it is imported
+        package = module if is_package else module.rpartition(".")[0]
+        self._waiting += _imports(tree, package)
+        folder = name.rpartition("/")[0]
+        for data in _data_files(tree, path.parent):
+            beside = data.relative_to(path.parent).as_posix()
+            self._digests[f"{folder}/{beside}" if folder else beside] = quick_digest(data)
+
+    def _is_own(self, module: str, origin: str) -> bool:
+        top = module.partition(".")[0]
+        if not Path(origin).is_file() or (
+            top.startswith("telescope_") and not top.startswith("telescope_env_")
+        ):
+            return False
+        if any(part in _INSTALLED for part in Path(origin).parts):
+            # The package itself may be given as module:Class, without any record of its wheel.
+            return top == self._top
+        return not Path(origin).is_relative_to(sysconfig.get_path("stdlib"))
+
+    def _spec(self, module: str) -> ModuleSpec | None:
+        """Return where a module is, importing none of its packages."""
+        if module not in self._specs:
+            parent = module.rpartition(".")[0]
+            if not parent:
+                self._specs[module] = self._top_level(module)
+            else:
+                above = self._spec(parent)
+                places = None if above is None else above.submodule_search_locations
+                self._specs[module] = PathFinder.find_spec(module, [*places]) if places else None
+        return self._specs[module]
+
+    def _top_level(self, module: str) -> ModuleSpec | None:
+        own = PathFinder.find_spec(module, self._search_path) if self._search_path else None
+        if own is not None and own.origin is not None:
+            return own
+        if module in sys.builtin_module_names or module in sys.stdlib_module_names:
+            return None
+        try:
+            # Also by the finders that editable installs put in place.
+            found = importlib.util.find_spec(module)
+        except (ImportError, ValueError):
+            found = None
+        # A folder without __init__.py is imported only where there is no other of the name.
+        return found if found is not None and found.origin is not None else own or found
+
+
+def _imports(tree: ast.AST, package: str) -> Iterator[str]:
+    """Yield every module that a source may import, and names that may be modules."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".") if node.level else []
+            above = parts[: len(parts) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            if base:
+                yield base
+                yield from (f"{base}.{one.name}" for one in node.names if one.name != "*")
+
+
+def _data_files(tree: ast.AST, folder: Path) -> list[Path]:
+    """Return the files in `folder` or below that the texts of a source name."""
+    found: set[Path] = set()
+    for pattern in {*_patterns(tree)}:
+        if pattern.endswith(_DATA) and len(pattern) <= _LONGEST_NAME and "\n" not in pattern:
+            relative = pattern.removeprefix("./").lstrip("/")
+            if ".." not in relative:
+                found |= {path for path in folder.glob(relative) if path.is_file()}
+    return sorted(found)
+
+
+def _patterns(tree: ast.AST) -> Iterator[str]:
+    """Yield texts that may name files: constants, `a / "b"`, `join(a, "b")`, f-strings."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield glob.escape(node.value)
+        elif isinstance(node, ast.JoinedStr):
+            yield _text(node) or ""
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            yield _joined(_divided(node))
+        elif isinstance(node, ast.Call):
+            yield _joined(node.args)
+
+
+def _divided(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        return [*_divided(node.left), node.right]
+    return [node]
+
+
+def _joined(nodes: Sequence[ast.expr]) -> str:
+    """Return the last of `nodes` that are texts, as one path."""
+    parts: list[str] = []
+    for node in reversed(nodes):
+        text = _text(node)
+        if text is None:
+            break
+        parts.insert(0, text)
+    return "/".join(parts)
+
+
+def _text(node: ast.expr) -> str | None:
+    """Return a text as a pattern in which every value stands for anything; None if it is none."""
+    if isinstance(node, ast.Constant):
+        return glob.escape(node.value) if isinstance(node.value, str) else None
+    if not isinstance(node, ast.JoinedStr):
+        return None
+    return "".join(
+        glob.escape(str(part.value)) if isinstance(part, ast.Constant) else "*"
+        for part in node.values
+    )

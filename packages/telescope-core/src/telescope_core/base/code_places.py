@@ -1,0 +1,93 @@
+"""Where the code of an author is: names, files and lines for messages."""
+
+import inspect
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, cast
+
+from telescope_core.base.errors import EnvironmentLoadError
+
+LIBRARIES = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]))
+"""Folders of Python's own modules and of this package."""
+_INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+
+
+def location_of(function: object) -> str:
+    """Return `name (file:line)` of a function or method, for error messages."""
+    plain = inspect.unwrap(cast(Callable[..., Any], function))
+    plain = getattr(plain, "__func__", plain)
+    code = getattr(plain, "__code__", None)
+    name = getattr(plain, "__qualname__", repr(plain)).rpartition("<locals>.")[2]
+    if code is None:
+        return name
+    return f"{name} ({shown_path(code.co_filename)}:{code.co_firstlineno})"
+
+
+def shown_path(path: str) -> str:
+    """Return `path`, relative to the working directory if it is inside it."""
+    inside = path.startswith(os.getcwd() + os.sep)
+    return os.path.relpath(path) if inside else path
+
+
+def raised_at(error: BaseException) -> str:
+    """Return ` (file:line)` of the author's code that raised `error`, or of the innermost code."""
+    frame = own_frame(error)
+    return f" ({shown_path(frame.filename)}:{frame.lineno})" if frame is not None else ""
+
+
+def own_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """Return the innermost place in an author's code that raised `error`.
+
+    An error that came of another, such as the RuntimeError of a generator in which a StopIteration
+    was raised, has the place of that one, if its own traceback has none. If there is none at all,
+    that of installed code, which may be an author's too, or else of any code.
+    """
+    chain = _with_causes(error)
+    for others in ((*LIBRARIES, *_INSTALLED, "<"), (*LIBRARIES, "<"), ()):
+        for raised in chain:
+            frames = traceback.extract_tb(raised.__traceback__)
+            own = [frame for frame in frames if not frame.filename.startswith(others)]
+            if own:
+                return own[-1]
+    return None
+
+
+def _with_causes(error: BaseException) -> list[BaseException]:
+    """Return `error`, what it came of, what that came of, and so on; each once."""
+    chain: list[BaseException] = []
+    came_of: BaseException | None = error
+    while came_of is not None and not any(came_of is other for other in chain):
+        chain.append(came_of)
+        came_of = came_of.__cause__ or came_of.__context__
+    return chain
+
+
+def called_at() -> str:
+    """Return `file:line` of the author's code that is being run now."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_code.co_filename.startswith((*LIBRARIES, "<")):
+        frame = frame.f_back
+    return "" if frame is None else f"{shown_path(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def require_method(marked: object, decorator: str) -> None:
+    """Raise EnvironmentLoadError when `decorator` was given something else than a method."""
+    if callable(marked) and not isinstance(marked, type):
+        return
+    advice = "write it above `def`, without arguments, or with arguments by name"
+    if decorator in ("@reward", "@group_reward") and isinstance(marked, int | float | str):
+        advice = f"give the weight by name: {decorator}(weight={marked})"
+    raise EnvironmentLoadError(
+        f"{called_at()}: {decorator} marks a method, got {marked!r:.80} ({type(marked).__name__}); "
+        f"{advice}"
+    )
+
+
+def is_authors(method: Callable[..., Any]) -> bool:
+    """Whether a method is the author's own, not one inherited from Telescope."""
+    return not (method.__module__ or "").startswith("telescope_core.")

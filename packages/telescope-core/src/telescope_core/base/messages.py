@@ -1,0 +1,94 @@
+"""Convert messages to and from the JSON of the OpenAI chat API. Pure functions."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, cast
+
+from telescope_core.base.images import image_in, images_from_json, message_of, parts_of
+from telescope_core.base.types import Image, Message, Role, ToolCall
+
+
+def message_to_json(message: Message) -> dict[str, Any]:
+    """Return `message` in the form of the chat API, in which pictures are parts of the content."""
+    fields = message_to_record(message)
+    if fields.pop("images", None):
+        fields["content"] = parts_of(message)
+    return fields
+
+
+def message_to_record(message: Message) -> dict[str, Any]:
+    """Return `message` as files hold it: as in the chat API, but its content is always text."""
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        fields["reasoning_content"] = message.reasoning
+    if message.refusal:
+        fields["refusal"] = message.refusal
+    if message.tool_calls:
+        fields["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    if message.images:
+        fields["images"] = [asdict(image) for image in message.images]
+    return fields
+
+
+def message_from_json(fields: Mapping[str, Any]) -> Message:
+    """Return the message in `fields`; missing text becomes the empty string.
+
+    Servers name the thinking text `reasoning_content` or `reasoning`, and both are accepted. The
+    content may be a list of parts, and arguments of calls may be objects. Raises ValueError for
+    parts other than texts and pictures that are given as data.
+    """
+    content, images = _content(fields)
+    calls = cast(list[dict[str, Any]], fields.get("tool_calls") or [])
+    return Message(
+        role=fields.get("role", "assistant"),
+        content=content,
+        reasoning=fields.get("reasoning_content") or fields.get("reasoning") or "",
+        tool_calls=tuple(
+            ToolCall(
+                id=str(call.get("id", "")),
+                name=str(call["function"]["name"]),
+                # Tables and some servers have the object itself.
+                arguments=given
+                if isinstance(given := call["function"].get("arguments") or "{}", str)
+                else json.dumps(given, ensure_ascii=False),
+            )
+            for call in calls
+        ),
+        tool_call_id=fields.get("tool_call_id"),
+        refusal=fields.get("refusal") or "",
+        images=images,
+    )
+
+
+def _content(fields: Mapping[str, Any]) -> tuple[str, tuple[Image, ...]]:
+    content: object = fields.get("content") or ""
+    if isinstance(content, list):
+        role: Role = fields.get("role", "user")
+        parts = (_part(part) for part in cast(list[object], content))
+        message = message_of(role, *parts)
+        return message.content, message.images
+    return cast(str, content), images_from_json(fields.get("images") or ())
+
+
+def _part(part: object) -> str | Image:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case _:
+            image = image_in(part)
+    if image is None:
+        raise ValueError(
+            f"expected parts of type 'text', or 'image_url' with a data URL, got {part!r:.80}; "
+            "pictures at an address are not fetched"
+        )
+    return image

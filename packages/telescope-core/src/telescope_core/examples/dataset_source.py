@@ -1,0 +1,296 @@
+"""Examples from tables: a dataset on the Hugging Face Hub, a local folder, or a local file.
+
+The `datasets` library is imported only when a dataset or a folder is first read; a file, and the
+text files of a dataset, are read by `telescope_core.examples.rows`. Splits are disjoint by example
+id: a held-out example is never in the training split, however the files are divided.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, cast
+
+from telescope_core.base.errors import ConfigError, EnvironmentLoadError, TelescopeError
+from telescope_core.base.types import Example, Split
+from telescope_core.examples.checks import checked_example
+from telescope_core.examples.rows import (
+    ANSWER_FIELDS,
+    FILE_SUFFIXES,
+    PROMPT_FIELDS,
+    Kept,
+    Mark,
+    Row,
+    RowFields,
+    Table,
+    as_prompt,
+    distinct,
+    example_of,
+    mark_of,
+    read_rows,
+)
+from telescope_core.examples.sources import split_of
+
+__all__ = ["DatasetSource", "DatasetSpec", "Row", "Table", "as_prompt", "example_of_row"]
+DATASETS_VARIABLE = "TELESCOPE_DATASETS"
+"""Names, as JSON, the folders that hold whole datasets: `repo@commit` -> folder. Their hashes were
+checked when a bundle brought them."""
+_PLAIN_CSV = frozenset({"name", "version", "data_dir", "data_files", "description", "features"})
+_MAY_SAY = {"csv": _PLAIN_CSV | {"sep", "delimiter"}, "json": _PLAIN_CSV}
+"""What a dataset's card may say of its files of text; anything else would change how they read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetSpec:
+    """Which table to read, at which revision, and which fields hold prompts and answers."""
+
+    path: str
+    """Dataset id on the Hub, a local folder, or a local file: .jsonl, .json, .csv, .tsv or
+    .parquet."""
+    revision: str = ""
+    """Commit of the dataset. Required on the Hub: a branch can move, which changes every score."""
+    subset: str = ""
+    """Name of the dataset's configuration; empty = the default one."""
+    train_split: str = "train"
+    """Empty = there is none, and the whole of eval_split is for evals."""
+    eval_split: str = "test"
+    """When it equals train_split, that split is divided by a hash of each example's id. A local
+    file is divided this way, unless it is for evals only."""
+    prompt_field: str = ""
+    """Field with text or messages; empty = the first of question, problem and prompt that the
+    table has."""
+    answer_field: str = ""
+    """Field with the answer; empty = the first of answer and solution that the table has. With
+    neither, examples have no answer."""
+    needs_answer: bool = True
+    """Whether an empty answer field is an error."""
+    cache_dir: str = ""
+    """Folder for downloads; empty = the cache of the `datasets` library."""
+
+    @property
+    def local(self) -> Path | None:
+        """The folder or file on this machine; None for a dataset on the Hub."""
+        path = Path(self.path).expanduser()
+        return path if path.exists() or path.suffix in FILE_SUFFIXES else None
+
+    def revisions(self) -> dict[str, str]:
+        """Return dataset id -> revision, for `Environment.dataset_revisions`; empty when local."""
+        return {} if self.local is not None else {self.path: self.revision}
+
+
+class DatasetSource:
+    """One split of a table, read on first use.
+
+    `make` turns a row into an example and chooses its id. By default the prompt and the answer
+    come from the fields of `spec`, all other fields are in `info`, and the id is a hash of the
+    prompt. Rows that are equal in everything are one example. Rows that have the same id, and
+    differ, get ids that begin with it.
+    """
+
+    def __init__(
+        self, spec: DatasetSpec, split: Split, *, make: Callable[[Row], Example] | None = None
+    ) -> None:
+        self._spec = spec
+        self._split = split
+        self._make = make
+        self._lock = threading.Lock()
+        self._loaded: _Loaded | None = None
+
+    @property
+    def num_examples(self) -> int | None:
+        """Number of examples in this split, without duplicates."""
+        return len(self._load().kept)
+
+    @property
+    def num_dropped(self) -> int:
+        """Number of rows left out: they repeat others, or the eval split holds them out."""
+        return self._load().num_dropped
+
+    def example(self, index: int) -> Example:
+        """Return example `index`; raises IndexError past the end."""
+        loaded = self._load()
+        if not 0 <= index < len(loaded.kept):
+            raise IndexError(f"example {index} of {len(loaded.kept)}")
+        one = loaded.kept[index]
+        return replace(loaded.make(loaded.table[one.index]), id=one.id)
+
+    def _load(self) -> "_Loaded":
+        with self._lock:
+            if self._loaded is None:
+                self._loaded = _read_split(self._spec, self._split, self._make)
+            return self._loaded
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    table: Table
+    kept: Sequence[Kept]
+    num_dropped: int
+    make: Callable[[Row], Example]
+
+
+def load_table(spec: DatasetSpec, split: str) -> Table:
+    """Load one split, as it is written; raises EnvironmentLoadError with advice.
+
+    A file is read by `read_rows`, as are the files of text of a dataset: the `datasets` library
+    would guess types, and take dates, numbers and words such as NA for what they are not.
+    """
+    local = spec.local or _brought(spec)
+    if local is None and not spec.revision:
+        raise ConfigError(
+            f"dataset {spec.path!r} is not a local folder or file, and a dataset on the Hub "
+            "needs a revision; set it to a commit, so that scores can be compared"
+        )
+    if local is not None and not local.exists():
+        raise ConfigError(f"dataset file {spec.path!r} does not exist; check the path")
+    if local is not None and not local.is_dir():
+        return read_rows(local)
+    try:
+        import datasets
+        from datasets.exceptions import DatasetsError
+    except ImportError as error:
+        raise EnvironmentLoadError(
+            f"dataset {spec.path!r} needs the `datasets` library, which is not installed; "
+            "run: pip install 'telescope-core[datasets]'"
+        ) from error
+    common = {"name": spec.subset or None, "cache_dir": spec.cache_dir or None}
+    if local is None:
+        common["revision"] = spec.revision
+    library, path = cast(Any, datasets), spec.path if local is None else str(local)
+    try:
+        builder = _builder(library, path, common)
+        if builder.name in _MAY_SAY:
+            return _as_written(library, builder, split, spec.cache_dir)
+        return library.load_dataset(path, split=split, **common)
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        raise EnvironmentLoadError(
+            f"cannot load split {split!r} of dataset {spec.path!r} (subset {spec.subset or None!r},"
+            f" revision {spec.revision or None!r}): {error}; check the id, the revision and the "
+            "network (HF_TOKEN for one that is private or gated, HF_ENDPOINT for a mirror), or "
+            "give a local folder or file"
+        ) from error
+
+
+def _builder(library: Any, path: str, common: dict[str, str | None]) -> Any:
+    """Return what the library knows of a dataset: its files, and how they are read.
+
+    Without a network it knows only tables that it made itself, with types guessed. Then files of
+    text that were downloaded before are taken.
+    """
+    try:
+        builder = library.load_dataset_builder(path, **common)
+        if builder.name != "cache":
+            return builder
+    except OSError:
+        builder = None
+    import huggingface_hub
+
+    try:
+        folder = cast(Any, huggingface_hub).snapshot_download(
+            path, repo_type="dataset", revision=common["revision"], local_files_only=True
+        )
+        kept = library.load_dataset_builder(folder, **{**common, "revision": None})
+    except FileNotFoundError:  # also that of a snapshot which is not there
+        kept = None
+    if kept is not None and kept.name in _MAY_SAY:
+        return kept
+    return builder or library.load_dataset_builder(path, **common)
+
+
+def _as_written(library: Any, builder: Any, split: str, cache_dir: str) -> Table:
+    """Return the rows of a dataset of csv or json files, whose names and split the library finds.
+
+    `split` may have slices, such as `train[:100]`.
+    """
+    config = builder.config
+    usual = type(config)()
+    for name in (field.name for field in fields(config)):
+        said = getattr(config, name)
+        if name not in _MAY_SAY[builder.name] and said != getattr(usual, name):
+            raise ValueError(f"its card says {name}={said!r} of its files, which is not supported")
+    kind, delimiter = f".{builder.name}", getattr(config, "sep", "")
+    extracted = os.path.join(cache_dir, "downloads") if cache_dir else None
+    download = library.DownloadManager(download_config=library.DownloadConfig(cache_dir=extracted))
+    rows: dict[str, list[Row]] = {}
+    for name, addresses in config.data_files.items():
+        files = download.iter_files(download.download_and_extract(list(addresses)))
+        tables = (read_rows(Path(file), kind=kind, delimiter=delimiter) for file in files)
+        rows[str(name)] = list(chain.from_iterable(tables))
+    sizes = {name: len(part) for name, part in rows.items()}
+    wanted = library.ReadInstruction.from_spec(split).to_absolute(sizes)
+    return list(chain.from_iterable(rows[one.splitname][one.from_ : one.to] for one in wanted))
+
+
+def _brought(spec: DatasetSpec) -> Path | None:
+    """Return the folder on this machine that holds this dataset at its commit, if there is one."""
+    folders = cast(dict[str, str], json.loads(os.environ.get(DATASETS_VARIABLE, "{}")))
+    folder = folders.get(f"{spec.path}@{spec.revision}")
+    return Path(folder) if folder is not None and Path(folder).is_dir() else None
+
+
+def _read_split(spec: DatasetSpec, split: Split, make: Callable[[Row], Example] | None) -> _Loaded:
+    local = spec.local
+    if local is not None and not local.is_dir():
+        spec = replace(spec, train_split=spec.train_split and "train", eval_split="train")
+    if split is Split.TRAIN and not spec.train_split:
+        raise ConfigError(
+            f"dataset {spec.path!r} is for evals and has no examples to train on; leave the train "
+            "split out of splits(), or set train_split"
+        )
+    own = make or partial(example_of_row, spec=spec)
+    name = spec.eval_split if split is Split.EVAL else spec.train_split
+    table = load_table(spec, name)
+    marks = _marks(table, own, f"split {name!r} of {spec.path!r}")
+    kept = distinct(marks)
+    if spec.train_split == spec.eval_split:
+        kept = [one for one in kept if split_of(one.split_key) is split]
+        num_rows = sum(1 + one.num_repeats for one in kept)
+    else:
+        num_rows = len(marks)
+        if split is Split.TRAIN:
+            where = f"split {spec.eval_split!r} of {spec.path!r}"
+            held_out = {mark.id for mark in _marks(load_table(spec, spec.eval_split), own, where)}
+            kept = [one for one in kept if marks[one.index].id not in held_out]
+    return _Loaded(table, kept, num_rows - len(kept), own)
+
+
+def _marks(table: Table, make: Callable[[Row], Example], where: str) -> list[Mark]:
+    marks: list[Mark] = []
+    for number, row in enumerate(table, 1):
+        about = f"row {number} of {where}"
+        try:
+            marks.append(mark_of(checked_example(make(row), where="its example")))
+        except TelescopeError as error:
+            raise type(error)(f"{about}: {error}") from error
+    return marks
+
+
+def example_of_row(row: Row, *, spec: DatasetSpec) -> Example:
+    """Return the example in `row`: the fields of `spec`, with a hash of the prompt as its id."""
+    fields = RowFields(
+        prompt=(spec.prompt_field,) if spec.prompt_field else PROMPT_FIELDS,
+        answer=(spec.answer_field,) if spec.answer_field else ANSWER_FIELDS,
+        has_ids=False,
+    )
+    if not any(name in row for name in fields.prompt):
+        raise ConfigError(
+            f"dataset {spec.path!r} has no field {', '.join(fields.prompt)}; set prompt_field to "
+            f"one of its fields: {', '.join(row)}"
+        )
+    if spec.answer_field and spec.answer_field not in row:
+        raise ConfigError(
+            f"dataset {spec.path!r} has no field {spec.answer_field!r}; set answer_field to one of "
+            f"its fields: {', '.join(row)}"
+        )
+    example = example_of(row, where=f"dataset {spec.path!r}", fields=fields)
+    field = next((name for name in fields.answer if name in row), None)
+    if field is not None and spec.needs_answer and not example.answer:
+        raise ConfigError(
+            f"dataset {spec.path!r}: the row {str(example.prompt)[:60]!r} has an empty answer "
+            f"field {field!r}; fill it, choose another answer_field, or set needs_answer=False"
+        )
+    return example

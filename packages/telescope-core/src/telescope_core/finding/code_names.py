@@ -1,0 +1,94 @@
+"""Names that say where the code of an environment is: `module:Class`, `file.py:Class`, a folder."""
+
+import ast
+import os
+from pathlib import Path
+
+from telescope_core.base.errors import EnvironmentLoadError, nearest
+from telescope_core.base.protocols import EnvironmentLocation
+from telescope_core.finding.schemes import adapted
+
+
+def names_class(name: str) -> bool:
+    """Return whether `name` is `module:Class` or `file.py:Class`, which this Python imports.
+
+    `corp:toy` is a registry and an environment's name, and `gym:FrozenLake-v1` an environment of
+    another framework.
+    """
+    if adapted(name) is not None:
+        return False
+    attribute = name.partition(":")[2]
+    is_module = bool(attribute) and not set("/@") & set(name) and not attribute.islower()
+    return is_module or names_file(name)
+
+
+def names_file(name: str) -> bool:
+    """Return whether `name` is a Python file, with or without a class."""
+    return name.partition(":")[0].endswith(".py")
+
+
+def names_folder(name: str) -> bool:
+    """Return whether `name` is the folder of a project, such as `.` or `./maze`."""
+    return not names_file(name) and (name in (".", "..", "~") or name.startswith(_PATHS))
+
+
+_PATHS = ("./", "../", "/", "~/")
+
+
+def location_of_file(name: str) -> EnvironmentLocation:
+    """Return where the class of `file.py:Class` is; the folder may be of this machine alone.
+
+    Raises EnvironmentLoadError that says which classes the file has, if it names none of them.
+    """
+    given, _, class_name = name.partition(":")
+    path = Path(given).expanduser()
+    if not path.is_file():
+        beside = [str(one) for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise EnvironmentLoadError(f"{path}: no such file{_meant(str(path), beside)}")
+    classes = _classes_of(path)
+    if class_name not in classes:
+        listed = ", ".join(f"{given}:{one}" for one in classes) or "no class"
+        what = f"{class_name!r} is not in it" if class_name else "the class is missing"
+        raise EnvironmentLoadError(
+            f"{name}: {what}; expected file.py:Class, and the file has: {listed}"
+            f"{_meant(class_name, classes)}"
+        )
+    module, folder = _module_of(path.resolve())
+    return EnvironmentLocation(
+        id=f"{os.path.relpath(path)}:{class_name}",
+        version="0",
+        factory=f"{module}:{class_name}",
+        interpreter="",
+        search_path=(str(folder),),
+    )
+
+
+def _classes_of(path: Path) -> list[str]:
+    """Return the names of the classes at the top of a file, without running it."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    except SyntaxError as error:
+        raise EnvironmentLoadError(f"{path}, line {error.lineno}: {error.msg}") from None
+    except (OSError, ValueError) as error:
+        raise EnvironmentLoadError(f"{path} cannot be read as Python: {error}") from None
+    return [one.name for one in tree.body if isinstance(one, ast.ClassDef)]
+
+
+def _module_of(path: Path) -> tuple[str, Path]:
+    """Return the name of a file's module and the folder to import it from.
+
+    A file in a package is imported as a part of it, so that its relative imports work.
+    """
+    if not path.stem.isidentifier():
+        raise EnvironmentLoadError(
+            f"{path}: a file that is imported has a name of letters, digits and _; rename it"
+        )
+    parts, folder = [path.stem], path.parent
+    while (folder / "__init__.py").is_file():
+        parts, folder = [folder.name, *parts], folder.parent
+    return ".".join(parts), folder
+
+
+def _meant(name: str, known: list[str]) -> str:
+    found = nearest(name, known) if name else []
+    return f"; did you mean {' or '.join(found)}?" if found else ""

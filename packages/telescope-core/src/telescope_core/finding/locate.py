@@ -1,0 +1,166 @@
+"""From the name of an environment to where its code is, and importing it from there.
+
+Names are those of `telescope_core.open`.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+from telescope_core.base.code_places import own_frame
+from telescope_core.base.errors import (
+    EnvironmentLoadError,
+    TelescopeError,
+    UnknownNameError,
+    nearest,
+    unknown_name,
+)
+from telescope_core.base.protocols import EnvironmentLocation, EnvironmentLocator
+from telescope_core.environments.base import Environment
+from telescope_core.environments.escapes import contained
+from telescope_core.finding.code_names import location_of_file, names_class, names_file
+from telescope_core.finding.schemes import SCHEMES, adapted, installed_version
+
+
+def locators() -> list[EnvironmentLocator]:
+    """Return every installed locator."""
+    points = sorted(entry_points(group="telescope.environment_locators"), key=lambda p: p.name)
+    return [point.load()() for point in points]
+
+
+def locate_environment(name: str) -> EnvironmentLocation:
+    """Return where `name` is; raises UnknownNameError with the command that would install it."""
+    if names_file(name):
+        return location_of_file(name)
+    if names_class(name):
+        _require_no_scheme_meant(name)
+        return EnvironmentLocation(id=name, version="0", factory=name, interpreter="")
+    known: list[str] = []
+    hints: list[str] = []
+    installed = locators()
+    for locator in installed:
+        location = locator.locate(name)
+        if location is not None:
+            return location
+        known += locator.known_names()
+        hints.append(locator.hint(name))
+    here = _adapted_here(name)
+    if here is not None:
+        return here
+    advice = " or ".join(hint for hint in hints if hint)
+    if advice:
+        raise UnknownNameError(f"environment {name!r} is not installed; {advice}")
+    if not installed:
+        raise UnknownNameError(
+            f"environment {name!r} cannot be looked up: names of installed environments need the "
+            "package telescope-envs; install it, or give the environment as module:Class"
+        )
+    raise unknown_name("environment", name, known)
+
+
+def _require_no_scheme_meant(name: str) -> None:
+    """Raise where `name` is a misspelt SCHEME:ID and no module that could be imported."""
+    scheme = name.partition(":")[0]
+    if nearest(scheme, SCHEMES) and find_spec(scheme.partition(".")[0]) is None:
+        raise unknown_name("scheme", scheme, SCHEMES, f"({name!r}, which is no module either)")
+
+
+def _adapted_here(name: str) -> EnvironmentLocation | None:
+    """Return where `SCHEME:ID` is if this Python has what its adapter needs, else None."""
+    found = adapted(name)
+    if found is None:
+        return None
+    version = installed_version(found.frameworks[0])
+    framework = found.fitting(version)
+    if framework is None:
+        return None
+    return EnvironmentLocation(
+        id=name,
+        version=version or "0",
+        factory=framework.factory,
+        interpreter="",
+        config={"id": found.id},
+    )
+
+
+def load_located(location: EnvironmentLocation) -> type[Environment]:
+    """Import a class that this interpreter can import, from its own folders first."""
+    use_search_path(location.search_path)
+    found = load_environment_class(location.factory)
+    _require_from(found, location)
+    return found
+
+
+def use_search_path(folders: Sequence[str]) -> None:
+    """Let this process, and those it starts, import from `folders` before all others."""
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
+
+
+def _require_from(found: type[Environment], location: EnvironmentLocation) -> None:
+    """Raise when this process had imported the same module from another place before."""
+    file = getattr(sys.modules[found.__module__], "__file__", None) or ""
+    folders = location.search_path
+    if folders and not any(Path(file).is_relative_to(folder) for folder in folders):
+        raise EnvironmentLoadError(
+            f"{location.id} is in {folders[0]}, but this process has imported {file} before; "
+            "use one of the two in a process"
+        )
+
+
+def _what_is_missing(module_name: str, error: ImportError) -> str:
+    """Return what cannot be imported, by which line, and what to do."""
+    package = module_name.partition(".")[0]
+    if error.name not in (module_name, package):
+        return f"{_where_raised(error)}: {error}; reinstall it, or install what it misses"
+    beside = Path(f"{package}.py")
+    folder = Path(package)
+    if beside.is_file() or folder.is_dir():
+        return (
+            f"{error}; it is in this folder, which is not searched: name it {beside}:Class, or "
+            "set PYTHONPATH=. and run it again"
+        )
+    return (
+        f"no module {module_name!r} is on the search path: set PYTHONPATH to the folder that holds "
+        f"{package}.py, or give an installed environment's name"
+    )
+
+
+def _where_raised(error: Exception) -> str:
+    """Return file and line of the code that raised, where an import failed."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}"
+    last = own_frame(error)
+    assert last is not None, "an error that was raised has frames"
+    return f"{last.filename}, line {last.lineno}"
+
+
+def load_environment_class(factory: str) -> type[Environment]:
+    """Import `module:Class`; raises EnvironmentLoadError saying what is wrong with it."""
+    module_name, _, class_name = factory.partition(":")
+    try:
+        with contained():
+            module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise EnvironmentLoadError(
+            f"cannot import environment {factory!r}: {_what_is_missing(module_name, error)}"
+        ) from error
+    except TelescopeError as error:  # it names its place
+        raise EnvironmentLoadError(f"cannot import environment {factory!r}: {error}") from error
+    except Exception as error:
+        raise EnvironmentLoadError(
+            f"cannot import environment {factory!r}: {_where_raised(error)}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    found = getattr(module, class_name, None)
+    if not (isinstance(found, type) and issubclass(found, Environment)):
+        classes = [name for name, member in vars(module).items() if isinstance(member, type)]
+        meant = nearest(class_name, classes)
+        advice = f"; did you mean {' or '.join(meant)}?" if meant else ""
+        raise EnvironmentLoadError(
+            f"{factory!r} is not an Environment class; expected `module:Class`, got {found!r}"
+            f"{advice}"
+        )
+    return found

@@ -1,0 +1,173 @@
+"""Models that an environment asks besides the policy, at any OpenAI-compatible endpoint.
+
+Judges and simulated users are built on `HelperModel`, which applies limits, retries unusable
+answers, and records calls, tokens and cost as metrics of the rollout.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Protocol, TypeVar
+
+from pydantic import Field
+
+from telescope_core.base.errors import ConfigError, EndpointAccessError, EndpointError, JudgeError
+from telescope_core.base.secret_names import without_passwords
+from telescope_core.base.types import Completion, Message, Sampling
+from telescope_core.chat.client import ApiKey, ChatClient
+from telescope_core.chat.http import RequestLimits
+from telescope_core.environments.settings import Settings
+from telescope_core.environments.usage import count, require_may_ask
+from telescope_core.parsers import without_thinking
+
+Result = TypeVar("Result")
+_MILLION = 1_000_000
+
+
+class HelperModelConfig(Settings):
+    """The address of a helper model, how to sample it, and limits on its use."""
+
+    base_url: str = ""
+    """Base URL of an OpenAI-compatible endpoint, such as `http://127.0.0.1:8001/v1`."""
+    model: str = ""
+    """Name of the model at the endpoint; empty = the only one it serves."""
+    api_key_env: str = ""
+    """Environment variable that holds the API key; must be one of the environment's `secrets`."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """0 = greedy. Unless it is set, it is left out at an endpoint that refuses it."""
+    max_tokens: Annotated[int, Field(ge=1)] = 1024
+    """Most tokens of one answer."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of each request, in the endpoint's names, such as reasoning_effort."""
+    max_concurrent: Annotated[int, Field(ge=1)] = 16
+    """Most requests at the same time; further ones wait."""
+    max_attempts: Annotated[int, Field(ge=1)] = 3
+    """Most requests for one usable answer; an unusable answer is asked for again."""
+    request_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    """Most seconds for one request."""
+    retry_budget_s: Annotated[float, Field(ge=0)] = 60.0
+    """Seconds for which a failed request is retried, for example at a busy endpoint."""
+    prompt_price: Annotated[float, Field(ge=0)] = 0.0
+    """Price of a million prompt tokens; no cost is recorded when both prices are 0."""
+    completion_price: Annotated[float, Field(ge=0)] = 0.0
+    """Price of a million completion tokens."""
+
+
+class Owner(Protocol):
+    """The environment that asks the model; an `Environment` is one."""
+
+    def secret(self, name: str) -> str:
+        """Return the value of a secret that the environment declares."""
+        ...
+
+    def on_close(self, release: Callable[[], object]) -> None:
+        """Call `release`, and await its result if needed, when the environment is closed."""
+        ...
+
+
+class HelperModel:
+    """One helper model; `role` names it in errors and in metrics such as `judge/cost`."""
+
+    def __init__(self, config: HelperModelConfig, owner: Owner, *, role: str) -> None:
+        self._config = config
+        self._owner = owner
+        self._role = role
+        self._client: ChatClient | None = None
+        self._lanes = asyncio.Semaphore(config.max_concurrent)
+        owner.on_close(self.close)
+
+    async def ask(
+        self, messages: Sequence[Message], read: Callable[[str], Result], *, wanted: str
+    ) -> Result:
+        """Ask the model and return `read(answer)`.
+
+        When `read` raises ValueError, the model is told why and asked again; `wanted` tells it
+        what the answer should be. Raises JudgeError when `read` accepts no answer within
+        `max_attempts` requests, or when the endpoint fails.
+        """
+        require_may_ask(self._role)
+        asked = list(messages)
+        problem = ""
+        for _ in range(self._config.max_attempts):
+            completion = await self._complete(asked)
+            text = without_thinking(completion.message.content)
+            try:
+                return read(text)
+            except ValueError as error:
+                problem = str(error)
+            problem += self._ending(completion)
+            again = f"That cannot be used: {problem}. Answer with {wanted}, and nothing else."
+            asked = [*messages, completion.message, Message(role="user", content=again)]
+        raise JudgeError(
+            f"{self._where}: no usable answer in {self._config.max_attempts} attempts; the last "
+            f"problem was: {problem}"
+        )
+
+    def _ending(self, completion: Completion) -> str:
+        """Return how an unusable answer ended, if that may be why."""
+        if completion.finish_reason == "length":
+            return f" (it was cut at max_tokens = {self._config.max_tokens})"
+        if completion.finish_reason == "content_filter":
+            return " (the endpoint's content filter stopped it)"
+        if completion.message.refusal:
+            return f" (the model refused: {completion.message.refusal})"
+        return ""
+
+    async def close(self) -> None:
+        """Close the connections. Idempotent."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    @property
+    def _where(self) -> str:
+        shown = without_passwords(self._config.base_url)
+        return f"{self._role} {self._config.model or 'model'} at {shown}"
+
+    async def _complete(self, messages: Sequence[Message]) -> Completion:
+        config = self._config
+        sampling = Sampling(
+            max_tokens=config.max_tokens, temperature=config.temperature, extra=config.extra_body
+        )
+        async with self._lanes:
+            client = self._opened()
+            try:
+                completion = await client.complete(messages, sampling)
+            except EndpointAccessError as error:
+                raise EndpointAccessError(f"{self._where}: {error}") from error
+            except EndpointError as error:
+                raise JudgeError(f"{self._where}: {error}") from error
+        prompt_tokens, tokens = completion.num_prompt_tokens, completion.num_completion_tokens
+        count(f"{self._role}/calls", 1.0)
+        if completion.num_retries:
+            count(f"{self._role}/http_retries", completion.num_retries)
+        count(f"{self._role}/prompt_tokens", prompt_tokens)
+        count(f"{self._role}/completion_tokens", tokens)
+        if config.prompt_price or config.completion_price:
+            cost = prompt_tokens * config.prompt_price + tokens * config.completion_price
+            count(f"{self._role}/cost", cost / _MILLION)
+        return completion
+
+    def _api_key(self) -> ApiKey:
+        variable = self._config.api_key_env
+        return ApiKey(self._owner.secret(variable) if variable else "", variable)
+
+    def _opened(self) -> ChatClient:
+        if self._client is None:
+            config = self._config
+            if not config.base_url:
+                raise ConfigError(
+                    f"the {self._role} has no base_url; set it, for example with "
+                    f"--env.{self._role}.base_url http://127.0.0.1:8001/v1"
+                )
+            self._client = ChatClient(
+                config.base_url,
+                config.model or None,
+                api_key=self._api_key(),
+                # The default must not keep models out that take no temperature.
+                optional=() if "temperature" in config.model_fields_set else ("temperature",),
+                limits=RequestLimits(
+                    request_timeout_s=config.request_timeout_s,
+                    retry_budget_s=config.retry_budget_s,
+                ),
+            )
+        return self._client

@@ -1,0 +1,257 @@
+"""`InProcessEnvironment`: an EnvironmentClient that plays rollouts in this process."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import Context, copy_context
+from dataclasses import replace
+
+from telescope_core.base.code_places import location_of, raised_at
+from telescope_core.base.errors import EnvironmentLoadError, StrayCancelError
+from telescope_core.base.protocols import LATE_SCORE_S, PlayRequest, Policy
+from telescope_core.base.types import (
+    EnvironmentDescription,
+    Example,
+    Group,
+    Rollout,
+    RolloutStatus,
+    Split,
+    StopReason,
+)
+from telescope_core.environments.base import Environment
+from telescope_core.environments.class_checks import class_folder, class_location
+from telescope_core.environments.escapes import contained, stray_cancel
+from telescope_core.environments.loop_watch import LoopWatch
+from telescope_core.environments.outcomes import as_named_texts, as_splits
+from telescope_core.environments.running import CURRENT, HoldWatch, Request
+from telescope_core.environments.usage import asking_nobody, require_may_ask
+from telescope_core.playing.group_rewards import score_group
+from telescope_core.playing.rescoring import rescore_rollout
+from telescope_core.playing.rollout import play_gold, play_rollout
+
+_LOAD_DEADLINE_S = 600.0
+_log = logging.getLogger(__name__)
+
+
+class InProcessEnvironment:
+    """Plays rollouts of `environment` on the running event loop."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        name: str,
+        version: str = "0",
+        load_deadline_s: float = _LOAD_DEADLINE_S,
+        hold_watch: HoldWatch | None = None,
+        asks_models: bool = True,
+    ) -> None:
+        """`hold_watch`: ends this process when the environment's code holds it for good.
+
+        `asks_models`: whether the environment may ask judges and simulated users.
+        """
+        environment.require_built()
+        self._asks_models = asks_models
+        self._hold_watch = hold_watch
+        self._environment = environment
+        self._name = name
+        self._version = version
+        self._playing: dict[str, asyncio.Task[Rollout]] = {}
+        self._stopped: set[str] = set()
+        """Ids of the rollouts in `_playing` that were asked to stop."""
+        self._load_deadline_s = load_deadline_s
+        self._watch = LoopWatch(own_folder=class_folder(type(environment)))
+
+    @property
+    def name(self) -> str:
+        """The id that the environment was opened with."""
+        return self._name
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Names of the environment variables that it declares as its secrets."""
+        return self._environment.secrets
+
+    def tell_secrets(self, tell: Callable[[tuple[str, ...]], object]) -> None:
+        """Call `tell` with the names of its secrets, if it has any."""
+        if self.secrets:
+            tell(self.secrets)
+
+    async def describe(self) -> EnvironmentDescription:
+        """Return what the environment declares; loads its data in a thread to count examples."""
+        with contained():
+            return await self._description()
+
+    async def _description(self) -> EnvironmentDescription:
+        environment = self._environment
+        sources = await self._sources()
+        return EnvironmentDescription(
+            name=self._name,
+            version=self._version,
+            reward_min=environment.reward_min,
+            reward_max=environment.reward_max,
+            success_threshold=environment.success_threshold,
+            num_examples={split: size for split, (size, _) in sources.items()},
+            num_dropped={split: dropped for split, (_, dropped) in sources.items()},
+            network=environment.network,
+            secrets=environment.secrets,
+            dataset_revisions=as_named_texts(
+                environment.dataset_revisions(), method=environment.dataset_revisions
+            ),
+            metrics={f.name: f.range for f in environment.score_functions if f.kind == "metric"},
+            system_prompt=environment.system_prompt,
+            has_group_rewards=any(f.kind == "group_reward" for f in environment.score_functions),
+            offers_tools=environment.offers_tools,
+            sends_system=environment.sends_system,
+            goes_on=environment.goes_on,
+        )
+
+    async def _sources(self) -> dict[Split, tuple[int | None, int]]:
+        """Return how many examples each split has, and how many rows were left out of it."""
+        environment = self._environment
+
+        def read() -> dict[Split, tuple[int | None, int]]:
+            splits = as_splits(environment.splits(), method=environment.splits)
+            sources = {split: environment.fetcher.source(split) for split in splits}
+            return {
+                split: (one.num_examples, getattr(one, "num_dropped", 0))
+                for split, one in sources.items()
+            }
+
+        try:
+            async with asyncio.timeout(self._load_deadline_s):
+                return await environment.caller.in_thread(read)
+        except TimeoutError:
+            raise EnvironmentLoadError(
+                f"the examples of {class_location(type(environment))} were not read after "
+                f"{self._load_deadline_s:g} s; give endless examples with draw(self, random), and "
+                "read large data as it is needed, with a DatasetSource"
+            ) from None
+
+    async def example(self, split: Split, index: int) -> Example:
+        """Return one example."""
+        return await self._environment.fetcher.get(split, index)
+
+    async def gold(self, split: Split, index: int) -> Rollout | None:
+        """Return the scored rollout of the gold answer; None when there is none."""
+        return await play_gold(self._environment, self._name, split, index)
+
+    async def play(self, request: PlayRequest, policy: Policy) -> Rollout:
+        """Play and score one rollout."""
+        self._watch.deadline_s = request.deadline_s
+        self._watch.start()
+        if request.saved is None:
+            played = play_rollout(self._environment, self._name, request, policy)
+        else:
+            played = rescore_rollout(self._environment, self._name, request, request.saved)
+        with self._asking():
+            context = self._noted(request)
+        task = asyncio.get_running_loop().create_task(played, context=context)
+        self._playing[request.rollout_id] = task
+        try:
+            return await task
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                task.cancel()
+                await asyncio.wait([task])
+                raise
+            if request.rollout_id not in self._stopped:
+                return stray_cancelled(self._name, request)
+            return _cancelled(self._name, request)
+        finally:
+            self._playing.pop(request.rollout_id, None)
+            self._stopped.discard(request.rollout_id)
+
+    def _noted(self, request: PlayRequest) -> Context:
+        """Return a context in which calls of the environment's code are noted, for who watches."""
+        context = copy_context()
+        if self._hold_watch is not None:
+            late_s = LATE_SCORE_S if request.scores_at_deadline else 0.0
+            played = (
+                f"rollout {request.rollout_id} (example {request.example_index} of {self._name})"
+            )
+            noted = Request(
+                self._hold_watch.start(),
+                call=0,
+                played=played,
+                until_s=time.monotonic() + request.deadline_s + late_s,
+            )
+            context.run(CURRENT.set, noted)
+        return context
+
+    async def score_group(self, split: Split, example_index: int, group: Group) -> Group:
+        """Return `group` with its group rewards applied.
+
+        Raises NotAskedError if they want to ask a judge that may not be asked.
+        """
+        example = await self._environment.fetcher.get(split, example_index)
+        with self._asking() as refused:
+            try:
+                return await score_group(self._environment, group, example)
+            finally:
+                # Whatever the author's code made of it, its values would be those without a judge.
+                if refused:
+                    require_may_ask(refused[0])
+
+    def _asking(self) -> AbstractContextManager[list[str]]:
+        """Return the block in which code of the environment asks other models, if it may."""
+        return nullcontext([]) if self._asks_models else asking_nobody()
+
+    async def cancel(self, rollout_id: str) -> None:
+        """Stop a rollout that is being played; unknown ids are ignored."""
+        task = self._playing.get(rollout_id)
+        if task is not None:
+            self._stopped.add(rollout_id)
+            task.cancel()
+
+    async def health(self) -> None:
+        """Return at once: the environment runs in this process, so it is always reachable."""
+
+    def stats(self) -> Mapping[str, float]:
+        """Return nothing: the environment has no process of its own."""
+        return {}
+
+    async def close(self) -> None:
+        """Cancel the rollouts still being played and close the environment."""
+        self._stopped.update(self._playing)
+        tasks = list(self._playing.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._watch.stop()
+        if self._hold_watch is not None:
+            self._hold_watch.stop()
+        try:
+            with contained():
+                await self._environment.close()
+        except Exception as error:  # noqa: BLE001 - a boundary: what was played is not lost
+            method = location_of(self._environment.close)
+            _log.warning(
+                "%s raised %s: %s%s", method, type(error).__name__, error, raised_at(error)
+            )
+
+
+def stray_cancelled(name: str, request: PlayRequest) -> Rollout:
+    """Return a rollout that ended as if it had been cancelled, which nobody had asked for."""
+    reason = StrayCancelError.__name__
+    return replace(
+        request.rollout(name),
+        status=RolloutStatus.FAILED,
+        status_reason=reason,
+        stop_reason=StopReason.ERROR,
+        error=f"{reason}: {stray_cancel(' while it was played')}",
+        tags={"failed_in": "play"},
+    )
+
+
+def _cancelled(name: str, request: PlayRequest) -> Rollout:
+    return replace(
+        request.rollout(name),
+        status=RolloutStatus.CANCELLED,
+        status_reason="cancelled",
+        stop_reason=StopReason.CANCELLED,
+    )

@@ -1,0 +1,369 @@
+"""Play one rollout: setup, prompt, turns, reward, cleanup.
+
+This is the only place that handles failures of environment code. An exception from an environment,
+its reward functions or the endpoint becomes a failed rollout with the reason in `error`, also one
+that would end the program, or pass for a cancellation that nobody asked for. It never becomes a
+reward. A limit is no failure: a rollout for which the policy's context has no more room,
+or, on request, whose deadline passes while it is played, is scored as it stands.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+from telescope_core.base.attempts import is_too_long
+from telescope_core.base.code_places import is_authors, location_of
+from telescope_core.base.errors import (
+    ConfigError,
+    ContextLengthError,
+    EndpointError,
+    EnvironmentLoadError,
+    TelescopeError,
+)
+from telescope_core.base.protocols import LATE_SCORE_S, PlayRequest, Policy
+from telescope_core.base.scoring_events import scoring_begins
+from telescope_core.base.scripted import ScriptedClient
+from telescope_core.base.types import (
+    Example,
+    Message,
+    Rollout,
+    RolloutStatus,
+    Sampling,
+    Split,
+    StopReason,
+    Turn,
+    TurnInfo,
+)
+from telescope_core.chat.trouble import Watch, watching
+from telescope_core.environments.base import Environment
+from telescope_core.environments.class_checks import class_location
+from telescope_core.environments.episode import Episode
+from telescope_core.environments.escapes import as_failure, contained
+from telescope_core.environments.hooks import EpisodeStopped, Hook, of_kind
+from telescope_core.environments.outcomes import (
+    as_floats,
+    checked_score,
+    finite,
+    gold_replies,
+    started_play,
+    stop_reason_of,
+)
+from telescope_core.environments.running import noted
+from telescope_core.environments.turns import MultiTurnEnvironment
+from telescope_core.environments.usage import counting
+
+Part = TypeVar("Part")
+_log = logging.getLogger(__name__)
+_GOLD_DEADLINE_S = 300.0
+_NO_LIMIT = Sampling(max_tokens=1 << 20)
+
+
+async def play_rollout(
+    environment: Environment, name: str, request: PlayRequest, policy: Policy
+) -> Rollout:
+    """Play and score `request`; cancellation propagates, and other failures are in the result."""
+    return await outcome_of(Playing(environment, name, request, policy))
+
+
+async def outcome_of(playing: "Playing") -> Rollout:
+    """Return what comes of `playing`, with what it used, and clean up after it."""
+    try:
+        with counting() as usage, watching() as trouble:
+            rollout = await playing.outcome(trouble)
+    except BaseException:
+        await playing.clean_up()
+        raise
+    problems = await playing.clean_up()
+    tags = {**rollout.tags, "cleanup": "; ".join(problems)} if problems else rollout.tags
+    return replace(
+        rollout,
+        tags=tags,
+        metrics={**rollout.metrics, **usage.metrics()},
+        info=(*rollout.info, *usage.notes(turn=max(0, len(rollout.turns) - 1))),
+    )
+
+
+class Playing:
+    """One rollout that is being played; `play` and `score` are what another way may replace."""
+
+    def __init__(
+        self, environment: Environment, name: str, request: PlayRequest, policy: Policy
+    ) -> None:
+        self._environment = environment
+        self._request = request
+        self._policy = policy
+        self._episode: Episode[Any] | None = None
+        self._stage = "play"
+        self._is_playing = False
+        self._rollout = request.rollout(name)
+
+    async def outcome(self, trouble: Watch) -> Rollout:
+        """Return the scored rollout, or a failed one."""
+        deadline_s = self._request.deadline_s
+        deadline = asyncio.timeout(deadline_s)
+        try:
+            async with deadline:
+                return await self._play_and_score()
+        except TimeoutError as error:
+            if deadline.expired() and self._is_scored_late(trouble):
+                return await self._scored_late()
+            text = str(error) or f"the rollout exceeded its deadline of {deadline_s:g} s"
+            if trouble.text:
+                text += f", while an endpoint was in trouble: {trouble.text}"
+            ended = TimeoutError(text)
+            for note in getattr(error, "__notes__", ()):
+                ended.add_note(note)
+            return self._failed(StopReason.TIMEOUT, ended)
+        except BaseException as error:  # noqa: BLE001 - a boundary: a failed rollout has a reason
+            failure = as_failure(error)
+            is_full = self._stage == "play" and is_too_long(failure)
+            reason = StopReason.CONTEXT_LENGTH if is_full else StopReason.ERROR
+            failed = self._failed(reason, failure)
+            return replace(failed, tags={**failed.tags, "failed_in": self._stage})
+
+    async def clean_up(self) -> list[str]:
+        """Run every cleanup to its end, even if this task is cancelled; returns the failures."""
+        hooks = of_kind(self._environment.hooks, "cleanup")
+        if self._episode is None or not hooks:
+            return []
+        problems: list[str] = []
+        task = asyncio.create_task(_run_cleanups(self._environment, self._episode, hooks, problems))
+        await _to_its_end(task)
+        for problem in problems:
+            _log.warning("%s: %s", self._request.rollout_id, problem)
+        return problems
+
+    async def _play_and_score(self) -> Rollout:
+        environment = self._environment
+        example = await environment.fetcher.get(self._request.split, self._request.example_index)
+        self._rollout = replace(self._rollout, example_id=example.id)
+        stop_reason = await self.play(example)
+        assert self._episode is not None, "what was played has an episode"
+        return await self._scored(self._episode, stop_reason)
+
+    async def play(self, example: Example) -> StopReason:
+        """Play `example` in an episode of its own, and return why it ended."""
+        environment = self._environment
+        messages = await environment.first_messages(example)
+        episode = self._episode = Episode(
+            example,
+            messages,
+            policy=self._policy,
+            sampling=self._request.sampling,
+            state=environment.new_state(),
+            rollout_id=self._rollout.rollout_id,
+        )
+        if of_kind(environment.hooks, "stop"):
+            episode.find_stop = environment.find_stop
+        for hook in of_kind(environment.hooks, "setup"):
+            await environment.caller.one("setup", getattr(environment, hook.name), episode)
+        self._is_playing = True
+        try:
+            return await _played(environment.play, episode)
+        except (ContextLengthError, EndpointError) as error:
+            # The first turn must fit. If it does not, the settings are wrong.
+            if not episode.turns or not is_too_long(error):
+                raise
+            episode.note("context_length", f"{error} ({self._who_wrote_the_prompt()})")
+            return StopReason.CONTEXT_LENGTH
+
+    async def score(self, rollout: Rollout, episode: Episode[Any]) -> Rollout:
+        """Return `rollout`, which was played in `episode`, with its reward."""
+        return await score_rollout(self._environment, rollout, episode.example, episode=episode)
+
+    async def _scored(self, episode: Episode[Any], stop_reason: StopReason) -> Rollout:
+        notes = _those(episode.info, TurnInfo)
+        if len(notes) != len(cast(Sequence[object], episode.info)):
+            raise EnvironmentLoadError(
+                f"{location_of(self._environment.play)}: episode.info holds what is no note; add "
+                "notes with episode.note(key, text)"
+            )
+        episode.metrics = as_floats(episode.metrics, play=self._environment.play)
+        self._rollout = replace(self._snapshot(), stop_reason=stop_reason)
+        self._stage = "reward"
+        scoring_begins()
+        scored = await self.score(self._rollout, episode)
+        return replace(scored, info=tuple(episode.info), tags=_as_texts(episode.tags))
+
+    def _is_scored_late(self, trouble: Watch) -> bool:
+        """Whether the deadline is a limit of the policy, and not of what runs around it."""
+        is_at_play = self._is_playing and self._stage == "play"
+        return self._request.scores_at_deadline and is_at_play and not trouble.text
+
+    async def _scored_late(self) -> Rollout:
+        """Return the rollout as it stood at its deadline, scored."""
+        assert self._episode is not None, "nothing is played without an episode"
+        try:
+            async with asyncio.timeout(LATE_SCORE_S):
+                return await self._scored(self._episode, StopReason.TIMEOUT)
+        except TimeoutError:
+            text = (
+                f"the rollout exceeded its deadline of {self._request.deadline_s:g} s, and what "
+                f"was there could not be scored within {LATE_SCORE_S:g} s"
+            )
+            return self._failed(StopReason.TIMEOUT, TimeoutError(text))
+        except BaseException as error:  # noqa: BLE001 - a boundary: a failed rollout has a reason
+            failed = self._failed(StopReason.TIMEOUT, as_failure(error))
+            return replace(failed, tags={**failed.tags, "failed_in": self._stage})
+
+    def _snapshot(self) -> Rollout:
+        episode = self._episode
+        if episode is None:
+            return self._rollout
+        return replace(
+            self._rollout,
+            messages=_those(episode.messages, Message),
+            turns=_those(episode.turns, Turn),
+            tags=_as_texts(episode.tags),
+            metrics=_numbers(episode.metrics),
+            info=_those(episode.info, TurnInfo),
+        )
+
+    def _failed(self, stop_reason: StopReason, error: Exception) -> Rollout:
+        name = type(error).__name__
+        notes = [*getattr(error, "__notes__", ())]
+        if self._episode is not None and isinstance(error, AttributeError | TypeError):
+            places = self._episode.forget_requests()
+            notes += [f"generate() was called without await at {place}" for place in places]
+        if self._stage == "play" and is_too_long(error):
+            notes.append(self._who_wrote_the_prompt())
+        where = f" ({'; '.join(notes)})" if notes else ""
+        return replace(
+            self._snapshot(),
+            status=RolloutStatus.FAILED,
+            status_reason=name,
+            stop_reason=stop_reason,
+            error=f"{name}: {error}{where}",
+            reward=None,
+        )
+
+    def _who_wrote_the_prompt(self) -> str:
+        environment, example_id = self._environment, self._rollout.example_id
+        is_first = self._episode is None or not self._episode.turns
+        method = environment.format_prompt if is_first else environment.play
+        if isinstance(environment, MultiTurnEnvironment) and not is_first:
+            method = environment.env_response
+        is_own = is_authors(method)
+        writer = location_of(method) if is_own else class_location(type(environment))
+        return f"example {example_id!r}; to make it shorter, look at {writer}"
+
+
+def _those(values: object, kind: type[Part]) -> tuple[Part, ...]:
+    """Return what an episode holds of `kind`; its author may have put anything there."""
+    parts = cast(Sequence[object], values) if isinstance(values, list | tuple) else ()
+    return tuple(part for part in parts if isinstance(part, kind))
+
+
+def _as_texts(tags: object) -> dict[str, str]:
+    if not isinstance(tags, Mapping):
+        return {}
+    return {str(name): str(value) for name, value in cast(Mapping[object, object], tags).items()}
+
+
+def _numbers(metrics: object) -> dict[str, float]:
+    """Return the metrics of an unfinished rollout that can be sent and saved."""
+    if not isinstance(metrics, Mapping):
+        return {}
+    numbers = {
+        str(name): finite(value) for name, value in cast(Mapping[object, object], metrics).items()
+    }
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
+async def score_rollout(
+    environment: Environment,
+    rollout: Rollout,
+    example: Example,
+    *,
+    episode: Episode[Any] | None = None,
+) -> Rollout:
+    """Return `rollout` with its reward, rewards by name and metrics.
+
+    Without `episode`, reward functions that take an episode get one with only the messages.
+    """
+    if episode is None:
+        policy = ScriptedClient([]).policy("")
+        state = environment.new_state()
+        episode = Episode(
+            example,
+            rollout.messages,
+            policy=policy,
+            sampling=_NO_LIMIT,
+            state=state,
+            rollout_id=rollout.rollout_id,
+        )
+    started_s = time.monotonic()
+    scored = checked_score(
+        await environment.score(rollout, example, episode), method=environment.score
+    )
+    return replace(scored, score_s=time.monotonic() - started_s)
+
+
+async def play_gold(
+    environment: Environment, name: str, split: Split, index: int
+) -> Rollout | None:
+    """Play the gold answer in place of the policy, turn by turn; None when there is none."""
+    example = await environment.fetcher.get(split, index)
+    gold = await environment.caller.one("gold_answer", environment.gold_answer, example)
+    replies = gold_replies(gold, method=environment.gold_answer)
+    if replies is None:
+        return None
+    request = PlayRequest(
+        split=split,
+        example_index=index,
+        group_id="gold",
+        index=0,
+        sampling=_NO_LIMIT,
+        deadline_s=_GOLD_DEADLINE_S,
+    )
+    rollout = await play_rollout(environment, name, request, ScriptedClient(replies).policy(""))
+    if rollout.status is RolloutStatus.FAILED:
+        raise TelescopeError(f"the gold answer of example {example.id!r} failed: {rollout.error}")
+    return rollout
+
+
+async def _played(play: Callable[[Episode[Any]], Any], episode: Episode[Any]) -> StopReason:
+    """Run the author's `play`, which a `@stop` method may end early."""
+    try:
+        with contained():
+            value: object = await noted(started_play(play, episode), play, "play")
+        return stop_reason_of(value, play=play, episode=episode)
+    except EpisodeStopped:
+        return StopReason.COMPLETED
+    except ExceptionGroup as group:
+        if group.split(EpisodeStopped)[1] is None:
+            return StopReason.COMPLETED
+        raise
+    except Exception as error:
+        if is_authors(play) and not isinstance(error, ConfigError | EndpointError):
+            error.add_note(f"in {location_of(play)}")
+        raise
+
+
+async def _run_cleanups(
+    environment: Environment, episode: Episode[Any], hooks: Sequence[Hook], problems: list[str]
+) -> None:
+    for hook in reversed(hooks):
+        method = getattr(environment, hook.name)
+        try:
+            async with asyncio.timeout(hook.deadline_s):
+                await environment.caller.one("cleanup", method, episode)
+        except TimeoutError:
+            problems.append(f"cleanup {hook.name} did not end within {hook.deadline_s:g} s")
+        except Exception as error:  # noqa: BLE001 - a boundary: the other cleanups must run
+            problems.append(f"cleanup {hook.name} raised {type(error).__name__}: {error}")
+
+
+async def _to_its_end(task: asyncio.Task[None]) -> None:
+    """Wait until `task` ends; a cancellation of this task is raised only afterwards."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

@@ -1,0 +1,296 @@
+"""Settings from files and flags, merged into one validated pydantic model.
+
+Layers are applied in this order: the model's defaults, files from left to right, then flags from
+left to right. The last one wins. Tables are merged and lists are replaced. A setting is named with
+its section (`[rollout] group_size`, `--rollout.group_size`) or without it, because leaf names are
+unique. An unknown name, a wrong type and a value out of range each raise a ConfigError that says
+where the setting is, what was expected and what was given.
+"""
+
+import json
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.secret_names import without_secrets
+from telescope_core.base.setting_problems import Problem, problems_of
+from telescope_core.base.types import JsonValue
+from telescope_core.records.folders import whole_file
+from telescope_core.settings.config_files import read_settings_file
+from telescope_core.settings.names import (
+    KeyPath,
+    Names,
+    Unknown,
+    as_model,
+    item_model,
+    names_of,
+    paths_below,
+    refusal,
+)
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+class RecordedSettings(NamedTuple):
+    """Settings that take the place of a file, such as those that a run was started with."""
+
+    origin: str
+    """What an error names in place of the file."""
+    settings: Mapping[str, JsonValue]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Layers:
+    values: dict[KeyPath, JsonValue] = field(default_factory=dict[KeyPath, JsonValue])
+    origins: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
+    """Source of the winning value, such as `run.toml` or `flag --use_tis`."""
+
+    def add(self, path: KeyPath, value: JsonValue, origin: str) -> None:
+        self.values[path] = _merged(self.values.get(path), value)
+        self.origins[path] = origin
+
+
+def load_config(
+    schema: type[Schema],
+    files: Sequence[Path | RecordedSettings],
+    flags: Sequence[str],
+    *,
+    foreign_names: Mapping[str, str] | None = None,
+    refused_names: Mapping[str, str] | None = None,
+) -> Schema:
+    """Return the validated settings; raises ConfigError for anything that cannot be used.
+
+    `foreign_names` maps the name of a setting in other systems to its name here, and
+    `refused_names` the name of one that is left out on purpose to the reason; `Names` says how.
+    """
+    names = names_of(
+        schema, leaf_paths(schema), foreign=foreign_names or {}, refused=refused_names or {}
+    )
+    layers, unknown = _Layers(), list[Unknown]()
+    for one in files:
+        if isinstance(one, RecordedSettings):
+            origin, document = one
+        elif "=" in one.name and not one.exists():
+            unknown.append(_assignment(str(one), names))
+            continue
+        else:
+            origin, document = str(one), read_settings_file(one)
+        for key_path, value in _read_document(document, origin, names, unknown).items():
+            layers.add(key_path, value, origin)
+    for key_path, value, origin in _read_flags(flags, names, unknown):
+        layers.add(key_path, value, origin)
+    if unknown:
+        raise refusal(unknown, names)
+    return _validated(schema, names, layers)
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Split `a.toml b.toml --key value ...` into files and flags; files come first."""
+    for index, argument in enumerate(arguments):
+        if argument.startswith("--"):
+            return [Path(name) for name in arguments[:index]], list(arguments[index:])
+    return [Path(name) for name in arguments], []
+
+
+def save_resolved(config: BaseModel, path: Path) -> None:
+    """Write every setting but secrets, with defaults, as JSON; the file is written atomically."""
+    settings = without_secrets(config.model_dump(mode="json"))
+    with whole_file(path) as temporary:
+        temporary.write_text(f"{json.dumps(settings, indent=2)}\n", encoding="utf-8")
+
+
+def read_resolved(schema: type[Schema], path: Path) -> Schema:
+    """Read what `save_resolved` wrote."""
+    try:
+        return schema.model_validate_json(path.read_bytes(), strict=True)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValidationError as error:
+        raise ConfigError(
+            f"{path}: not a resolved configuration of this version: {error}"
+        ) from None
+
+
+def leaf_paths(schema: type[BaseModel]) -> dict[str, tuple[str, ...]]:
+    """Return leaf name -> path for every setting; the schema must not use a leaf name twice."""
+    paths: dict[str, KeyPath] = {}
+    for name, info in schema.model_fields.items():
+        section = as_model(info.annotation)
+        found = [(name, leaf) for leaf in section.model_fields] if section else [(name,)]
+        for path in found:
+            assert path[-1] not in paths, f"{path} and {paths[path[-1]]} share a leaf name"
+            paths[path[-1]] = path
+    return paths
+
+
+def _merged(old: JsonValue, new: JsonValue) -> JsonValue:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        both = {**old, **new}
+        return {key: _merged(old.get(key), both[key]) if key in new else both[key] for key in both}
+    return new
+
+
+def _read_document(
+    document: Mapping[str, JsonValue], origin: str, names: Names, unknown: list[Unknown]
+) -> dict[KeyPath, JsonValue]:
+    """Return the settings of a file; what is none goes to `unknown`."""
+    values: dict[KeyPath, JsonValue] = {}
+    for key, value in document.items():
+        if key in names.sections and (isinstance(value, Mapping) or key not in names.leaves):
+            if not isinstance(value, Mapping):
+                raise ConfigError(
+                    f"{origin}: {key}: expected a table [{key}] of settings, got {value!r}"
+                )
+            found = {(key, leaf): inner for leaf, inner in value.items()}
+        else:
+            found = {names.leaves.get(key, (key,)): value}
+        for path, inner in found.items():
+            is_below = isinstance(inner, Mapping) and names.knows(path)
+            if not names.knows(path) or (is_below and not names.takes_tables(path)):
+                below = paths_below(path, inner)
+                unknown += (Unknown(origin, ".".join(one), one) for one in below)
+                continue
+            if path in values:
+                raise ConfigError(
+                    f"{origin}: {path[-1]} is set twice, at the top and in [{path[0]}]; remove one"
+                )
+            unknown += _unknown_in_items(names.annotation(path), inner, origin, path[-1])
+            values[path] = inner
+    return values
+
+
+def _unknown_in_items(
+    annotation: object, value: JsonValue, origin: str, name: str
+) -> Iterator[Unknown]:
+    model = item_model(annotation)
+    if model is None or not isinstance(value, Sequence) or isinstance(value, str):
+        return
+    for index, item in enumerate(value):
+        for key in item if isinstance(item, Mapping) else ():
+            if key not in model.model_fields:
+                place = f"{name}[{index}].{key}"
+                yield Unknown(origin, place, (name, key), list(model.model_fields))
+
+
+def _read_flags(
+    flags: Sequence[str], names: Names, unknown: list[Unknown]
+) -> list[tuple[KeyPath, JsonValue, str]]:
+    """Return the settings of flags; what is none goes to `unknown`, with its value."""
+    found: list[tuple[KeyPath, JsonValue, str]] = []
+    rest = list(flags)
+    while rest:
+        flag = rest.pop(0)
+        if not flag.startswith("--") or flag == "--":
+            raise ConfigError(
+                f"unexpected argument {flag!r}; expected --key value or --section.key value, "
+                "with all settings files before the first flag"
+            )
+        name, has_text, text = flag[2:].partition("=")
+        origin = f"flag --{name}"
+        path = _flag_path(name, names)
+        if not names.knows(path):
+            unknown.append(Unknown(origin, "", path))
+            while not has_text and rest and not rest[0].startswith("--"):
+                rest.pop(0)
+            continue
+        kinds = _plain_kinds(names.annotation(path))
+        if not has_text:
+            text = _next_text(flag, rest, kinds)
+        value = _flag_value(text, kinds)
+        unknown += _unknown_in_items(names.annotation(path), value, origin, path[-1])
+        found.append((path, value, origin))
+    return found
+
+
+def _assignment(text: str, names: Names) -> Unknown:
+    """Return the name in `name=value`, as other systems are given settings; one here is a flag."""
+    name = text.lstrip("+~").partition("=")[0]
+    path = _flag_path(name, names)
+    if names.knows(path):
+        raise ConfigError(f"unexpected argument {text!r}; a setting is written --{name} VALUE")
+    return Unknown(f"argument {text}", "", path)
+
+
+def _flag_path(name: str, names: Names) -> KeyPath:
+    head, *rest = name.replace("-", "_").split(".")
+    path = (head, *rest) if rest else names.leaves.get(head, (head,))
+    # A part of a list or table has no flag of its own.
+    depth = 2 if head in names.sections else 1
+    whole = path[:2] if depth == 2 else names.leaves.get(head, path)
+    if len(rest) >= depth and names.knows(whole) and names.takes_tables(whole):
+        raise ConfigError(
+            f"flag --{name}: expected --key or --section.key; pass a list or table as a whole, "
+            f"in JSON: --{head} '[...]'"
+        )
+    return path
+
+
+def _next_text(flag: str, rest: list[str], kinds: set[object]) -> str:
+    following = rest[0] if rest else None
+    if bool in kinds:
+        has_other_values = bool(kinds - {bool, type(None)})
+        is_value = following is not None and (
+            following.lower() in ("true", "false")
+            or (has_other_values and not following.startswith("--"))
+        )
+        return rest.pop(0) if is_value else "true"
+    if following is None or following.startswith("--"):
+        raise ConfigError(f"flag {flag}: expected a value after the flag; write {flag} VALUE")
+    return rest.pop(0)
+
+
+def _plain_kinds(annotation: object) -> set[object]:
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return {kind for part in typing.get_args(annotation) for kind in _plain_kinds(part)}
+    if origin is Literal:
+        return {type(value) for value in typing.get_args(annotation)}
+    return {origin or annotation}
+
+
+def _flag_value(text: str, kinds: set[object]) -> JsonValue:
+    if type(None) in kinds and text == "null":
+        return None
+    if bool in kinds and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if str in kinds or Path in kinds:
+        return text
+    try:
+        return cast(JsonValue, json.loads(text))
+    except json.JSONDecodeError:
+        return text
+
+
+def _validated(schema: type[Schema], names: Names, layers: _Layers) -> Schema:
+    document: dict[str, Any] = {section: {} for section in names.sections}
+    for path, value in layers.values.items():
+        target = document[path[0]] if len(path) == 2 else document
+        target[path[-1]] = value
+    try:
+        return schema.model_validate_json(json.dumps(document), strict=True)
+    except ValidationError as error:
+        lines = [_describe(problem, names, layers) for problem in problems_of(error, document)]
+        raise ConfigError("\n".join(dict.fromkeys(lines))) from None
+
+
+def _describe(problem: Problem, names: Names, layers: _Layers) -> str:
+    location = problem.place
+    if not location:
+        return f"settings: {problem.message}"
+    length = 2 if location[0] in names.sections else 1
+    path = tuple(str(part) for part in location[:length])
+    dotted = path[0] + "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in location[1:]
+    )
+    origin = layers.origins.get(path)
+    if problem.is_missing:
+        if origin is None:
+            return f"{dotted} is required; set it in a file, or pass --{path[-1]} VALUE"
+        return f"{origin}: {dotted} is required; add {location[-1]} there"
+    return f"{origin or 'settings'}: {dotted}: {problem.message}, got {problem.got}"

@@ -1,0 +1,150 @@
+"""Which attempts are final, for training and evals alike."""
+
+import pytest
+from tests.core.one_rollout import One, play
+
+from telescope_core.base.attempts import (
+    MAX_FAILED,
+    MAX_LOST,
+    play_with_attempts,
+    reached_limit,
+    require_others,
+)
+from telescope_core.errors import (
+    ContextLengthError,
+    EndpointAccessError,
+    EndpointError,
+    RewardError,
+    RewardRaisedError,
+    TemplateLossError,
+    UnplayableError,
+)
+from telescope_core.types import Rollout, RolloutStatus, StopReason
+
+
+def ended(error: str | None = None, stop_reason: StopReason = StopReason.ERROR) -> Rollout:
+    if error is None:
+        return Rollout(environment="e", example_id="x", group_id="g", index=0, reward=1.0)
+    return Rollout(
+        environment="e",
+        example_id="x",
+        group_id="g",
+        index=0,
+        status=RolloutStatus.FAILED,
+        status_reason=error.partition(":")[0],
+        stop_reason=stop_reason,
+        error=error,
+    )
+
+
+def script(*outcomes: Rollout):
+    """Return a `play` that gives `outcomes` in order, the last one for ever, and the attempts."""
+    asked: list[int] = []
+
+    async def play(attempt: int) -> Rollout:
+        asked.append(attempt)
+        return outcomes[min(attempt, len(outcomes)) - 1]
+
+    return play, asked
+
+
+LOST = ended("EnvironmentProcessError: gone")
+BROKEN = ended("EndpointError: connection refused")
+SCORED = ended()
+LIMITS = [
+    ended("TimeoutError: rollout exceeded its deadline of 5 s", StopReason.TIMEOUT),
+    ended("ContextLengthError: the conversation has 90 tokens"),
+    ended("EndpointError: 400: This model's maximum context length is 128 tokens"),
+    ended("EndpointError: 400: code context_length_exceeded"),
+]
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda rollout: rollout.error)
+async def test_a_limit_is_an_outcome_and_never_played_again(limit):
+    play, asked = script(limit, SCORED)
+    failures: list[Rollout] = []
+    assert await play_with_attempts(play, on_failure=failures.append) == limit
+    assert asked == [1]
+    assert failures == [limit]
+
+
+async def test_a_limit_after_a_failure_is_final_too():
+    play, asked = script(BROKEN, LIMITS[0], SCORED)
+    final = await play_with_attempts(play)
+    assert (final.error, final.tags) == (LIMITS[0].error, {"attempts": "2"})
+    assert asked == [1, 2]
+
+
+async def test_a_score_that_breaks_its_contract_is_not_bought_a_second_time():
+    play, asked = script(ended(f"{RewardError.__name__}: -1 is out of range"), SCORED)
+    assert (await play_with_attempts(play)).reward is None
+    assert asked == [1]
+    play, asked = script(ended(f"{RewardRaisedError.__name__}: the judge is away"), SCORED)
+    assert (await play_with_attempts(play)).reward == 1.0
+
+
+@pytest.mark.parametrize("kind", [EndpointAccessError, TemplateLossError, UnplayableError])
+async def test_a_failure_of_all_is_final_at_once_and_raised_with_its_cause(kind):
+    play, asked = script(ended(f"{kind.__name__}: no: never"), SCORED)
+    final = await play_with_attempts(play)
+    assert asked == [1]
+    with pytest.raises(kind, match=r"^here: no: never$"):
+        require_others(final, "here")
+    require_others(BROKEN, "here")
+    require_others(SCORED, "here")
+
+
+async def test_a_failure_is_played_again_up_to_its_limit():
+    play, asked = script(BROKEN)
+    final = await play_with_attempts(play)
+    assert asked == [*range(1, MAX_FAILED + 1)]
+    assert final.reward is None
+    play, asked = script(BROKEN, SCORED)
+    assert (await play_with_attempts(play)).tags == {"attempts": "2"}
+    play, asked = script(BROKEN, SCORED)
+    assert (await play_with_attempts(play, max_failed=1)).error == BROKEN.error
+    assert asked == [1]
+
+
+async def test_every_attempt_is_numbered_and_handed_on_once():
+    play, _ = script(BROKEN, LOST, SCORED)
+    replaced: list[Rollout] = []
+    final = await play_with_attempts(play, on_replaced=replaced.append)
+    assert [(one.attempt, one.error) for one in (*replaced, final)] == [
+        (1, BROKEN.error),
+        (2, LOST.error),
+        (3, None),
+    ]
+    play, _ = script(BROKEN)
+    replaced.clear()
+    final = await play_with_attempts(play, on_replaced=replaced.append)
+    assert [one.attempt for one in (*replaced, final)] == [*range(1, MAX_FAILED + 1)]
+
+
+async def test_lost_attempts_are_counted_apart():
+    play, asked = script(*[LOST] * MAX_LOST, *[BROKEN] * (MAX_FAILED - 1), SCORED)
+    assert (await play_with_attempts(play)).reward == 1.0
+    assert len(asked) == MAX_LOST + MAX_FAILED
+    play, asked = script(LOST)
+    assert (await play_with_attempts(play)).is_lost
+    assert len(asked) == MAX_LOST + 1
+
+
+async def test_what_scores_at_once_carries_no_tag():
+    play, _ = script(SCORED)
+    assert (await play_with_attempts(play)).tags == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ContextLengthError("no room for a turn"), True),
+        (EndpointError("maximum context length is 128"), True),
+        (EndpointError("connection reset"), False),
+        (RuntimeError("maximum context length is 128"), False),
+    ],
+)
+async def test_limits_are_seen_in_rollouts_that_were_really_played(error, expected):
+    rollout = await play(One(), [error])
+    assert rollout.status is RolloutStatus.FAILED
+    assert reached_limit(rollout) is expected

@@ -1,0 +1,130 @@
+"""Names that are files and folders: found, imported with what is beside them, and refused."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from telescope_core import Sampling
+from telescope_core.errors import EnvironmentLoadError, UnknownNameError
+from telescope_core.finding.code_names import names_class, names_folder
+from telescope_core.finding.locate import load_located, locate_environment
+from telescope_core.open import open_environment
+from telescope_core.processes.settings import ProcessSettings
+from telescope_core.protocols import PlayRequest
+from telescope_core.scripted import ScriptedClient
+from telescope_core.types import Split
+
+CODE = """
+from telescope_core import Example, SingleTurnEnvironment, reward
+from {beside} import ANSWER
+
+
+class Hedge{number}(SingleTurnEnvironment):
+    data = [Example(id=str(n), prompt=f"where, {{n}}?", answer=ANSWER) for n in range(4)]
+
+    @reward
+    def is_right(self, rollout, example):
+        return float(rollout.completion_text == example.answer)
+
+
+class Helper:
+    pass
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    known = set(sys.modules)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one not in ("", ".")])
+    (tmp_path / "mazes").mkdir()
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if name.partition(".")[0].startswith(("hedge", "maz", "beside", "raises")):
+            del sys.modules[name]
+
+
+def write(folder: Path, number: int, *, beside: str = "beside_the_maze") -> None:
+    (folder / f"hedge{number}.py").write_text(CODE.format(number=number, beside=beside))
+    (folder / f"{beside.lstrip('.')}.py").write_text("ANSWER = 'there'\n")
+
+
+async def reward_of(name: str, isolation: str) -> float | None:
+    client = open_environment(name, processes=ProcessSettings(isolation=isolation))
+    try:
+        request = PlayRequest(
+            split=Split.TRAIN,
+            example_index=0,
+            group_id="0",
+            index=0,
+            sampling=Sampling(max_tokens=4),
+            deadline_s=60.0,
+        )
+        rollout = await client.play(request, ScriptedClient(["there"]).policy("0/0"))
+        assert rollout.error is None, rollout.error
+        return rollout.reward
+    finally:
+        await client.close()
+
+
+async def test_a_file_is_imported_with_what_is_beside_it(folder: Path) -> None:
+    write(folder / "mazes", 1)
+    for name in ("mazes/hedge1.py:Hedge1", "./mazes/hedge1.py:Hedge1"):
+        assert locate_environment(name).id == "mazes/hedge1.py:Hedge1"
+    reward = await reward_of("./mazes/hedge1.py:Hedge1", "none")
+    assert reward == 1.0
+
+
+async def test_a_file_in_a_package_is_imported_as_a_part_of_it(folder: Path) -> None:
+    (folder / "mazes" / "__init__.py").write_text("")
+    write(folder / "mazes", 2, beside=".beside_the_other")
+    location = locate_environment("./mazes/hedge2.py:Hedge2")
+    assert location.factory.split(":") == ["mazes.hedge2", "Hedge2"]
+    assert await reward_of("./mazes/hedge2.py:Hedge2", "none") == 1.0
+
+
+async def test_a_file_is_played_by_a_process_of_its_own_too(folder: Path) -> None:
+    write(folder, 3)
+    reward = await reward_of("hedge3.py:Hedge3", "process")
+    assert reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("./maze.py:Hedge4", ["maze.py: no such file", "mazy.py"]),
+        ("./mazy.py:Hedge", ["'Hedge'", "mazy.py:Hedge4"]),
+        ("./mazy.py", ["file.py:Class", "mazy.py:Hedge4"]),
+        ("./mazy.py:Helper", ["'mazy:Helper'"]),
+        ("./broken.py:Maze", ["broken.py, line 2: "]),
+        ("./a-maze.py:Maze", ["a-maze.py", "name of letters"]),
+        ("./raises.py:Maze", ["'raises:Maze'", "raises.py, line 3", "planned"]),
+        ("./lacks.py:Maze", ["lacks.py, line 2: ", "'nothere'"]),
+        ("mazes.py:Maze", ["mazes.py: no such file"]),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_with_its_place(folder, name, facts) -> None:
+    write(folder, 4)
+    (folder / "hedge4.py").rename(folder / "mazy.py")
+    (folder / "broken.py").write_text("x = 1\nclass Maze(:\n")
+    (folder / "a-maze.py").write_text("class Maze: pass\n")
+    (folder / "raises.py").write_text("class Maze: pass\n\nraise ValueError('planned')\n")
+    (folder / "lacks.py").write_text("class Maze: pass\nimport nothere\n")
+    with pytest.raises(EnvironmentLoadError) as refused:
+        load_located(locate_environment(name))
+    assert all(fact in str(refused.value) for fact in facts), refused.value
+
+
+def test_which_names_are_code() -> None:
+    assert all(map(names_class, ("a:B", "a.b:C", "a.py:B", "./a.py:B", "a.py")))
+    assert not any(map(names_class, ("corp:toy", "acme/toy", "toy@1", "toy")))
+    assert all(map(names_folder, (".", "./toy", "../toy", "/a/toy", "~/toy")))
+    assert not any(map(names_folder, ("toy", "acme/toy", "./toy.py:Toy")))
+
+
+def test_names_without_anything_that_looks_them_up(monkeypatch):
+    monkeypatch.setattr("telescope_core.finding.locate.entry_points", lambda group: [])
+    with pytest.raises(UnknownNameError, match="telescope-envs"):
+        locate_environment("countdown")
