@@ -101,10 +101,10 @@ def test_summary_holds_reward_and_evals():
             "math-reasoning": {
                 "before": {"mean": 0.1, "low": 0.05, "high": 0.15},
                 "after": {"mean": 0.5, "low": 0.45, "high": 0.55},
-                "change": {"mean": 0.4, "text": "pass@1 rose from 0.100 to 0.500 (+0.400)."},
             },
             "countdown": {"after": {"mean": 0.5, "low": None, "high": None}},
         },
+        "verdict": {"outcome": "learned", "text": "Learned: held-out pass@1 rose."},
         "mismatch_max": 1.5e-5,
         "report": "runs/quickstart/report.html",
     }
@@ -113,7 +113,7 @@ def test_summary_holds_reward_and_evals():
     assert "(+0.400, first to last 20 steps)" in text
     assert "0.100 (0.050 to 0.150)" in text
     assert "0.500 (0.450 to 0.550)" in text
-    assert "math-reasoning: pass@1 rose from 0.100 to 0.500 (+0.400)." in text
+    assert "Learned: held-out pass@1 rose." in text
     assert "1.5e-05 nats" in text
     assert "runs/quickstart/report.html" in text
     assert max(map(len, text.splitlines())) <= 80

@@ -1,4 +1,4 @@
-"""`telescope doctor RUN`: what went wrong in a run, since when, and what to try."""
+"""`telescope doctor RUN`: whether a run learned, what went wrong in it, and what to try."""
 
 import json
 import textwrap
@@ -10,6 +10,7 @@ import typer
 from telescope_cli.watch import RunArgument, find_run
 from telescope_core.diagnosis import RULES, Finding, History, Kind, diagnose
 from telescope_core.records import RunFolder
+from telescope_core.reports.verdict import Verdict, run_verdict
 
 WIDTH = 80
 _TITLES = {
@@ -22,10 +23,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print what was found a
 
 
 def doctor_command(run: RunArgument, as_json: JsonOption = False) -> None:
-    """Say what went wrong in a run, or goes wrong while it runs, and what to try.
+    """Say whether a run learned, what went wrong or goes wrong in it, and what to try.
 
-    It looks at the metrics of the steps alone, so that it works on any run folder, of a run that
-    goes on too. The exit code is 0 if nothing that goes on is broken, and 1 otherwise.
+    It looks at the metrics of the steps and at the evals, so that it works on any run folder, of a
+    run that goes on too. The exit code is 0 if nothing that goes on is broken, and 1 otherwise.
 
     For example:
 
@@ -35,27 +36,29 @@ def doctor_command(run: RunArgument, as_json: JsonOption = False) -> None:
     """
     folder = RunFolder.open(find_run(run))
     history = History.of_rows(folder.metrics())
-    found = diagnose(history)
+    found, verdict = diagnose(history), run_verdict(folder)
     if as_json:
         rows = [one.as_json() for one in found]
-        typer.echo(json.dumps({"step": history.last_step, "findings": rows}, indent=1))
+        told = {"step": history.last_step, "verdict": verdict.as_json(), "findings": rows}
+        typer.echo(json.dumps(told, indent=1))
     else:
-        for line in _lines(folder.path.name, history, found):
+        for line in _lines(folder.path.name, verdict, history, found):
             typer.echo(line)
     is_broken = any(one.kind is Kind.BROKEN and not one.is_over for one in found)
     raise typer.Exit(1 if is_broken else 0)
 
 
-def _lines(name: str, history: History, found: list[Finding]) -> Iterator[str]:
+def _lines(name: str, verdict: Verdict, history: History, found: list[Finding]) -> Iterator[str]:
+    yield from [*textwrap.wrap(f"{name}: {verdict.text}", WIDTH), ""]
     steps = "no step" if not history.last_step else f"{history.last_step} steps"
     if not found:
         yield from textwrap.wrap(
-            f"{name}: none of {len(RULES)} rules found anything in {steps}. That is no proof that "
-            "all is well: rules are silent unless they are sure, and most need five steps.",
+            f"None of {len(RULES)} rules found anything in {steps}. That is no proof that all is "
+            "well: rules are silent unless they are sure, and most need five steps.",
             WIDTH,
         )
         return
-    yield f"{name}: {len(found)} {'finding' if len(found) == 1 else 'findings'} in {steps}"
+    yield f"{len(found)} {'finding' if len(found) == 1 else 'findings'} in {steps}"
     for kind, title in _TITLES.items():
         of_kind = [one for one in found if one.kind is kind]
         if of_kind:

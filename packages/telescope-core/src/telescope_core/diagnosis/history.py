@@ -29,6 +29,8 @@ class Change(NamedTuple):
     """Standard error of the difference, as if steps were independent."""
     first_step: int
     """First step of the later window."""
+    num_steps: int
+    """Steps of each window."""
 
     @property
     def size(self) -> float:
@@ -169,4 +171,5 @@ def _change(values: Sequence[tuple[int, float]], start: int, window: int) -> Cha
         fmean(numbers[-window:]),
         noise * math.sqrt(2 / window),
         values[-window][0],
+        window,
     )

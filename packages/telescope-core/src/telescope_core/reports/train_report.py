@@ -13,8 +13,7 @@ from telescope_core.records.files import write_text
 from telescope_core.records.identity import RunState
 from telescope_core.records.run_folder import RunFolder
 from telescope_core.reports import html
-from telescope_core.reports.before_after import BeforeAfter, before_and_after
-from telescope_core.reports.differences import paragraph
+from telescope_core.reports.before_after import before_and_after
 from telescope_core.reports.overview import RunOverview, column, mean_of, overview_of
 from telescope_core.reports.train_sections import (
     TIME_PARTS,
@@ -27,6 +26,7 @@ from telescope_core.reports.train_sections import (
     settings_section,
     time_section,
 )
+from telescope_core.reports.verdict import run_verdict
 
 
 def write_train_report(run: RunFolder) -> Path:
@@ -35,7 +35,7 @@ def write_train_report(run: RunFolder) -> Path:
     overview = overview_of(run)
     changes = before_and_after(overview.evals)
     parts = [
-        _header(overview, rows, changes),
+        _header(run, overview, rows),
         reward_section(rows),
         eval_section(changes, environment_names(rows), run.eval_points()),
         time_section(rows),
@@ -47,31 +47,7 @@ def write_train_report(run: RunFolder) -> Path:
     return run.report_path
 
 
-def verdict(overview: RunOverview, changes: Sequence[BeforeAfter]) -> str:
-    """Return a sentence or two about the result of the run."""
-    first, last, count = overview.edges
-    if first is None or last is None:
-        return "Too few steps were recorded to tell what was learned."
-    edge = "step" if count == 1 else f"{count} steps"
-    text = (
-        f"Mean training reward {_direction(first, last)} from {first:.3f} over the first "
-        f"{edge} to {last:.3f} over the last {edge}."
-    )
-    for change in changes:
-        if change.comparison is not None:
-            text += f" Held-out, {change.title}: {paragraph(change.comparison)}"
-    return text
-
-
-def _direction(before: float, after: float) -> str:
-    if abs(after - before) < 0.0005:
-        return "did not change:"
-    return "rose" if after > before else "fell"
-
-
-def _header(
-    overview: RunOverview, rows: Sequence[Mapping[str, Any]], changes: Sequence[BeforeAfter]
-) -> str:
+def _header(run: RunFolder, overview: RunOverview, rows: Sequence[Mapping[str, Any]]) -> str:
     info = overview.info
     is_well = overview.state in (RunState.FINISHED, RunState.RUNNING)
     tone = "good" if is_well else "bad"
@@ -80,7 +56,7 @@ def _header(
     return (
         f'<h1>{escape(info.name)}<span class="badge {tone}">{overview.state.value}</span></h1>'
         f'<p class="soft">Started {escape(info.started_at)}{ended} on {escape(info.host)}</p>'
-        f'<p class="lead">{escape(verdict(overview, changes))}</p>{reason}'
+        f'<p class="lead">{escape(run_verdict(run).text)}</p>{reason}'
         f"{html.facts(_facts(overview, rows))}"
     )
 

@@ -1,0 +1,271 @@
+"""The verdict on a run: whether it learned, in the same words on every page and in every terminal.
+
+Paired evals decide where there are any; without them the reward of training does, and says so.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from itertools import pairwise
+from statistics import median
+from typing import Any, NamedTuple
+
+from telescope_core.diagnosis import Finding, History, diagnose
+from telescope_core.evals.comparison import Difference
+from telescope_core.evals.distributions import t_quantile
+from telescope_core.evals.folder import read_result
+from telescope_core.evals.stats import CONFIDENCE
+from telescope_core.records.identity import RunState
+from telescope_core.records.run_folder import RunFolder
+from telescope_core.reports.before_after import AFTER, BEFORE, BeforeAfter, before_and_after
+from telescope_core.reports.differences import cautions
+
+REWARDS = ("task_reward/mean", "reward/mean")
+"""Metrics that say how good the policy is; the first one that is there counts."""
+MATTERS = 0.05
+"""Share of the range of a measure below which a gain is called none."""
+_MOST_NAMED = 3
+"""Evals that the sentence names."""
+
+
+class Outcome(StrEnum):
+    """What a run has come to."""
+
+    LEARNED = "learned"
+    """A measure rose, and none fell."""
+    MIXED = "mixed"
+    """One eval rose, and another one fell."""
+    WORSE = "worse"
+    """A measure fell, and none rose."""
+    COLLAPSED = "collapsed"
+    """The reward was lost, and has not come back."""
+    NO_GAIN = "no gain"
+    """The interval leaves room for no gain that matters."""
+    NOT_SHOWN = "not shown"
+    """The interval holds zero, and gains that matter."""
+    NOT_TRAINED = "not trained"
+    """No step took an optimizer step."""
+    TOO_EARLY = "too early"
+    """There are too few steps to compare the first with the last ones."""
+
+
+_HEADS = {
+    Outcome.LEARNED: ("Learned", "Learned so far"),
+    Outcome.MIXED: ("Learned in part", "Learned in part so far"),
+    Outcome.WORSE: ("Got worse", "Got worse so far"),
+    Outcome.COLLAPSED: ("Collapsed", "Collapsed"),
+    Outcome.NO_GAIN: ("Did not learn", "Has not learned so far"),
+    Outcome.NOT_SHOWN: ("Cannot tell whether it learned", "Cannot tell yet whether it learns"),
+    Outcome.NOT_TRAINED: ("Nothing was trained", "Nothing was trained so far"),
+    Outcome.TOO_EARLY: ("Too early to tell", "Too early to tell"),
+}
+"""How the sentence begins at the end of a run, and while it goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether a run learned."""
+
+    outcome: Outcome
+    text: str
+    """The sentence, and what limits it."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all fields, for programs."""
+        return asdict(self)
+
+
+class _Told(NamedTuple):
+    outcome: Outcome
+    text: str
+
+
+def run_verdict(run: RunFolder, *, state: RunState | None = None) -> Verdict:
+    """Return the verdict on `run`; `state` is what it will be if its folder does not say so yet."""
+    history = History.of_rows(run.metrics())
+    found = {folder.name: read_result(folder) for folder in run.eval_folders()}
+    results = {name: result for name, result in found.items() if result is not None}
+    total = run.config().get("run", {}).get("number_of_steps")
+    return verdict_of(
+        history,
+        diagnose(history),
+        before_and_after(results),
+        state=state or run.info().observed_state,
+        num_steps=total if isinstance(total, int) else None,
+    )
+
+
+def verdict_of(
+    history: History,
+    findings: Sequence[Finding],
+    changes: Sequence[BeforeAfter],
+    *,
+    state: RunState,
+    num_steps: int | None,
+) -> Verdict:
+    """Return the verdict on a run with these metrics, findings and evals.
+
+    `num_steps`: how many steps the run is to take; None = not known.
+    """
+    collapse = next(
+        (one for one in findings if one.rule == "collapse" and one.environment is None), None
+    )
+    by_evals = _by_evals(changes)
+    told = _nothing_done(history)
+    if told is None and collapse is not None and not collapse.is_over:
+        since = f"since step {collapse.first_step}, {collapse.cause[0].lower()}{collapse.cause[1:]}"
+        told = _Told(Outcome.COLLAPSED, since)
+        if by_evals is not None:
+            told = _Told(told.outcome, f"{since} {by_evals.text[0].upper()}{by_evals.text[1:]}")
+    told = told or by_evals or _by_reward(history)
+    head = _HEADS[told.outcome][state is RunState.RUNNING]
+    notes = [
+        f"{change.name}: {note}"
+        for change in changes
+        if change.comparison is not None
+        for note in cautions(change.comparison)
+    ]
+    ending = _ending(history, state, num_steps)
+    return Verdict(outcome=told.outcome, text=" ".join([f"{head}: {told.text}", *notes, *ending]))
+
+
+def _nothing_done(history: History) -> _Told | None:
+    if not history.last_step:
+        return _Told(Outcome.TOO_EARLY, "no step has ended.")
+    played = [step for step, _ in history.named("groups/total")]
+    if not played or history.named("loss/total"):
+        return None
+    steps = "the one step" if len(played) == 1 else f"none of {len(played)} steps"
+    return _Told(Outcome.NOT_TRAINED, f"{steps} took an optimizer step.")
+
+
+def _by_evals(changes: Sequence[BeforeAfter]) -> _Told | None:
+    """Return what the evals show whose code did not change; None if there are none."""
+    known = [
+        (change, change.comparison.main)
+        for change in changes
+        if change.comparison is not None and not change.comparison.code_changes
+    ]
+    if not known:
+        return None
+    rose = [pair for pair in known if pair[1].is_shown and pair[1].change > 0]
+    fell = [pair for pair in known if pair[1].is_shown and pair[1].change < 0]
+    rest = [pair for pair in known if not pair[1].is_shown]
+    if rose or fell:
+        outcome = Outcome.MIXED if rose and fell else Outcome.LEARNED if rose else Outcome.WORSE
+        moved = [_moves("rose", rose), _moves("fell", fell)]
+        text = f"held-out {', but '.join(filter(None, moved))}."
+        if rest:
+            text += f" No difference is shown {_listed([_named(*pair) for pair in rest])}."
+    else:
+        is_none = all(one.high is not None and one.high < MATTERS for _, one in rest)
+        outcome = Outcome.NO_GAIN if is_none else Outcome.NOT_SHOWN
+        text = f"held-out {_moves('went', rest)}."
+        text += "" if is_none else _needed([one for _, one in rest])
+    return _Told(outcome, text)
+
+
+def _moves(verb: str, pairs: Sequence[tuple[BeforeAfter, Difference]]) -> str:
+    """Return where a measure moved, as in: pass@1 rose from 0.2 to 0.3 on math (...)."""
+    parts: list[str] = []
+    measure = ""
+    for change, one in pairs:
+        ends = (change.moments[0], change.moments[-1])
+        is_whole = (ends[0].tag, ends[1].tag) == (BEFORE, AFTER)
+        first, last = ("" if is_whole else f" ({end.label})" for end in ends)
+        begin = "" if one.measure == measure else f"{one.measure} {verb} "
+        measure = one.measure
+        moved = f"from {one.before:.3f}{first} to {one.after:.3f}{last}"
+        parts.append(f"{begin}{moved} {_named(change, one)}")
+    return _listed(parts)
+
+
+def _named(change: BeforeAfter, one: Difference) -> str:
+    noun = "example" if one.num_tasks == 1 else "examples"
+    parts = [f"{one.change:+.3f}", f"{one.num_tasks} {noun}"]
+    if one.low is not None and one.high is not None:
+        parts.insert(1, _interval(one.low, one.high))
+    return f"on {change.name} ({', '.join(parts)})"
+
+
+def _interval(low: float, high: float) -> str:
+    return f"95% interval {low:+.3f} to {high:+.3f}"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """Return the first of `parts` as one text, and how many more there are."""
+    shown = list(parts[:_MOST_NAMED])
+    if len(parts) > _MOST_NAMED:
+        shown.append(f"{len(parts) - _MOST_NAMED} more")
+    return ", ".join(shown[:-1]) + (" and " if shown[1:] else "") + "".join(shown[-1:])
+
+
+def _needed(differences: Sequence[Difference]) -> str:
+    """Return how many examples would show a gain that matters, where it is more than there were."""
+    sizes = [
+        (one.num_tasks, one.num_tasks * (one.detectable / MATTERS) ** 2)
+        for one in differences
+        if one.detectable is not None
+    ]
+    played, needed = max(sizes, key=lambda pair: pair[1], default=(0, 0.0))
+    if needed <= played:
+        return ""
+    digits = 10 ** max(0, len(str(int(needed))) - 2)
+    return f" {math.ceil(needed / digits) * digits:,} examples would show a gain of {MATTERS:g}."
+
+
+def _by_reward(history: History) -> _Told:
+    metric = next((name for name in REWARDS if name in history.metrics), REWARDS[0])
+    change = history.from_start(metric)
+    if change is None:
+        done = "1 step" if history.last_step == 1 else f"{history.last_step} steps"
+        return _Told(Outcome.TOO_EARLY, f"{done} done, and no evals to compare.")
+    # Neighbors share a step each, so that they say as much as two thirds of their number.
+    degrees = max(1, 2 * (len(history.named(metric)) - 1) // 3)
+    reach = t_quantile((1 + CONFIDENCE) / 2, degrees) * change.error
+    low, high = change.size - reach, change.size + reach
+    if low > 0 or high < 0:
+        outcome = Outcome.LEARNED if low > 0 else Outcome.WORSE
+        verb = "rose" if low > 0 else "fell"
+    else:
+        ends = [value for name in ("reward/min", "reward/max") for _, value in history.named(name)]
+        span = max(ends) - min(ends) if ends else 1.0
+        outcome = Outcome.NO_GAIN if high < MATTERS * (span or 1.0) else Outcome.NOT_SHOWN
+        verb = "went"
+    return _Told(
+        outcome,
+        f"training reward {verb} from {change.before:.3f} over the first {change.num_steps} steps "
+        f"to {change.after:.3f} over the last {change.num_steps} ({change.size:+.3f}, "
+        f"{_interval(low, high)}). There are no evals to compare, so this is the reward of "
+        "training.",
+    )
+
+
+def _ending(history: History, state: RunState, num_steps: int | None) -> list[str]:
+    """Return how the run ended if it did so early, or how long it will take."""
+    step = history.last_step
+    of_all = f" of {num_steps}" if num_steps else ""
+    if state is RunState.FAILED:
+        return [f"The run failed at step {step}{of_all}."]
+    if state is RunState.INTERRUPTED:
+        return [f"The run was interrupted at step {step}{of_all}."]
+    left_s = seconds_left(history, num_steps) if state is RunState.RUNNING else None
+    if left_s is None:
+        return []
+    minutes = max(1, round(left_s / 60))
+    if minutes < 120:
+        return [f"About {minutes} {'minute is' if minutes == 1 else 'minutes are'} left."]
+    return [f"About {round(minutes / 60)} hours are left."]
+
+
+def seconds_left(history: History, num_steps: int | None) -> float | None:
+    """Return how long the steps will take that are left, at the pace of the newest ones.
+
+    None where that is not known, and at the last step.
+    """
+    times = [time_s for _, time_s in history.named("time_s")][-11:]
+    if not num_steps or num_steps <= history.last_step or len(times) < 2:
+        return None
+    pace_s = median(later - earlier for earlier, later in pairwise(times))
+    return (num_steps - history.last_step) * max(0.0, pace_s)

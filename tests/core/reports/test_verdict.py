@@ -1,0 +1,146 @@
+"""The verdict on a run: what it claims follows from its evals, its steps, and how it ended."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from tests.core.diagnosis.test_rules import healthy, rising
+from tests.core.reports.test_reports import an_eval
+
+from telescope_core.base.environment_record import EnvironmentRecord
+from telescope_core.diagnosis import History, diagnose
+from telescope_core.evals import write_result
+from telescope_core.protocols import EnvironmentPlace
+from telescope_core.records import RunFolder
+from telescope_core.records.identity import RunState
+from telescope_core.reports.before_after import from_first_to_last
+from telescope_core.reports.verdict import Outcome, run_verdict, verdict_of
+
+
+def judged(rows, *changes, state=RunState.FINISHED, num_steps=None):
+    history = History.of_rows(rows)
+    return verdict_of(history, diagnose(history), changes, state=state, num_steps=num_steps)
+
+
+def an_eval_pair(name, before, after, *, tags=("before", "after"), seed=1):
+    levels = zip(tags, (before, after), strict=True)
+    return from_first_to_last({tag: an_eval(name, level, seed) for tag, level in levels})
+
+
+def test_paired_evals_decide_and_say_by_how_much():
+    """Whatever the reward of training did."""
+    falling = healthy(60, **{"task_reward/mean": rising(0.5, 0.4, at=20)})
+    up, down = an_eval_pair("sums", 0.2, 0.7), an_eval_pair("code", 0.7, 0.2)
+    for changes, outcome in (
+        ([up], Outcome.LEARNED),
+        ([down], Outcome.WORSE),
+        ([up, down], Outcome.MIXED),
+        ([up, an_eval_pair("code", 0.5, 0.5)], Outcome.LEARNED),
+        ([an_eval_pair("code", 0.5, 0.5)], Outcome.NOT_SHOWN),
+    ):
+        assert judged(falling, *changes).outcome is outcome, changes
+    one = up.comparison.main
+    text = judged(falling, up).text
+    assert text == (
+        f"Learned: held-out pass@1 rose from {one.before:.3f} to {one.after:.3f} on sums "
+        f"({one.change:+.3f}, 95% interval {one.low:+.3f} to {one.high:+.3f}, 64 examples)."
+    )
+    assert (
+        "No difference is shown on code (+0.000"
+        in judged(falling, up, an_eval_pair("code", 0.5, 0.5)).text
+    )
+
+
+def test_too_few_examples_say_how_many_would_do():
+    change = an_eval_pair("sums", 0.5, 0.52)
+    other = replace(change, moments=(change.moments[0], change.moments[1]._replace(tag="step-9")))
+    noisy = an_eval("sums", 0.5, 2), an_eval("sums", 0.5, 3)
+    unpaired = from_first_to_last({"before": noisy[0], "after": noisy[1]})
+    verdict = judged(healthy(60), unpaired)
+    assert verdict.outcome is Outcome.NOT_SHOWN
+    needed = int(verdict.text.split(". ")[-1].split(" ")[0].replace(",", ""))
+    one = unpaired.comparison.main
+    assert needed == pytest.approx(64 * (one.detectable / 0.05) ** 2, rel=0.1)
+    assert "(step 9)" in judged(healthy(60), other).text
+
+
+def test_evals_of_other_code_decide_nothing():
+    code = [
+        EnvironmentRecord(id="a/b", version=v, place=EnvironmentPlace.SHARED, lock_digest=v)
+        for v in ("1", "2")
+    ]
+    results = [an_eval("sums", level, 1) for level in (0.2, 0.7)]
+    change = from_first_to_last(
+        {
+            tag: replace(result, environment_record=one)
+            for tag, result, one in zip(("before", "after"), results, code, strict=True)
+        }
+    )
+    verdict = judged(healthy(60), change)
+    assert "training reward" in verdict.text
+    assert "not comparable" in verdict.text
+
+
+def test_without_evals_noise_is_seldom_called_a_trend():
+    """The interval is one of 95 %, whatever the length of the run: 5 of 100 may miss."""
+    num_wrong = {}
+    for num_steps in (20, 60, 200):
+        num_wrong[num_steps] = 0
+        for seed in range(200):
+            draw = random.Random(seed)
+            rows = [
+                {"step": at, "task_reward/mean": draw.gauss(0.3, 0.05)} for at in range(num_steps)
+            ]
+            outcome = judged(rows).outcome
+            num_wrong[num_steps] += outcome in (Outcome.LEARNED, Outcome.WORSE)
+    assert all(num <= 22 for num in num_wrong.values()), num_wrong
+    assert sum(num_wrong.values()) <= 48, num_wrong
+
+
+def test_the_reward_of_training_is_named_as_what_it_is():
+    rows = healthy(100, **{"task_reward/mean": rising(0.2, 0.6, at=40)})
+    verdict = judged(rows)
+    assert verdict.outcome is Outcome.LEARNED
+    assert "from 0.200 over the first 10 steps to 0.600 over the last 10" in verdict.text
+    assert "no evals to compare" in verdict.text
+    flat = judged(healthy(100, **{"task_reward/mean": 0.25}))
+    assert flat.outcome is Outcome.NO_GAIN
+    assert judged(healthy(5)).outcome is Outcome.TOO_EARLY
+    assert judged([]).outcome is Outcome.TOO_EARLY
+
+
+def test_a_run_without_an_optimizer_step_trained_nothing():
+    rows = healthy(14, **{"loss/total": None})
+    verdict = judged(rows, an_eval_pair("sums", 0.2, 0.2))
+    assert verdict.outcome is Outcome.NOT_TRAINED
+    assert "none of 14 steps" in verdict.text
+
+
+def test_a_collapse_comes_before_what_evals_say():
+    rows = healthy(60, **{"task_reward/mean": rising(0.4, 0.0, at=20)})
+    verdict = judged(rows, an_eval_pair("sums", 0.7, 0.0))
+    assert verdict.outcome is Outcome.COLLAPSED
+    assert "held-out pass@1 fell" in verdict.text.lower()
+    assert "since step" in verdict.text
+
+
+def test_a_run_that_goes_on_says_so_and_when_it_ends():
+    rows = [row | {"time_s": 1000.0 + 60.0 * row["step"]} for row in healthy(40)]
+    running = judged(rows, an_eval_pair("sums", 0.2, 0.7), state=RunState.RUNNING, num_steps=70)
+    assert running.text.startswith("Learned so far: ")
+    assert running.text.endswith("About 30 minutes are left.")
+    failed = judged(rows, state=RunState.FAILED, num_steps=70)
+    assert failed.text.endswith("The run failed at step 40 of 70.")
+
+
+def test_the_verdict_on_a_folder_is_that_on_what_it_holds(tmp_path):
+    run = RunFolder.create(tmp_path / "run", config={"run": {"number_of_steps": 50}})
+    for row in healthy(40):
+        run.log_metrics(row)
+    for tag, level in (("before", 0.2), ("after", 0.7)):
+        write_result(run.evals_path / f"sums-{tag}", an_eval("sums", level, 1))
+    run.fail("a rank died")
+    pair = an_eval_pair("sums", 0.2, 0.7)
+    expected = judged(healthy(40), pair, state=RunState.FAILED, num_steps=50)
+    assert run_verdict(run) == expected
+    assert run_verdict(run, state=RunState.FINISHED).text != expected.text
