@@ -57,7 +57,9 @@ BROAD_EXCEPT = {
     "packages/telescope-core/src/telescope_core/adapters/inspect_scores.py": (
         "a scorer that is tried on answers that nobody gave may raise whatever it likes"
     ),
-    "packages/telescope-core/src/telescope_core/playing/in_process.py": "what was played outlives its end",
+    "packages/telescope-core/src/telescope_core/playing/in_process.py": (
+        "what was played outlives its end"
+    ),
     "packages/telescope-core/src/telescope_core/environments/score_worker.py": "so in its parent",
     "packages/telescope-core/src/telescope_core/evals/runner.py": "so is a group reward that fails",
     "packages/telescope-train/src/telescope_train/rollouts/playing.py": "and so in training",
@@ -72,7 +74,9 @@ BROAD_EXCEPT = {
     ),
     "packages/telescope-envs/environments/humaneval/src/telescope_env_telescope_humaneval/"
     "checking.py": "whatever a test raises about a value, it has not passed",
-    "packages/telescope-core/src/telescope_core/finding/locate.py": "as for sources: the import of code",
+    "packages/telescope-core/src/telescope_core/finding/locate.py": (
+        "as for sources: the import of code"
+    ),
     **{
         f"packages/telescope-core/src/telescope_core/environments/{name}.py": (
             "raised again as an error that names the author's code"

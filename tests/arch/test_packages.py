@@ -1,9 +1,14 @@
 """Layers, versions, and what a start must not bring along."""
 
+import ast
+import importlib
+import inspect
 import re
 import subprocess
 import sys
 import tomllib
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,6 +71,44 @@ def test_every_extra_that_is_named_exists():
         if extra not in PROJECTS[package]["optional-dependencies"]
     ]
     assert wrong == []
+
+
+def imported_of_core(source: bytes) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def test_what_released_environments_import_is_there():
+    """A wheel in somebody's registry keeps the imports that it was built with."""
+    imported = {
+        found
+        for wheel in (ROOT / "registry/artifacts").glob("*.whl")
+        for name in zipfile.ZipFile(wheel).namelist()
+        if name.endswith(".py")
+        for found in imported_of_core(zipfile.ZipFile(wheel).read(name))
+        if found[0].partition(".")[0] == "telescope_core"
+    }
+    assert len(imported) > 50
+    gone = [
+        f"{module}: {name}"
+        for module, name in sorted(imported)
+        if name and not hasattr(importlib.import_module(module), name)
+    ]
+    assert gone == []
+
+
+@pytest.mark.parametrize("door", ["errors", "protocols", "types"])
+def test_a_door_names_every_class_behind_it(door):
+    home = importlib.import_module(f"telescope_core.base.{door}")
+    public = {
+        name
+        for name, found in vars(home).items()
+        if inspect.isclass(found) and found.__module__ == home.__name__ and name[0] != "_"
+    }
+    assert public - set(importlib.import_module(f"telescope_core.{door}").__all__) == set()
 
 
 PYDANTIC = {
