@@ -97,12 +97,8 @@ def _point(
         found |= {"state": "done", "duration_s": result.duration_s}
         found |= {"num_scored": result.num_scored, "num_failed": result.num_failed}
     pass_at = {str(k): _estimate(value) for k, value in sorted(result.pass_at.items())}
-    return {
-        **found,
-        **main_estimate(result),
-        "reward": _estimate(result.reward),
-        "pass_at": pass_at,
-    }
+    found |= {**main_estimate(result), "reward": _estimate(result.reward), "pass_at": pass_at}
+    return found
 
 
 def main_estimate(result: EvalResult) -> JsonObject:

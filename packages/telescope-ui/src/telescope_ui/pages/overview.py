@@ -8,11 +8,10 @@ from telescope_ui.base.bands import band
 from telescope_ui.base.curves import shared_curves, thinned
 from telescope_ui.base.parameters import OverviewParameters
 from telescope_ui.files.run_files import folders
-from telescope_ui.index.one_run import OneRun
+from telescope_ui.index.one_run import OneRun, settings_of
 from telescope_ui.pages.checkpoints import SmallFiles, checkpoints
 from telescope_ui.pages.diagnoses import diagnoses
 from telescope_ui.pages.health import tiles
-from telescope_ui.pages.runs import settings_of
 
 USUAL = (
     *("task_reward/mean", "reward/mean", "entropy", "loss/total", "grad_norm"),

@@ -4,6 +4,7 @@ import re
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from telescope_core.base.errors import TelescopeError
 from telescope_ui.base.answers import JsonObject
@@ -61,8 +62,7 @@ def _facts_of_run(run: OneRun) -> JsonObject:
     files = ("run.json", "config.json", "metrics.jsonl")
 
     def read() -> JsonObject:
-        found = run.course.reward()
-        values = [] if found is None else found.values
+        steps, values = run.course.reward()
         return {
             "name": info.name,
             "reason": info.reason,
@@ -73,9 +73,7 @@ def _facts_of_run(run: OneRun) -> JsonObject:
             **settings_of(run),
             "reward": values[-1] if values else None,
             "recent_reward": statistics.fmean(values[-RECENT:]) if values else None,
-            "curve": curve([], [], points=_POINTS)
-            if found is None
-            else curve(found.steps, found.values, points=_POINTS),
+            "curve": curve(steps, values, points=_POINTS),
             "seeds": seeds_of(info.name, run.path),
         }
 
@@ -158,9 +156,10 @@ def _spread(found: Sequence[float | None]) -> JsonObject:
 
 def environment_names(run: OneRun) -> list[str]:
     """Return the environments of the settings, or else those that have a reward among metrics."""
-    named = run.config().get("environments")
+    named: Any = run.config().get("environments")
     if isinstance(named, list) and named:
-        return [str(one["name"]) for one in named if isinstance(one, dict) and "name" in one]
+        sections = cast(list[dict[str, Any]], named)
+        return [str(one["name"]) for one in sections if "name" in one]
     return [
         name.removeprefix("reward/").removesuffix("/mean")
         for name in run.metrics.names()

@@ -1,0 +1,75 @@
+"""`Course`: steps and reward of a run, which lists of many runs show, without its other metrics."""
+
+import math
+from array import array
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+import msgspec
+
+from telescope_ui.files.line_tail import LineTail
+from telescope_ui.files.run_files import inside
+
+REWARDS = ("task_reward/mean", "reward/mean")
+"""Metrics that say how good the policy is; the first one that is there counts."""
+
+
+class _Line(msgspec.Struct):
+    """Of a line of metrics, what a list shows; decoding passes over everything else."""
+
+    step: object = None
+    task_reward: object = msgspec.field(default=None, name=REWARDS[0])
+    reward: object = msgspec.field(default=None, name=REWARDS[1])
+
+
+class Reward(NamedTuple):
+    """The reward of a run; a step without one is left out."""
+
+    steps: "array[int]"
+    values: "array[float]"
+
+
+class Course:
+    """The course of one `metrics.jsonl`; any thread may ask."""
+
+    def __init__(self, run: Path) -> None:
+        """Read the metrics of the resolved folder `run`."""
+        self._run = run
+        self._tail = LineTail(run / "metrics.jsonl")
+        self._lock = Lock()
+        self._last_step = 0
+        self._found = tuple(Reward(array("q"), array("d")) for _ in REWARDS)
+
+    def last_step(self) -> int:
+        """Return the newest step; 0 = none was done."""
+        with self._lock:
+            self._refresh()
+            return self._last_step
+
+    def reward(self) -> Reward:
+        """Return a copy of the reward over steps; empty if no step has one."""
+        with self._lock:
+            self._refresh()
+            steps, values = self._found[0] if self._found[0].steps else self._found[1]
+            return Reward(steps[:], values[:])
+
+    def _refresh(self) -> None:
+        if self._tail.is_rewritten():
+            self._last_step = 0
+            self._found = tuple(Reward(array("q"), array("d")) for _ in REWARDS)
+        if inside(self._run, "metrics.jsonl") is None:
+            return
+        decoder = msgspec.json.Decoder(_Line)
+        for text in self._tail.lines():
+            try:
+                line = decoder.decode(text)
+            except (ValueError, RecursionError):
+                continue
+            if not isinstance(line.step, int) or abs(line.step) >= 2**62:
+                continue
+            self._last_step = max(self._last_step, line.step)
+            for known, value in zip(self._found, (line.task_reward, line.reward), strict=True):
+                if isinstance(value, int | float) and math.isfinite(value):
+                    known.steps.append(line.step)
+                    known.values.append(value)

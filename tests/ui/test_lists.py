@@ -1,0 +1,147 @@
+"""The first page: runs, evals without a run, seeds, and what is read again when a file changes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.ui.recorded import MARKUP, write_eval
+from tests.ui.served import answered
+
+from telescope_core.errors import ConfigError
+from telescope_core.evals.folder import EvalFolder
+from telescope_core.records import RunFolder
+from telescope_ui.index.course import Course
+from telescope_ui.index.runs import require_shown
+from telescope_ui.pages.runs import seeds_of
+
+
+def write_standalone(path: Path, *, solved: int) -> None:
+    """Write what `telescope eval` leaves in its folder: a manifest, rollouts and results."""
+    manifest = {"environment": "math", "model": "m", "env": {"api_key": "hush"}}
+    EvalFolder.create(path, manifest=manifest)
+    made = RunFolder(path.parent / ".made")
+    write_eval(made, "x", version=1, solved=solved, folder="made")
+    for name in ("rollouts.jsonl", "results.json"):
+        (made.evals_path / "made" / name).rename(path / name)
+
+
+@pytest.fixture
+def evals(tmp_path):
+    for at, (name, solved) in enumerate({"early": 6, "late": 4}.items()):
+        write_standalone(tmp_path / "runs" / "evals" / name, solved=solved)
+        about = tmp_path / "runs" / "evals" / name / "eval.json"
+        fields = json.loads(about.read_text())
+        fields["run"] |= {"state": "finished", "started_at": f"2026-01-0{at + 1}T00:00:00+00:00"}
+        about.write_text(json.dumps(fields))
+    return tmp_path / "runs"
+
+
+@pytest.mark.parametrize("opened", [".", "evals", "evals/late"])
+def test_an_eval_without_a_run_is_listed_wherever_it_is_opened(tmp_path, evals, opened):
+    with answered([evals / opened], tmp_path / "cache") as ui:
+        page = ui.get("/")
+        assert page["runs"] == []
+        late = next(one for one in page["evals"] if one["key"] == "late")
+        assert (late["state"], late["environment"], late["model"]) == ("finished", "math", "m")
+        assert (late["measure"], late["mean"], late["num_tasks"]) == ("pass@1", 0.5, 8)
+        assert late["low"] < 0.5 < late["high"]
+
+
+def test_an_eval_without_a_run_has_its_pages_and_is_compared_to_the_one_before(tmp_path, evals):
+    with answered([evals], tmp_path / "cache") as ui:
+        page = ui.get("/evals/late")
+        assert (page["run"]["key"], page["against"], page["others"]) == ("late", "early", ["early"])
+        assert page["verdicts"][0]["change"] == -0.25
+        # Those that got worse come first.
+        assert page["flips"]["columns"]["change"] == [-1.0, -1.0]
+        assert (page["num_gained"], page["num_lost"]) == (0, 2)
+        assert "hush" not in json.dumps(page)
+        rollout = ui.get(page["flips"]["columns"]["address_after"][0])
+        assert rollout["messages"][0]["content"] == MARKUP
+        assert rollout["addresses"]["eval"] == "/evals/late"
+        assert rollout["addresses"]["example"] is None
+        assert ui.get("/evals/early")["against"] is None
+        assert ui.get("/evals/late/logs")["page"] == "logs"
+        message = ui.get("/evals/lat", status=404)["error"]["message"]
+        assert "unknown eval 'lat'; did you mean 'late'" in message
+
+
+def test_an_eval_that_goes_on_says_how_far_it_is(tmp_path, evals):
+    (evals / "evals" / "late" / "results.json").unlink()
+    with answered([evals], tmp_path / "cache") as ui:
+        page = ui.get("/evals/late")
+        assert page["result"] is None
+        assert page["so_far"] == {"num_rollouts": 8, "num_scored": 8, "reward": 0.5}
+        late = next(one for one in ui.get("/")["evals"] if one["key"] == "late")
+        assert (late["measure"], late["num_scored"]) == (None, 8)
+
+
+@pytest.mark.parametrize(
+    ("place", "hint"),
+    [("models", "telescope eval"), ("runs/r/checkpoints", "telescope ui"), ("page", "index.html")],
+)
+def test_a_folder_with_something_else_in_it_is_refused(tmp_path, place, hint):
+    RunFolder.create(tmp_path / "runs" / "r", config={})
+    for name in ("models/a.txt", "runs/r/checkpoints/b", "page/export.js"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match="is a run or an eval") as refused:
+        require_shown(tmp_path / place)
+    assert hint in str(refused.value)
+    require_shown(tmp_path / "runs")
+
+
+def test_an_empty_folder_may_get_runs(tmp_path):
+    (tmp_path / "runs").mkdir()
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        assert ui.get("/")["runs"] == []
+        RunFolder.create(tmp_path / "runs" / "sweep" / "r", config={})
+        assert [run["key"] for run in ui.get("/")["runs"]] == ["r"]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("lr3-seed2", "lr3-seed*"),
+        ("a_seed_12", "a-seed*"),
+        ("b.seed=1", "b-seed*"),
+        ("seed7", "sweep/seed*"),
+        ("seedling", None),
+        ("quickstart", None),
+    ],
+)
+def test_names_that_differ_in_their_seed_have_one_in_common(name, found):
+    assert seeds_of(name, Path("runs/sweep") / name) == found
+
+
+def test_runs_of_several_seeds_have_a_mean_and_a_spread(tmp_path):
+    for seed, last in enumerate((0.2, 0.4, 0.9)):
+        run = RunFolder.create(tmp_path / "runs" / f"a-seed{seed}", config={})
+        run.log_metrics({"step": 1, "task_reward/mean": 0.0, "reward/mean": 5.0})
+        run.log_metrics({"step": 2, "task_reward/mean": 2 * last})
+    RunFolder.create(tmp_path / "runs" / "alone-seed1", config={})
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = ui.get("/")
+    (seeds,) = page["seeds"]
+    assert (seeds["name"], seeds["runs"]) == ("a-seed*", ["a-seed0", "a-seed1", "a-seed2"])
+    assert seeds["recent_reward"] == {
+        **{"count": 3, "mean": pytest.approx(0.5), "minimum": 0.2, "maximum": 0.9},
+        "deviation": pytest.approx(0.13**0.5),
+    }
+
+
+def test_a_row_is_made_again_when_a_file_of_it_changes_and_only_then(tmp_path, monkeypatch):
+    run = RunFolder.create(tmp_path / "runs" / "r", config={"model": {"model": "m"}})
+    run.log_metrics({"step": 1, "reward/mean": 0.5})
+    asked = []
+    whole = Course.reward
+    monkeypatch.setattr(Course, "reward", lambda self: asked.append(1) or whole(self))
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        for _ in range(3):
+            (row,) = ui.get("/")["runs"]
+        assert (row["step"], row["reward"], row["model"], len(asked)) == (1, 0.5, "m", 1)
+        run.log_metrics({"step": 2, "reward/mean": 0.25})
+        (row,) = ui.get("/")["runs"]
+        assert (row["step"], row["reward"], row["recent_reward"], len(asked)) == (2, 0.25, 0.375, 2)
+        run.finish()
+        assert ui.get("/")["runs"][0]["state"] == "finished"
