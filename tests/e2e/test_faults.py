@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -69,7 +69,8 @@ def training(
         until(lambda: not alive(started), "every process of the run to end")
     finally:
         for one in alive(started):
-            one.kill()
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
 
 
 def in_toml(inference: Mapping[str, str]) -> str:
@@ -123,11 +124,17 @@ def require_only_what_the_page_says_listens(driver: int) -> None:
 
 
 def environment_processes(driver: int) -> list[psutil.Process]:
-    """Return the processes that play rollouts, without those that start them."""
+    """Return the processes that play rollouts, without those that start them.
+
+    One that plays may have processes that score for it.
+    """
     workers = [
         one for one in descendants(driver) if "telescope_core.processes.worker" in cmdline(one)
     ]
-    return [one for one in workers if not one.children()]
+    with suppress(psutil.NoSuchProcess):
+        starters = {one.ppid() for one in workers}
+        return [one for one in workers if one.pid not in starters]
+    return []  # one of them has just ended
 
 
 def server_processes(driver: int) -> list[psutil.Process]:
@@ -211,6 +218,7 @@ def test_an_environment_process_and_the_only_engine_come_back_and_a_dead_rank_is
     variables = {ENGINE_THREAD_VARIABLE: "0"}
     with training(tmp_path, tiny_model, free_port(), **variables) as process:
         require_only_what_the_page_says_listens(process.pid)
+        until(lambda: len(environment_processes(process.pid)) == 1, "one environment process")
         (player,) = environment_processes(process.pid)
         before = num_steps(tmp_path)
         player.kill()
