@@ -1,0 +1,154 @@
+"""Parquet files of steps: one for each new step, one for many old ones.
+
+    token_facts/steps-000001-000100.parquet   row groups of these steps, in their order
+    token_facts/step-000101.parquet           what one step wrote
+
+Otherwise a run of many steps would leave as many files of a few KiB each. Where a step has a file
+of its own, that file counts and not the other one, so that a kill at any moment loses and doubles
+nothing. Whoever writes the folder merges and separates its files.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from telescope_core.base.errors import ConfigError, NoRoomError
+from telescope_core.records.arrow import arrow_modules
+from telescope_core.records.folders import whole_file
+
+STEPS_PER_FILE = 100
+LARGE_BYTES = 4 * 2**20
+"""Files of this size and above stay as they are: there are few for the room that they take."""
+_MOST_BLOCKS = 2
+"""Blocks that are merged at once: a folder that an earlier version filled has many."""
+_NUM_GROUPS = b"telescope.row_groups_of_steps"
+_LOGGER = logging.getLogger(__name__)
+
+
+class StepPart(NamedTuple):
+    """Where the rows of a step are."""
+
+    path: Path
+    groups: range | None = None
+    """Its row groups in a file of many steps; None = the file is its own."""
+
+
+def step_path(folder: Path, step: int) -> Path:
+    """Return the file of one step."""
+    return folder / f"step-{step:06d}.parquet"
+
+
+def merged_path(folder: Path, step: int) -> Path:
+    """Return the file of many steps that `step` belongs to."""
+    first = step - (step - 1) % STEPS_PER_FILE
+    return folder / f"steps-{first:06d}-{first + STEPS_PER_FILE - 1:06d}.parquet"
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Return the steps that have rows or a file in `folder`, in order."""
+    merged = (step for path in folder.glob("steps-*.parquet") for step in _places(path))
+    return sorted({*_single_steps(folder), *merged})
+
+
+def part_of(folder: Path, step: int) -> StepPart | None:
+    """Return where the rows of `step` are; None if nothing was written.
+
+    Raises ConfigError that names a merged file which cannot be read.
+    """
+    # In this order: it is merged before the single one is deleted.
+    path = step_path(folder, step)
+    return StepPart(path) if path.is_file() else part_in(merged_path(folder, step), step)
+
+
+def part_in(merged: Path, step: int) -> StepPart | None:
+    """Return where the rows of `step` are in the file of many steps `merged`; None if not there."""
+    groups = _places(merged).get(step)
+    return None if groups is None else StepPart(merged, groups)
+
+
+def merge(folder: Path, *, up_to: int, options: Mapping[str, Any]) -> None:
+    """Put the small files of whole blocks into one file each, if a block ends with step `up_to`.
+
+    `options`: those of `pyarrow.parquet.ParquetWriter`. What cannot be merged stays as it is.
+    """
+    if up_to % STEPS_PER_FILE:
+        return
+    arrow, _ = arrow_modules()
+    small: dict[Path, list[int]] = {}
+    for step in _single_steps(folder):
+        if step <= up_to and step_path(folder, step).stat().st_size < LARGE_BYTES:
+            small.setdefault(merged_path(folder, step), []).append(step)
+    for target, steps in sorted(small.items(), reverse=True)[:_MOST_BLOCKS]:
+        try:
+            parts = {step: StepPart(target, groups) for step, groups in _places(target).items()}
+            parts |= {step: StepPart(step_path(folder, step)) for step in steps}
+            _write(target, parts, options)
+        # A ValueError: columns of an earlier version.
+        except (arrow.ArrowException, OSError, ValueError, ConfigError, NoRoomError) as error:
+            _LOGGER.warning("files for %s stay apart: %s", target, error)
+            continue
+        for step in steps:
+            step_path(folder, step).unlink()
+
+
+def separate(folder: Path, *, after: int, options: Mapping[str, Any]) -> None:
+    """Give each step after `after` a file of its own again, if it has none."""
+    for path in folder.glob("steps-*.parquet"):
+        parts = {step: StepPart(path, groups) for step, groups in _places(path).items()}
+        apart = [step for step in parts if step > after]
+        for step in apart:
+            if not step_path(folder, step).is_file():
+                _write(step_path(folder, step), {step: parts[step]}, options)
+        if len(apart) == len(parts):
+            path.unlink()
+        elif apart:
+            kept = {step: part for step, part in parts.items() if step <= after}
+            _write(path, kept, options)
+
+
+def _single_steps(folder: Path) -> list[int]:
+    stems = (path.stem for path in folder.glob("step-*.parquet"))
+    return sorted(int(stem.removeprefix("step-")) for stem in stems)
+
+
+def _places(path: Path) -> dict[int, range]:
+    """Return the row groups of each step in a merged file; none without the file."""
+    arrow, parquet = arrow_modules()
+    try:
+        metadata: Mapping[bytes, bytes] = parquet.read_metadata(path).metadata or {}
+    except FileNotFoundError:
+        return {}
+    except (arrow.ArrowException, OSError) as error:
+        raise ConfigError(f"{path} is not a readable file of steps: {error}") from None
+    counts = json.loads(metadata.get(_NUM_GROUPS, b"{}"))
+    found: dict[int, range] = {}
+    first = 0
+    for step, count in counts.items():
+        found[int(step)] = range(first, first + count)
+        first += count
+    return found
+
+
+def _write(path: Path, parts: Mapping[int, StepPart], options: Mapping[str, Any]) -> None:
+    """Write the rows of `parts` to `path`, so that not even a loss of power leaves less."""
+    _, parquet = arrow_modules()
+    steps = sorted(parts)
+    counts: dict[int, int] = {}
+    for step in steps:
+        one, groups = parts[step]
+        metadata = parquet.read_metadata(one)
+        counts[step] = metadata.num_row_groups if groups is None else len(groups)
+    schema = parquet.read_schema(parts[steps[0]].path)
+    schema = schema.with_metadata({_NUM_GROUPS: json.dumps(counts)})
+    with whole_file(path) as temporary:
+        with parquet.ParquetWriter(temporary, schema, **options) as out:
+            for step in steps:
+                one, groups = parts[step]
+                with parquet.ParquetFile(one) as file:
+                    for group in range(file.num_row_groups) if groups is None else groups:
+                        out.write_table(file.read_row_group(group).cast(schema))
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())

@@ -1,0 +1,151 @@
+"""Files of old steps become one, while a run goes on, is killed at any moment, or goes back."""
+
+import os
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from telescope_core.records import RunFolder, step_files
+from telescope_core.records.restarts import Restart
+from telescope_core.records.step_files import steps_in
+from telescope_core.records.token_facts import TurnFacts
+
+
+@pytest.fixture(autouse=True)
+def blocks_of_four(monkeypatch) -> None:
+    monkeypatch.setattr(step_files, "STEPS_PER_FILE", 4)
+
+
+def facts(step: int, *, size: int = 3) -> list[TurnFacts]:
+    """Return facts of `step`; every third step has none, as one that was trained on nothing."""
+    return [
+        TurnFacts(
+            group_id=f"{step}.0",
+            index=index,
+            attempt=1,
+            turn=0,
+            weight=0.5,
+            logprobs=array("f", [-float(step)] * size),
+            entropy=array("f", [0.5] * size),
+            effective_advantages=array("f", [1.0] * size),
+        )
+        for index in range(step % 3)
+    ]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "run", config={})
+
+
+def write(run: RunFolder, steps: range) -> None:
+    for step in steps:
+        assert run.write_token_facts(step, facts(step)).is_file()
+
+
+def go_back(run: RunFolder, step: int) -> None:
+    run.go_back(Restart(time_s=0.0, reason="", reached=step, step=step, checkpoint=""))
+
+
+def names(run: RunFolder) -> list[str]:
+    return sorted(path.name for path in run.token_facts_path.iterdir())
+
+
+def assert_whole(run: RunFolder, steps: range) -> None:
+    assert steps_in(run.token_facts_path) == list(steps)
+    assert [list(run.token_facts(step)) for step in steps] == [facts(step) for step in steps]
+    assert list(run.token_facts(steps.stop)) == []
+
+
+def test_old_steps_are_in_few_files_and_each_is_found(run: RunFolder) -> None:
+    write(run, range(1, 11))
+    assert_whole(run, range(1, 11))
+    assert names(run) == [
+        "step-000009.parquet",
+        "step-000010.parquet",
+        "steps-000001-000004.parquet",
+        "steps-000005-000008.parquet",
+    ]
+
+
+def test_a_run_that_goes_back_has_the_steps_before_and_writes_on(run: RunFolder) -> None:
+    write(run, range(1, 11))
+    go_back(run, 6)
+    assert_whole(run, range(1, 7))
+    write(run, range(7, 14))
+    assert_whole(run, range(1, 14))
+    assert "steps-000005-000008.parquet" in names(run)
+    go_back(run, 0)
+    assert names(run) == []
+
+
+def test_large_files_and_damaged_ones_stay_as_they_are(run: RunFolder, monkeypatch) -> None:
+    write(run, range(1, 4))
+    broken = run.token_facts_path / "step-000002.parquet"
+    broken.write_bytes(b"PAR1 and then nothing")
+    write(run, range(4, 10))
+    assert names(run)[:4] == [f"step-{step:06d}.parquet" for step in (1, 2, 3, 4)]
+    assert "steps-000005-000008.parquet" in names(run)
+    monkeypatch.setattr(step_files, "LARGE_BYTES", 1)
+    write(run, range(10, 15))
+    assert_whole_without = [step for step in range(1, 15) if step != 2]
+    assert [list(run.token_facts(step)) for step in assert_whole_without] == [
+        facts(step) for step in assert_whole_without
+    ]
+    assert len(names(run)) == 11
+
+
+def killed_at_each_change(monkeypatch, act) -> Iterator[None]:
+    """Call `act` again and again, and end it before its first, second ... change on the disk."""
+    at = 0
+    while True:
+        left = at
+
+        def before(change):
+            def changed(*arguments, **named):
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise KeyboardInterrupt
+                return change(*arguments, **named)
+
+            return changed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "replace", before(os.replace))
+            patched.setattr(Path, "unlink", before(Path.unlink))
+            try:
+                act()
+            except KeyboardInterrupt:
+                pass
+            else:
+                return
+        yield
+        at += 1
+
+
+def test_a_kill_while_files_are_merged_loses_and_doubles_nothing(run, monkeypatch) -> None:
+    write(run, range(1, 5))
+    num_kills = 0
+    for _ in killed_at_each_change(monkeypatch, lambda: run.write_token_facts(5, facts(5))):
+        num_kills += 1
+        there = steps_in(run.token_facts_path)
+        assert there in ([1, 2, 3, 4], [1, 2, 3, 4, 5])
+        assert_whole(run, range(1, 1 + len(there)))
+    assert num_kills > 6
+    assert_whole(run, range(1, 6))
+    assert names(run) == ["step-000005.parquet", "steps-000001-000004.parquet"]
+
+
+def test_a_kill_while_a_run_goes_back_loses_no_step_that_stays(run, monkeypatch) -> None:
+    write(run, range(1, 10))
+    num_kills = 0
+    for _ in killed_at_each_change(monkeypatch, lambda: go_back(run, 6)):
+        num_kills += 1
+        assert [list(run.token_facts(step)) for step in range(1, 7)] == [
+            facts(step) for step in range(1, 7)
+        ]
+    assert num_kills > 2
+    assert_whole(run, range(1, 7))
