@@ -113,6 +113,31 @@ def test_what_is_staged_is_sent_as_often_as_needed_and_never_what_came_after(bot
     assert backend.rounds == 2, "every rank has gathered once"
 
 
+def test_what_an_update_leaves_as_it_was_is_known(both):
+    """Of three updates, the second changes one tensor, and the third none."""
+    backend = Backend()
+    sending, shares = rank(backend), list[dict[str, float]]()
+    changed = max(backend.weights.values(), key=torch.Tensor.numel)
+
+    def update() -> None:
+        sending.stage(both.place.wire, is_sender=True)
+        sending.send()
+        shares.append(sending.unchanged())
+
+    def rank_0() -> None:
+        sending.connect(both.place, None)
+        update()
+        changed.add_(1)
+        update()
+        update()
+
+    both.run(rank_0, lambda number: received(both, backend, number, times=3))
+    whole = sum(one.num_bytes for one in sending.headers())
+    left = 1 - changed.nbytes / whole
+    assert shares == [{}, {"weights/unchanged": pytest.approx(left)}, {"weights/unchanged": 1.0}]
+    assert sending.unchanged() == {}, "nothing was sent since"
+
+
 @LIVE
 def test_a_sender_that_cannot_send_leaves_and_still_gathers(both, monkeypatch):
     backend = Backend()

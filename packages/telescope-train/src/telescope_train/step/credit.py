@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from telescope_core.base.errors import unknown_name
 from telescope_core.base.types import Group, Rollout, RolloutStatus, Sampling
-from telescope_train.algorithms import Algorithm, load_algorithm
-from telescope_train.algorithms.objective import weighting_of
+from telescope_train.algorithms import Algorithm, load_algorithm, weighting_of
 from telescope_train.algorithms.record import Weighting
 from telescope_train.batches.batch import TrainingSample
 from telescope_train.batches.samples import (

@@ -22,17 +22,20 @@ class Digests:
 
     def __init__(self) -> None:
         self._sums: dict[str, torch.Tensor] = {}
+        self._texts: dict[str, str] = {}
 
     def add(self, name: str, content: "torch.Tensor") -> None:
         """Add a tensor's content, [bytes] uint8, which begins at a multiple of 8 bytes."""
         self._sums[name] = _sums(content)
 
     def by_name(self) -> dict[str, str]:
-        """Return name -> digest."""
-        return {
-            name: "-".join(f"{value & (2**64 - 1):x}" for value in sums.tolist())
-            for name, sums in self._sums.items()
+        """Return name -> digest; each is read once, which waits for a GPU."""
+        sums, self._sums = self._sums, {}
+        self._texts |= {
+            name: "-".join(f"{value & (2**64 - 1):x}" for value in parts.tolist())
+            for name, parts in sums.items()
         }
+        return dict(self._texts)
 
     def whole(self) -> str:
         """Return one digest of all tensors and their names, whatever their order."""

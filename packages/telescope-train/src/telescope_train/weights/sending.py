@@ -73,6 +73,7 @@ class WeightSending:
         """None = this rank does not send, or has no connection."""
         self._staged: _Staged | None = None
         self._sent = Digests()
+        self._compared = self._sent
 
     def headers(self) -> list[TensorHeader]:
         """Describe the tensors that are sent, in their order. Nothing is gathered."""
@@ -163,6 +164,19 @@ class WeightSending:
     def digests(self) -> dict[str, str]:
         """Return the digest of each tensor that was sent last, by name; of rank 0 only."""
         return self._sent.by_name()
+
+    def unchanged(self) -> dict[str, float]:
+        """Return the share of bytes sent last that are those sent when this was asked before.
+
+        As `weights/unchanged`; {} if there are not two updates to compare. Of rank 0 only.
+        """
+        before, self._compared = self._compared, self._sent
+        if before is self._sent or not (earlier := before.by_name()):
+            return {}
+        sent = self._sent.by_name()
+        sizes = {one.name: one.num_bytes for one in self.headers() if one.name in sent}
+        same = sum(size for name, size in sizes.items() if sent[name] == earlier.get(name))
+        return {"weights/unchanged": same / sum(sizes.values())}
 
     def leave(self) -> None:
         """Close the connection. Idempotent."""

@@ -1,0 +1,85 @@
+"""What a step says of its answers: alike, in a loop, and what their rewards follow."""
+
+from array import array
+from dataclasses import replace
+
+import pytest
+
+from telescope_core.base.chains import sampled_tokens
+from telescope_core.types import Completion, Group, Message, Rollout, Turn
+from telescope_train.step.answer_metrics import answer_metrics, ends_in_loop
+
+PROMPT = (1, 2)
+
+
+def rollout(ids, reward, *, cut=False) -> Rollout:
+    completion = Completion(
+        message=Message(role="assistant", content=""),
+        finish_reason="length" if cut else "stop",
+        tokens=sampled_tokens(PROMPT, ids, (-0.5,) * len(ids)),
+        num_completion_tokens=len(ids),
+    )
+    return Rollout(
+        environment="toy",
+        example_id="e",
+        group_id="g",
+        index=0,
+        turns=(Turn(completion=completion, started_s=0.0, ended_s=1.0),),
+        reward=reward,
+        score_s=0.5,
+    )
+
+
+def group(*rollouts: Rollout, example="e") -> Group:
+    played = tuple(replace(one, example_id=example) for one in rollouts)
+    return Group(id="g", environment="toy", example_id=example, rollouts=played)
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([9, 9, 9, 9, 9, 9, 9, 9], True),
+        ([9, 9, 9, 9, 9, 9, 9], False),
+        ([5, 6, 1, 2, 1, 2, 1, 2, 1, 2], True),
+        ([1, 2, 1, 2, 1, 2, 1, 2, 7], False),
+        ([*range(16)] * 4, True),
+        ([*range(17)] * 4, False),
+        ([], False),
+    ],
+)
+def test_a_loop_is_at_the_end_and_repeats_four_times(ids, expected):
+    assert ends_in_loop(array("i", ids)) is expected
+
+
+def test_examples_and_answers_that_are_the_same_are_counted():
+    a, b = rollout([3], 1.0), rollout([4], 0.0)
+    failed = Group(id="f", environment="toy", example_id="", rollouts=())
+    metrics = answer_metrics([group(a, a), group(a, b), group(b, b, example="other"), failed])
+    assert metrics["groups/repeated"] == 1.0
+    assert metrics["answers/most_common"] == pytest.approx(0.5)
+    assert metrics["answers/looping"] == 0.0
+    assert metrics["rollouts/score_s"] == 0.5
+    assert answer_metrics([failed]) == {}
+
+
+def test_a_reward_that_follows_the_length_alone_has_an_order_of_one():
+    by_length = [rollout([3] * n, n / 10) for n in range(1, 7)]
+    assert answer_metrics([group(*by_length)])["reward/length_order"] == 1.0
+    against = [rollout([3] * n, -n / 10) for n in range(1, 7)]
+    assert answer_metrics([group(*against)])["reward/length_order"] == -1.0
+    # Equal lengths with different rewards say that it is not the length.
+    same = [rollout([n, 3, 3], float(n % 2)) for n in range(10)]
+    assert answer_metrics([group(*same)])["reward/length_order"] == 0.0
+    # The length of a cut answer is that of the settings.
+    cut = [rollout([n] * 9, 0.0, cut=True) for n in range(10)]
+    assert "reward/length_order" not in answer_metrics([group(*cut, rollout([3], 1.0))])
+
+
+def test_noise_is_what_equal_answers_differ_by():
+    lottery = [rollout([3], float(n % 2)) for n in range(10)]
+    assert answer_metrics([group(*lottery)])["reward/noise"] == pytest.approx(1.0)
+    fair = [rollout([3 + n % 2], float(n % 2)) for n in range(10)]
+    assert answer_metrics([group(*fair)])["reward/noise"] == 0.0
+    # No two answers are the same, or all rewards are: nothing is known.
+    assert "reward/noise" not in answer_metrics([group(*(rollout([n], n) for n in range(10)))])
+    assert "reward/noise" not in answer_metrics([group(*[rollout([3], 1.0)] * 10)])
