@@ -54,6 +54,7 @@ BROAD_EXCEPT = {
         "Ray has no class for a start that takes long: raised again as a ConfigError"
     ),
     "packages/telescope-core/src/telescope_core/playing/rollout.py": "a rollout that fails is data",
+    "packages/telescope-core/src/telescope_core/playing/rescoring.py": "a part that fails, too",
     "packages/telescope-core/src/telescope_core/adapters/inspect_scores.py": (
         "a scorer that is tried on answers that nobody gave may raise whatever it likes"
     ),

@@ -14,8 +14,12 @@ import struct
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from functools import partial
 from operator import attrgetter
 from typing import Any, cast
+
+from telescope_core.environments.usage import asking_nobody
 
 _HEADER = struct.Struct(">Q")
 _PARENT_CHECK_S = 1.0
@@ -29,9 +33,11 @@ def main(file_descriptor: int) -> None:
         built = _outcome(lambda: _build(factory, config))
         _send(connection, (built[0], None if built[0] == "returned" else built[1]))
         while (message := _receive(connection)) is not None:
-            name, arguments = message
-            method = getattr(built[1], name)
-            _send(connection, _outcome(lambda: _call(method, arguments)))  # noqa: B023
+            name, arguments, may_ask = message
+            call = partial(_call, getattr(built[1], name), arguments)
+            with nullcontext([]) if may_ask else asking_nobody() as refused:
+                outcome = _outcome(call)
+            _send(connection, ("refused", refused[0]) if refused else outcome)
 
 
 def _build(factory: str, config: object) -> object:

@@ -1,0 +1,206 @@
+"""Grade a saved rollout again, without a policy: what its environment would give for it now.
+
+A reward or metric that reads the answer, the messages, the example or the rollout is computed from
+the record. One that reads the episode or its state needs what only playing leaves behind: the saved
+turns are played again in place of a policy's, and count only if the environment says the same to
+each of them as it did then. What cannot be known is left out by name, and never guessed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from telescope_core.base.errors import ContextLengthError, TelescopeError
+from telescope_core.base.protocols import PlayRequest
+from telescope_core.base.scripted import ScriptedClient
+from telescope_core.base.types import Example, Message, Rollout, StopReason
+from telescope_core.environments.base import Environment
+from telescope_core.environments.episode import Episode
+from telescope_core.environments.parameters import OF_EPISODE
+from telescope_core.environments.rewards import ScoreFunction, evaluate
+from telescope_core.environments.usage import refused_roles
+from telescope_core.playing.rollout import Playing, outcome_of
+
+LEFT_OUT = "left_out:"
+"""Begins the name of the tag that says why a reward or metric is not known."""
+RAISED = "raised:"
+"""Begins the name of the tag with the error of a reward or metric."""
+WHOLE = "score"
+"""Stands for all rewards of an environment that defines `score` itself."""
+
+
+class NotGradedError(TelescopeError):
+    """A rollout has no reward, because a part of it cannot be known from its record."""
+
+
+async def rescore_rollout(
+    environment: Environment, name: str, request: PlayRequest, saved: Rollout
+) -> Rollout:
+    """Return `saved` as `environment` grades it, or a failed rollout.
+
+    Each part that it gives is in `rewards` and `metrics`. For others there is a tag whose name
+    begins with LEFT_OUT or RAISED; without any tag, what failed is not a part.
+    """
+    return await outcome_of(_Rescoring(environment, name, request, saved))
+
+
+def turns_in(messages: Sequence[Message], num_turns: int) -> list[int] | None:
+    """Return the positions of the policy's messages, or None if there are fewer than its turns.
+
+    The last ones are its: before them, a prompt may have answers as examples.
+    """
+    found = [number for number, one in enumerate(messages) if one.role == "assistant"]
+    return found[len(found) - num_turns :] if num_turns <= len(found) else None
+
+
+class _Rescoring(Playing):
+    """A saved rollout that is graded again."""
+
+    def __init__(
+        self, environment: Environment, name: str, request: PlayRequest, saved: Rollout
+    ) -> None:
+        ended = ContextLengthError("the record has no further turn")
+        policy = ScriptedClient([*(turn.completion for turn in saved.turns), ended]).policy("")
+        super().__init__(environment, name, request, policy)
+        self._saved = saved
+        self._left_out: dict[str, str] = {}
+        """Name of a reward or metric -> why it is not known."""
+        self._has_begun = False
+        """Whether an episode was set up, which must be cleaned up."""
+
+    async def play(self, example: Example) -> StopReason:
+        """Play what was saved again if a reward or metric needs it; else take the record."""
+        live = _live_parts(self._environment)
+        why_not = await self._played_otherwise(example) if live else ""
+        if why_not:
+            await self.clean_up()
+            self._has_begun = False
+            self._left_out = dict.fromkeys(live, why_not)
+        if why_not or not live:
+            self._episode = self._recorded(example)
+        return self._saved.stop_reason
+
+    async def clean_up(self) -> list[str]:
+        """Clean up what was begun, if anything was."""
+        return await super().clean_up() if self._has_begun else []
+
+    async def _played_otherwise(self, example: Example) -> str:
+        """Play the saved turns; returns why that was not the same as then, or nothing."""
+        if self._environment.network == "always":
+            return "playing it again would use the network"
+        self._has_begun = True
+        try:
+            await super().play(example)
+        except Exception as error:  # noqa: BLE001 - a boundary: the record is graded without it
+            return f"playing it again failed with {type(error).__name__}: {error}"
+        assert self._episode is not None, "it was played"
+        return _difference(self._saved, self._episode.messages, len(self._episode.turns))
+
+    def _recorded(self, example: Example) -> Episode[Any]:
+        """Return an episode with everything of the record, and a state that nothing has touched."""
+        saved = self._saved
+        episode: Episode[Any] = Episode(
+            example,
+            saved.messages,
+            policy=self._policy,
+            sampling=self._request.sampling,
+            rollout_id=self._rollout.rollout_id,
+        )
+        episode.turns = list(saved.turns)
+        episode.tags, episode.metrics = dict(saved.tags), dict(saved.metrics)
+        episode.info = list(saved.info)
+        return episode
+
+    async def score(self, rollout: Rollout, episode: Episode[Any]) -> Rollout:
+        """Return `rollout` with its reward; raises its first error, or NotGradedError."""
+        error: Exception | None = None
+        if not self._left_out:
+            try:
+                scored = await super().score(rollout, episode)
+            except Exception as raised:  # noqa: BLE001 - raised again once all parts are known
+                error = None if refused_roles() else raised
+            else:
+                if not refused_roles():
+                    return scored
+        first = await self._part_by_part(rollout, episode)
+        episode.tags |= {f"{LEFT_OUT}{name}": why for name, why in self._left_out.items()}
+        if error := error or first:
+            raise error
+        environment = self._environment
+        is_sum = type(environment).compute_reward is Environment.compute_reward
+        summands = {one.name for one in _own_parts(environment) if one.kind == "reward"}
+        if is_sum and not self._left_out.keys() & {WHOLE, *summands}:
+            graded = replace(rollout, rewards=self._rollout.rewards, metrics=dict(episode.metrics))
+            total = environment.compute_reward(graded, episode.example)
+            environment.check_range(total)
+            return replace(graded, reward=total)
+        raise NotGradedError("; ".join(f"{name}: {why}" for name, why in self._left_out.items()))
+
+    async def _part_by_part(self, rollout: Rollout, episode: Episode[Any]) -> Exception | None:
+        """Note the value of each part that has one, and why others have none.
+
+        Returns the first error of a part.
+        """
+        environment = self._environment
+        first: Exception | None = None
+        rewards: dict[str, float] = {}
+        for function in _own_parts(environment):
+            if function.name in self._left_out:
+                continue
+            num_refused = len(refused_roles())
+            found: dict[str, float] = {}
+            try:
+                found = await evaluate(
+                    [function],
+                    environment,
+                    environment.caller,
+                    rollout=rollout,
+                    example=episode.example,
+                    episode=episode,
+                )
+            except Exception as raised:  # noqa: BLE001 - a boundary: the other parts are graded
+                if len(refused_roles()) == num_refused:
+                    episode.tags[f"{RAISED}{function.name}"] = f"{type(raised).__name__}: {raised}"
+                    first = first or raised
+            if len(refused_roles()) > num_refused:
+                self._left_out[function.name] = f"it asks a {refused_roles()[-1]}"
+            elif function.kind == "reward":
+                rewards |= found
+            else:
+                episode.metrics |= found
+        if refused_roles() and not self._left_out:
+            self._left_out[WHOLE] = f"it asks a {refused_roles()[-1]}"
+        self._rollout = replace(self._rollout, rewards=rewards)
+        return first
+
+
+def _own_parts(environment: Environment) -> list[ScoreFunction]:
+    """Return the rewards and metrics; none if the environment scores in a way of its own."""
+    if type(environment).score is not Environment.score:
+        return []
+    return [one for one in environment.score_functions if one.kind != "group_reward"]
+
+
+def _live_parts(environment: Environment) -> list[str]:
+    """Return the names of what reads more than a record holds."""
+    if type(environment).score is not Environment.score:
+        return [WHOLE]
+    parts = _own_parts(environment)
+    return [one.name for one in parts if OF_EPISODE & set(one.parameters.names)]
+
+
+def _difference(saved: Rollout, messages: Sequence[Message], num_turns: int) -> str:
+    """Return where what was played again leaves the record, or nothing; prompts may differ."""
+    then = turns_in(saved.messages, len(saved.turns))
+    now = turns_in(messages, num_turns)
+    assert then is not None, "who asks for it has found its turns"
+    if now is None or len(now) != len(then):
+        return f"played again it has {num_turns} turns, and {len(then)} in the record"
+    if not then or saved.messages[then[0] :] == tuple(messages[now[0] :]):
+        return ""
+    said_then, said_now = saved.messages[then[0] :], messages[now[0] :]
+    pairs = zip(said_then, said_now, strict=False)
+    same = next((number for number, (a, b) in enumerate(pairs) if a != b), None)
+    at = min(len(said_then), len(said_now)) if same is None else same
+    turn = sum(one.role == "assistant" for one in said_now[:at])
+    return f"the environment says something else after turn {turn} than in the record"
