@@ -7,7 +7,7 @@ import time
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.ui.recorded import BEGAN_S, STEP_S, row, write_steps
+from tests.ui.recorded import BEGAN_S, STEP_S, row, write_eval, write_steps
 from tests.ui.served import answered
 
 from telescope_core.records import RunFolder
@@ -64,6 +64,26 @@ def test_nested_spans_of_a_rank_keep_their_depth_in_any_window(tmp_path, run):
     assert list(zip(columns["name"], columns["lane"], strict=True)) == [
         *(("a", 0), ("b", 1), ("c", 2), ("d", 0))
     ]
+
+
+def test_where_the_time_of_a_window_went_adds_up_to_it(tmp_path, run):
+    spans = [("wait for rollouts", 0, 4), ("train", 4, 3), ("after the step", 7, 2)]
+    with BlockLog(run.path / "timeline", TimelineSpan) as log:
+        for name, start_s, length_s in [*spans, ("copy for checkpoint", 7.5, 1)]:
+            about = {"name": name, "source": "driver", "step": 1}
+            log.add(TimelineSpan(time_s=BEGAN_S + start_s, duration_s=float(length_s), **about))
+        log.add(TimelineSpan(time_s=BEGAN_S, duration_s=9.0, name="forward", source="rank 0"))
+    write_eval(run, "after", version=1, solved=1)  # from 8 to 10 s
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        time = ui.get(f"/runs/r/timeline?from={BEGAN_S + 1}&to={BEGAN_S + 12}")["time"]
+        empty = ui.get(f"/runs/r/timeline?from={BEGAN_S + 50}&to={BEGAN_S + 60}")["time"]
+    assert {one["name"]: one["seconds"] for one in time} == pytest.approx(
+        {
+            **{"wait for rollouts": 3, "train": 3, "after the step": 1, "copy for checkpoint": 1},
+            **{"evals": 1, "": 2},
+        }
+    )
+    assert {one["name"]: one["seconds"] for one in empty} == {"evals": 0, "": 10}
 
 
 def write_stages(run, steps):

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from telescope_core.errors import ConfigError
 from telescope_core.records import RunFolder
 from telescope_ui.base.curves import thinned
-from telescope_ui.base.lanes import Bar, Change, depths_of, lanes_of, mean_numbers
+from telescope_ui.base.lanes import (
+    Bar,
+    Change,
+    depths_of,
+    lanes_of,
+    mean_numbers,
+    seconds_by_name,
+)
 from telescope_ui.files.database import Database
 from telescope_ui.files.json_lines import JsonLines
 from telescope_ui.files.line_tail import LineTail
@@ -52,6 +59,25 @@ def test_no_two_bars_of_a_lane_overlap_and_lanes_are_as_few_as_can_be(bars):
     most = max((sum(o.start_s <= b.start_s < o.end_s for o in bars) for b in bars), default=0)
     empty = sum(bar.start_s == bar.end_s for bar in bars)
     assert max(lanes, default=-1) + 1 <= most + empty
+
+
+@given(bars=BARS, data=st.data())
+def test_each_second_counts_once_and_for_the_bar_that_began_last(bars, data):
+    named = [(data.draw(st.sampled_from("abc")), bar) for bar in bars]
+    found = seconds_by_name(named)
+    expected = dict.fromkeys("abc", 0)
+    for second in range(80):
+        there = [one for one in named if one[1].start_s <= second < one[1].end_s]
+        if there:
+            latest = max(one[1].start_s for one in there)
+            soonest = min(one[1].end_s for one in there if one[1].start_s == latest)
+            names = {n for n, bar in there if bar == Bar(latest, soonest)}
+            # Two bars that are the same in time count for either.
+            expected["".join(sorted(names))] = expected.get("".join(sorted(names)), 0) + 1
+    assert sum(found.values()) == sum(expected.values())
+    for name, seconds in expected.items():
+        if len(name) == 1 and not any(name in other for other in expected if len(other) > 1):
+            assert found.get(name, 0.0) == seconds
 
 
 def test_depths_follow_nesting():

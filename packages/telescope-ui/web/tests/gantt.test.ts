@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { looksOf, NUM_COLORS, NUM_PATTERNS } from "../src/lib/colors.ts";
 import { barAt, draw, kept, layout, RULER, zoomed, type Drawn, type Painter } from "../src/lib/gantt.ts";
 import type { TimelinePage, TimelineRow } from "../src/lib/types.ts";
 
@@ -37,7 +38,7 @@ function drawn(rows: TimelineRow[]): Drawn {
     steps: { columns: { step: [1], end_s: [30] } },
   } as unknown as TimelinePage;
   const base = { page, view: { from: 0, to: 100 }, width: 1000, height: 300, scroll: 0 };
-  return { ...base, mark: "", selected: null, colorOf: () => "--series-0" };
+  return { ...base, mark: "", selected: null, lookOf: () => ({ color: 0, pattern: 0 }) };
 }
 
 test("rows do not overlap, and each bar is found where it is drawn", () => {
@@ -79,4 +80,31 @@ test("a zoom keeps its center and has an end; a window keeps a part of the run",
   assert.ok(away.from <= 100 && away.to >= 0);
   const wide = kept({ from: -1000, to: 1000 }, { from: 0, to: 100 });
   assert.ok(wide.to - wide.from <= 120 + 1e-9);
+});
+
+test("no two names of a page look alike, and a name looks the same on every page", () => {
+  const known = [
+    ...["call", "train", "forward", "backward", "environment", "scoring", "evals", "waiting", "drawn", "updating", "lost", "given up"],
+    ...["publish weights", "send weights", "stage weights", "wait for rollouts", "credit and packing", "after the step", "starting"],
+    ...["optimizer", "gradient norm", "gradient reduction", "metrics", "logprobs", "copy for checkpoint", "write checkpoint", "loading"],
+  ];
+  const others = ["__proto__", "of mine", "constructor", "judge"];
+  const looks = looksOf([...others, ...known]);
+  const seen = new Set([...looks.values()].map((look) => JSON.stringify(look)));
+  assert.equal(seen.size, known.length + others.length);
+  for (const name of known) assert.deepEqual(looksOf([name]).get(name), looks.get(name));
+  const many = looksOf(Array.from({ length: 100 }, (_, at) => `name ${at}`));
+  assert.equal(new Set([...many.values()].map((look) => JSON.stringify(look))).size, NUM_COLORS * NUM_PATTERNS);
+});
+
+test("a pattern is drawn over a bar that is wide enough, and within it", () => {
+  for (const pattern of [1, 2, 3]) {
+    const one = { ...drawn([row("a", [[10, 20, 0, "x"], [50, 0.2, 0, "x"]])]), lookOf: () => ({ color: 0, pattern }) };
+    const found: [number, number][] = [];
+    const bars: [number, number][] = [];
+    draw({ rect: (x, _y, width, _h, color) => void (color === "--ground" ? found : bars).push([x, x + width]), text: () => {} }, one);
+    const inside = found.slice(1);
+    assert.ok(inside.length > 0, String(pattern));
+    assert.ok(inside.every(([from, to]) => from >= 100 && to <= 300), String(pattern));
+  }
 });

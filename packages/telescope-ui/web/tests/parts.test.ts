@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { dataAddress, ofRun, parseAddress, sideOf, withQuery } from "../src/lib/address.ts";
 import { rowsOf } from "../src/lib/columns.ts";
+import { folded, processOf, type LogLine } from "../src/lib/fold.ts";
 import { formatBytes, formatByName, formatNumber, formatSeconds, formatTick, formatWindow, isShare } from "../src/lib/format.ts";
 import { alone, byteTicks, extent, linear, nearest, ticks, timeTicks } from "../src/lib/scales.ts";
 import { momentOf } from "../src/lib/moment.ts";
@@ -185,4 +186,23 @@ test("of a token only what is known is offered, and equal values have a color", 
   assert.deepEqual(namesOf(chain), ["log-prob"]);
   const levels = levelsOf({ ...chain, versions: [4, 4] }, "version");
   assert.ok(levels.every((level) => level !== null && Math.abs(level - 0.5) < 1e-9));
+});
+
+test("lines that say the same are counted, also in turn and with other times, but no line that says something else", () => {
+  const of = (message: string, rest: Partial<LogLine> = {}): LogLine => ({
+    time_s: 1, level: "warning", component: "inference", source: "0", life: 1, message, ...rest,
+  });
+  const lines = [1, 2, 3].flatMap((second) => [
+    of(`WARNING 11-26 19:19:0${second} no weights for a`, { time_s: second }),
+    of(`WARNING 11-26 19:19:0${second} no weights for b`, { time_s: second }),
+  ]);
+  const found = folded([...lines, of("step 1"), of("step 2"), of("step 2", { source: "1" }), of("step 2", { level: "error" })]);
+  assert.deepEqual(found.map((one) => one.count), [3, 3, 1, 1, 1, 1]);
+  assert.deepEqual([found[0]?.line.time_s, found[0]?.last_s], [1, 3]);
+  const apart = folded([of("x"), ...Array.from({ length: 40 }, (_, at) => of(`other ${at}`)), of("x")]);
+  assert.equal(apart.length, 42);
+  assert.deepEqual(
+    [of(""), of("", { component: "trainer", source: "rank 0" }), of("", { component: "driver", source: "" })].map(processOf),
+    ["inference-0", "trainer rank 0", "driver"],
+  );
 });

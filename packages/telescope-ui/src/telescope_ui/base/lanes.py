@@ -1,6 +1,7 @@
-"""Where bars of a timeline are drawn: lanes of bars that overlap, and how many there are. Pure."""
+"""Bars of a timeline: lanes of those that overlap, how many there are, how long each is. Pure."""
 
 import heapq
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -50,6 +51,34 @@ def _lies_in(bar: Bar, other: Bar) -> bool:
     if bar.start_s == bar.end_s:
         return bar.start_s < other.end_s
     return shared_s > 0.5 * (bar.end_s - bar.start_s)
+
+
+def seconds_by_name(bars: Iterable[tuple[str, Bar]]) -> dict[str, float]:
+    """Return how long each name lasted: of bars at the same time, the one that began last counts.
+
+    All of them together add up to the time in which there is any bar.
+    """
+    found: dict[str, float] = {}
+    opened: list[tuple[str, float]] = []
+    now_s = -math.inf
+
+    def pass_time(until_s: float) -> float:
+        at_s = now_s
+        while opened:
+            name, end_s = opened[-1]
+            next_s = max(at_s, min(end_s, until_s))
+            found[name] = found.get(name, 0.0) + next_s - at_s
+            at_s = next_s
+            if end_s > until_s:
+                break
+            opened.pop()
+        return max(at_s, until_s)
+
+    for name, bar in sorted(bars, key=lambda one: (one[1].start_s, -one[1].end_s)):
+        now_s = pass_time(bar.start_s)
+        opened.append((name, bar.end_s))
+    pass_time(math.inf)
+    return found
 
 
 class Change(NamedTuple):

@@ -4,21 +4,24 @@ import base64
 import heapq
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 
+from telescope_core.records.logs import last_life
 from telescope_ui.base.answers import JsonObject, ParameterError
 from telescope_ui.base.parameters import LogsParameters
 from telescope_ui.base.wrong_addresses import unfit
 from telescope_ui.files.log_files import Log, LogFile, logs_of
 from telescope_ui.files.log_lines import LEVELS, LogLine
-from telescope_ui.files.run_files import listed
+from telescope_ui.files.run_files import Listed, listed
 from telescope_ui.index.one_run import OneRun
 
 LIMIT_S = 0.5
 """How long one answer searches."""
 _MAX_FILES = 500
+_MAX_LIVES = 1000
 _COLUMNS = ("time_s", "level", "component", "source", "life", "message")
 
 
@@ -29,14 +32,21 @@ class _Part(NamedTuple):
     older: str | None
     newer: str
     is_cut: bool
+    reached_s: float | None = None
+    """Time of the oldest line that was looked at, where older ones were asked for."""
 
 
 def logs_page(run: OneRun, asked: LogsParameters) -> JsonObject:
     """Return a page of log lines, oldest first."""
-    logs = logs_of(listed(run.path, "logs", suffixes=(".log", ".jsonl"))[:_MAX_FILES])
+    files = listed(run.path, "logs", suffixes=(".log", ".jsonl"))[:_MAX_FILES]
+    logs = logs_of(files)
     cursor = _cursor(asked.cursor)
     read = _newer if asked.direction == "newer" and cursor else _older
-    lines, older, newer, is_cut = read(logs, asked, cursor)
+    lines, older, newer, is_cut, reached_s = read(logs, asked, cursor)
+    origins = [file.origin for log in logs for file in log.files if file.origin is not None]
+    sources = {one.source for one in origins} | {line.source for line in lines}
+    # What another program writes there may be any number.
+    newest = max((life for life in map(_newest_life, files) if life <= _MAX_LIVES), default=0)
     columns = {name: [getattr(line, name) for line in lines] for name in _COLUMNS}
     known = {log.component for log in logs} | {line.component for line in lines}
     return {
@@ -45,14 +55,23 @@ def logs_page(run: OneRun, asked: LogsParameters) -> JsonObject:
         "components": [
             {"name": log.component, "file": log.name, "bytes": log.size} for log in logs
         ],
-        "sources": sorted({line.source for line in lines if line.source}),
-        "lives": sorted({line.life for line in lines if line.life is not None}),
+        "sources": sorted(filter(None, sources)),
+        "lives": sorted(
+            {*range(1, newest + 1), *(one.life for one in lines if one.life is not None)}
+        ),
         "lines": {"columns": columns},
         "older": older,
         "newer": newer,
         "is_cut": is_cut or any(line.is_cut for line in lines),
+        "reached_s": reached_s,
         "hints": list(unfit({"component": asked.component}, {"component": known})),
     }
+
+
+@lru_cache(maxsize=4096)
+def _newest_life(file: Listed) -> int:
+    """Return the life that a log is in; the stamp of its file makes another content another."""
+    return last_life(file.path) if file.name.endswith(".jsonl") else 0
 
 
 def _older(logs: Sequence[Log], asked: LogsParameters, cursor: dict[str, int]) -> _Part:
@@ -68,16 +87,18 @@ def _older(logs: Sequence[Log], asked: LogsParameters, cursor: dict[str, int]) -
     kept: list[LogLine] = []
     deadline_s = time.monotonic() + LIMIT_S
     is_cut = False
+    reached_s: float | None = None
     for key, line in heapq.merge(*streams, key=lambda one: -one[1].time_s):
         is_cut = time.monotonic() > deadline_s
         if is_cut or len(kept) == asked.limit:
             break
-        ends[key] = line.start
+        ends[key], reached_s = line.start, line.time_s
         if _is_asked(line, asked):
             kept.append(line)
     kept.reverse()
     has_more = any(ends[file.key] for log in searched for file in log.files)
-    return _Part(kept, _text_of({**cursor, **ends}) if has_more else None, newer, is_cut)
+    older = _text_of({**cursor, **ends}) if has_more else None
+    return _Part(kept, older, newer, is_cut, reached_s)
 
 
 def _newer(logs: Sequence[Log], asked: LogsParameters, cursor: dict[str, int]) -> _Part:

@@ -19,6 +19,7 @@ from telescope_ui.pages.timeline_spans import (
     extent_of,
     spans_of,
     step_ends,
+    where_time_went,
     window_of,
 )
 
@@ -97,6 +98,7 @@ def _page(run: OneRun, database: Database, asked: TimelineParameters) -> JsonObj
         "steps": {
             "columns": {"step": [one[0] for one in steps], "end_s": [one[1] for one in steps]}
         },
+        "time": where_time_went(run, database, window),
         "index": index,
         **{"num_spans": num_spans, "max_trace_spans": MAX_TRACE_SPANS},
         "sources": [*spans.kinds, *(["servers"] if states else [])],

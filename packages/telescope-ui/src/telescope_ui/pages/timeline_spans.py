@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from telescope_ui.base.answers import JsonObject, ParameterError
+from telescope_ui.base.lanes import Bar, seconds_by_name
 from telescope_ui.base.parameters import WindowParameters
 from telescope_ui.files.damage import answering
 from telescope_ui.files.database import Database, quoted
@@ -200,3 +201,34 @@ def extent_of(run: OneRun, database: Database) -> Window | None:
     known: list[Any] = [time_s for time_s in times if isinstance(time_s, int | float)]
     known = [time_s for time_s in known if 0 < time_s < 1e11]
     return Window(first_s=min(known), last_s=max(known)) if known else None
+
+
+def where_time_went(run: OneRun, database: Database, window: Window) -> list[JsonObject]:
+    """Return the seconds of the window by what the driver did, longest first.
+
+    Evals count where the driver did nothing else. What is left has the name "", so that all of
+    them add up to the window.
+    """
+    first_s, last_s = window.first_s, window.last_s
+    columns = ("source", "name", "time_s", "duration_s")
+    spans = block_source(database.damage, run.path, "timeline", columns)
+    own: list[tuple[str, Bar]] = []
+    if spans is not None:
+        sql = (
+            f"SELECT name, time_s, time_s + duration_s FROM {spans.sql} WHERE source = 'driver' "
+            "AND duration_s > 0 AND time_s < ? AND time_s + duration_s > ?"
+        )
+        rows = database.rows(sql, (*spans.values, last_s, first_s))
+        own = [(name, Bar(max(start, first_s), min(end, last_s))) for name, start, end in rows]
+    evals = [
+        ("evals", Bar(max(end_s - length_s, first_s), min(end_s, last_s)))
+        for point in eval_points(run)
+        for end_s, length_s in [(point.get("time_s"), point.get("duration_s"))]
+        if end_s and length_s and end_s > first_s and end_s - length_s < last_s
+    ]
+    seconds = seconds_by_name(own)
+    busy_s = sum(seconds.values())
+    with_evals_s = sum(seconds_by_name([*own, *evals]).values())
+    found = sorted(seconds.items(), key=lambda pair: -pair[1])
+    found += [("evals", with_evals_s - busy_s), ("", max(0.0, window.length_s - with_evals_s))]
+    return [{"name": name, "seconds": round(value, 6)} for name, value in found]

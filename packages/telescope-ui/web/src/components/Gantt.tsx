@@ -11,7 +11,7 @@ interface Props {
   view: View;
   mark: string;
   selected: Bar | null;
-  colorOf: (name: string, kind: string) => string;
+  lookOf: Drawn["lookOf"];
   label: string;
   onView: (view: View) => void;
   onSelect: (bar: Bar | null) => void;

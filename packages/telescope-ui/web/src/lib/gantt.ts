@@ -1,5 +1,6 @@
 /** Where everything of a timeline stands: rows below each other, lanes in rows, bars in lanes. */
 
+import type { Look } from "./colors.ts";
 import { linear, timeTicks, type Scale } from "./scales.ts";
 import type { TimelinePage, TimelineRow } from "./types.ts";
 import { formatTick } from "./format.ts";
@@ -76,7 +77,8 @@ export interface Drawn {
   /** Address of the rollout that stands out. */
   mark: string;
   selected: Bar | null;
-  colorOf: (name: string, kind: string) => string;
+  /** How a bar looks; undefined for one without a name. */
+  lookOf: (name: string, kind: string) => Look | undefined;
 }
 
 export const timeScale = (view: View, width: number): Scale => linear(view.from, view.to, 0, width);
@@ -121,7 +123,7 @@ function drawRuler(painter: Painter, view: View, width: number, x: Scale): void 
 
 function drawRow(painter: Painter, drawn: Drawn, placed: PlacedRow, x: Scale): void {
   const { row } = placed;
-  const { scroll, width, mark, selected, colorOf } = drawn;
+  const { scroll, width, mark, selected, lookOf } = drawn;
   painter.rect(0, placed.top - scroll - 1, width, 1, "--line");
   if (row.density) drawDensity(painter, drawn, placed, x);
   const { start_s, duration_s, lane, name, address } = row.bars.columns;
@@ -135,13 +137,32 @@ function drawRow(painter: Painter, drawn: Drawn, placed: PlacedRow, x: Scale): v
     if (isSame(selected, row, at) || (mark !== "" && address[at] === mark)) {
       painter.rect(left - 2, top - scroll - 2, wide + 4, height + 4, "--text");
     }
-    painter.rect(left, top - scroll, wide, height, colorOf(name[at] ?? "", row.kind), isFaint ? 0.35 : 1);
+    const look = lookOf(name[at] ?? "", row.kind);
+    painter.rect(left, top - scroll, wide, height, colorOf(look), isFaint ? 0.35 : 1);
+    drawPattern(painter, look, Math.max(left, 0), top - scroll, Math.min(left + wide, width), height);
     const shown = Math.min(right, width) - Math.max(left, 0);
     if (height >= 10 && shown > 34) {
       painter.text(Math.max(left, 0) + 3, top - scroll + 9, name[at] ?? "", "--ground", shown - 6);
     }
   }
   painter.text(4, placed.top - scroll + 11, row.label, "--text");
+}
+
+const PATTERN_PIXELS = 5;
+
+const colorOf = (look: Look | undefined): string => (look ? `--series-${look.color}` : "--faint");
+
+/** Draw the lines of a pattern over a bar, at the same pixels over bars that touch. */
+function drawPattern(painter: Painter, look: Look | undefined, left: number, top: number, right: number, height: number): void {
+  if (!look?.pattern || right - left < 3) return;
+  if (look.pattern === 2) {
+    painter.rect(left, top + height / 2 - 0.75, right - left, 1.5, "--ground", 0.75);
+    return;
+  }
+  for (let x = Math.ceil(left / PATTERN_PIXELS) * PATTERN_PIXELS; x < right - 1; x += PATTERN_PIXELS) {
+    if (look.pattern === 1) painter.rect(x, top, 1, height, "--ground", 0.75);
+    else painter.rect(x, top + height / 2 - 1, 2, 2, "--ground", 0.9);
+  }
 }
 
 /** Whether a bar is the chosen one, whose window may have been another one. */
@@ -152,7 +173,7 @@ function isSame(bar: Bar | null, row: TimelineRow, at: number): boolean {
 }
 
 function drawDensity(painter: Painter, drawn: Drawn, placed: PlacedRow, x: Scale): void {
-  const { page, scroll, colorOf } = drawn;
+  const { page, scroll, lookOf } = drawn;
   const density = placed.row.density;
   if (!density) return;
   const most = density.busy.reduce((a, b) => Math.max(a, b), 0) || 1;
@@ -161,7 +182,9 @@ function drawDensity(painter: Painter, drawn: Drawn, placed: PlacedRow, x: Scale
     const right = x(page.from + (bucket + 1) * page.bucket_s);
     const height = Math.max(1, ((density.busy[at] ?? 0) / most) * (DENSITY - 2));
     const top = placed.densityTop - scroll + DENSITY - 2 - height;
-    painter.rect(left, top, Math.max(1, right - left), height, colorOf(density.name[at] ?? "", placed.row.kind), 0.85);
+    const look = lookOf(density.name[at] ?? "", placed.row.kind);
+    painter.rect(left, top, Math.max(1, right - left), height, colorOf(look), 0.85);
+    drawPattern(painter, look, left, top, right, height);
   });
 }
 

@@ -302,6 +302,8 @@ export interface TimelinePage {
   rows: TimelineRow[];
   marks: { time_s: number; kind: string; label: string; address: string }[];
   steps: { columns: { step: number[]; end_s: number[] } };
+  /** Of the driver, by the names of its bars; "" = nothing is recorded. */
+  time: { name: string; seconds: number }[];
   index: IndexState;
   num_spans: number;
   max_trace_spans: number;
@@ -358,6 +360,8 @@ export interface LogsPage {
   older: string | null;
   newer: string;
   is_cut: boolean;
+  /** How far back the search got; null if it did not look back. */
+  reached_s: number | null;
 }
 
 export interface EnvironmentRecord {

@@ -1,36 +1,31 @@
-import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Empty, Trouble } from "../components/States.tsx";
-import { withQuery } from "../lib/address.ts";
+import { dataAddress, withQuery } from "../lib/address.ts";
 import { rowsOf } from "../lib/columns.ts";
 import { DataError, load, useData } from "../lib/data.ts";
-import { formatBytes, formatClock, formatDate } from "../lib/format.ts";
+import { folded, processOf, type LogLine } from "../lib/fold.ts";
+import { formatBytes, formatClock, formatDate, formatNumber } from "../lib/format.ts";
 import { useLive } from "../lib/live.ts";
 import type { PageProps } from "../lib/page.ts";
 import { exported, go } from "../lib/router.ts";
 import type { LogsPage } from "../lib/types.ts";
 import { visible } from "../lib/visible.ts";
 
-interface Line {
-  time_s: number | null;
-  level: string;
-  component: string;
-  source: string;
-  life: number | null;
-  message: string;
-}
-
 interface Held {
-  lines: Line[];
+  lines: LogLine[];
   older: string | null;
   newer: string;
   isCut: boolean;
+  reached_s: number | null;
 }
 
+/** So many lines are looked for by the page itself; more come by a button. */
+const WANTED = 500;
 /** Lines that the page keeps; the oldest fall away while it follows a run. */
 const MAX_LINES = 10_000;
 const LEVELS = ["debug", "info", "warning", "error"];
 
-const linesOf = (page: LogsPage) => rowsOf<Line>(page.lines.columns as never);
+const linesOf = (page: LogsPage) => rowsOf<LogLine>(page.lines.columns as never);
 
 export function Logs({ address, query, run }: PageProps) {
   const first = useData<LogsPage>(address);
@@ -41,24 +36,34 @@ export function Logs({ address, query, run }: PageProps) {
       <form class="filters" aria-label="Filters" onSubmit={(event) => event.preventDefault()}>
         <Search value={query.get("q") ?? ""} onChange={(q) => change({ q: q || null })} />
         <Select name="level" label="Least level" all="all" values={LEVELS} query={query} onChange={change} />
-        <Select name="component" label="Component" all="all" values={(first.data?.components ?? []).map((one) => one.name)} query={query} onChange={change} />
+        <Select name="component" label="Component" all="all" values={[...new Set((first.data?.components ?? []).map((one) => one.name))]} query={query} onChange={change} />
         <Select name="source" label="Source" all="all" values={first.data?.sources ?? []} query={query} onChange={change} />
         <Select name="life" label="Start" all="all" values={(first.data?.lives ?? []).map(String)} query={query} onChange={change} />
       </form>
       {first.error && <Trouble message={first.error.message} />}
-      {first.data && !first.isOld && <Lines key={address} address={address} first={first.data} run={run} />}
+      {first.data && !first.isOld && <Lines key={dataAddress(address)} address={address} first={first.data} run={run} folds={query.get("ui.fold") !== "no"} onFold={(fold) => change({ "ui.fold": fold ? null : "no" })} />}
       {first.data && <Files data={first.data} />}
     </>
   );
 }
 
-function Lines({ address, first, run }: { address: string; first: LogsPage; run: string }) {
+interface LinesProps {
+  address: string;
+  first: LogsPage;
+  run: string;
+  folds: boolean;
+  onFold: (folds: boolean) => void;
+}
+
+function Lines({ address, first, run, folds, onFold }: LinesProps) {
   const [held, hold] = useState<Held>(() => ({
     lines: linesOf(first),
     older: first.older,
     newer: first.newer,
     isCut: first.is_cut,
+    reached_s: first.reached_s,
   }));
+  const [isStopped, stop] = useState(false);
   const [trouble, setTrouble] = useState("");
   const [follows, setFollows] = useState(true);
   const box = useRef<HTMLDivElement>(null);
@@ -74,18 +79,31 @@ function Lines({ address, first, run }: { address: string; first: LogsPage; run:
   useEffect(() => {
     if (change && follows) void ask(held.newer, "newer");
   }, [change]);
+  const searches = !exported() && !isStopped && held.isCut && held.older !== null && held.lines.length < WANTED && !trouble;
+  useEffect(() => {
+    if (searches) void ask(held.older ?? "", "older");
+  }, [searches, held.older]);
+  const shown = useMemo(
+    () => (folds ? folded(held.lines) : held.lines.map((line) => ({ line, count: 1, last_s: line.time_s }))),
+    [held.lines, folds],
+  );
   useLayoutEffect(() => {
     if (follows && box.current) box.current.scrollTop = box.current.scrollHeight;
   }, [held.lines, follows]);
   return (
     <>
       {trouble && <Trouble message={trouble} />}
-      {held.isCut && (
-        <p class="note">Not all of it was searched, or a long line is cut; ask for older lines to go on.</p>
-      )}
       <div class="tools">
-        {held.older && !exported() && (
-          <button type="button" onClick={() => { setFollows(false); void ask(held.older ?? "", "older"); }}>
+        {searches && (
+          <span role="status" class="faint">
+            Searching; back to {formatDate(held.reached_s)} so far.{" "}
+            <button type="button" onClick={() => stop(true)}>
+              Stop
+            </button>
+          </span>
+        )}
+        {held.older && !searches && !exported() && (
+          <button type="button" onClick={() => { setFollows(false); stop(false); void ask(held.older ?? "", "older"); }}>
             Older lines
           </button>
         )}
@@ -93,18 +111,29 @@ function Lines({ address, first, run }: { address: string; first: LogsPage; run:
           <input type="checkbox" checked={follows} onChange={(event) => setFollows(event.currentTarget.checked)} />
           follow the newest
         </label>
+        <label class="check">
+          <input type="checkbox" checked={folds} onChange={(event) => onFold(event.currentTarget.checked)} />
+          fold repeated lines
+        </label>
       </div>
-      {held.lines.length === 0 && <Empty>No line fits. Logs appear here as the run writes them.</Empty>}
+      {held.lines.length === 0 && !searches && <Empty>No line fits. Logs appear here as the run writes them.</Empty>}
       <div class="logs" ref={box} tabIndex={0} role="log" aria-label="Lines of the logs, the newest at the end">
-        {held.lines.map((line, at) => (
+        {shown.map(({ line, count, last_s }, at) => (
           <div key={at} class={`line level-${line.level}`}>
             <pre class="faint" title={formatDate(line.time_s)}>{line.time_s === null ? "" : formatClock(line.time_s, 0.001)}</pre>
             <pre>{line.level}</pre>
             <pre class="faint">
-              {line.source || line.component}
+              {visible(processOf(line))}
               {(line.life ?? 1) > 1 && ` (start ${line.life})`}
             </pre>
-            <pre>{visible(line.message)}</pre>
+            <pre>
+              {count > 1 && (
+                <b class="count" title={`the last time at ${formatDate(last_s)}`}>
+                  {formatNumber(count)} times{" "}
+                </b>
+              )}
+              {visible(line.message)}
+            </pre>
           </div>
         ))}
       </div>
@@ -114,7 +143,7 @@ function Lines({ address, first, run }: { address: string; first: LogsPage; run:
 
 function merged(before: Held, page: LogsPage, direction: "older" | "newer"): Held {
   const lines = linesOf(page);
-  if (direction === "older") return { ...before, lines: [...lines, ...before.lines], older: page.older, isCut: page.is_cut };
+  if (direction === "older") return { ...before, lines: [...lines, ...before.lines], older: page.older, isCut: page.is_cut, reached_s: page.reached_s };
   return { ...before, lines: [...before.lines, ...lines].slice(-MAX_LINES), newer: page.newer };
 }
 

@@ -6,9 +6,9 @@ import { inSvg } from "../components/painters.ts";
 import { Empty, IndexNote, Ready } from "../components/States.tsx";
 import { Table } from "../components/Table.tsx";
 import { ofRun, withQuery } from "../lib/address.ts";
-import { nameColor } from "../lib/colors.ts";
+import { looksOf, type Look } from "../lib/colors.ts";
 import { useData } from "../lib/data.ts";
-import { formatClock, formatNumber, formatSeconds, formatWindow, plural } from "../lib/format.ts";
+import { formatClock, formatNumber, formatSeconds, formatShare, formatWindow, plural } from "../lib/format.ts";
 import { draw, layout, zoomed, type Bar, type View } from "../lib/gantt.ts";
 import type { PageProps } from "../lib/page.ts";
 import { exported, go } from "../lib/router.ts";
@@ -39,6 +39,9 @@ export function Timeline({ address, run }: PageProps) {
 }
 
 function Content({ data, address }: { data: TimelinePage; address: string }) {
+  const names = useMemo(() => namesOf(data), [data]);
+  const looks = useMemo(() => looksOf(names), [names]);
+  const lookOf = (name: string, kind: string) => looks.get(named(name, kind));
   const query = new URLSearchParams(address.split("?")[1] ?? "");
   const isWhole = !query.has("from") && !query.has("to");
   const [view, setView] = useState<View>({ from: data.from, to: data.to });
@@ -70,7 +73,7 @@ function Content({ data, address }: { data: TimelinePage; address: string }) {
   const save = () => {
     const height = layout(data.rows).height + 12;
     const painter = inSvg(WIDTH, height);
-    draw(painter, { page: data, view, width: WIDTH, height, scroll: 0, mark, selected, colorOf });
+    draw(painter, { page: data, view, width: WIDTH, height, scroll: 0, mark, selected, lookOf });
     saveText(`${fileName(`${data.run.name} timeline`)}.svg`, painter.done(), "image/svg+xml");
   };
   return (
@@ -109,12 +112,19 @@ function Content({ data, address }: { data: TimelinePage; address: string }) {
         view={view}
         mark={mark}
         selected={selected}
-        colorOf={colorOf}
+        lookOf={lookOf}
         label={`What ${plural(data.rows.length, "part")} of the run did; the table below says the same`}
         onView={show}
         onSelect={select}
       />
-      <Names data={data} />
+      <ul class="legend" aria-label="Colors">
+        {names.map((name) => (
+          <li key={name}>
+            <Swatch look={looks.get(name)} /> {name}
+          </li>
+        ))}
+      </ul>
+      <WhereTimeWent data={data} looks={looks} />
       <Longest data={data} view={view} />
     </>
   );
@@ -130,28 +140,58 @@ function barOf(data: TimelinePage, address: string): Bar | null {
   return found.find((bar) => bar.row.kind === "server") ?? found[0] ?? null;
 }
 
-const named = (name: string, kind: string): string => (kind === "evals" ? "evals" : name);
-const colorOf = (name: string, kind: string): string => (name ? `--series-${nameColor(named(name, kind))}` : "--faint");
+/** What a bar is called in the legend: every eval and every checkpoint has a name of its own. */
+function named(name: string, kind: string): string {
+  if (kind === "evals") return "evals";
+  return name.startsWith("write ") ? "write checkpoint" : name;
+}
 
-function Names({ data }: { data: TimelinePage }) {
-  const names = useMemo(() => {
-    const counts = new Map<string, number>();
-    for (const row of data.rows) {
-      for (const name of [...row.bars.columns.name, ...(row.density?.name ?? [])]) {
-        const shown = named(name, row.kind);
-        if (shown) counts.set(shown, (counts.get(shown) ?? 0) + 1);
-      }
+/** Names of the legend, the most frequent first. */
+function namesOf(data: TimelinePage): string[] {
+  const counts = new Map<string, number>();
+  for (const row of data.rows) {
+    for (const name of [...row.bars.columns.name, ...(row.density?.name ?? [])]) {
+      const shown = named(name, row.kind);
+      if (shown) counts.set(shown, (counts.get(shown) ?? 0) + 1);
     }
-    return [...counts].sort((a, b) => b[1] - a[1]).slice(0, 24);
-  }, [data]);
+  }
+  for (const { name } of data.time) if (name && !counts.has(name)) counts.set(name, 0);
+  return [...counts].sort((a, b) => b[1] - a[1]).map(([name]) => name);
+}
+
+const classOf = (look: Look | undefined): string =>
+  look ? `series-${look.color} pattern-${look.pattern}` : "nothing";
+
+function Swatch({ look }: { look: Look | undefined }) {
+  return <i class={`swatch ${classOf(look)}`} />;
+}
+
+/** The legend, which is a sum too: how long the driver was at each of these in the window. */
+function WhereTimeWent({ data, looks }: { data: TimelinePage; looks: Map<string, Look> }) {
+  const whole = data.to - data.from || 1;
+  const parts = data.time.filter((one) => one.seconds > 0);
+  if (!parts.length) return null;
   return (
-    <ul class="legend" aria-label="Colors">
-      {names.map(([name]) => (
-        <li key={name}>
-          <i class={`swatch series-${nameColor(name)}`} /> {name}
-        </li>
-      ))}
-    </ul>
+    <section aria-label="Where the time of this window went">
+      <h2>Where the time of this window went</h2>
+      <div class="stacked" aria-hidden="true">
+        {parts.map(({ name, seconds }) => (
+          <i
+            key={name}
+            class={classOf(looks.get(name))}
+            style={{ width: `${(100 * seconds) / whole}%` }}
+          />
+        ))}
+      </div>
+      <ul class="legend">
+        {parts.map(({ name, seconds }) => (
+          <li key={name}>
+            <Swatch look={looks.get(name)} /> {name || "nothing recorded"} {formatShare(seconds / whole)}{" "}
+            <span class="faint">({formatSeconds(seconds)})</span>
+          </li>
+        ))}
+      </ul>
+    </section>
   );
 }
 
