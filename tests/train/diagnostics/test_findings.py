@@ -14,8 +14,9 @@ NOT_SETTINGS = {"reward_min", "reward_max", "eval_points", "to_thread"}
 def test_every_setting_that_is_advised_is_there():
     sections = [one for one in vars(schema).values() if hasattr(one, "model_fields")]
     known = {name for section in sections for name in section.model_fields}
-    tree = ast.parse(Path(rules.__file__).read_text())
-    texts = [one.value for one in ast.walk(tree) if isinstance(one, ast.Constant)]
+    trees = [ast.parse(one.read_text()) for one in Path(rules.__file__).parent.glob("*.py")]
+    parts = [one for tree in trees for one in ast.walk(tree)]
+    texts = [one.value for one in parts if isinstance(one, ast.Constant)]
     sentences = [text for text in texts if isinstance(text, str) and " " in text]
     named = {
         word

@@ -2,6 +2,7 @@
 
 from telescope_core.diagnosis.finding import Finding, Kind
 from telescope_core.diagnosis.history import History
-from telescope_core.diagnosis.rules import RULES, Rule, diagnose
+from telescope_core.diagnosis.rule import Rule
+from telescope_core.diagnosis.rules import RULES, diagnose
 
 __all__ = ["RULES", "Finding", "History", "Kind", "Rule", "diagnose"]

@@ -5,65 +5,13 @@ standard errors. `benchmarks/results/diagnosis.md` shows which planted faults ar
 often a good run is accused.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from statistics import fmean
-from typing import NamedTuple
 
+from telescope_core.diagnosis import of_rewards
 from telescope_core.diagnosis.finding import Finding, Kind
-from telescope_core.diagnosis.history import Change, History, Stretch
-
-Found = Iterator[Finding]
-Series = Sequence[tuple[int, float]]
-"""Step and value."""
-
-
-class Rule(NamedTuple):
-    """One rule; its findings have its name and kind."""
-
-    name: str
-    kind: Kind
-    question: str
-    """What it asks of a run."""
-    find: Callable[["Rule", History], Found]
-
-    def over(
-        self,
-        stretch: Stretch,
-        cause: str,
-        remedy: str,
-        *metrics: str,
-        environment: str | None = None,
-        rollouts: Mapping[str, str] | None = None,
-    ) -> Finding:
-        """Return the finding about some steps."""
-        return Finding(
-            rule=self.name,
-            kind=self.kind,
-            first_step=stretch.first,
-            last_step=stretch.last,
-            is_over=stretch.is_over,
-            cause=cause,
-            remedy=remedy,
-            metrics=metrics,
-            environment=environment,
-            rollouts=rollouts or {},
-        )
-
-    def since(
-        self,
-        change: Change,
-        history: History,
-        cause: str,
-        remedy: str,
-        *metrics: str,
-        environment: str | None = None,
-    ) -> Finding:
-        """Return the finding about the newest window."""
-        stretch = Stretch(change.first_step, history.last_step, False)
-        return self.over(stretch, cause, remedy, *metrics, environment=environment)
+from telescope_core.diagnosis.history import History, Stretch
+from telescope_core.diagnosis.rule import Found, Rule, Series, in_a_row
 
 
 def diagnose(history: History) -> list[Finding]:
@@ -85,89 +33,6 @@ def diagnose(history: History) -> list[Finding]:
 
 
 _FOLLOW_A_COLLAPSE = ("nothing trained", "one reward", "no signal")
-
-
-def _nothing_trained(rule: Rule, history: History) -> Found:
-    trained = dict(history.named("loss/total"))
-    steps = [(step, float(step in trained)) for step, _ in history.named("groups/total")]
-    stretch = history.stretch(steps, lambda is_trained: not is_trained, least=5)
-    if stretch is None:
-        return
-    yield rule.over(
-        stretch,
-        f"No optimizer step was taken in {stretch.last - stretch.first + 1} steps, because no "
-        "group of rollouts had an advantage to learn from.",
-        "See the reasons of the groups; an environment whose rewards never differ within a group "
-        "teaches nothing. Try easier examples, a larger group_size, or a reward with more levels.",
-        "optimizer/steps",
-        "groups/discarded",
-    )
-
-
-_REASONS = {
-    "groups/all_at_minimum": (
-        "every rollout of theirs got the lowest reward",
-        "The task is too hard for this model, or the reward does not accept right answers: read a "
-        "few answers, try easier examples, a longer max_tokens, or a larger group_size.",
-    ),
-    "groups/all_at_maximum": (
-        "every rollout of theirs got the highest reward",
-        "The task is too easy for this model by now, or the reward accepts everything: read a few "
-        "answers, and use harder examples.",
-    ),
-    "groups/all_equal": (
-        "all of their rollouts got the same reward, which is neither the lowest nor the highest",
-        "The reward does not tell answers apart: give it more levels, or check that it reads the "
-        "answer.",
-    ),
-}
-
-
-def _no_signal(rule: Rule, history: History) -> Found:
-    wasted = history.share("groups/discarded", "groups/total")
-    stretch = history.stretch(wasted, lambda share: share >= 0.8, least=5)
-    if stretch is None:
-        return
-    shares = [v for step, v in wasted if stretch.first <= step <= stretch.last]
-    totals = {
-        reason: sum(v for step, v in history.named(reason) if stretch.first <= step <= stretch.last)
-        for reason in _REASONS
-    }
-    reason = max(totals, key=lambda one: totals[one])
-    why, remedy = _REASONS[reason]
-    if not totals[reason]:
-        why, remedy = (
-            "failures or filters left too few of their rollouts",
-            ("See groups/too_few and groups/all_filtered, and what failed."),
-        )
-    yield rule.over(
-        stretch,
-        f"{sum(shares) / len(shares):.0%} of the groups taught nothing, mostly because {why}.",
-        remedy,
-        "groups/discarded",
-        reason,
-        rollouts={"group": "equal"},
-    )
-
-
-def _one_reward(rule: Rule, history: History) -> Found:
-    """Every rollout of every step got the same reward."""
-    lows, highs = dict(history.named("reward/min")), dict(history.named("reward/max"))
-    both = [(step, highs[step] - low) for step, low in lows.items() if step in highs]
-    stretch = history.stretch(both, lambda spread: spread == 0.0, least=5)
-    if stretch is None:
-        return
-    value = lows[stretch.last]
-    if any(lows[step] != value for step, _ in both if stretch.first <= step <= stretch.last):
-        return
-    yield rule.over(
-        stretch,
-        f"Every rollout got the reward {value:g}.",
-        "A reward that says the same of every answer is seldom meant: run `telescope env play` and "
-        "`telescope env validate` on the environment, and read what it got to grade.",
-        "reward/min",
-        "reward/max",
-    )
 
 
 def _mismatch(rule: Rule, history: History) -> Found:
@@ -234,83 +99,6 @@ def _failures(rule: Rule, history: History) -> Found:
         "rollouts/failed_attempts",
         f"failures/{most}",
     )
-
-
-_AFTER_A_COLLAPSE = (
-    "Go back to a checkpoint from before (--resume), and lower learning_rate; see whether entropy "
-    "or length changed first, as the first of them is mostly the cause."
-)
-
-
-def _collapse(rule: Rule, history: History) -> Found:
-    metrics = ("task_reward/mean", "entropy", "completion_len/mean")
-    lost = _lost_signal(history)
-    if lost is not None:
-        stretch, before, during = lost
-        yield rule.over(
-            stretch,
-            f"The reward fell from {before:.3g} to {during:.3g}, and hardly a group teaches any "
-            "more.",
-            _AFTER_A_COLLAPSE,
-            *metrics,
-        )
-        return
-    for environment in [None, *history.environments]:
-        metric = metrics[0] if environment is None else f"task_reward/{environment}/mean"
-        if environment is not None and len(history.environments) < 2:
-            continue
-        change = history.from_best(metric)
-        if change is None or not change.is_sure or change.before <= 0:
-            continue
-        if change.after > 0.5 * change.before:
-            continue
-        before = [step for step, _ in history.named(metric) if step < change.first_step]
-        if change.before - change.after <= 4 * math.sqrt(_step_variance(history, before)):
-            continue
-        yield rule.since(
-            change,
-            history,
-            f"The reward fell from {change.before:.3g} at its best to {change.after:.3g}.",
-            _AFTER_A_COLLAPSE,
-            metric,
-            *metrics[1:],
-            environment=environment,
-        )
-
-
-def _lost_signal(history: History) -> tuple[Stretch, float, float] | None:
-    """Return since when hardly a group teaches, and the mean reward before that and since then.
-
-    None if that is no fall of the reward by half and by three standard errors.
-    """
-    wasted = history.share("groups/discarded", "groups/total")
-    stretch = history.stretch(wasted, lambda share: share >= 0.8, least=5)
-    if stretch is None or stretch.is_over:
-        return None
-    rewards = history.named("task_reward/mean")
-    both = [
-        [(step, value) for step, value in rewards if (step < stretch.first) is is_before]
-        for is_before in (True, False)
-    ]
-    if not all(both):
-        return None
-    before, during = (fmean(value for _, value in part) for part in both)
-    variance = sum(_step_variance(history, [step for step, _ in part]) / len(part) for part in both)
-    if during > 0.5 * before or before - during <= 3 * math.sqrt(variance):
-        return None
-    return stretch, before, during
-
-
-def _step_variance(history: History, steps: Sequence[int]) -> float:
-    """Return the variance of the mean reward of one of `steps`, in the mean; 0 if not known.
-
-    It is that of as many draws as there are groups, since rollouts of one group are alike.
-    """
-    spreads, groups = (dict(history.named(m)) for m in ("task_reward/std", "groups/total"))
-    known = [
-        spreads[step] ** 2 / max(1.0, groups.get(step, 1.0)) for step in steps if step in spreads
-    ]
-    return fmean(known) if known else 0.0
 
 
 def _entropy_gone(rule: Rule, history: History) -> Found:
@@ -407,34 +195,6 @@ def _length_shrinks(rule: Rule, history: History) -> Found:
         "completion_len/mean",
         "task_reward/mean",
     )
-
-
-def _parts_apart(rule: Rule, history: History) -> Found:
-    """One part of a reward rises while another falls: the easy one is being learned instead."""
-    for environment in history.environments:
-        start = f"reward/{environment}/"
-        parts = [f"{start}{name}" for name in history.parts(start) if name != "mean"]
-        changes = {name: history.from_start(name) for name in parts}
-        sure = {name: one for name, one in changes.items() if one is not None and one.is_sure}
-        rising = [name for name, one in sure.items() if one.size > 0.1]
-        falling = [
-            name for name, one in sure.items() if one.size < -0.1 and one.after < 0.7 * one.before
-        ]
-        if not rising or not falling:
-            continue
-        up, down = rising[0], falling[0]
-        yield rule.since(
-            sure[down],
-            history,
-            f"{up.removeprefix(start)} rose from {sure[up].before:.2f} to {sure[up].after:.2f} "
-            f"while {down.removeprefix(start)} fell from {sure[down].before:.2f} to "
-            f"{sure[down].after:.2f}.",
-            "The form is learned instead of the task: lower the weight of the first, or give it "
-            "only together with the second.",
-            up,
-            down,
-            environment=environment,
-        )
 
 
 def _corrected_away(rule: Rule, history: History) -> Found:
@@ -573,32 +333,6 @@ def _evals_fall(rule: Rule, history: History) -> Found:
         )
 
 
-def _in_a_row(
-    cause: str,
-    remedy: str,
-    *metrics: str,
-    holds: Callable[[float], bool],
-    least: int = 3,
-    of: str = "",
-    series: Callable[[History], Series] | None = None,
-) -> Callable[[Rule, History], Found]:
-    """Return what finds at least `least` steps in a row for which `holds` is true.
-
-    It is asked of the first of `metrics`, of its share of the metric `of`, or of `series`.
-    """
-
-    def find(rule: Rule, history: History) -> Found:
-        if series is not None:
-            values = series(history)
-        else:
-            values = history.share(metrics[0], of) if of else history.named(metrics[0])
-        stretch = history.stretch(values, holds, least=least)
-        if stretch is not None:
-            yield rule.over(stretch, cause, remedy, *metrics)
-
-    return find
-
-
 def _clipped_share(history: History) -> Series:
     highs = dict(history.named("clip_fraction/high"))
     return [(step, low + highs.get(step, 0.0)) for step, low in history.named("clip_fraction/low")]
@@ -623,14 +357,16 @@ def _step_share(metric: str, history: History) -> Series:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("nothing trained", Kind.BROKEN, "Was there an optimizer step?", _nothing_trained),
-    Rule("one reward", Kind.BROKEN, "Does the reward tell answers apart?", _one_reward),
-    Rule("no signal", Kind.BROKEN, "Do groups have an advantage?", _no_signal),
+    Rule(
+        "nothing trained", Kind.BROKEN, "Was there an optimizer step?", of_rewards.nothing_trained
+    ),
+    Rule("one reward", Kind.BROKEN, "Does the reward tell answers apart?", of_rewards.one_reward),
+    Rule("no signal", Kind.BROKEN, "Do groups have an advantage?", of_rewards.no_signal),
     Rule(
         "skipped gradients",
         Kind.BROKEN,
         "Are gradients finite?",
-        _in_a_row(
+        in_a_row(
             "Optimizer steps were skipped, because their gradient was not finite.",
             "Lower learning_rate or grad_clip, and see whether a reward or a log-prob is not a "
             'number; model_dtype = "float32" keeps the master weights exact.',
@@ -642,12 +378,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("another model", Kind.BROKEN, "Do engine and trainer agree?", _mismatch),
     Rule("failures", Kind.BROKEN, "Do rollouts end?", _failures),
-    Rule("collapse", Kind.BROKEN, "Is the reward near its best?", _collapse),
+    Rule("collapse", Kind.BROKEN, "Is the reward near its best?", of_rewards.collapse),
     Rule(
         "rewards clipped",
         Kind.UNHEALTHY,
         "Are rewards in their range?",
-        _in_a_row(
+        in_a_row(
             "Rewards lie outside the range that the environment declares, and were clipped to it.",
             "Correct the reward, or widen reward_min and reward_max of the environment.",
             "rewards/outside_range",
@@ -662,7 +398,7 @@ RULES: tuple[Rule, ...] = (
         "out of context",
         Kind.UNHEALTHY,
         "Do conversations fit?",
-        _in_a_row(
+        in_a_row(
             "More than a quarter of the rollouts reached the end of the model's context.",
             "Raise max_model_len or seq_len, lower the number of turns, or shorten what tools "
             "return.",
@@ -675,7 +411,7 @@ RULES: tuple[Rule, ...] = (
         "deadlines",
         Kind.UNHEALTHY,
         "Do rollouts end in time?",
-        _in_a_row(
+        in_a_row(
             "More than a tenth of the rollouts reached their deadline.",
             "Raise rollout_timeout_s, or see which call of the environment is slow on the "
             "timeline; slow rollouts are mostly the hard ones, so losing them biases what is "
@@ -687,12 +423,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("length grows", Kind.UNHEALTHY, "Is a longer answer a better one?", _length_grows),
     Rule("length shrinks", Kind.UNHEALTHY, "Does it still try?", _length_shrinks),
-    Rule("form over task", Kind.UNHEALTHY, "Do parts of the reward agree?", _parts_apart),
+    Rule("form over task", Kind.UNHEALTHY, "Do parts of the reward agree?", of_rewards.parts_apart),
     Rule(
         "too old",
         Kind.UNHEALTHY,
         "Are rollouts thrown away?",
-        _in_a_row(
+        in_a_row(
             "More than a quarter of the rollouts were stopped because their tokens became too old, "
             "and were played again.",
             "Raise max_off_policy_steps, lower max_async_rollout or max_tokens, or give rollouts "
@@ -707,7 +443,7 @@ RULES: tuple[Rule, ...] = (
         "few samples count",
         Kind.UNHEALTHY,
         "Do all samples count?",
-        _in_a_row(
+        in_a_row(
             "A few tokens carry most of the weight of a batch: policy and sampler are far "
             "apart (effective_sample_size below 0.3).",
             "Lower max_async_rollout, learning_rate or number_of_minibatches, or set "
@@ -721,7 +457,7 @@ RULES: tuple[Rule, ...] = (
         "clipping",
         Kind.UNHEALTHY,
         "Are steps small enough?",
-        _in_a_row(
+        in_a_row(
             "The clip stopped the gradient of more than 30 % of the tokens.",
             "Steps are too large: lower learning_rate, number_of_minibatches or ppo_epochs.",
             "clip_fraction/high",
@@ -737,7 +473,7 @@ RULES: tuple[Rule, ...] = (
         "far from reference",
         Kind.UNHEALTHY,
         "Is it near its start?",
-        _in_a_row(
+        in_a_row(
             "The policy is more than 1 nat a token from the reference model.",
             "Raise kl_penalty_tau, lower learning_rate, or update the reference model.",
             "kl/reference",
@@ -749,7 +485,7 @@ RULES: tuple[Rule, ...] = (
         "short first",
         Kind.UNHEALTHY,
         "Are long answers trained on?",
-        _in_a_row(
+        in_a_row(
             "Rollouts that were trained on are shorter than those that were drawn, by more than a "
             "fifth: short answers come first.",
             'Use batch_order = "drawn", or give rollouts more servers.',
@@ -764,7 +500,7 @@ RULES: tuple[Rule, ...] = (
         "waits for rollouts",
         Kind.SLOW,
         "Does the trainer wait?",
-        _in_a_row(
+        in_a_row(
             "The trainer waited for rollouts in more than 60 % of each step.",
             "Add servers (inference_num_workers), raise max_async_rollout, or see on the timeline "
             "whether environments or the longest answers are what it waits for.",
@@ -779,7 +515,7 @@ RULES: tuple[Rule, ...] = (
         "slow weights",
         Kind.SLOW,
         "Do weights take long?",
-        _in_a_row(
+        in_a_row(
             "Sending weights took more than a quarter of each step.",
             "See weight_transport: nccl or ipc beat disk and gloo; with use_lora only the adapter "
             "is sent; evals on shared servers wait here, too (eval_num_servers gives them their "
@@ -794,7 +530,7 @@ RULES: tuple[Rule, ...] = (
         "slow driver",
         Kind.SLOW,
         "Does the rest take long?",
-        _in_a_row(
+        in_a_row(
             "Advantages, packing and records took more than a quarter of each step.",
             "The driver or its disk is too slow: see the timeline, and whether the run folder is "
             "on a network disk.",
@@ -808,7 +544,7 @@ RULES: tuple[Rule, ...] = (
         "empty rows",
         Kind.SLOW,
         "Are rows full?",
-        _in_a_row(
+        in_a_row(
             "Packed rows are less than half full.",
             "Lower seq_len, or raise it to a multiple of the longest samples.",
             "pack/fill",
@@ -822,7 +558,7 @@ RULES: tuple[Rule, ...] = (
         "uneven ranks",
         Kind.SLOW,
         "Do ranks have equal work?",
-        _in_a_row(
+        in_a_row(
             "A step takes over 1.3 times as long as if all ranks had equal work.",
             "Raise the number of groups of a batch, use fewer ranks, or set "
             "fsdp_context_parallel_size for few long samples.",

@@ -1,0 +1,199 @@
+"""Rules about rewards, groups and answers: whether anything is learned, and whether it is meant."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+from telescope_core.diagnosis.history import History, Stretch
+from telescope_core.diagnosis.rule import Found, Rule
+
+
+def nothing_trained(rule: Rule, history: History) -> Found:
+    """No optimizer step was taken."""
+    trained = dict(history.named("loss/total"))
+    steps = [(step, float(step in trained)) for step, _ in history.named("groups/total")]
+    stretch = history.stretch(steps, lambda is_trained: not is_trained, least=5)
+    if stretch is None:
+        return
+    yield rule.over(
+        stretch,
+        f"No optimizer step was taken in {stretch.last - stretch.first + 1} steps, because no "
+        "group of rollouts had an advantage to learn from.",
+        "See the reasons of the groups; an environment whose rewards never differ within a group "
+        "teaches nothing. Try easier examples, a larger group_size, or a reward with more levels.",
+        "optimizer/steps",
+        "groups/discarded",
+    )
+
+
+_REASONS = {
+    "groups/all_at_minimum": (
+        "every rollout of theirs got the lowest reward",
+        "The task is too hard for this model, or the reward does not accept right answers: read a "
+        "few answers, try easier examples, a longer max_tokens, or a larger group_size.",
+    ),
+    "groups/all_at_maximum": (
+        "every rollout of theirs got the highest reward",
+        "The task is too easy for this model by now, or the reward accepts everything: read a few "
+        "answers, and use harder examples.",
+    ),
+    "groups/all_equal": (
+        "all of their rollouts got the same reward, which is neither the lowest nor the highest",
+        "The reward does not tell answers apart: give it more levels, or check that it reads the "
+        "answer.",
+    ),
+}
+
+
+def no_signal(rule: Rule, history: History) -> Found:
+    """Hardly a group has an advantage."""
+    wasted = history.share("groups/discarded", "groups/total")
+    stretch = history.stretch(wasted, lambda share: share >= 0.8, least=5)
+    if stretch is None:
+        return
+    shares = [v for step, v in wasted if stretch.first <= step <= stretch.last]
+    totals = {
+        reason: sum(v for step, v in history.named(reason) if stretch.first <= step <= stretch.last)
+        for reason in _REASONS
+    }
+    reason = max(totals, key=lambda one: totals[one])
+    why, remedy = _REASONS[reason]
+    if not totals[reason]:
+        why, remedy = (
+            "failures or filters left too few of their rollouts",
+            ("See groups/too_few and groups/all_filtered, and what failed."),
+        )
+    yield rule.over(
+        stretch,
+        f"{sum(shares) / len(shares):.0%} of the groups taught nothing, mostly because {why}.",
+        remedy,
+        "groups/discarded",
+        reason,
+        rollouts={"group": "equal"},
+    )
+
+
+def one_reward(rule: Rule, history: History) -> Found:
+    """Every rollout of every step got the same reward."""
+    lows, highs = dict(history.named("reward/min")), dict(history.named("reward/max"))
+    both = [(step, highs[step] - low) for step, low in lows.items() if step in highs]
+    stretch = history.stretch(both, lambda spread: spread == 0.0, least=5)
+    if stretch is None:
+        return
+    value = lows[stretch.last]
+    if any(lows[step] != value for step, _ in both if stretch.first <= step <= stretch.last):
+        return
+    yield rule.over(
+        stretch,
+        f"Every rollout got the reward {value:g}.",
+        "A reward that says the same of every answer is seldom meant: run `telescope env play` and "
+        "`telescope env validate` on the environment, and read what it got to grade.",
+        "reward/min",
+        "reward/max",
+    )
+
+
+_AFTER_A_COLLAPSE = (
+    "Go back to a checkpoint from before (--resume), and lower learning_rate; see whether entropy "
+    "or length changed first, as the first of them is mostly the cause."
+)
+
+
+def collapse(rule: Rule, history: History) -> Found:
+    """The reward is lost, of all environments together or of one."""
+    metrics = ("task_reward/mean", "entropy", "completion_len/mean")
+    lost = _lost_signal(history)
+    if lost is not None:
+        stretch, before, during = lost
+        yield rule.over(
+            stretch,
+            f"The reward fell from {before:.3g} to {during:.3g}, and hardly a group teaches any "
+            "more.",
+            _AFTER_A_COLLAPSE,
+            *metrics,
+        )
+        return
+    for environment in [None, *history.environments]:
+        metric = metrics[0] if environment is None else f"task_reward/{environment}/mean"
+        if environment is not None and len(history.environments) < 2:
+            continue
+        change = history.from_best(metric)
+        if change is None or not change.is_sure or change.before <= 0:
+            continue
+        if change.after > 0.5 * change.before:
+            continue
+        before = [step for step, _ in history.named(metric) if step < change.first_step]
+        if change.before - change.after <= 4 * math.sqrt(_step_variance(history, before)):
+            continue
+        yield rule.since(
+            change,
+            history,
+            f"The reward fell from {change.before:.3g} at its best to {change.after:.3g}.",
+            _AFTER_A_COLLAPSE,
+            metric,
+            *metrics[1:],
+            environment=environment,
+        )
+
+
+def _lost_signal(history: History) -> tuple[Stretch, float, float] | None:
+    """Return since when hardly a group teaches, and the mean reward before that and since then.
+
+    None if that is no fall of the reward by half and by three standard errors.
+    """
+    wasted = history.share("groups/discarded", "groups/total")
+    stretch = history.stretch(wasted, lambda share: share >= 0.8, least=5)
+    if stretch is None or stretch.is_over:
+        return None
+    rewards = history.named("task_reward/mean")
+    both = [
+        [(step, value) for step, value in rewards if (step < stretch.first) is is_before]
+        for is_before in (True, False)
+    ]
+    if not all(both):
+        return None
+    before, during = (fmean(value for _, value in part) for part in both)
+    variance = sum(_step_variance(history, [step for step, _ in part]) / len(part) for part in both)
+    if during > 0.5 * before or before - during <= 3 * math.sqrt(variance):
+        return None
+    return stretch, before, during
+
+
+def _step_variance(history: History, steps: Sequence[int]) -> float:
+    """Return the variance of the mean reward of one of `steps`, in the mean; 0 if not known.
+
+    It is that of as many draws as there are groups, since rollouts of one group are alike.
+    """
+    spreads, groups = (dict(history.named(m)) for m in ("task_reward/std", "groups/total"))
+    known = [
+        spreads[step] ** 2 / max(1.0, groups.get(step, 1.0)) for step in steps if step in spreads
+    ]
+    return fmean(known) if known else 0.0
+
+
+def parts_apart(rule: Rule, history: History) -> Found:
+    """One part of a reward rises while another falls: the easy one is being learned instead."""
+    for environment in history.environments:
+        start = f"reward/{environment}/"
+        parts = [f"{start}{name}" for name in history.parts(start) if name != "mean"]
+        changes = {name: history.from_start(name) for name in parts}
+        sure = {name: one for name, one in changes.items() if one is not None and one.is_sure}
+        rising = [name for name, one in sure.items() if one.size > 0.1]
+        falling = [
+            name for name, one in sure.items() if one.size < -0.1 and one.after < 0.7 * one.before
+        ]
+        if not rising or not falling:
+            continue
+        up, down = rising[0], falling[0]
+        yield rule.since(
+            sure[down],
+            history,
+            f"{up.removeprefix(start)} rose from {sure[up].before:.2f} to {sure[up].after:.2f} "
+            f"while {down.removeprefix(start)} fell from {sure[down].before:.2f} to "
+            f"{sure[down].after:.2f}.",
+            "The form is learned instead of the task: lower the weight of the first, or give it "
+            "only together with the second.",
+            up,
+            down,
+            environment=environment,
+        )

@@ -1,0 +1,83 @@
+"""`Rule`: what one rule is, and the form of those that look for steps in a row."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from telescope_core.diagnosis.finding import Finding, Kind
+from telescope_core.diagnosis.history import Change, History, Stretch
+
+Found = Iterator[Finding]
+Series = Sequence[tuple[int, float]]
+"""Step and value."""
+
+
+class Rule(NamedTuple):
+    """One rule; its findings have its name and kind."""
+
+    name: str
+    kind: Kind
+    question: str
+    """What it asks of a run."""
+    find: Callable[["Rule", History], Found]
+
+    def over(
+        self,
+        stretch: Stretch,
+        cause: str,
+        remedy: str,
+        *metrics: str,
+        environment: str | None = None,
+        rollouts: Mapping[str, str] | None = None,
+    ) -> Finding:
+        """Return the finding about some steps."""
+        return Finding(
+            rule=self.name,
+            kind=self.kind,
+            first_step=stretch.first,
+            last_step=stretch.last,
+            is_over=stretch.is_over,
+            cause=cause,
+            remedy=remedy,
+            metrics=metrics,
+            environment=environment,
+            rollouts=rollouts or {},
+        )
+
+    def since(
+        self,
+        change: Change,
+        history: History,
+        cause: str,
+        remedy: str,
+        *metrics: str,
+        environment: str | None = None,
+    ) -> Finding:
+        """Return the finding about the newest window."""
+        stretch = Stretch(change.first_step, history.last_step, False)
+        return self.over(stretch, cause, remedy, *metrics, environment=environment)
+
+
+def in_a_row(
+    cause: str,
+    remedy: str,
+    *metrics: str,
+    holds: Callable[[float], bool],
+    least: int = 3,
+    of: str = "",
+    series: Callable[[History], Series] | None = None,
+) -> Callable[[Rule, History], Found]:
+    """Return what finds at least `least` steps in a row for which `holds` is true.
+
+    It is asked of the first of `metrics`, of its share of the metric `of`, or of `series`.
+    """
+
+    def find(rule: Rule, history: History) -> Found:
+        if series is not None:
+            values = series(history)
+        else:
+            values = history.share(metrics[0], of) if of else history.named(metrics[0])
+        stretch = history.stretch(values, holds, least=least)
+        if stretch is not None:
+            yield rule.over(stretch, cause, remedy, *metrics)
+
+    return find
