@@ -129,6 +129,8 @@ class TrainerWorker:
                 held_port=self.held_port,
                 counted=self._progress.each,
             )
+            # Merged adapters are sent together with matrices that are frozen on purpose.
+            self._sends_frozen = settings.trainer.use_lora and not settings.sends_adapter
             self.self_tests = check_rank(
                 self.backend,
                 vocab_size=vocabulary_size(settings.model),
@@ -198,7 +200,7 @@ class TrainerWorker:
             optimizer_s += time.perf_counter() - before_s
         return {
             **update_row(gradients, updates),
-            **self._sending.unchanged(),
+            **self._unchanged_weights(),
             "time/old_logprobs_s": prepared_s - started_s,
             "time/gradient_s": time.perf_counter() - prepared_s - optimizer_s,
             "time/optimizer_s": optimizer_s,
@@ -242,11 +244,15 @@ class TrainerWorker:
         )
         return {
             **update_row([whole], [update]),
-            **self._sending.unchanged(),
+            **self._unchanged_weights(),
             "time/old_logprobs_s": sum(part.old_logprobs_s for part in parts),
             "time/gradient_s": sum(part.gradient_s for part in parts),
             "time/optimizer_s": time.perf_counter() - started_s,
         }
+
+    def _unchanged_weights(self) -> dict[str, float]:
+        """Return how much the step before this one left as it was; {} if that is not known."""
+        return {} if self._sends_frozen else self._sending.unchanged()
 
     def take_token_facts(self) -> list[BatchFacts]:
         """Return what the last step found of this rank's tokens, batch by batch, and forget it.
