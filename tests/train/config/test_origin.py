@@ -1,8 +1,8 @@
 """Which settings of a run are not as they are by default."""
 
+from telescope_core.settings.differing import flat_settings
 from telescope_train.config.origin import origin_of
 from telescope_train.plan.load import load_train_config
-from telescope_ui.pages.compare import flat_settings
 
 RUN = ["--name", "toy", "--number_of_steps", "10", "--model", "a/b"]
 MATHS = '[{"name": "math-reasoning", "weight": 2.0, "env": {"level": "digit"}}]'

@@ -3,9 +3,9 @@
 from collections.abc import Collection
 from dataclasses import asdict
 
+from telescope_core.settings.differing import flat_settings
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.index.one_run import OneRun
-from telescope_ui.pages.compare import flat_settings
 
 
 def config_page(run: OneRun) -> JsonObject:

@@ -2,12 +2,12 @@
 
 from urllib.parse import unquote
 
+from telescope_core.settings.differing import differing
 from telescope_ui.base.answers import JsonObject, ParameterError
 from telescope_ui.base.parameters import DifferenceParameters
 from telescope_ui.index import queries
 from telescope_ui.index.one_run import OneRun
 from telescope_ui.index.runs import Runs
-from telescope_ui.pages.compare import differing
 from telescope_ui.pages.rollout import key_of, messages_json, row_at, scalars
 
 
@@ -16,7 +16,12 @@ def difference_page(runs: Runs, asked: DifferenceParameters) -> JsonObject:
     left, right = (_side(runs, name, getattr(asked, name)) for name in ("left", "right"))
     configs = {"left": left[0].config(), "right": right[0].config()}
     settings = [] if left[0] is right[0] else differing(configs)[0]
-    return {"page": "difference", "left": left[1], "right": right[1], "settings": settings}
+    return {
+        "page": "difference",
+        "left": left[1],
+        "right": right[1],
+        "settings": [one._asdict() for one in settings],
+    }
 
 
 def _side(runs: Runs, name: str, text: str) -> tuple[OneRun, JsonObject]:

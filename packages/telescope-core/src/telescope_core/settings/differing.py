@@ -1,0 +1,59 @@
+"""In which settings runs differ, by `section.key`, and which of these only say where a run is."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+_PLACES = re.compile(
+    r"run\.(name|output_dir|debug)|checkpoint\.|ray\.|observability\.(?!record_token_facts)"
+    r"|[\w.]*(_host|_port|_addresses)$"
+)
+
+
+class Differing(NamedTuple):
+    """A setting that is not the same in all runs."""
+
+    name: str
+    values: dict[str, Any]
+    """Key of each run that has the setting -> its value there."""
+
+    @property
+    def is_place(self) -> bool:
+        """Whether it says what a run is called, where it is or what it reports, not what it does.
+
+        These are names, folders, hosts and ports, and how often a run is saved.
+        """
+        return _PLACES.match(self.name) is not None
+
+
+def differing(configs: Mapping[str, Mapping[str, Any]]) -> tuple[list[Differing], int]:
+    """Return (settings that differ, number of those that are equal)."""
+    flat = {key: flat_settings(config) for key, config in configs.items()}
+    names = dict.fromkeys(name for settings in flat.values() for name in settings)
+    found: list[Differing] = []
+    for name in names:
+        values = {key: settings[name] for key, settings in flat.items() if name in settings}
+        first = next(iter(values.values()))
+        if len(values) < len(flat) or any(value != first for value in values.values()):
+            found.append(Differing(name, values))
+    return found, len(names) - len(found)
+
+
+def flat_settings(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return settings by `section.key`; tables of a list go by their `name`, or are numbered."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        full = f"{prefix}{name}"
+        if isinstance(value, dict) and value:
+            found |= flat_settings(cast(dict[str, Any], value), f"{full}.")
+        elif isinstance(value, list) and _has_tables(cast(list[Any], value)):
+            for number, one in enumerate(cast(list[dict[str, Any]], value)):
+                called = one.get("name", number)
+                found |= flat_settings(one, f"{full}.{called}.")
+        else:
+            found[full] = value
+    return found
+
+
+def _has_tables(values: Sequence[Any]) -> bool:
+    return bool(values) and all(isinstance(value, dict) for value in values)
