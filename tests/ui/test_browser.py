@@ -1,5 +1,7 @@
 """Every page in a real Chromium: without errors, by keys and clicks, small, dark and exported."""
 
+from dataclasses import replace
+
 import pytest
 from tests.chromium import browser
 from tests.ui.browsing import (
@@ -11,10 +13,12 @@ from tests.ui.browsing import (
     follow_a_metric,
     show,
 )
-from tests.ui.recorded import MARKUP, SERVERS, write_run, write_steps
+from tests.ui.recorded import MARKUP, SERVERS, row, write_run, write_steps
 from tests.ui.served import served
 
 from telescope_core.records import RunFolder
+from telescope_core.types import Message
+from telescope_ui.index.search import Search
 from telescope_ui.web.export import export_runs
 
 pytestmark = pytest.mark.slow
@@ -98,6 +102,44 @@ def test_search_shows_what_it_found(page, ui):
     shown = page.evaluate("[...document.querySelectorAll('.excerpt')].map(one => one.innerText)")
     assert shown
     assert all(text in one for one in shown)
+
+
+def test_a_search_goes_on_by_itself_and_can_be_stopped(tmp_path, page, monkeypatch):
+    run = RunFolder.create(tmp_path / "runs" / "long", config={})
+    steps = range(1, 31)
+    for step in steps:
+        said = "a needle in it" if step == 1 else "nothing of note"
+        one = replace(row(step, 0, 0), messages=(Message(role="assistant", content=said),))
+        run.write_rollouts(step, [one])
+    asked = []
+    real = Search.page
+
+    def short(self, **options):
+        asked.append(options["cursor"])
+        return real(self, **options, limit_s=0.0)
+
+    monkeypatch.setattr(Search, "page", short)
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        enter(page, ui)
+        ui.get("/runs/long/rollouts")
+        show(page, ui, "/runs/long/rollouts?q=needle")
+        page.until("document.querySelectorAll('.excerpt').length === 1")
+        page.until("document.querySelector('main').innerText.includes('all are searched')")
+        assert len(asked) == len(set(asked)) > 5
+        assert "1 rollout found in steps 1 to 30" in page.text()
+        page.evaluate(
+            "new MutationObserver(() => [...document.querySelectorAll('main button')]"
+            ".find(one => one.innerText === 'Stop')?.click())"
+            ".observe(document.body, {childList: true, subtree: true})"
+        )
+        page.evaluate("document.querySelector('main input[type=search]').focus()")
+        page.evaluate("document.querySelector('main input[type=search]').select()")
+        page.type("needles")
+        page.until(
+            "[...document.querySelectorAll('main button')].some(b => b.innerText === 'Search on')"
+        )
+        assert "0 rollouts found" in page.text()
+        page.open("about:blank")
 
 
 def test_keys_lead_to_pages_and_are_listed(page, ui):

@@ -3,8 +3,9 @@ import { Histogram } from "../components/Histogram.tsx";
 import { Link } from "../components/Link.tsx";
 import { Empty, IndexNote, Ready, State } from "../components/States.tsx";
 import { Table, type Column } from "../components/Table.tsx";
+import { Search, type Hit } from "../components/Search.tsx";
 import { joined, parseAddress, withQuery } from "../lib/address.ts";
-import { rowsOf, type Cell } from "../lib/columns.ts";
+import { rowsOf } from "../lib/columns.ts";
 import { useData } from "../lib/data.ts";
 import { formatByName, formatCell, formatNumber, plural } from "../lib/format.ts";
 import type { PageProps } from "../lib/page.ts";
@@ -15,11 +16,12 @@ import { visible } from "../lib/visible.ts";
 const PAGE = 50;
 const PARTS = ["rollouts", "attempts"];
 
-type Row = Record<string, Cell> & { address: string };
+type Row = Hit;
 
 export function Rollouts({ address, query, run }: PageProps) {
   const still = exported() !== undefined;
-  const loaded = useData<RolloutsPage>(address, run, PARTS);
+  // What a search has found stays as it is, whatever the run goes on to write.
+  const loaded = useData<RolloutsPage>(address, query.get("q") ? undefined : run, PARTS);
   const change = (changes: Record<string, string | number | null>) =>
     go(withQuery(address, { offset: null, cursor: null, ...changes }));
   const clear = (name: string, value: string) => {
@@ -46,7 +48,7 @@ export function Rollouts({ address, query, run }: PageProps) {
                 <Shown address={address} data={data} run={run} onChange={change} />
               </>
             )}
-            <Rows address={address} data={data} onChange={change} />
+            <Rows address={address} data={data} isOld={loaded.isOld} onChange={change} />
           </>
         )}
       </Ready>
@@ -125,13 +127,13 @@ const FIXED: { name: string; label: string; isNumber?: boolean }[] = [
   { name: "stop_reason", label: "Stopped by" },
 ];
 
-function Rows({ address, data, onChange }: Omit<ShownProps, "run">) {
+function Rows({ address, data, isOld, onChange }: Omit<ShownProps, "run"> & { isOld: boolean }) {
   const { query } = parseAddress(address);
-  const rows = rowsOf<Row>(data.columns as never);
   const isSearch = Boolean(data.search);
   const named = Object.keys(data.columns).filter((name) => /^(rewards|metrics|tags)\//.test(name));
   const columns: Column<Row>[] = [
     { name: "Rollout", cell: (row) => <Link to={row.address} class="name">{`${visible(String(row["example_id"] || row["group_id"]))} #${String(row["index"])}`}</Link> },
+    { name: "Tokens of it", label: <span class="unseen">Tokens</span>, cell: (row) => <Link to={withQuery(row.address, { "ui.view": "tokens" })}>tokens</Link> },
     ...(isSearch ? [{ name: "Excerpt", cell: (row: Row) => <span class="mono excerpt">{visible(String(row["excerpt"] ?? ""))}</span> }] : []),
     ...FIXED.map(({ name, label, isNumber = false }): Column<Row> => ({
       name,
@@ -152,47 +154,36 @@ function Rows({ address, data, onChange }: Omit<ShownProps, "run">) {
     { name: "error", label: "Error", cell: (row) => <span class="faint">{visible(String(row["error"] ?? row["status_reason"] ?? ""))}</span> },
   ];
   const canSort = !isSearch && !exported();
+  const table = (rows: Row[]) => (
+    <Table
+      caption="Rollouts"
+      columns={columns}
+      rows={rows}
+      keyOf={(row) => row.address}
+      sorted={canSort ? (query.get("sort") ?? "-step") : ""}
+      {...(canSort ? { onSort: (sort: string) => onChange({ sort }) } : {})}
+    />
+  );
+  if (isSearch) {
+    return (
+      <Search address={address} first={data} isOld={isOld}>
+        {table}
+      </Search>
+    );
+  }
+  const rows = rowsOf<Row>(data.columns as never);
   return (
     <>
-      {rows.length > 0 && (
-        <Table
-          caption="Rollouts"
-          columns={columns}
-          rows={rows}
-          keyOf={(row) => row.address}
-          sorted={canSort ? (query.get("sort") ?? "-step") : ""}
-          {...(canSort ? { onSort: (sort: string) => onChange({ sort }) } : {})}
-        />
-      )}
-      {rows.length === 0 && !isSearch && (
+      {rows.length > 0 && table(rows)}
+      {rows.length === 0 && (
         <Empty>
           {data.steps.last === null
             ? "No step has ended yet, so there are no rollouts. They appear here by themselves."
             : "No rollout fits these filters. Take one away, or widen it."}
         </Empty>
       )}
-      {data.search ? (
-        <SearchState search={data.search} address={address} count={rows.length} />
-      ) : (
-        <Pager address={address} total={data.total ?? rows.length} count={rows.length} />
-      )}
+      <Pager address={address} total={data.total ?? rows.length} count={rows.length} />
     </>
-  );
-}
-
-function SearchState({ search, address, count }: { search: NonNullable<RolloutsPage["search"]>; address: string; count: number }) {
-  const [from, to] = search.steps_searched ?? [null, null];
-  return (
-    <div class="tools" role="status">
-      <span class="faint">
-        {plural(count, "rollout")} found
-        {from !== null && ` in steps ${formatNumber(from)} to ${formatNumber(to)}`}
-        {search.is_complete ? "; all are searched." : "."}
-      </span>
-      {search.next_cursor && (
-        <Link to={withQuery(address, { cursor: search.next_cursor })}>Search in older steps</Link>
-      )}
-    </div>
   );
 }
 
