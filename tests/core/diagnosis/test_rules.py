@@ -47,6 +47,21 @@ def healthy(num_steps, seed=0, **changes):
             "mismatch/mean": abs(draw.gauss(1e-6, 1e-6)),
             "grad_norm": 2.0 + draw.gauss(0, 0.4),
             "effective_sample_size": 0.99,
+            "staleness/mean": 0.9,
+            "optimizer/steps": 1.0,
+            "weights/unchanged": 0.0,
+            "advantage/reward_correlation": 0.9 + draw.gauss(0, 0.02),
+            "reward/length_order": draw.gauss(-0.2, 0.1),
+            "reward/noise": 0.0,
+            "answers/most_common": abs(draw.gauss(0.1, 0.03)),
+            "answers/looping": abs(draw.gauss(0, 0.02)),
+            "groups/repeated": float(draw.randint(0, 2)),
+            "signal/math/groups": 0.5,
+            "signal/math/share": min(1.0, max(0.0, draw.gauss(0.6, 0.1))),
+            "signal/code/groups": 0.5,
+            "signal/code/share": min(1.0, max(0.0, draw.gauss(0.4, 0.1))),
+            "rollouts/score_s": 0.01,
+            "time/batch_s": 2.5,
             "time/step_s": 3.0,
             "time/generate_s": 1.0,
             "time/train_s": 1.8,
@@ -79,10 +94,30 @@ PLANTED = {
     "one reward": {"reward/min": 0.0, "reward/max": 0.0},
     "no signal": {"groups/discarded": 16.0, "groups/all_at_minimum": 15.0},
     "skipped gradients": {"optimizer/skipped": lambda step: float(step > 40)},
+    "advantages upside down": {"advantage/reward_correlation": -0.97},
+    "weights stand still": {"weights/unchanged": lambda step: float(step > 30)},
     "another model": {"mismatch/mean": 0.4},
     "failures": {"rollouts/failed_attempts": 200.0, "failures/endpoint": 200.0},
     "collapse": {"task_reward/mean": rising(0.4, 0.0), "task_reward/math/mean": rising(0.4, 0.0)},
     "rewards clipped": {"rewards/outside_range": 3.0},
+    "length decides": {"reward/length_order": -0.95},
+    "lottery": {"reward/noise": 0.9},
+    "one answer": {"answers/most_common": rising(0.2, 1.0)},
+    "loops": {"answers/looping": rising(0.0, 0.6)},
+    "repeated examples": {"groups/repeated": 12.0},
+    "one drowns others": {
+        "signal/math/groups": 0.5,
+        "signal/math/share": 0.99,
+        "signal/code/groups": 0.5,
+        "signal/code/share": 0.01,
+    },
+    "failing tools": {
+        "reward/math/tool_calls": 1.5,
+        "reward/math/tool_errors/raised": 1.0,
+        "reward/math/tool_errors/timed_out": 0.2,
+    },
+    "frozen weights": {"weights/unchanged": 0.3},
+    "does not move": {"effective_sample_size": 1.0 - 1e-9},
     "mismatch grows": {"mismatch/mean": rising(0.005, 0.05)},
     "entropy gone": {"entropy": rising(0.5, 0.001)},
     "entropy explodes": {"entropy": rising(0.4, 2.4)},
@@ -110,6 +145,13 @@ PLANTED = {
     "evals missing": {"eval/missing": lambda step: float(step == 30)},
     "branched turns": {"turns/branched": 0.25},
     "waits for rollouts": {"time/generate_s": 8.0, "time/step_s": 10.0},
+    "slow rewards": {
+        "time/generate_s": 8.0,
+        "time/step_s": 10.0,
+        "time/batch_s": 9.0,
+        "rollouts/score_s": 7.0,
+    },
+    "servers idle": {"time/generate_s": 0.1, "time/step_s": 10.0, "time/batch_s": 1.0},
     "slow weights": {"time/sync_s": 2.0, "time/step_s": 5.0},
     "slow driver": {"time/wait_s": 2.0, "time/step_s": 5.0},
     "empty rows": {"pack/fill": 0.2, "pack/batches": 8.0},
@@ -157,6 +199,21 @@ def test_a_fault_that_ended_says_so_and_is_listed_last():
     assert not branched.is_over
     assert (truncated.first_step, truncated.last_step, truncated.is_over) == (20, 29, True)
     assert "steps 20 to 29" in truncated.text
+
+
+def test_what_was_learned_by_the_step_before_is_told_by_the_next():
+    """A step that trained nothing, or whose gradient was not finite, leaves weights as they are."""
+    untrained = {"weights/unchanged": 1.0, "optimizer/steps": None}
+    assert "weights stand still" not in [one.rule for one in found_in(healthy(30, **untrained))]
+    skipped = {"weights/unchanged": 1.0, "optimizer/skipped": 1.0}
+    assert "weights stand still" not in [one.rule for one in found_in(healthy(30, **skipped))]
+
+
+def test_an_environment_that_teaches_nothing_is_not_drowned():
+    alone = {"signal/math/share": 1.0, "signal/code/share": 0.0}
+    assert found_in(healthy(30, **alone)) == []
+    weighty = {"signal/math/share": 0.99, "signal/code/share": 0.01, "signal/math/groups": 0.9}
+    assert found_in(healthy(30, **weighty)) == []
 
 
 def test_what_costs_time_is_no_news_while_nothing_is_learned():

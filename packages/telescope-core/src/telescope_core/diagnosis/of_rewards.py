@@ -197,3 +197,52 @@ def parts_apart(rule: Rule, history: History) -> Found:
             down,
             environment=environment,
         )
+
+
+def drowned(rule: Rule, history: History) -> Found:
+    """One of several environments takes nearly all of the gradient, and others teach too."""
+    for name in history.parts("signal/", "/share"):
+        groups, others = (history.named(f"signal/{name}/{end}") for end in ("groups", "share"))
+        num_of = dict(groups)
+        # An environment without any gradient has another cause, such as equal rewards.
+        drowning = [(step, 1 - share) for step, share in others if num_of.get(step, 1.0) < 0.8]
+        stretch = history.stretch(drowning, lambda rest: 0.0 < rest < 0.05, least=5)
+        if stretch is not None:
+            share = fmean(v for step, v in others if stretch.first <= step <= stretch.last)
+            yield rule.over(
+                stretch,
+                f"It has {share:.1%} of the gradient, and {num_of[stretch.last]:.0%} of the "
+                "groups: what the other environments teach is lost in it.",
+                "Its answers are far longer, or its rewards far larger: scale rewards with "
+                "reward_min and reward_max of each environment, keep advantage_norm = "
+                '"group", or lower its weight or max_tokens.',
+                f"signal/{name}/share",
+                f"signal/{name}/groups",
+                environment=name,
+            )
+
+
+def failing_tools(rule: Rule, history: History) -> Found:
+    """Most tool calls of an environment fail in the tool itself."""
+    for name in history.environments:
+        calls = dict(history.named(f"reward/{name}/tool_calls"))
+        raised, late = (
+            dict(history.named(f"reward/{name}/tool_errors/{kind}"))
+            for kind in ("raised", "timed_out")
+        )
+        failed = [
+            (step, (raised[step] + late.get(step, 0.0)) / number)
+            for step, number in calls.items()
+            if number >= 0.1 and step in raised
+        ]
+        stretch = history.stretch(failed, lambda share: share > 0.5, least=3)
+        if stretch is not None:
+            yield rule.over(
+                stretch,
+                "More than half of the tool calls raised an exception or did not end in time.",
+                "The tools are broken, and the policy learns to do without them: read what a few "
+                "calls were answered, and try the tool by itself.",
+                f"reward/{name}/tool_errors/raised",
+                f"reward/{name}/tool_errors/timed_out",
+                environment=name,
+            )

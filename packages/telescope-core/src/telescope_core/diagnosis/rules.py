@@ -13,6 +13,9 @@ from telescope_core.diagnosis.finding import Finding, Kind
 from telescope_core.diagnosis.history import History, Stretch
 from telescope_core.diagnosis.rule import Found, Rule, Series, in_a_row
 
+_STANDS_STILL = 0.999
+"""Share of the weights that is taken for all of them."""
+
 
 def diagnose(history: History) -> list[Finding]:
     """Return what the metrics of a run show, what goes on and is broken first.
@@ -261,6 +264,28 @@ def _branched(rule: Rule, history: History) -> Found:
         )
 
 
+def _frozen(rule: Rule, history: History) -> Found:
+    """A part of the weights that no optimizer step changes."""
+    left = _left_by_steps(history)
+    stretch = history.stretch(left, lambda share: 0.01 < share < _STANDS_STILL, least=5)
+    if stretch is not None:
+        share = dict(left)[stretch.last]
+        yield rule.over(
+            stretch,
+            f"{share:.0%} of the weights lie in tensors that no optimizer step changes.",
+            "A part of the model is not trained: see whether its code detaches it, sets "
+            "requires_grad to False, or leaves it out of what is computed.",
+            "weights/unchanged",
+        )
+
+
+def _left_by_steps(history: History) -> Series:
+    """Return the share of weights that a step left as they were, by the step that tells it."""
+    skipped = dict(history.named("optimizer/skipped"))
+    taken = {s for s, number in history.named("optimizer/steps") if number > skipped.get(s, 0.0)}
+    return [(s, share) for s, share in history.named("weights/unchanged") if s - 1 in taken]
+
+
 def _workers(rule: Rule, history: History) -> Found:
     """Environments whose processes are replaced again and again, or stand still."""
     for name in history.parts("workers/", "/workers"):
@@ -344,6 +369,30 @@ def _fill_of_rows(history: History) -> Series:
     return [(s, fill) for s, fill in history.named("pack/fill") if batches.get(s, 0.0) >= 4]
 
 
+def _distance_of_old_tokens(history: History) -> Series:
+    """Return 1 - effective sample size where most tokens are of weights before those trained."""
+    ages = dict(history.named("staleness/mean"))
+    sizes = history.named("effective_sample_size")
+    return [(step, 1 - size) for step, size in sizes if ages.get(step, 0.0) >= 0.5]
+
+
+def _idle_share(history: History) -> Series:
+    """Return the share of a step in which servers had nothing to do; 0 where nobody waits long."""
+    seconds, waits = (dict(history.named(f"time/{name}_s")) for name in ("step", "generate"))
+    return [
+        (step, 1 - batch_s / seconds[step] if waits.get(step, 0.0) < 0.1 * seconds[step] else 0.0)
+        for step, batch_s in history.named("time/batch_s")
+        if seconds.get(step, 0.0) >= 1.0
+    ]
+
+
+def _reward_share(history: History) -> Series:
+    """Return how long rewards take of a batch, where the trainer waits for rollouts."""
+    waits = dict(_step_share("time/generate_s", history))
+    shares = history.share("rollouts/score_s", "time/batch_s")
+    return [(step, share if waits.get(step, 0.0) > 0.6 else 0.0) for step, share in shares]
+
+
 def _step_share(metric: str, history: History) -> Series:
     """Return the share of a step that one part of it takes; 0 for less than a second."""
     seconds = dict(history.named("time/step_s"))
@@ -376,6 +425,32 @@ RULES: tuple[Rule, ...] = (
             least=2,
         ),
     ),
+    Rule(
+        "advantages upside down",
+        Kind.BROKEN,
+        "Are better answers made likelier?",
+        in_a_row(
+            "Advantages have the opposite sign of rewards: answers that earned more become less "
+            "likely.",
+            "The advantage of the algorithm is wrong: see the module that `algorithm` names.",
+            "advantage/reward_correlation",
+            holds=lambda correlation: correlation < 0,
+        ),
+    ),
+    Rule(
+        "weights stand still",
+        Kind.BROKEN,
+        "Do optimizer steps change weights?",
+        in_a_row(
+            "Optimizer steps were taken, and the weights that servers get stayed as they were.",
+            "See learning_rate, which may be 0 or too low for the type of the weights "
+            "(mixed_precision_dtype), and whether the optimizer of the backend steps at all.",
+            "weights/unchanged",
+            "learning_rate",
+            holds=lambda share: share >= _STANDS_STILL,
+            series=_left_by_steps,
+        ),
+    ),
     Rule("another model", Kind.BROKEN, "Do engine and trainer agree?", _mismatch),
     Rule("failures", Kind.BROKEN, "Do rollouts end?", _failures),
     Rule("collapse", Kind.BROKEN, "Is the reward near its best?", of_rewards.collapse),
@@ -388,6 +463,91 @@ RULES: tuple[Rule, ...] = (
             "Correct the reward, or widen reward_min and reward_max of the environment.",
             "rewards/outside_range",
             holds=lambda number: number > 0,
+        ),
+    ),
+    Rule(
+        "length decides",
+        Kind.UNHEALTHY,
+        "Does the reward see more than length?",
+        in_a_row(
+            "Of two answers to the same prompt, the length alone decides which one gets more, "
+            "nearly always.",
+            "The reward measures length: read what it gives to a long and to a short wrong answer.",
+            "reward/length_order",
+            "completion_len/mean",
+            holds=lambda order: abs(order) > 0.9,
+            least=5,
+        ),
+    ),
+    Rule(
+        "lottery",
+        Kind.UNHEALTHY,
+        "Do equal answers get equal rewards?",
+        in_a_row(
+            "Equal answers to the same prompt get rewards as different as any two answers do.",
+            "The reward does not depend on the answer: it draws by chance, or reads a state that "
+            "rollouts share. `telescope env validate` grades the same answers twice.",
+            "reward/noise",
+            holds=lambda share: share > 0.7,
+        ),
+    ),
+    Rule(
+        "one answer",
+        Kind.UNHEALTHY,
+        "Do answers depend on the prompt?",
+        in_a_row(
+            "Nine of ten rollouts say exactly the same, whatever they were asked.",
+            "Either the reward pays for it, or the policy has lost its variety: read it, and see "
+            "entropy. Make the reward ask for more, or lower learning_rate.",
+            "answers/most_common",
+            "entropy",
+            holds=lambda share: share >= 0.9,
+            least=5,
+        ),
+    ),
+    Rule(
+        "loops",
+        Kind.UNHEALTHY,
+        "Do answers end in loops?",
+        in_a_row(
+            "More than 30 % of the answers end in the same few tokens again and again.",
+            "Read some of them: either the reward pays for it, or the policy falls apart. "
+            "filter_repetition keeps the longest out of training.",
+            "answers/looping",
+            "truncated/fraction",
+            holds=lambda share: share > 0.3,
+        ),
+    ),
+    Rule(
+        "repeated examples",
+        Kind.UNHEALTHY,
+        "Are examples different?",
+        in_a_row(
+            "Half of the groups of each batch are of an example that the batch has already.",
+            "There are few examples, so that they are learned by heart: give the environment "
+            "more, or lower prompts_batch_size_for_trainer.",
+            "groups/repeated",
+            "groups/total",
+            holds=lambda share: share >= 0.5,
+            of="groups/total",
+        ),
+    ),
+    Rule("one drowns others", Kind.UNHEALTHY, "Do all environments count?", of_rewards.drowned),
+    Rule("failing tools", Kind.UNHEALTHY, "Do tools work?", of_rewards.failing_tools),
+    Rule("frozen weights", Kind.UNHEALTHY, "Are all weights trained?", _frozen),
+    Rule(
+        "does not move",
+        Kind.UNHEALTHY,
+        "Do steps change probabilities?",
+        in_a_row(
+            "Tokens of older weights have the same probability under the present ones, to a "
+            "thousandth: optimizer steps hardly change the policy.",
+            "Raise learning_rate, ten times at first, or see whether warmup_steps are too many.",
+            "effective_sample_size",
+            "learning_rate",
+            holds=lambda distance: distance < 1e-6,
+            least=8,
+            series=_distance_of_old_tokens,
         ),
     ),
     Rule("mismatch grows", Kind.UNHEALTHY, "Do they go on to agree?", _mismatch_grows),
@@ -509,6 +669,37 @@ RULES: tuple[Rule, ...] = (
             holds=lambda share: share > 0.6,
             least=5,
             series=partial(_step_share, "time/generate_s"),
+        ),
+    ),
+    Rule(
+        "slow rewards",
+        Kind.SLOW,
+        "Do rewards take long?",
+        in_a_row(
+            "The trainer waits for rollouts, and these spend more than half of the time of a batch "
+            "in reward functions.",
+            "Make the reward faster or async, or give the environment more env_workers.",
+            "rollouts/score_s",
+            "time/batch_s",
+            holds=lambda share: share > 0.5,
+            least=5,
+            series=_reward_share,
+        ),
+    ),
+    Rule(
+        "servers idle",
+        Kind.SLOW,
+        "Are servers busy?",
+        in_a_row(
+            "All rollouts of a batch take less than 30 % of a step, so that servers wait for the "
+            "trainer most of the time.",
+            "Give the trainer more ranks (trainer_num_workers) and the servers fewer GPUs, or use "
+            "the time: a larger group_size costs little.",
+            "time/batch_s",
+            "time/step_s",
+            holds=lambda share: share > 0.7,
+            least=5,
+            series=_idle_share,
         ),
     ),
     Rule(
