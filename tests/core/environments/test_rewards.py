@@ -163,3 +163,27 @@ async def test_the_gold_of_several_turns_is_played():
     assert gold is not None
     assert gold.reward == 1.0
     assert [message.content for message in gold.messages] == ["go", "first", "go on", "second"]
+
+
+async def test_the_weights_of_the_parts_of_a_reward_are_described():
+    class Weighted(Talk):
+        @reward(weight=0.9)
+        def correct(self, rollout, example):
+            return 1.0
+
+        @metric
+        def length(self, rollout):
+            return 3.0
+
+        @group_reward(weight=0.1)
+        def unlike(self, rollouts):
+            return [0.0 for _ in rollouts]
+
+    class Own(Weighted):
+        def compute_reward(self, rollout, example):
+            return max(rollout.rewards.values())
+
+    found = [await InProcessEnvironment(one(), name="t").describe() for one in (Weighted, Own)]
+    assert found[0].reward_weights == {"correct": 0.9, "unlike": 0.1}
+    # A total of another kind has no weights.
+    assert found[1].reward_weights == {}

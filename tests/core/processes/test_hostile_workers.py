@@ -455,12 +455,13 @@ async def test_what_a_worker_describes_is_text():
         network="none",
         metrics={wild: MetricRange()},
         dataset_revisions={wild: wild},
+        reward_weights={wild: 1.0},
         has_group_rewards=True,
     )
     pool = pool_of(lambda frame: reply(frame.id, described), Describe)
     found = await pool.describe()
     ((repo, revision),) = found.dataset_revisions.items()
-    for text in (found.name, *found.metrics, repo, revision):
+    for text in (found.name, *found.metrics, *found.reward_weights, repo, revision):
         assert 0 < len(text) < 2000
         assert not acts_on_terminals(text)
     await pool.close()

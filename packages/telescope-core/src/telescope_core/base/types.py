@@ -374,6 +374,9 @@ class EnvironmentDescription:
     dataset_revisions: Mapping[str, str] = field(default_factory=dict[str, str])
     metrics: Mapping[str, MetricRange] = field(default_factory=dict[str, MetricRange])
     """Ranges of the metrics that it declares, by name."""
+    reward_weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Factor of each part of the reward in their sum, by name; empty where it is no such sum, or
+    where it is not known."""
     has_group_rewards: bool = False
     """Whether a rollout's reward depends on the other rollouts of its example."""
     system_prompt: str = ""

@@ -60,6 +60,9 @@ class EvalResult:
     """Smallest reward that counts as solved in pass@k."""
     reward_min: float
     reward_max: float
+    reward_weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Factor of each part of the reward in their sum; empty where it is no such sum, and in results
+    from before it was recorded."""
     num_tasks: int
     """Number of different examples: of those that were requested, without repeated ones."""
     num_rollouts: int
@@ -196,6 +199,7 @@ def result_of(
         success_threshold=description.success_threshold,
         reward_min=low,
         reward_max=high,
+        reward_weights=dict(description.reward_weights),
         num_tasks=settings.num_examples - (len({row.group_id for row in rows}) - len(tasks)),
         num_rollouts=settings.num_examples * settings.rollouts,
         num_scored=len(scored),

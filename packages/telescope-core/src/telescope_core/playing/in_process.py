@@ -101,6 +101,13 @@ class InProcessEnvironment:
                 environment.dataset_revisions(), method=environment.dataset_revisions
             ),
             metrics={f.name: f.range for f in environment.score_functions if f.kind == "metric"},
+            # A total of the author's own is no sum of its parts.
+            reward_weights={
+                f.name: f.weight
+                for f in environment.score_functions
+                if f.kind in ("reward", "group_reward")
+                and type(environment).compute_reward is Environment.compute_reward
+            },
             system_prompt=environment.system_prompt,
             has_group_rewards=any(f.kind == "group_reward" for f in environment.score_functions),
             offers_tools=environment.offers_tools,

@@ -75,6 +75,7 @@ def read_description(value: msgspec.Raw) -> EnvironmentDescription:
     found = _description(value)
     ranges = [found.reward_min, found.reward_max, found.success_threshold]
     ranges += [end for one in found.metrics.values() for end in (one.low, one.high) if end]
+    ranges += found.reward_weights.values()
     _require(_are_finite(ranges), "a range that is no range of numbers")
     _require(found.reward_min <= found.reward_max, "a reward_min above reward_max")
     sizes = [size for size in found.num_examples.values() if size is not None]
@@ -85,6 +86,9 @@ def read_description(value: msgspec.Raw) -> EnvironmentDescription:
         name=foreign(found.name, _MOST_NAME_CHARACTERS),
         version=foreign(found.version, _MOST_NAME_CHARACTERS),
         metrics={foreign(k, _MOST_NAME_CHARACTERS): v for k, v in found.metrics.items()},
+        reward_weights={
+            foreign(k, _MOST_NAME_CHARACTERS): v for k, v in found.reward_weights.items()
+        },
         dataset_revisions={
             foreign(name, _MOST_NAME_CHARACTERS): foreign(revision, _MOST_NAME_CHARACTERS)
             for name, revision in found.dataset_revisions.items()

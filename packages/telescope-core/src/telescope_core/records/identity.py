@@ -93,6 +93,8 @@ class RunInfo(BaseModel):
     """What the chat template does to sampled turns; empty before it is tested."""
     reward_ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)
     """Least and largest reward by the names of environments; empty before they are asked."""
+    reward_weights: dict[str, dict[str, float]] = Field(default_factory=dict)
+    """Factor of each part of the reward, by the names of environments; likewise."""
 
     @property
     def observed_state(self) -> RunState:
