@@ -75,7 +75,10 @@ def test_runs_are_compared_with_the_settings_that_differ(ui):
     page = ui.get("/compare?run=first&run=second&metric=entropy")
     assert [one["run"] for one in page["curves"]["entropy"]] == ["first", "second"]
     assert page["settings"] == [
-        {"name": "run.name", "values": {"first": "first", "second": "second"}}
+        {
+            **{"name": "run.name", "values": {"first": "first", "second": "second"}},
+            "is_place": True,
+        }
     ]
     assert page["num_equal_settings"] == 6
 

@@ -1,10 +1,14 @@
 """Curves with few enough points to be drawn, in which no peak is lost. Pure."""
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from telescope_ui.base.answers import JsonObject
+
+_MOST_SMOOTHED = 20
+"""Steps of the moving average of a long run, as in reports."""
 
 
 class Thinned(NamedTuple):
@@ -34,27 +38,74 @@ def thinned(columns: Sequence[Sequence[float]], num: int, *, points: int) -> Thi
     return Thinned(sorted(kept), True)
 
 
+class Drawn(NamedTuple):
+    """Which part of curves is drawn, and how."""
+
+    points: int
+    """Most positions of each."""
+    first: int | None = None
+    last: int | None = None
+    """Steps of the part, both included; None = all there are on that side."""
+    smooth: int | None = None
+    """Steps of the moving average; None = as many as reports take, 1 = none."""
+
+    def window(self, num_steps: int) -> int:
+        """Return the steps of the moving average of a run with so many."""
+        return self.smooth or max(1, min(_MOST_SMOOTHED, num_steps // 10))
+
+    def part(self, steps: Sequence[int]) -> list[int]:
+        """Return the positions of the steps that are drawn."""
+        first, last = self.first, self.last
+        return [
+            at
+            for at, step in enumerate(steps)
+            if (first is None or step >= first) and (last is None or step <= last)
+        ]
+
+
+def smoothed(values: Sequence[float], window: int) -> list[float]:
+    """Return the mean of each value and up to `window` - 1 before it; NaN is passed over.
+
+    Where there is no value, there is no mean either, so that a gap stays one.
+    """
+    found: list[float] = []
+    recent: deque[float] = deque(maxlen=window)
+    for value in values:
+        recent.append(value)
+        known = [one for one in recent if not math.isnan(one)]
+        found.append(math.nan if math.isnan(value) else math.fsum(known) / len(known))
+    return found
+
+
 def curve(steps: Sequence[int], values: Sequence[float], *, points: int) -> JsonObject:
-    """Return one curve; steps without a value are left out."""
-    known = [at for at, value in enumerate(values) if not math.isnan(value)]
-    column = [values[at] for at in known]
-    kept = thinned([column], len(known), points=points)
+    """Return one curve."""
+    found = shared_curves(steps, {"": values}, Drawn(points, smooth=1))
     return {
-        "steps": [steps[known[at]] for at in kept.positions],
-        "values": [column[at] for at in kept.positions],
-        "is_thinned": kept.is_thinned,
+        **{name: found[name] for name in ("steps", "is_thinned")},
+        "values": found["metrics"][""],
     }
 
 
 def shared_curves(
-    steps: Sequence[int], metrics: Mapping[str, Sequence[float]], *, points: int
+    steps: Sequence[int], metrics: Mapping[str, Sequence[float]], drawn: Drawn
 ) -> JsonObject:
-    """Return several curves over the same steps."""
-    kept = thinned(list(metrics.values()), len(steps), points=points)
+    """Return several curves over the same steps, and their moving averages if those differ.
+
+    A step without a value of a metric has NaN there, so that every page shows the same gaps.
+    """
+    window = drawn.window(len(steps))
+    part = drawn.part(steps)
+    own = {name: [values[at] for at in part] for name, values in metrics.items()}
+    kept = thinned(list(own.values()), len(part), points=drawn.points)
+    smooth: dict[str, list[float]] = {}
+    if window > 1:
+        for name, values in metrics.items():
+            averages = smoothed(values, window)
+            smooth[name] = [averages[part[at]] for at in kept.positions]
     return {
-        "steps": [steps[at] for at in kept.positions],
-        "metrics": {
-            name: [values[at] for at in kept.positions] for name, values in metrics.items()
-        },
+        "steps": [steps[part[at]] for at in kept.positions],
+        "metrics": {name: [values[at] for at in kept.positions] for name, values in own.items()},
+        "smooth": smooth,
+        "smooth_steps": window,
         "is_thinned": kept.is_thinned,
     }

@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from telescope_ui.base.curves import Drawn
+
 MAX_TEXT = 1000
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 CursorText = Annotated[str, StringConstraints(max_length=100_000)]
@@ -19,21 +21,30 @@ class Parameters(BaseModel):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
 
-class OverviewParameters(Parameters):
-    """Of `/runs/{run}`."""
+class CurveParameters(Parameters):
+    """Of pages with curves over steps."""
 
     metric: Texts = []
+    section: Texts = []
     points: Points = 1000
     first: Step | None = Field(default=None, alias="from")
     last: Step | None = Field(default=None, alias="to")
+    smooth: Annotated[int, Field(ge=1, le=200)] | None = None
+
+    @property
+    def drawn(self) -> Drawn:
+        """Which part of curves is drawn, and how."""
+        return Drawn(self.points, self.first, self.last, self.smooth)
 
 
-class CompareParameters(Parameters):
+class OverviewParameters(CurveParameters):
+    """Of `/runs/{run}`."""
+
+
+class CompareParameters(CurveParameters):
     """Of `/compare`."""
 
     run: Annotated[list[Text], Field(min_length=1, max_length=12)]
-    metric: Texts = []
-    points: Points = 1000
 
 
 class CompareExamplesParameters(Parameters):

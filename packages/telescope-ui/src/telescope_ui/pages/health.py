@@ -1,9 +1,12 @@
-"""Tiles of the overview: what the newest steps say about the health of a run."""
+"""What the newest steps say about the health of a run, and where its time went."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from telescope_core.reports.before_after import AFTER, BEFORE
+from telescope_core.reports.overview import edge_means
+from telescope_core.reports.train_sections import TIME_PARTS
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.index.one_run import OneRun
 
@@ -33,13 +36,6 @@ class _Rule:
 
 
 _RULES = (
-    _Rule(
-        name="Reward",
-        metric="task_reward/mean",
-        unit="",
-        explanation="Mean reward of every finished rollout.",
-        query="sort=-step",
-    ),
     _Rule(
         name="Groups without a signal",
         metric="groups/all_equal",
@@ -151,9 +147,10 @@ def tiles(run: OneRun) -> list[JsonObject]:
             count = _sum(columns[rule.share_of][-_NUM_STEPS:])[0]
         value = total / count if count else None
         newest = f"&step_from={steps[-_NUM_STEPS:][0]}"
+        unit = rule.unit if value is not None else f"in the newest {len(steps[-_NUM_STEPS:])} steps"
         found.append(
             {
-                **{"name": rule.name, "value": value, "unit": rule.unit},
+                **{"name": rule.name, "value": value, "unit": unit},
                 **{"state": _state(rule, value), "explanation": rule.explanation},
                 **{"metric": rule.metric, "is_share": rule.is_share},
                 "address": f"{run.address('rollouts')}?{rule.query}{newest}" if rule.query else "",
@@ -175,3 +172,45 @@ def _state(rule: _Rule, value: float | None) -> str:
     if rule.bad is not None and sign * value >= sign * rule.bad:
         return "bad"
     return "watch" if sign * value >= sign * rule.watch else "good"
+
+
+_BOUND_BY = {
+    "time/generate_s": "rollouts",
+    "time/train_s": "training",
+    "time/sync_s": "the transfer of weights",
+    "time/wait_s": "the driver",
+}
+"""Part of a step -> what the run waits for where that part is the longest."""
+
+
+def time_spent(run: OneRun, points: Sequence[JsonObject]) -> JsonObject:
+    """Return where the time of the steps went, and that of the evals before and after them.
+
+    `points`: what became of each eval. Evals during training have a time of their own only where
+    they hold it up, and that is in the transfer of weights.
+    """
+    names = set(run.metrics.names())
+    wanted = [name for name in (*_BOUND_BY, "time/step_s", "tokens/rollout_per_s") if name in names]
+    columns = run.metrics.columns(wanted)
+    known = {
+        name: [value for value in values if not math.isnan(value)]
+        for name, values in columns.values.items()
+    }
+    parts = {key: math.fsum(known.get(key, ())) for key, _ in TIME_PARTS}
+    evals_s = math.fsum(
+        float(point["duration_s"])
+        for point in points
+        if point.get("tag") in (BEFORE, AFTER) and point.get("duration_s")
+    )
+    steps_s = edge_means(known.get("time/step_s", []))
+    tokens = known.get("tokens/rollout_per_s", [])[-_NUM_STEPS:]
+    longest = max(parts, key=lambda key: parts[key])
+    return {
+        "parts": [
+            *({"name": text, "seconds": parts[key]} for key, text in TIME_PARTS),
+            {"name": "evals before and after", "seconds": evals_s},
+        ],
+        "step_s": {"first": steps_s.first, "last": steps_s.last},
+        "tokens_per_s": math.fsum(tokens) / len(tokens) if tokens else None,
+        "bound_by": _BOUND_BY[longest] if parts[longest] else None,
+    }

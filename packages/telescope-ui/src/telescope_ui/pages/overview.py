@@ -1,24 +1,15 @@
-"""`/runs/{run}`: identity, curves, rewards with intervals, health, evals and self-tests."""
-
-from collections.abc import Collection, Sequence
-from typing import Any
+"""`/runs/{run}`: whether it learned and what is wrong, reward with evals, time, and all metrics."""
 
 from telescope_ui.base.answers import JsonObject
-from telescope_ui.base.bands import band
-from telescope_ui.base.curves import shared_curves, thinned
 from telescope_ui.base.parameters import OverviewParameters
 from telescope_ui.files.run_files import folders
 from telescope_ui.index.one_run import OneRun, settings_of
 from telescope_ui.pages.checkpoints import SmallFiles, checkpoints
-from telescope_ui.pages.diagnoses import diagnoses
-from telescope_ui.pages.health import tiles
+from telescope_ui.pages.health import tiles, time_spent
+from telescope_ui.pages.rewards import environment_courses, evals_on_course, reward_course
+from telescope_ui.pages.sections import curves_of
+from telescope_ui.pages.verdicts import judged
 
-USUAL = (
-    *("task_reward/mean", "reward/mean", "entropy", "loss/total", "grad_norm"),
-    *("completion_len/mean", "truncated/fraction", "mismatch/mean", "staleness/mean"),
-    *("time/step_s", "tokens/rollout_per_s"),
-)
-"""Metrics that are shown where none is asked for, with all terms of the loss."""
 _INDEX_WAIT_S = 0.1
 """Most of the page does not need the index."""
 
@@ -26,21 +17,25 @@ _INDEX_WAIT_S = 0.1
 def overview_page(run: OneRun, asked: OverviewParameters) -> JsonObject:
     """Return the overview of a run."""
     names = run.metrics.names()
-    chosen = asked.metric or usual(names)
-    columns = run.metrics.columns(chosen, first=asked.first, last=asked.last)
     index = run.index.refresh(_INDEX_WAIT_S)
     small = SmallFiles(run.path)
+    points = eval_points(run)
+    found = judged(run)
     return {
         "page": "overview",
         "run": run.brief(),
-        "identity": _identity(run),
+        "verdict": found.verdict.as_json(),
+        "identity": {**_identity(run), "left_s": found.left_s},
         "metric_names": names,
-        "curves": shared_curves(columns.steps, columns.values, points=asked.points),
-        "rewards": _rewards(run, asked),
+        **curves_of(run, asked),
+        "reward": reward_course(run, asked.drawn),
+        "rewards": environment_courses(run, asked.drawn),
+        "evals": evals_on_course(run, points),
+        "time": time_spent(run, points),
         "tiles": tiles(run),
-        "diagnoses": diagnoses(run, names),
+        "diagnoses": found.findings_as_json(run),
         "restarts": restarts(run),
-        "eval_points": eval_points(run),
+        "eval_points": points,
         "self_tests": (small.read("self_tests.json") or {}).get("tests", []),
         "checkpoints": checkpoints(run, small),
         "summary": small.read("summary.json"),
@@ -53,13 +48,6 @@ def overview_page(run: OneRun, asked: OverviewParameters) -> JsonObject:
     }
 
 
-def usual(names: Collection[str]) -> list[str]:
-    """Return which of the metrics `names` are shown where none is asked for."""
-    terms = sorted(name for name in names if name.startswith("loss/") and name not in USUAL)
-    at = USUAL.index("loss/total") + 1
-    return [name for name in (*USUAL[:at], *terms, *USUAL[at:]) if name in names]
-
-
 def _identity(run: OneRun) -> JsonObject:
     info = run.info()
     known = ("started_at", "ended_at", "reason", "host", "pid", "python", "platform", "versions")
@@ -70,44 +58,6 @@ def _identity(run: OneRun) -> JsonObject:
         **settings_of(run),
         "last_change_s": run.changed_s(),
         "folder": str(run.opened),
-    }
-
-
-def _rewards(run: OneRun, asked: OverviewParameters) -> list[JsonObject]:
-    """Return the reward of each environment over steps, with its interval over groups."""
-    sql = (
-        "SELECT environment, step, count(*), avg(mean), var_pop(mean) FROM {groups} "
-        "WHERE (? IS NULL OR step >= ?) AND (? IS NULL OR step <= ?) "
-        "GROUP BY environment, step ORDER BY environment, step"
-    )
-    values = [asked.first, asked.first, asked.last, asked.last]
-    by_environment: dict[str, list[tuple[Any, ...]]] = {}
-    for row in run.index.rows(sql, values):
-        by_environment.setdefault(row[0], []).append(row[1:])
-    ranges = run.info().reward_ranges
-    return [
-        _reward(name, rows, asked.points, ranges.get(name)) for name, rows in by_environment.items()
-    ]
-
-
-def _reward(
-    name: str,
-    rows: Sequence[tuple[Any, ...]],
-    points: int,
-    reward_range: tuple[float, float] | None,
-) -> JsonObject:
-    means = [row[2] for row in rows]
-    kept = thinned([means], len(rows), points=points)
-    found = [rows[at] for at in kept.positions]
-    bands = [band(num, mean, spread, reward_range) for _, num, mean, spread in found]
-    return {
-        "environment": name,
-        "steps": [row[0] for row in found],
-        "mean": [row[2] for row in found],
-        "low": [one.low for one in bands],
-        "high": [one.high for one in bands],
-        "num_groups": [row[1] for row in found],
-        "is_thinned": kept.is_thinned,
     }
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from telescope_ui.base.answers import JsonObject
-from telescope_ui.base.curves import shared_curves
+from telescope_ui.base.curves import Drawn, shared_curves
 from telescope_ui.index.one_run import OneRun
 
 _QUEUES = "queue/"
@@ -35,4 +35,4 @@ def workers_of(run: OneRun, *, points: int) -> list[JsonObject]:
 
 def _curves(run: OneRun, names: Sequence[str], points: int) -> JsonObject:
     columns = run.metrics.columns(names)
-    return shared_curves(columns.steps, columns.values, points=points)
+    return shared_curves(columns.steps, columns.values, Drawn(points, smooth=1))

@@ -1,0 +1,90 @@
+"""The metrics of a run in sections, so that each is found without its name; and their curves."""
+
+import math
+from collections.abc import Collection, Sequence
+
+from telescope_core.base.errors import unknown_name
+from telescope_ui.base.answers import JsonObject, ParameterError
+from telescope_ui.base.curves import shared_curves
+from telescope_ui.base.parameters import CurveParameters
+from telescope_ui.index.one_run import OneRun
+
+SECTIONS = {
+    "reward": ("task_reward/", "reward/", "final_reward/", "rewards/", "reward_shaping/"),
+    "rollouts": ("groups/", "rollouts/", "filtered/", "failures/", "turns/"),
+    "length": ("completion_len/", "seq_len/", "truncated/", "no_eos_ratio", "length_bias"),
+    "policy": ("loss/", "entropy", "kl/", "advantage/", "clip_fraction/"),
+    "optimizer": ("grad_norm", "learning_rate", "optimizer/", "gradient/", "activations/"),
+    "off-policy": (
+        *("staleness/", "mismatch/", "importance_weight/", "behave_imp_weight/", "tis/"),
+        *("seq_is_mask/", "effective_sample_size", "version"),
+    ),
+    "time": ("time/", "tokens/", "pack/", "mfu"),
+    "engine": ("queue/", "requests/", "workers/"),
+    "evals": ("eval/",),
+}
+"""Section -> how the names of its metrics begin; what fits none is in `other`."""
+_OTHER = "other"
+_NO_CURVES = ("time_s",)
+USUAL = (
+    *("entropy", "loss/total", "grad_norm", "completion_len/mean", "truncated/fraction"),
+    *("mismatch/mean", "staleness/mean", "time/step_s", "tokens/rollout_per_s"),
+)
+"""Metrics that are shown where none is asked for, with all terms of the loss."""
+
+
+def sections_of(names: Collection[str]) -> dict[str, list[str]]:
+    """Return the metrics `names` by section; sections without any are left out."""
+    found: dict[str, list[str]] = {section: [] for section in (*SECTIONS, _OTHER)}
+    for name in names:
+        if name not in _NO_CURVES:
+            fits = (key for key, starts in SECTIONS.items() if name.startswith(starts))
+            found[next(fits, _OTHER)].append(name)
+    return {section: metrics for section, metrics in found.items() if metrics}
+
+
+def usual(names: Collection[str]) -> list[str]:
+    """Return which of the metrics `names` are shown where none is asked for."""
+    terms = sorted(name for name in names if name.startswith("loss/") and name not in USUAL)
+    at = USUAL.index("loss/total") + 1
+    return [name for name in (*USUAL[:at], *terms, *USUAL[at:]) if name in names]
+
+
+def chosen_metrics(names: Sequence[str], asked: CurveParameters) -> list[str]:
+    """Return which of the metrics `names` are asked for, each once; the usual ones if none is.
+
+    Raises ParameterError for a section that none of them is in.
+    """
+    sections = sections_of(names)
+    for section in asked.section:
+        if section not in sections:
+            raise ParameterError(f"section: {unknown_name('section', section, list(sections))}")
+    whole = [name for section in asked.section for name in sections[section]]
+    return list(dict.fromkeys([*(asked.metric or usual(names)), *whole]))
+
+
+def curves_of(run: OneRun, asked: CurveParameters) -> JsonObject:
+    """Return the sections of the metrics of a run, and the curves of those that are asked for."""
+    names = run.metrics.names()
+    chosen = chosen_metrics(names, asked)
+    with_time = ["time_s"] if "time_s" in names else []
+    columns = run.metrics.columns(list(dict.fromkeys([*chosen, *with_time])))
+    values = {name: columns.values[name] for name in chosen}
+    drawn = asked.drawn
+    curves = shared_curves(columns.steps, values, drawn)
+    times = dict(zip(columns.steps, columns.values.get("time_s", ()), strict=False))
+    curves["times_s"] = [times.get(step, math.nan) for step in curves["steps"]]
+    shown = usual(names)
+    doubles = {
+        name
+        for at, name in enumerate(shown)
+        for other in shown[:at]
+        if name in values and other in values and values[name].tobytes() == values[other].tobytes()
+    }
+    return {
+        "sections": [
+            {"name": name, "metrics": metrics} for name, metrics in sections_of(names).items()
+        ],
+        "usual": [name for name in shown if name not in doubles],
+        "curves": curves,
+    }

@@ -1,0 +1,53 @@
+"""What a run has come to: the verdict on it, and what is wrong, computed from its folder.
+
+So runs of earlier versions, and runs that were killed, have both.
+"""
+
+from typing import NamedTuple
+
+from telescope_core.diagnosis import Finding, History, diagnose
+from telescope_core.evals.result import EvalResult
+from telescope_core.reports.before_after import before_and_after
+from telescope_core.reports.verdict import Verdict, seconds_left, verdict_of
+from telescope_ui.base.answers import JsonObject
+from telescope_ui.files.eval_files import EvalPlace, eval_keys, result_of
+from telescope_ui.index.one_run import OneRun
+
+
+class Judged(NamedTuple):
+    """What is said of a run above everything else."""
+
+    verdict: Verdict
+    findings: list[Finding]
+    left_s: float | None
+    """Seconds until its last step; None if it has ended, and where that is not known."""
+
+    def findings_as_json(self, run: OneRun) -> list[JsonObject]:
+        """Return the findings; those of their metrics that the run does not have are left out."""
+        names = set(run.metrics.names())
+        return [
+            one.as_json() | {"metrics": [name for name in one.metrics if name in names]}
+            for one in self.findings
+        ]
+
+
+def judged(run: OneRun) -> Judged:
+    """Return the verdict on a run, and what is wrong with it by the rules of `telescope doctor`."""
+    columns = run.metrics.columns(run.metrics.names())
+    history = History(columns.steps, columns.values)
+    findings = diagnose(history)
+    state = run.info().observed_state
+    total = run.setting("run.number_of_steps")
+    num_steps = total if isinstance(total, int) else None
+    changes = before_and_after(eval_results(run))
+    return Judged(
+        verdict_of(history, findings, changes, state=state, num_steps=num_steps),
+        findings,
+        seconds_left(history, num_steps) if state == "running" else None,
+    )
+
+
+def eval_results(run: OneRun) -> dict[str, EvalResult]:
+    """Return the results of the evals of a run, by their folders, in the order of the weights."""
+    found = {folder: result_of(EvalPlace(run.path, folder)) for folder in eval_keys(run.path)}
+    return {folder: result for folder, result in found.items() if result is not None}
