@@ -62,6 +62,14 @@ def test_examples_and_answers_that_are_the_same_are_counted():
     assert answer_metrics([failed]) == {}
 
 
+def test_what_is_asked_and_what_is_right_make_an_example_not_its_id():
+    def asked(example, answer):
+        return group(replace(rollout([3], 1.0), golden_answers={"answer": answer}), example=example)
+
+    groups = [asked("a", "1"), asked("b", "1"), asked("c", "2")]
+    assert answer_metrics(groups)["groups/repeated"] == 1.0
+
+
 def test_a_reward_that_follows_the_length_alone_has_an_order_of_one():
     by_length = [rollout([3] * n, n / 10) for n in range(1, 7)]
     assert answer_metrics([group(*by_length)])["reward/length_order"] == 1.0

@@ -25,7 +25,7 @@ def answer_metrics(groups: Sequence[Group]) -> dict[str, float]:
     everything = [rollout for rollouts in scored for rollout in rollouts]
     if not everything:
         return {}
-    examples = {(rollouts[0].environment, rollouts[0].example_id) for rollouts in scored}
+    examples = {_example(rollouts[0]) for rollouts in scored}
     said = Counter(
         hash(tuple(turn.completion.completion_ids.tobytes() for turn in rollout.turns))
         for rollout in everything
@@ -38,6 +38,18 @@ def answer_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "rollouts/score_s": float(np.mean([rollout.score_s for rollout in everything])),
         **_pair_metrics([_pairs(rollouts) for rollouts in scored]),
     }
+
+
+def _example(rollout: Rollout) -> tuple[object, ...]:
+    """Return what tells the example of a rollout from others: what is asked and what is right.
+
+    Where no right answer is known, it is the id: some environments ask every time the same and
+    keep to themselves what it is about.
+    """
+    if not rollout.golden_answers:
+        return rollout.environment, rollout.example_id
+    asked = rollout.turns[0].completion.prompt_ids.tobytes()
+    return rollout.environment, asked, *sorted(rollout.golden_answers.items())
 
 
 def ends_in_loop(ids: "array[int]") -> bool:
