@@ -41,7 +41,8 @@ fi
 
 [ "$mode" = install ] || set -- "$@" --dry-run
 .venv/bin/uv pip install "$@" \
-    -e 'packages/telescope-core[records,mcp]' -e 'packages/telescope-envs[hub,keyring,serve,sigstore]' \
+    -e 'packages/telescope-core[records,mcp]' -e packages/telescope-adapters \
+    -e 'packages/telescope-envs[hub,keyring,serve,sigstore]' \
     -e "packages/telescope-train[$extra,lora,gguf]" -e packages/telescope-ui \
     -e 'packages/telescope-cli[train,ui]' \
     --group dev --group bench ${SETUP_BESIDE:+--requirements "$SETUP_BESIDE"} || {

@@ -24,7 +24,7 @@ from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Sampling, Split
 
 AT_ONCE = 16
-HERE = "telescope_core.adapters."
+HERE = "telescope_adapters."
 DOWN_TO_GOAL = ["down", "down", "right", "right", "down", "right"]
 GUESSES = [*(f"[{n * 7 % 20 + 1}]" for n in range(10)), "[0]", "[0]"]
 Theirs = Callable[[int], Awaitable[list[float]]]

@@ -8,8 +8,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from tests.adapters.linking import by_itself, keeps_contract, link, opened, played, telescope
 
+from telescope_adapters.gymnasium import uncolored
 from telescope_core import Split, StopReason
-from telescope_core.adapters.gymnasium import uncolored
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("home")]
 LAKE, GUESS = "gym:FrozenLake-v1", "textarena:GuessTheNumber-v0"
@@ -33,7 +33,7 @@ print(json.dumps([play(seed, json.loads(sys.argv[1])) for seed in range(1, 33, 2
 EATEN = """
 import asyncio, json, gymnasium
 from gymnasium import spaces
-from telescope_core.adapters.gymnasium import GymEnvironment
+from telescope_adapters.gymnasium import GymEnvironment
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import PlayRequest
 from telescope_core.scripted import ScriptedClient

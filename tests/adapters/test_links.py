@@ -1,6 +1,7 @@
 """What `telescope env link SCHEME:ID` installs, and what it lets an environment read."""
 
 import io
+import runpy
 import sys
 import tarfile
 from datetime import UTC, datetime
@@ -11,13 +12,15 @@ import pytest
 from tests.adapters.linking import telescope
 from tests.envs.package_index import tiny_wheel
 
-from telescope_core.errors import ConfigError, EnvironmentLoadError
-from telescope_core.finding.schemes import (
-    VERIFIERS,
-    VERIFIERS_TASKS,
-    missing_import,
-    require_adapted,
-)
+from telescope_adapters.frameworks import VERIFIERS, VERIFIERS_TASKS, missing_import
+from telescope_adapters.gymnasium import GymEnvironment
+from telescope_adapters.settings import as_metrics
+from telescope_core.base.code_places import is_authors, own_frame
+from telescope_core.environments.attribute_checks import check_names
+from telescope_core.errors import ConfigError, EnvironmentLoadError, UnknownNameError
+from telescope_core.finding import schemes
+from telescope_core.finding.locate import locate_environment
+from telescope_core.finding.schemes import require_adapted
 from telescope_core.open import open_environment
 from telescope_envs.install.adapted import environment_for, link_adapted, locate_adapted
 from telescope_envs.install.loading import asked
@@ -226,3 +229,56 @@ def test_old_versions_of_verifiers_are_played():
     }
     assert [one.pin for one in factories.values()] == ["0.3.1", "0.3.1", "0.4.0"]
     assert found.fitting("0.1.7") is None
+
+
+def test_what_is_linked_needs_the_package_that_plays_it(monkeypatch):
+    monkeypatch.setattr("telescope_core.finding.schemes.entry_points", lambda group: [])
+    schemes._adapters.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match="pip install telescope-adapters"):
+            locate_environment("gym:FrozenLake-v1")
+        with pytest.raises(UnknownNameError, match="gym"):
+            schemes.require_adapted("gmy:FrozenLake-v1")
+    finally:
+        schemes._adapters.cache_clear()
+
+
+def test_a_link_to_an_adapter_that_moved_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("TELESCOPE_HOME", str(tmp_path))
+    link = AdaptedLink(
+        name="gym:X",
+        factory="telescope_core.adapters.gymnasium:GymEnvironment",
+        interpreter="",
+        linked_at=datetime.now(UTC),
+    )
+    path = adapted_path("gym:X")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(link.as_json())
+    with pytest.raises(EnvironmentLoadError, match="telescope env link gym:X"):
+        locate_adapted("gym:X")
+
+
+def test_addresses_of_the_time_before_the_package_hand_on(monkeypatch, capsys):
+    old = import_module("telescope_core.adapters.verifiers_served")
+    new = import_module("telescope_adapters.serving.verifiers_served")
+    assert old.verifiers_environment is new.verifiers_environment
+    program = "telescope_core.adapters.openenv_server"
+    monkeypatch.delitem(sys.modules, program, raising=False)
+    monkeypatch.setattr(sys, "argv", ["openenv_server", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(program, run_name="__main__")
+    assert ended.value.code == 0
+    assert "--max-sessions" in capsys.readouterr().out
+    monkeypatch.setattr("telescope_core.adapters.find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="pip install telescope-adapters"):
+        runpy.run_module(program, run_name="__main__")
+    with pytest.raises(EnvironmentLoadError, match="pip install telescope-adapters"):
+        old.telescope_reward  # noqa: B018
+
+
+def test_adapters_are_not_judged_as_code_of_authors():
+    assert not is_authors(GymEnvironment.check_range)
+    check_names(GymEnvironment, where="it")
+    with pytest.raises(AttributeError) as caught:
+        as_metrics(None)
+    assert own_frame(caught.value).filename == __file__

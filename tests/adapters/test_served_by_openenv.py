@@ -62,7 +62,7 @@ def python(home):
 def url(python):
     port = free_port()
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    command = [python, "-m", "telescope_core.adapters.openenv_server", "served_echo:Echo"]
+    command = [python, "-m", "telescope_adapters.serving.openenv_server", "served_echo:Echo"]
     server = subprocess.Popen([*command, "--port", str(port)], env=environ)
     try:
         by_itself(sys.executable, WAIT, f"http://127.0.0.1:{port}")

@@ -23,8 +23,8 @@ import verifiers as vf
 from verifiers.clients import Client
 from verifiers.types import Response, ResponseMessage
 from served_echo import Echo
-from telescope_core.adapters.verifiers import VerifiersEnvironment
-from telescope_core.adapters.verifiers_served import verifiers_environment
+from telescope_adapters.verifiers import VerifiersEnvironment
+from telescope_adapters.serving.verifiers_served import verifiers_environment
 from telescope_core.errors import TelescopeError
 
 class Script(Client):

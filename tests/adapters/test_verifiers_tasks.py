@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.adapters.linking import by_itself, keeps_contract, link, opened, played
+from tests.adapters.linking import ASKS_ONCE, by_itself, keeps_contract, link, opened, played
 
 from telescope_core import RolloutStatus, Split, StopReason
 
@@ -13,30 +13,11 @@ PACKAGE = str(Path(__file__).with_name("verifiers_tasks"))
 SUMS = "verifiers:sums_tasks"
 USED = ("--with", PACKAGE, "--with", "verifiers==0.4.0")
 ANSWERS = ["1", "2", "three", "40", "5", "6"]
-ITSELF = """
-import asyncio, json, sys
-import httpx
-import verifiers.v1 as vf
+ITSELF = (
+    ASKS_ONCE
+    + """
+import asyncio, json
 from aiohttp import web
-from types import ModuleType
-from verifiers.v1.envs.single_agent import SingleAgentEnvConfig
-from verifiers.v1.harness import Harness
-from verifiers.v1.runtimes import ProgramResult
-
-class Asks(Harness[vf.HarnessConfig]):
-    APPENDS_SYSTEM_PROMPT, EXECUTES_CODE, NEEDS_CONTAINER = True, False, False
-    async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data, **_):
-        messages = [{"role": "system", "content": data.system_prompt},
-                    {"role": "user", "content": data.prompt}]
-        async with httpx.AsyncClient(timeout=None) as client:
-            await client.post(f"{endpoint}/chat/completions",
-                json={"model": ctx.model, "messages": messages},
-                headers={"Authorization": f"Bearer {secret}"})
-        return ProgramResult(0, "", "")
-
-module = ModuleType("asks_once")
-module.Asks, module.__all__ = Asks, ["Asks"]
-sys.modules["asks_once"] = module
 ANSWERS = json.loads(sys.argv[1])
 
 async def answer(request):
@@ -54,9 +35,7 @@ async def main():
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    env = vf.load_environment(SingleAgentEnvConfig.model_validate({
-        "taskset": {"id": "sums_tasks"}, "interception": {"type": "server"},
-        "agent": {"harness": {"id": "asks_once"}, "runtime": {"type": "subprocess"}}}))
+    env = load({"id": "sums_tasks"})
     tasks = list(env.taskset)
     context = vf.ModelContext(model="m",
         client=vf.EvalClientConfig(base_url=url, api_key_var="NO_KEY"))
@@ -71,6 +50,7 @@ async def main():
 
 print(json.dumps(asyncio.run(main())))
 """
+)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +94,7 @@ async def test_a_taskset_keeps_the_contract_with_the_rewards_of_verifiers(python
 
 REFUSED = """
 import json, sys
-from telescope_core.adapters.verifiers_tasks import VerifiersTasksEnvironment
+from telescope_adapters.verifiers_tasks import VerifiersTasksEnvironment
 said = []
 for settings in json.loads(sys.argv[1]):
     try:

@@ -15,8 +15,8 @@ import openai.types.chat
 import verifiers as vf
 import verifiers.types
 
+from telescope_adapters.verifiers import VerifiersEnvironment
 from telescope_core import Completion, Message, ToolCall
-from telescope_core.adapters.verifiers import VerifiersEnvironment
 from telescope_core.errors import ContextLengthError, TelescopeError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import PlayRequest

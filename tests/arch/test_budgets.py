@@ -55,7 +55,7 @@ BROAD_EXCEPT = {
     ),
     "packages/telescope-core/src/telescope_core/playing/rollout.py": "a rollout that fails is data",
     "packages/telescope-core/src/telescope_core/playing/rescoring.py": "a part that fails, too",
-    "packages/telescope-core/src/telescope_core/adapters/inspect_scores.py": (
+    "packages/telescope-adapters/src/telescope_adapters/inspect_scores.py": (
         "a scorer that is tried on answers that nobody gave may raise whatever it likes"
     ),
     "packages/telescope-core/src/telescope_core/playing/in_process.py": (

@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("telescope-core", "telescope-envs", "telescope-train", "telescope-ui", "telescope-cli")
+PACKAGES = (
+    *("telescope-core", "telescope-adapters", "telescope-envs", "telescope-train"),
+    *("telescope-ui", "telescope-cli"),
+)
 PROJECTS = {
     name: tomllib.loads((ROOT / "packages" / name / "pyproject.toml").read_text())["project"]
     for name in PACKAGES
@@ -58,7 +61,7 @@ def test_every_extra_that_is_named_exists():
         for file in texts
         if file.is_file()
         for package, extras in re.findall(
-            r"(telescope-(?:core|envs|train|ui|cli))\[([a-z, -]+)\]",
+            r"(telescope-(?:core|adapters|envs|train|ui|cli))\[([a-z, -]+)\]",
             file.read_text(encoding="utf-8"),
         )
         for extra in extras.replace(" ", "").split(",")

@@ -106,10 +106,10 @@ ELSEWHERE = {
     '--settings \'{"judge": "openai/gpt-5-mini"}\'': (
         "tests/adapters/test_inspect.py::test_a_judge_gets_its_key_by_the_link"
     ),
-    "pip install 'telescope-core[openenv]'": (
+    "pip install 'telescope-adapters[openenv]'": (
         "tests/adapters/test_served_by_openenv.py::test_their_client_steps_our_environment"
     ),
-    "python -m telescope_core.adapters.openenv_server countdown --port 8000": (
+    "python -m telescope_adapters.serving.openenv_server countdown --port 8000": (
         "tests/adapters/test_served_by_openenv.py::test_their_client_steps_our_environment"
     ),
     "telescope watch quickstart": f"{WATCH}test_a_person_sees_steps_losses_and_the_end",

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from telescope_core.adapters.policy_shim import Playing, PolicyShim
+from telescope_adapters.policy_shim import Playing, PolicyShim
 from telescope_core.environments import Episode
 from telescope_core.gateway import Gateway, chat_server
 from telescope_core.gateway.messages import MAX_MESSAGES

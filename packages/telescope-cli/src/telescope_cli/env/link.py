@@ -11,7 +11,7 @@ import typer
 from telescope_cli.env.options import AllowSdistOption, JsonOption, split_names
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.secret_names import secrets_line
-from telescope_core.finding.schemes import SCHEMES, adapted, require_adapted
+from telescope_core.finding.schemes import adapted, require_adapted, schemes
 from telescope_envs.install.adapted import framework_version, link_adapted
 from telescope_envs.install.loading import link as link_folder
 
@@ -76,7 +76,7 @@ def link(
 
 
 def _looks_adapted(target: str) -> bool:
-    return ":" in target or target in SCHEMES
+    return ":" in target or target in schemes()
 
 
 def _tell_if_silent(target: str) -> None:
@@ -84,7 +84,7 @@ def _tell_if_silent(target: str) -> None:
     named = require_adapted(target)
     if named.scheme != "openenv":
         return
-    from telescope_core.adapters.openenv import why_silent
+    from telescope_adapters.openenv import why_silent
 
     if why := asyncio.run(why_silent(named.id)):
         typer.echo(f"telescope: {target} is linked, but does not answer now: {why}", err=True)

@@ -6,15 +6,29 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
-from pathlib import Path
+from functools import cache
+from importlib.util import find_spec
 from types import FrameType
 from typing import Any, cast
 
 from telescope_core.base.errors import EnvironmentLoadError
 
-LIBRARIES = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]))
-"""Folders of Python's own modules and of this package."""
+_OWN_PACKAGES = ("telescope_core", "telescope_adapters")
+"""Packages whose environment classes are Telescope's own."""
 _INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+
+
+@cache
+def libraries() -> tuple[str, ...]:
+    """Return the folders of Python's own modules and of Telescope's, whose code is no author's."""
+    specs = [find_spec(package) for package in _OWN_PACKAGES]
+    own = [place for one in specs if one for place in one.submodule_search_locations or ()]
+    return (sysconfig.get_path("stdlib"), *own)
+
+
+def is_own_module(module: str) -> bool:
+    """Whether Telescope's own environment classes are in `module`."""
+    return module.partition(".")[0] in _OWN_PACKAGES
 
 
 def location_of(function: object) -> str:
@@ -48,7 +62,7 @@ def own_frame(error: BaseException) -> traceback.FrameSummary | None:
     that of installed code, which may be an author's too, or else of any code.
     """
     chain = _with_causes(error)
-    for others in ((*LIBRARIES, *_INSTALLED, "<"), (*LIBRARIES, "<"), ()):
+    for others in ((*libraries(), *_INSTALLED, "<"), (*libraries(), "<"), ()):
         for raised in chain:
             frames = traceback.extract_tb(raised.__traceback__)
             own = [frame for frame in frames if not frame.filename.startswith(others)]
@@ -70,7 +84,7 @@ def _with_causes(error: BaseException) -> list[BaseException]:
 def called_at() -> str:
     """Return `file:line` of the author's code that is being run now."""
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and frame.f_code.co_filename.startswith((*LIBRARIES, "<")):
+    while frame is not None and frame.f_code.co_filename.startswith((*libraries(), "<")):
         frame = frame.f_back
     return "" if frame is None else f"{shown_path(frame.f_code.co_filename)}:{frame.f_lineno}"
 
@@ -90,4 +104,4 @@ def require_method(marked: object, decorator: str) -> None:
 
 def is_authors(method: Callable[..., Any]) -> bool:
     """Whether a method is the author's own, not one inherited from Telescope."""
-    return not (method.__module__ or "").startswith("telescope_core.")
+    return not is_own_module(method.__module__ or "")

@@ -9,12 +9,11 @@ from functools import cached_property
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
-from telescope_core.base.code_places import location_of, raised_at
+from telescope_core.base.code_places import is_own_module, location_of, raised_at
 from telescope_core.base.errors import EnvironmentLoadError
 from telescope_core.environments.escapes import contained
 
 NETWORKS = ("none", "load", "always")
-_OWN_MODULES = "telescope_core."
 _MARKS = {"__telescope_score__", "__telescope_hook__", "__telescope_tool__"}
 _PLAIN_METHODS = ("function", "method_descriptor", "classmethod", "staticmethod")
 
@@ -94,7 +93,7 @@ def check_built(environment: object, *, known: set[str], where: str) -> None:
 
 def check_names(owner: type, *, where: str) -> None:
     """Refuse names that Telescope's own classes use, for something else than they mean."""
-    own = _own_members(owner) if not owner.__module__.startswith(_OWN_MODULES) else {}
+    own = _own_members(owner) if not is_own_module(owner.__module__) else {}
     for name, value in vars(owner).items():
         if name not in own:
             continue
@@ -135,7 +134,7 @@ def _own_members(owner: type) -> dict[str, object]:
     """Return the public names that Telescope's bases of `owner` define, with what they are."""
     found: dict[str, object] = {"config": None}
     for base in reversed(owner.__mro__):
-        if base.__module__.startswith(_OWN_MODULES):
+        if is_own_module(base.__module__):
             found.update({name: vars(base).get(name) for name in _public(base)})
     return {name: value for name, value in found.items() if not isinstance(value, type)}
 

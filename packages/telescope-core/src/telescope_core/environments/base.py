@@ -8,7 +8,13 @@ from functools import cached_property
 from random import Random
 from typing import Any, ClassVar, Literal, cast
 
-from telescope_core.base.code_places import called_at, is_authors, location_of, raised_at
+from telescope_core.base.code_places import (
+    called_at,
+    is_authors,
+    is_own_module,
+    location_of,
+    raised_at,
+)
 from telescope_core.base.errors import ConfigError, EnvironmentLoadError, RewardError
 from telescope_core.base.types import Example, Message, Rollout, Split, StopReason
 from telescope_core.environments.building import built, require_built
@@ -360,7 +366,7 @@ def _declared_names(cls: type) -> set[str]:
     return {
         name
         for base in cls.__mro__
-        if base.__module__.startswith("telescope_core.")
+        if is_own_module(base.__module__)
         for name in getattr(base, "__annotations__", {})
         if not name.startswith("_")
     }

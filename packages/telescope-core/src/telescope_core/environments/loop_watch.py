@@ -18,16 +18,13 @@ from _thread import interrupt_main
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from telescope_core.base.code_places import shown_path
+from telescope_core.base.code_places import libraries, shown_path
 from telescope_core.base.interrupts import NUMBERS
 
 _log = logging.getLogger(__name__)
-_LIBRARIES = (str(Path(asyncio.__file__).parents[1]), str(Path(__file__).parents[1]))
-"""Folders of Python's own modules and of this package, whose frames are never the culprit."""
 _EVENTS = asyncio.events.__file__
 """File of the frame that runs the loop's callbacks."""
 _TOLD_AFTER_S = 5.0
@@ -184,7 +181,7 @@ class LoopWatch:
         frame = sys._current_frames().get(loop_thread)  # pyright: ignore[reportPrivateUsage]
         while frame is not None and frame.f_code.co_filename != _EVENTS:
             file = frame.f_code.co_filename
-            if file.startswith(self._own_folder) and not file.startswith(_LIBRARIES):
+            if file.startswith(self._own_folder) and not file.startswith(libraries()):
                 return frame
             frame = frame.f_back
         return None

@@ -22,7 +22,7 @@ from telescope_core.base.protocols import EnvironmentLocation, EnvironmentLocato
 from telescope_core.environments.base import Environment
 from telescope_core.environments.escapes import contained
 from telescope_core.finding.code_names import location_of_file, names_class, names_file
-from telescope_core.finding.schemes import SCHEMES, adapted, installed_version
+from telescope_core.finding.schemes import adapted, installed_version, schemes
 
 
 def locators() -> list[EnvironmentLocator]:
@@ -64,8 +64,8 @@ def locate_environment(name: str) -> EnvironmentLocation:
 def _require_no_scheme_meant(name: str) -> None:
     """Raise where `name` is a misspelt SCHEME:ID and no module that could be imported."""
     scheme = name.partition(":")[0]
-    if nearest(scheme, SCHEMES) and find_spec(scheme.partition(".")[0]) is None:
-        raise unknown_name("scheme", scheme, SCHEMES, f"({name!r}, which is no module either)")
+    if nearest(scheme, schemes()) and find_spec(scheme.partition(".")[0]) is None:
+        raise unknown_name("scheme", scheme, schemes(), f"({name!r}, which is no module either)")
 
 
 def _adapted_here(name: str) -> EnvironmentLocation | None:

@@ -14,6 +14,7 @@ from telescope_core.base.environment_record import EnvironmentRecord
 
 _PACKAGES = (
     "telescope-core",
+    "telescope-adapters",
     "telescope-envs",
     "telescope-train",
     "telescope-cli",

@@ -30,7 +30,7 @@ MAX_LINE_BYTES = 16 * 2**10
 SHOWN_AS = "shown_as"
 """Attribute of a record that a person was shown: the level that its line has. Such a record has the
 level INFO, so that nothing shows it on the terminal a second time."""
-_OWN = ("telescope_core", "telescope_envs", "telescope_train")
+_OWN = ("telescope_core", "telescope_adapters", "telescope_envs", "telescope_train")
 _LOUD = (
     *("aiohttp", "asyncio", "botocore", "datasets", "filelock", "fsspec", "httpcore", "httpx"),
     *("huggingface_hub", "matplotlib", "mcp", "numba", "openai", "opentelemetry", "ray"),

@@ -1,7 +1,7 @@
 """Environments of other frameworks: `telescope env link SCHEME:ID`, and where one is afterwards.
 
 Frameworks cannot be installed together, so each set of requirements has a virtual environment of
-its own, which its links share. A link is one small record; adapters are in telescope-core.
+its own, which its links share. A link is one small record; adapters are in telescope-adapters.
 """
 
 import json
@@ -30,7 +30,7 @@ from telescope_core.base.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_core.base.secret_names import hidden, require_own_secrets
 from telescope_core.finding.schemes import Adapted, Framework, adapted, require_adapted
 from telescope_envs.install.loading import asked
-from telescope_envs.install.requirements import CORE, direct_needs
+from telescope_envs.install.requirements import ADAPTERS, CORE, direct_needs
 from telescope_envs.install.venv import link_distribution, new_folder, site_packages
 from telescope_envs.processes.uv import Uv, lacks_wheel, wheels_only
 from telescope_envs.records.files import (
@@ -146,6 +146,11 @@ def locate_adapted(name: str) -> EnvironmentLocation | None:
     link = next((link for link in adapted_links() if link.name == name), None)
     if link is None:
         return None
+    if link.factory.startswith("telescope_core.adapters."):
+        raise EnvironmentLoadError(
+            f"{name} was linked before telescope-adapters was a package of its own; link it again "
+            f"with the same options: telescope env link {name}"
+        )
     config = msgspec.json.encode({"config": link.config}).decode()
     content = "\n".join((link.factory, version(CORE), config, *link.secrets))
     digest = sha256_of("\n".join((content, *link.dependencies)))
@@ -306,14 +311,15 @@ def _explained(
 def environment_for(
     scheme: str, packages: Sequence[str], *, allow_sdist: Sequence[str] = ()
 ) -> FrameworkPython:
-    """Return a virtual environment with `packages` and telescope-core, which links share.
+    """Return a virtual environment with `packages` and the adapters, which links share.
 
     It is made again where a folder or a URL is among them, whose files may have changed.
     """
+    own = (CORE, ADAPTERS)
     given = [_package(one) for one in packages]
     needs = direct_needs(one.requirement for one in given)
     marks = (*(one.sha256 for one in given), *sorted(allow_sdist))
-    made_of = "\n".join((sys.version, version(CORE), *needs, *marks))
+    made_of = "\n".join((sys.version, *(f"{one}=={version(one)}" for one in own), *needs, *marks))
     folder = data_folder() / "adapters" / f"{scheme}-{sha256_of(made_of)[:_DIGITS]}"
     may_change = [one.name for one in given if one.may_change]
     with locked(folder.with_suffix(".lock"), what=f"making a virtual environment for {scheme}"):
@@ -330,7 +336,8 @@ def environment_for(
                 uv.run_cache_first(
                     [*arguments, *needs], failure=f"{', '.join(packages)} cannot be installed"
                 )
-                link_distribution(distribution(CORE), site_packages(scratch))
+                for name in own:
+                    link_distribution(distribution(name), site_packages(scratch))
     return FrameworkPython(
         python=folder / "bin" / "python",
         requirements=tuple(one.requirement for one in given),

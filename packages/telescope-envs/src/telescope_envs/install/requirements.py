@@ -22,7 +22,10 @@ from telescope_envs.records.lockfile import is_requirement_line
 from telescope_envs.records.release import Release
 
 CORE = "telescope-core"
-_OWN = frozenset({CORE, "telescope-envs", "telescope-train", "telescope-cli", "telescope-ui"})
+ADAPTERS = "telescope-adapters"
+_OWN = frozenset(
+    {CORE, ADAPTERS, "telescope-envs", "telescope-train", "telescope-cli", "telescope-ui"}
+)
 _ENVIRONMENTS = "telescope-env-"
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from telescope_core.adapters.inspect_models import InspectModels, inner, judge_advice, told
+from telescope_adapters.frameworks import INSPECT, imported
+from telescope_adapters.inspect_models import InspectModels, inner, judge_advice, told
 from telescope_core.base.errors import (
     EnvironmentLoadError,
     JudgeError,
@@ -18,7 +19,6 @@ from telescope_core.base.errors import (
     unknown_name,
 )
 from telescope_core.environments.outcomes import finite
-from telescope_core.finding.schemes import INSPECT, imported
 
 _TRIAL_S = 20.0
 _ZEROS = ("i", "n", "no", "false")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
-from telescope_core.adapters.settings import AdaptedConfig, AdaptedEnvironment
+from telescope_adapters.settings import AdaptedConfig, AdaptedEnvironment
 from telescope_core.base.errors import EnvironmentLoadError
 from telescope_core.base.types import Example, Rollout, Split, StopReason
 from telescope_core.environments import Episode, reward

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Literal, cast
 import aiohttp
 from pydantic import Field
 
-from telescope_core.adapters.games import seeded
-from telescope_core.adapters.settings import AdaptedConfig, AdaptedEnvironment, function_tool
+from telescope_adapters.games import seeded
+from telescope_adapters.settings import AdaptedConfig, AdaptedEnvironment, function_tool
 from telescope_core.base.errors import EndpointError, EnvironmentLoadError, RewardError
 from telescope_core.base.types import (
     Example,

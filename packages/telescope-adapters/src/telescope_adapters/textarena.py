@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
-from telescope_core.adapters.games import GameConfig, GameEnvironment, Step
-from telescope_core.adapters.settings import as_metrics
+from telescope_adapters.frameworks import TEXTARENA, imported
+from telescope_adapters.games import GameConfig, GameEnvironment, Step
+from telescope_adapters.settings import as_metrics
 from telescope_core.base.errors import EnvironmentLoadError, RewardError, unknown_name
-from telescope_core.finding.schemes import TEXTARENA, imported
 
 _PLAYER = 0
 _DRAWING = threading.Lock()

@@ -13,19 +13,14 @@ from typing import Any
 
 from pydantic import Field
 
-from telescope_core.adapters.policy_shim import MODEL, Playing, PolicyShim
-from telescope_core.adapters.settings import AdaptedConfig, AdaptedEnvironment, as_metrics
-from telescope_core.adapters.verifiers import as_messages, own_reward, without_signal_handlers
+from telescope_adapters.frameworks import VERIFIERS, VERIFIERS_TASKS, imported, missing_import
+from telescope_adapters.policy_shim import MODEL, Playing, PolicyShim
+from telescope_adapters.settings import AdaptedConfig, AdaptedEnvironment, as_metrics
+from telescope_adapters.verifiers import as_messages, own_reward, without_signal_handlers
 from telescope_core.base.errors import ConfigError, EnvironmentLoadError
 from telescope_core.base.types import Example, Split, StopReason
 from telescope_core.environments import Episode, reward
 from telescope_core.examples import ListSource, split_of
-from telescope_core.finding.schemes import (
-    VERIFIERS,
-    VERIFIERS_TASKS,
-    imported,
-    missing_import,
-)
 
 _CHAT = "chat"
 _CHAT_MODULE = "telescope_chat_harness"

@@ -13,9 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from telescope_core.adapters.inspect_models import InspectModels, as_message, inner, told
-from telescope_core.adapters.inspect_scores import InspectScores
-from telescope_core.adapters.settings import AdaptedConfig, AdaptedEnvironment
+from telescope_adapters.frameworks import INSPECT, imported
+from telescope_adapters.inspect_models import InspectModels, as_message, inner, told
+from telescope_adapters.inspect_scores import InspectScores
+from telescope_adapters.settings import AdaptedConfig, AdaptedEnvironment
 from telescope_core.base.errors import (
     ConfigError,
     EnvironmentLoadError,
@@ -26,7 +27,6 @@ from telescope_core.base.types import Example, Message, Rollout, Split, StopReas
 from telescope_core.chat.trouble import relay
 from telescope_core.environments import Episode, cleanup, reward
 from telescope_core.examples import ListSource, split_of
-from telescope_core.finding.schemes import INSPECT, imported
 
 _PLAYED = {
     *("dataset", "setup", "solver", "cleanup", "scorer", "metrics", "config", "model_roles"),

@@ -18,7 +18,8 @@ from importlib.metadata import packages_distributions
 from types import SimpleNamespace
 from typing import Any, cast
 
-from telescope_core.adapters.settings import (
+from telescope_adapters.frameworks import VERIFIERS, VERIFIERS_TASKS, imported, missing_import
+from telescope_adapters.settings import (
     AdaptedConfig,
     AdaptedEnvironment,
     as_metrics,
@@ -45,12 +46,6 @@ from telescope_core.base.types import (
 )
 from telescope_core.environments import Episode, reward
 from telescope_core.examples import ListSource, split_of
-from telescope_core.finding.schemes import (
-    VERIFIERS,
-    VERIFIERS_TASKS,
-    imported,
-    missing_import,
-)
 from telescope_core.gateway.reply import reply_json
 
 _RAISED: ContextVar[list[tuple[str, Exception]] | None] = ContextVar("RAISED", default=None)

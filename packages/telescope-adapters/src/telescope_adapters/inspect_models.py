@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from telescope_core.adapters.settings import function_tool
+from telescope_adapters.frameworks import INSPECT, imported
+from telescope_adapters.settings import function_tool
 from telescope_core.base.errors import EnvironmentLoadError, UnplayableError
 from telescope_core.base.types import Completion, Message, ToolCall
 from telescope_core.chat.trouble import relay
 from telescope_core.environments import Episode
-from telescope_core.finding.schemes import INSPECT, imported
 
 _POLICY = "telescope/policy"
 _KEPT = {

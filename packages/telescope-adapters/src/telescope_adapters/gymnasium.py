@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, Literal
 
-from telescope_core.adapters.games import GameConfig, GameEnvironment, Step
+from telescope_adapters.frameworks import GYMNASIUM, imported
+from telescope_adapters.games import GameConfig, GameEnvironment, Step
 from telescope_core.base.errors import EnvironmentLoadError, unknown_name
-from telescope_core.finding.schemes import GYMNASIUM, imported
 
 _COLORED = re.compile(r"\x1b\[([0-9;]+)m(.*?)\x1b\[0m", re.DOTALL)
 _CODES = re.compile(r"\x1b\[[0-9;]*m")

@@ -1,0 +1,1 @@
+"""Our environments served to other frameworks, in a process that somebody else started."""

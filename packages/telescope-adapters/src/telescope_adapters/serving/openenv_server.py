@@ -1,0 +1,203 @@
+"""One of our environments served by the server of OpenEnv, for whoever trains with that.
+
+`python -m telescope_adapters.serving.openenv_server NAME` serves `NAME`; `openenv_app` returns the
+application. A reset begins a rollout and shows what the policy is asked, a step is its answer. The
+last observation has the reward, and status, metrics and error of the rollout in its metadata.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, cast
+
+from telescope_adapters.frameworks import OPENENV_SERVER, imported
+from telescope_adapters.serving.inside_out import Asked, Stepped
+from telescope_core.base.errors import TelescopeError
+from telescope_core.base.messages import message_to_json
+from telescope_core.base.protocols import EnvironmentClient, PlayRequest
+from telescope_core.base.secret_names import secrets_line
+from telescope_core.base.types import Completion, Message, Rollout, Sampling, Split, ToolCall
+from telescope_core.open import open_environment
+
+_MAX_TOKENS = 1 << 20
+"""Tokens of an answer, which whoever drives limits."""
+_ROLLOUT_S = 3600.0
+
+
+def openenv_app(client: EnvironmentClient, *, max_sessions: int = 100) -> Any:
+    """Return the FastAPI application that serves the environment of `client`."""
+    server: Any = imported(OPENENV_SERVER, "openenv.core.env_server")
+    pydantic: Any = imported(OPENENV_SERVER, "pydantic")
+    no_list = pydantic.Field(default_factory=list)
+    reply = pydantic.create_model(
+        "Reply",
+        __base__=server.Action,
+        content=(str, ""),
+        tool_calls=(list[dict[str, Any]], no_list),
+    )
+    shown = pydantic.create_model(
+        "Shown",
+        __base__=server.Observation,
+        messages=(list[dict[str, Any]], no_list),
+        tools=(list[dict[str, Any]], no_list),
+    )
+    parts: dict[str, Any] = {
+        "SUPPORTS_CONCURRENT_SESSIONS": True,
+        "client": client,
+        "numbers": itertools.count(),
+        "shown": shown,
+        "new_state": server.State,
+    }
+    served: Any = type("Served", (_Session, server.Environment), parts)
+    return server.create_fastapi_app(
+        served, reply, shown, max_concurrent_envs=max_sessions, env_name=client.name
+    )
+
+
+class _Session:
+    """What their base class asks for; one instance is one session."""
+
+    client: EnvironmentClient
+    numbers: "itertools.count[int]"
+    shown: Any
+    new_state: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stepped: Stepped | None = None
+        self._state: Any = self.new_state()
+
+    async def reset_async(
+        self, seed: int | None = None, episode_id: str | None = None, **options: Any
+    ) -> Any:
+        """Begin a rollout of the example `index` of `split`, or of the one that a seed falls on."""
+        self.close()
+        self._state = self.new_state(episode_id=episode_id)
+        split = str(options.get("split", Split.TRAIN))
+        index = int(options["index"]) if "index" in options else await self._drawn(split, seed or 0)
+        request = _request(split, index, next(self.numbers))
+        self._stepped = Stepped(self.client, request)
+        return _observed(self.shown, await self._stepped.begun())
+
+    async def step_async(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
+        """Give the answer of the policy."""
+        if self._stepped is None:
+            raise TelescopeError("step before reset; reset begins a rollout")
+        self._state.step_count += 1
+        answer = _completion(action.content, action.tool_calls)
+        return _observed(self.shown, await self._stepped.answered(answer))
+
+    def reset(self, *_: Any, **__: Any) -> Any:
+        """Refuse: their server awaits `reset_async`."""
+        raise TelescopeError("this environment is asynchronous; call reset_async")
+
+    def step(self, *_: Any, **__: Any) -> Any:
+        """Refuse: their server awaits `step_async`."""
+        raise TelescopeError("this environment is asynchronous; call step_async")
+
+    def close(self) -> None:
+        """End the rollout that is being played."""
+        if self._stepped is not None:
+            self._stepped.cancel()
+            self._stepped = None
+
+    @property
+    def state(self) -> Any:
+        """Id and number of steps of the episode."""
+        return self._state
+
+    async def _drawn(self, split: str, seed: int) -> int:
+        """Return the index of an example for `seed`: any number, however few examples there are."""
+        count = await self.num_tasks(split)
+        return seed % count if count else abs(seed)
+
+    async def list_splits(self) -> list[str]:
+        """Return the names of the splits."""
+        return [split.value for split in (await self.client.describe()).num_examples]
+
+    async def num_tasks(self, split: str) -> int:
+        """Return the number of examples; 0 where they are endless."""
+        return (await self.client.describe()).num_examples[Split(split)] or 0
+
+    async def get_task(self, split: str, index: int) -> dict[str, Any]:
+        """Return what `reset` takes for an example."""
+        return {"split": split, "index": index}
+
+    async def list_tasks(self, split: str) -> list[dict[str, Any]]:
+        """Return what `reset` takes for each example."""
+        count = await self.num_tasks(split)
+        return [{"split": split, "index": index} for index in range(count)]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Serve one environment until the process is ended."""
+    parser = argparse.ArgumentParser(
+        prog="python -m telescope_adapters.serving.openenv_server",
+        description="Serve one environment as an OpenEnv server.",
+    )
+    parser.add_argument("environment", help="installed name, or module:Class")
+    parser.add_argument("--settings", default="{}", help="settings of the environment, in JSON")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--max-sessions", type=int, default=100)
+    options = parser.parse_args(arguments)
+    try:
+        client = open_environment(options.environment, json.loads(options.settings))
+        client.tell_secrets(
+            lambda names: sys.stderr.write(
+                f"{secrets_line(options.environment, names, os.environ)}\n"
+            )
+        )
+        app = openenv_app(client, max_sessions=options.max_sessions)
+    except (TelescopeError, ValueError) as error:
+        sys.exit(f"error: {error}")
+    uvicorn: Any = imported(OPENENV_SERVER, "uvicorn")
+    uvicorn.run(app, host=options.host, port=options.port, log_level="warning")
+
+
+def _request(split: str, index: int, number: int) -> PlayRequest:
+    return PlayRequest(
+        split=Split(split),
+        example_index=index,
+        group_id=f"openenv-{number}",
+        index=0,
+        sampling=Sampling(max_tokens=_MAX_TOKENS),
+        deadline_s=_ROLLOUT_S,
+    )
+
+
+def _observed(shown: Any, what: Asked | Rollout) -> Any:
+    if isinstance(what, Asked):
+        return shown(
+            messages=[message_to_json(one) for one in what.new],
+            tools=[dict(tool) for tool in what.tools],
+            done=False,
+            reward=0.0,
+        )
+    about = {
+        "status": what.status.value,
+        "stop_reason": what.stop_reason.value,
+        "metrics": dict(what.metrics),
+        "error": what.error,
+    }
+    return shown(done=True, reward=what.reward, metadata=about)
+
+
+def _completion(content: str, calls: list[Mapping[str, Any]]) -> Completion:
+    made = tuple(
+        ToolCall(id=str(call["id"]), name=str(call["name"]), arguments=_text(call["arguments"]))
+        for call in calls
+    )
+    message = Message(role="assistant", content=content, tool_calls=made)
+    return Completion(message=message, finish_reason="tool_calls" if made else "stop")
+
+
+def _text(arguments: object) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(cast(Any, arguments))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""One of our environments as an environment of the `verifiers` package, for whoever trains with it.
+
+`verifiers_environment(environment)` is what a `load_environment` of theirs returns. Their loop asks
+the model, our `play` waits inside out, and the reward is ours. Tools are refused: their loop knows
+the tools before the rollout begins.
+"""
+
+import itertools
+from typing import Any
+
+from telescope_adapters.frameworks import VERIFIERS_SERVED, imported
+from telescope_adapters.serving.inside_out import Asked, Stepped
+from telescope_adapters.verifiers import as_messages
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.messages import message_to_json
+from telescope_core.base.protocols import PlayRequest
+from telescope_core.base.types import Completion, Rollout, RolloutStatus, Sampling, Split
+from telescope_core.environments import Environment
+from telescope_core.playing.in_process import InProcessEnvironment
+
+_MAX_TOKENS = 1 << 20
+"""Tokens of an answer, which their sampling limits."""
+_ROLLOUT_S = 3600.0
+
+
+def verifiers_environment(
+    environment: Environment, *, name: str, num_examples: int | None = None
+) -> Any:
+    """Return `environment` as a `MultiTurnEnv` of verifiers.
+
+    `num_examples` is how many examples of each split their datasets have; endless splits need it.
+    """
+    verifiers: Any = imported(VERIFIERS_SERVED, "verifiers")
+    datasets: Any = imported(VERIFIERS_SERVED, "datasets")
+    splits = environment.splits()
+    made = {
+        split: datasets.Dataset.from_list(_rows(environment, split, num_examples))
+        for split in splits
+    }
+    parts: dict[str, Any] = {
+        "client": InProcessEnvironment(environment, name=name),
+        "numbers": itertools.count(),
+        "error_class": verifiers.InfraError,
+        "ends": verifiers.cleanup(_end),
+    }
+    served: Any = type("TelescopeEnv", (_Session, verifiers.MultiTurnEnv), parts)
+    return served(
+        dataset=made.get(Split.TRAIN),
+        eval_dataset=made.get(Split.EVAL),
+        rubric=verifiers.Rubric(funcs=[telescope_reward]),
+        max_turns=-1,
+    )
+
+
+async def telescope_reward(state: Any) -> float:
+    """Return the reward of the rollout that was played."""
+    return float(state["telescope_rollout"].reward)
+
+
+class _Session:
+    """What their base class asks for; the state of a rollout is in their `state`."""
+
+    client: InProcessEnvironment
+    numbers: "itertools.count[int]"
+    error_class: type[Exception]
+
+    async def setup_state(self, state: Any) -> Any:
+        """Begin the rollout of the row's example."""
+        about = state["info"]
+        request = PlayRequest(
+            split=Split(about["split"]),
+            example_index=about["index"],
+            group_id=f"verifiers-{next(self.numbers)}",
+            index=0,
+            sampling=Sampling(max_tokens=_MAX_TOKENS),
+            deadline_s=_ROLLOUT_S,
+        )
+        state["telescope"] = Stepped(self.client, request)
+        state["prompt"] = self._shown(await state["telescope"].begun(), state)
+        return state
+
+    async def env_response(self, messages: Any, state: Any, **_: Any) -> Any:
+        """Give the model's answer, and return what the environment replies."""
+        said = as_messages([messages[-1]])[0]
+        was_cut = state["trajectory"][-1]["is_truncated"]
+        answer = Completion(message=said, finish_reason="length" if was_cut else "stop")
+        return self._shown(await state["telescope"].answered(answer), state)
+
+    def _shown(self, what: Asked | Rollout, state: Any) -> list[dict[str, Any]]:
+        if isinstance(what, Rollout):
+            if what.status is not RolloutStatus.KEPT:
+                raise self.error_class(f"the rollout is {what.status}: {what.error}")
+            state["telescope_rollout"], state["final_env_response"] = what, []
+            return []
+        if what.tools:
+            raise ConfigError(
+                f"{self.client.name} offers tools with its requests, which cannot be served to "
+                "verifiers; use an environment whose tool calls are text"
+            )
+        return [message_to_json(one) for one in what.new]
+
+
+async def _end(self: Any, state: Any) -> None:
+    """End a rollout that their loop left."""
+    stepped: Stepped | None = state.pop("telescope", None)
+    if stepped is not None:
+        stepped.cancel()
+
+
+def _rows(environment: Environment, split: Split, wanted: int | None) -> list[dict[str, Any]]:
+    source = environment.fetcher.source(split)
+    count = source.num_examples if wanted is None else wanted
+    if count is None:
+        raise ConfigError(f"the split {split} is endless, so num_examples must say how many to use")
+    known = count if source.num_examples is None else min(count, source.num_examples)
+    return [_row(environment, split, index) for index in range(known)]
+
+
+def _row(environment: Environment, split: Split, index: int) -> dict[str, Any]:
+    example = environment.fetcher.source(split).example(index)
+    messages = [message_to_json(one) for one in environment.initial_messages(example)]
+    info = {"split": split.value, "index": index, "id": example.id}
+    return {"prompt": messages, "answer": example.answer, "info": info}
