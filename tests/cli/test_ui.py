@@ -6,7 +6,10 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.ui.recorded import MARKUP, write_run
@@ -21,8 +24,10 @@ LIMIT_S = 60
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "runs" / "quickstart")
+    (tmp_path / "other" / "models").mkdir(parents=True)
     return tmp_path
 
 
@@ -51,10 +56,12 @@ def test_it_says_where_it_is_and_ends_when_it_is_interrupted(place):
     ("arguments", "facts"),
     [
         (["nowhere"], ["nowhere: "]),
-        (["--host", "192.0.2.1"], ["192.0.2.1 port 0"]),
+        (["--host", "192.0.2.1"], ["192.0.2.1 port 8353"]),
         (["--rollouts", "3"], ["--rollouts", "--export DIR"]),
         (["--export", "page", "--port", "80"], ["--port", "--export"]),
         (["--export", "runs"], ["runs exists", "--export"]),
+        (["other"], ["nothing in other is a run or an eval", "telescope train"]),
+        (["--export", "page", "--allowed-host", "x"], ["--allowed-host", "--export"]),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_written(place, capsys, arguments, facts):
@@ -65,7 +72,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(place, capsys, argumen
     assert (ended.value.code, said.out) == (2, "")
     assert all(fact in said.err for fact in facts)
     left = set(place.glob("*")) | set((place / "runs").rglob("*"))
-    assert left - set(before) <= {place / "cache"}
+    assert left - set(before) <= {place / "cache", place / "state"}
 
 
 def test_help_has_examples(capsys):
@@ -109,3 +116,59 @@ def test_an_export_has_every_page_as_a_script(place):
 def read_page(found, address):
     path = Path("page") / found["pages"][address]
     return read_script(path, f"window.TELESCOPE_EXPORT.loaded[{json.dumps(address)}] = ")
+
+
+@contextmanager
+def running_ui(*arguments: str) -> Generator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """Start `telescope ui --json` and end it; yield the process and what it says."""
+    command = [sys.executable, "-c", CODE, "ui", "--json", *arguments]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        try:
+            yield running, json.loads(running.stdout.readline())
+        finally:
+            running.send_signal(signal.SIGINT)
+            running.communicate(timeout=LIMIT_S)
+
+
+def asked(said: dict[str, Any], address: str) -> Any:
+    port = int(said["address"].rpartition(":")[2])
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+    headers = {"authorization": f"Bearer {said['token']}", "accept": "application/json"}
+    connection.request("GET", address, headers=headers)
+    answer = json.loads(connection.getresponse().read())
+    connection.close()
+    return answer
+
+
+@pytest.mark.slow
+def test_a_second_one_joins_the_first_and_the_address_stays_the_same(place, capsys, monkeypatch):
+    write_run(place / "elsewhere" / "late")
+    monkeypatch.setattr("telescope_ui.web.serve._has_screen", lambda: False)
+    with running_ui() as (first, said):
+        assert (said["pid"], said["joined"]) == (first.pid, False)
+        with pytest.raises(SystemExit) as ended:
+            main(["ui", "elsewhere"])
+        assert ended.value.code == 0
+        told = capsys.readouterr().out
+        assert f"{said['address']}/?token={said['token']}" in told
+        assert f"process {first.pid}" in told
+        with pytest.raises(SystemExit):
+            main(["ui", "elsewhere", "--json"])
+        assert json.loads(capsys.readouterr().out) == {**said, "joined": True}
+        page = asked(said, "/")
+        assert {run["key"] for run in page["runs"]} == {"quickstart", "late"}
+        assert page["folders"] == ["runs", str(place / "elsewhere")]
+        with pytest.raises(SystemExit) as ended:
+            main(["ui", "other"])
+        assert ended.value.code == 2
+        # Options that the server does not have need another one.
+        with running_ui("--allowed-host", "x.example") as (second, other):
+            assert other["pid"] == second.pid
+            assert other["address"] != said["address"]
+    with running_ui("elsewhere") as (_, again):
+        assert (again["address"], again["token"]) == (said["address"], said["token"])
+        assert [run["key"] for run in asked(again, "/")["runs"]] == ["late"]
+    for path in (place / "state" / "telescope" / "ui").iterdir():
+        assert path.stat().st_mode & 0o077 == 0, path

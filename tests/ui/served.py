@@ -93,13 +93,17 @@ class Served(Pages):
 
 
 @contextmanager
-def application(folders: Sequence[Path], cache: Path, host: str) -> Generator[ASGIApp]:
+def application(
+    folders: Sequence[Path], cache: Path, host: str, allowed_hosts: Sequence[str] = ()
+) -> Generator[ASGIApp]:
     """Yield what answers for the runs in `folders`, as if `host` was what is listened on."""
     database = Database(cache)
     runs = Runs(folders, database)
     watcher = Watcher(runs, pause=lambda seconds: time.sleep(LOOK_S))
     try:
-        yield create_app(runs, database, watcher, token=TOKEN, host=host)
+        yield create_app(
+            runs, database, watcher, token=TOKEN, host=host, allowed_hosts=allowed_hosts
+        )
     finally:
         watcher.close()
         runs.close()
@@ -114,9 +118,15 @@ def answered(folders: Sequence[Path], cache: Path) -> Generator[Answered]:
 
 
 @contextmanager
-def served(folders: Sequence[Path], cache: Path, *, host: str = "127.0.0.1") -> Generator[Served]:
+def served(
+    folders: Sequence[Path],
+    cache: Path,
+    *,
+    host: str = "127.0.0.1",
+    allowed_hosts: Sequence[str] = (),
+) -> Generator[Served]:
     """Show the runs in `folders` until the block ends, as if `host` was what is listened on."""
-    with application(folders, cache, host) as app:
+    with application(folders, cache, host, allowed_hosts) as app:
         listening = socket.create_server(("127.0.0.1", 0))
         config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)

@@ -99,6 +99,28 @@ def test_without_the_token_there_is_nothing(ui, address):
     assert ui.ask("/?token=%FF%00").status == 401
 
 
+def test_a_browser_without_the_token_is_told_which_command_prints_the_address(ui):
+    answer = ui.ask("/runs/first", accept="text/html,application/xhtml+xml")
+    assert (answer.status, answer.headers["content-type"]) == (401, "text/html; charset=utf-8")
+    assert b"<pre>telescope ui</pre>" in answer.body
+    assert b"first" not in answer.body
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_a_proxy_passes_requests_on_by_its_own_name_only(recorded_folder, tmp_path):
+    with served([recorded_folder], tmp_path / "cache", allowed_hosts=["ui.example"]) as ui:
+        for origin in ("https://ui.example", "http://ui.example"):
+            assert ui.ask("/", host="ui.example", origin=origin, **BEARER).status == 200
+        assert ui.ask("/", host="UI.example:443", **BEARER).status == 200
+        assert ui.ask("/", host="ui.example").status == 401
+        for host in ("evil.example", "ui.example.evil.example", "x.ui.example"):
+            assert ui.ask("/", host=host, **BEARER).status == 403
+        for origin in ("https://evil.example", "https://127.0.0.1", "https://ui.example:1"):
+            assert ui.ask("/", host="ui.example", origin=origin, **BEARER).status == 403
+        # Only names that were allowed may come over https.
+        assert ui.ask("/", host="localhost", origin="https://localhost", **BEARER).status == 403
+
+
 def test_the_token_in_an_address_becomes_a_cookie_and_is_gone(ui):
     answer = ui.ask(f"/runs/first?token={quote(TOKEN)}&metric=a%2Fb")
     assert answer.status == 303

@@ -7,7 +7,13 @@ import typer
 
 from telescope_core.base.errors import ConfigError
 
-_OF_SERVERS = {"port": "--port", "host": "--host", "no_open": "--no-open", "as_json": "--json"}
+_OF_SERVERS = {
+    "port": "--port",
+    "host": "--host",
+    "allowed_host": "--allowed-host",
+    "no_open": "--no-open",
+    "as_json": "--json",
+}
 """Options that mean nothing where no server is started."""
 
 
@@ -15,12 +21,28 @@ def ui_command(
     context: typer.Context,
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FOLDER...]", help="Runs, or folders of runs; by default runs/."),
+        typer.Argument(
+            metavar="[FOLDER...]", help="Runs, evals, or folders of them; by default runs/."
+        ),
     ] = None,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
-    ] = 0,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port to listen on; by default your own, which is 8353 or the next free one. 0 "
+            "takes any free one, with a token that is new each time.",
+        ),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; by default 127.0.0.1.")
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Name by which your proxy passes requests on; repeatable."
+        ),
+    ] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print address and token as JSON; open no browser.")
@@ -36,12 +58,13 @@ def ui_command(
         ),
     ] = 200,
 ) -> None:
-    """Show runs in the browser: curves, rollouts, tokens, timelines, evals, meters, logs.
+    """Show runs and evals in the browser: curves, rollouts, tokens, timelines, meters, logs.
 
     Every page also answers with JSON (?format=json), for programs.
-    Runs may go on, have ended, or have been killed; they are only read. The page is for this
-    machine: it is opened with a token that is new each time. Exit codes: 0 = ended by Ctrl+C or
-    another signal, or exported, 2 = a folder or an option cannot be used.
+    Runs may go on, have ended, or have been killed; they are only read. The page is for you: its
+    address has a token, and stays the same. If your server runs already, it shows the folders from
+    now on, and its address is printed. Exit codes: 0 = ended by Ctrl+C or another signal, shown by
+    the server that runs already, or exported, 2 = a folder or an option cannot be used.
 
     For example:
 
@@ -60,7 +83,14 @@ def ui_command(
         written = export_runs(chosen, export, num_rollouts=rollouts)
         typer.echo(f"wrote {written.num_pages} pages: open {written.page}")
         return
-    serve(chosen, host=host, port=port, opens_browser=not (no_open or as_json), as_json=as_json)
+    serve(
+        chosen,
+        host=host,
+        port=port,
+        allowed_hosts=allowed_host or (),
+        opens_browser=not (no_open or as_json),
+        as_json=as_json,
+    )
 
 
 def _require_used(context: typer.Context, *, is_export: bool) -> None:

@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -31,6 +31,19 @@ _HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_NO_TOKEN_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<meta name="color-scheme" content="light dark">
+<title>Telescope: who are you?</title>
+<h1>This page needs its token</h1>
+<p>These runs are shown only to who started <code>telescope ui</code>.
+<p>Run this in a terminal on the machine of the server, and open the address that it prints:
+<pre>telescope ui</pre>
+<p>If the server still runs, this prints its address, and starts nothing new. Your browser then
+keeps the token until it is closed, and this address opens the page that you asked for.
+"""
 MAX_TARGET_BYTES = 200_000
 """Length of an address."""
 
@@ -38,15 +51,22 @@ MAX_TARGET_BYTES = 200_000
 class Guard:
     """Wraps an application: only requests of who has the token, from our own pages, reach it."""
 
-    def __init__(self, app: ASGIApp, *, token: str, host: str) -> None:
-        """`host` is the address that the server listens on."""
+    def __init__(
+        self, app: ASGIApp, *, token: str, host: str, allowed_hosts: Collection[str] = ()
+    ) -> None:
+        """`host` is the address that the server listens on.
+
+        `allowed_hosts` are names by which a proxy of the user passes requests on, over https or
+        not.
+        """
         self._app = app
         self._token = token.encode()
         # Cookies do not know ports: two servers must not take each other's.
         self._cookie = f"telescope-ui-{hashlib.sha256(self._token).hexdigest()[:12]}"
         self._is_loopback = is_loopback(host)
         names = () if self._is_loopback else (host, socket.gethostname(), socket.getfqdn())
-        self._names = {name.lower() for name in (*_LOOPBACK, *names)}
+        self._allowed = {name.lower() for name in allowed_hosts}
+        self._names = {name.lower() for name in (*_LOOPBACK, *names)} | self._allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
@@ -80,7 +100,7 @@ class Guard:
                 f"expected a name of this machine as Host, got {host!r}; "
                 "open the address that telescope ui printed",
             )
-        if not _is_from_here(headers, host):
+        if not self._is_from_here(headers, host):
             return _error(
                 403,
                 "the request comes from another site; open the address in a tab of its own",
@@ -92,7 +112,7 @@ class Guard:
         given = [value for name, value in pairs if name == "token"]
         if given:
             if not self._is_token(given[0]):
-                return _no_token()
+                return _no_token(headers)
             kept = urlencode([pair for pair in pairs if pair[0] != "token"], encoding="utf-8")
             path = quote(scope["raw_path"].decode("latin-1"), safe="/%:@!$&'()*+,;=~-._")
             # A path of two slashes would lead to another host.
@@ -107,28 +127,34 @@ class Guard:
             return None
         if self._is_token(_cookies(headers).get(self._cookie, "")):
             return None
-        return _no_token()
+        return _no_token(headers)
 
     def _is_token(self, text: str) -> bool:
         return hmac.compare_digest(text.encode("utf-8", "replace"), self._token)
 
     def _is_ours(self, host: str) -> bool:
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
         if not host or any(character in host for character in "/@?#\\ "):
             return False
+        name = _name_in(host)
         # An address is no name that somebody else could point here.
         return name in self._names or (not self._is_loopback and _is_address(name))
 
+    def _is_from_here(self, headers: Headers, host: str) -> bool:
+        """Whether a browser says that one of our pages, or the person, sent the request."""
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return False
+        origin = headers.get("origin")
+        if origin is None or origin == f"http://{host}":
+            return True
+        return _name_in(host) in self._allowed and origin == f"https://{host}"
 
-def _is_from_here(headers: Headers, host: str) -> bool:
-    """Whether a browser says that one of our pages, or the person, sent the request."""
-    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        return False
-    origin = headers.get("origin")
-    return origin is None or origin == f"http://{host}"
+
+def _name_in(host: str) -> str:
+    """Return the name of a Host, without its port; empty if it has none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def is_loopback(host: str) -> bool:
@@ -159,7 +185,10 @@ def _error(status: int, message: str) -> Response:
     )
 
 
-def _no_token() -> Response:
+def _no_token(headers: Headers) -> Response:
+    # What a browser shows in a tab; the pages themselves ask for JSON.
+    if "text/html" in headers.get("accept", ""):
+        return Response(_NO_TOKEN_PAGE, status_code=401, media_type="text/html")
     return _error(
         401,
         "expected the token: open the address with ?token= that telescope ui printed, or send it "

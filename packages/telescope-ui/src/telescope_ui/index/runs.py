@@ -47,7 +47,8 @@ class Runs:
     @property
     def folders(self) -> tuple[Path, ...]:
         """The opened folders, each once."""
-        return tuple(dict.fromkeys((*self._own, *self._joined())))
+        opened = (*self._own, *self._joined())
+        return tuple({os.path.realpath(one): one for one in reversed(opened)}.values())[::-1]
 
     def left_out(self) -> list[Path]:
         """Return the links in the opened folders that are not followed."""

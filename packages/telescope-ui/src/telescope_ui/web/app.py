@@ -1,6 +1,7 @@
 """The application: which function answers which address."""
 
 import asyncio
+from collections.abc import Collection
 from typing import Annotated, Any
 from urllib.parse import unquote
 
@@ -59,7 +60,13 @@ class _Part(Convertor[str]):
 
 
 def create_app(
-    runs: Runs, database: Database, watcher: Watcher, *, token: str, host: str
+    runs: Runs,
+    database: Database,
+    watcher: Watcher,
+    *,
+    token: str,
+    host: str,
+    allowed_hosts: Collection[str] = (),
 ) -> ASGIApp:
     """Return the application that shows `runs` to whoever has `token`."""
     register_url_convertor("part", _Part())
@@ -75,7 +82,7 @@ def create_app(
     _add_rollouts(app, runs, database)
     _add_evals(app, runs, database)
     _add_files(app, runs, watcher)
-    return Guard(Shell(app), token=token, host=host)
+    return Guard(Shell(app), token=token, host=host, allowed_hosts=allowed_hosts)
 
 
 def _answer(value: JsonObject) -> Response:

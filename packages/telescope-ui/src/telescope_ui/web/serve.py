@@ -7,6 +7,9 @@ import socket
 import sys
 import webbrowser
 from collections.abc import Sequence
+from contextlib import ExitStack
+from errno import EADDRINUSE
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -20,7 +23,8 @@ from telescope_core.base.terminal import escaped
 from telescope_core.records.arrow import arrow_modules
 from telescope_ui.base.guard import is_loopback
 from telescope_ui.files.database import Database, cache_folder
-from telescope_ui.index.runs import Runs
+from telescope_ui.files.own_server import OwnServer, state_folder
+from telescope_ui.index.runs import Runs, require_shown
 from telescope_ui.web.app import create_app
 from telescope_ui.web.live import Watcher
 
@@ -31,27 +35,63 @@ _END_S = 1
 def serve(
     folders: Sequence[Path],
     *,
-    host: str = "127.0.0.1",
-    port: int = 0,
+    host: str | None = None,
+    port: int | None = None,
+    allowed_hosts: Sequence[str] = (),
     opens_browser: bool = True,
     as_json: bool = False,
 ) -> None:
-    """Show the runs in `folders` until the process is interrupted; port 0 takes a free one.
+    """Show the runs and evals in `folders` until the process is interrupted.
 
-    Prints the address with its token, as one line of JSON with `as_json`.
+    If the user's server runs already, it shows them from now on, and this returns at once. Prints
+    the address with its token, as one line of JSON with `as_json`.
+
+    Args:
+        folders: Each is a run or an eval, or holds some.
+        host: Address to listen on; None for loopback, or for that of the running server.
+        port: None for the port of the user, which stays the same; 0 for any free one, with a token
+            of its own and apart from the user's server.
+        allowed_hosts: Names by which a proxy passes requests on.
+        opens_browser: Open the address in a browser, where there is a screen.
+        as_json: Print address and token as JSON.
     """
-    token = secrets.token_urlsafe(32)
-    listening = _listen(host, port)
-    database = Database(cache_folder())
-    try:
-        runs = Runs(folders, database)
-    except ConfigError:
-        listening.close()
-        database.close()
-        raise
-    watcher = Watcher(runs)
-    try:
-        app = create_app(runs, database, watcher, token=token, host=host)
+    for folder in folders:
+        require_shown(folder)
+    tell = partial(_tell, as_json=as_json, opens_browser=opens_browser)
+    with ExitStack() as held:
+        own = None if port == 0 else OwnServer(state_folder())
+        running = None
+        if own is not None:
+            held.callback(own.close)
+            running = None if own.claim() else own.running()
+        if own is not None and running is not None:
+            address = _address(running.host, running.port)
+            is_meant = host in (None, running.host) and port in (None, running.port)
+            if is_meant and not allowed_hosts:
+                own.join(folders)
+                token = own.token(is_loopback=is_loopback(running.host))
+                tell(address, token, pid=running.pid, joined=folders)
+                return
+            sys.stderr.write(
+                f"telescope ui: your server is at {address} (process {running.pid}); this is "
+                "another one, because its options are others\n"
+            )
+        host = host or "127.0.0.1"
+        listening = held.enter_context(_listen(host, port, own))
+        number = listening.getsockname()[1]
+        token = secrets.token_urlsafe(32)
+        if own is not None:
+            token = own.token(is_loopback=is_loopback(host))
+            own.listens(host, number)
+        database = Database(cache_folder())
+        held.callback(database.close)
+        runs = Runs(folders, database, joined=tuple if own is None else own.joined)
+        held.callback(runs.close)
+        watcher = Watcher(runs)
+        held.callback(watcher.close)
+        app = create_app(
+            runs, database, watcher, token=token, host=host, allowed_hosts=allowed_hosts
+        )
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -60,26 +100,18 @@ def serve(
             timeout_graceful_shutdown=_END_S,
             lifespan="off",
         )
-        address = _address(host, listening.getsockname()[1])
         sys.stderr.write(exposure(host))
         for link in runs.left_out():
             said = f"telescope ui: {link} leads out of the folder: name its target to see it\n"
             sys.stderr.write(escaped(said))
-        _say(address, token, as_json=as_json)
+        tell(_address(host, number), token, pid=os.getpid(), joined=None)
         # Loading it takes half a second, which the first page that needs it should not wait for.
         Thread(target=arrow_modules, name="load pyarrow", daemon=True).start()
-        if opens_browser and _has_screen():
-            webbrowser.open(f"{address}/?token={token}")
         server = uvicorn.Server(config)
         # uvicorn ends in order at the other signals.
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             signal.signal(signal.SIGHUP, server.handle_exit)
         interruptible.run(server.serve(sockets=[listening]))
-    finally:
-        watcher.close()
-        runs.close()
-        listening.close()
-        database.close()
 
 
 def exposure(host: str) -> str:
@@ -99,7 +131,23 @@ def _has_screen() -> bool:
     return sys.platform != "linux" or any(os.environ.get(name) for name in screens)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int | None, own: OwnServer | None) -> socket.socket:
+    """Listen on `port`; without one, on the first free one of those that `own` tries."""
+    if port is not None or own is None:
+        return _bound(host, port or 0)
+    for tried in own.ports():
+        try:
+            listening = _bound(host, tried)
+        except ConfigError as error:
+            if not isinstance(error.__cause__, OSError) or error.__cause__.errno != EADDRINUSE:
+                raise
+            continue
+        own.keep_port(tried)
+        return listening
+    return _bound(host, 0)
+
+
+def _bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -111,7 +159,7 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ConfigError(
             f"cannot listen on {host} port {port}: {error}; choose another --port, or 0 for a "
             "free one"
-        ) from None
+        ) from error
     return listening
 
 
@@ -120,11 +168,28 @@ def _address(host: str, port: int) -> str:
     return f"http://{in_url(shown)}:{port}"
 
 
-def _say(address: str, token: str, *, as_json: bool) -> None:
+def _tell(
+    address: str,
+    token: str,
+    *,
+    pid: int,
+    joined: Sequence[Path] | None,
+    as_json: bool,
+    opens_browser: bool,
+) -> None:
+    """Print where the server `pid` is; `joined`: what it shows now too, if it ran before."""
     if as_json:
-        fields = {"address": address, "token": token, "pid": os.getpid()}
+        fields = {"address": address, "token": token, "pid": pid, "joined": joined is not None}
         line = msgspec.json.encode(fields).decode()
-    else:
+    elif joined is None:
         line = f"telescope ui: {address}/?token={token}   (end it with Ctrl+C)"
-    sys.stdout.write(f"{line}\n")
+    else:
+        names = ", ".join(map(str, joined))
+        line = (
+            f"telescope ui: {address}/?token={token}   (it runs already, as process {pid}, and "
+            f"shows {names} too)"
+        )
+    sys.stdout.write(escaped(f"{line}\n"))
     sys.stdout.flush()
+    if opens_browser and _has_screen():
+        webbrowser.open(f"{address}/?token={token}")

@@ -1,0 +1,152 @@
+"""The server of this user on this machine: its token, its port, and who else wants it to show more.
+
+All of it is in the state folder of the user, where nobody else may look. A lock that the process of
+the server holds says that it is there: asking the port would hand the token to whoever took it.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from telescope_core.base.errors import ConfigError
+
+DEFAULT_PORT = 8353
+"""Where the first user of a machine finds the pages."""
+_MOST_PORTS = 100
+"""Ports that are tried from the default one on."""
+_BEGINS_S = 10.0
+"""How long another process may take from its lock to its port."""
+_LOOK_S = 0.05
+
+
+class Running(NamedTuple):
+    """A server that is there."""
+
+    host: str
+    port: int
+    pid: int
+
+
+class OwnServer:
+    """What is kept of the server of a user on this machine; only the holder of the lock writes."""
+
+    def __init__(self, state: Path) -> None:
+        """Keep it in `state`, which is made if needed; raises ConfigError if it cannot be."""
+        self._state = state
+        name = socket.gethostname()
+        self._lock_path = state / f"{name}.server"
+        self._port_path = state / f"{name}.port"
+        self._folders_path = state / f"{name}.folders"
+        self._lock: IO[str] | None = None
+        self._joined: tuple[int, tuple[Path, ...]] = (0, ())
+        try:
+            state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._opened(self._lock_path):
+                pass
+        except OSError as error:
+            raise ConfigError(
+                f"cannot keep the address of the server in {state}: {error}; set XDG_STATE_HOME to "
+                "another folder, or take --port 0, which keeps nothing"
+            ) from None
+
+    def token(self, *, is_loopback: bool) -> str:
+        """Return the token, which is made once.
+
+        What is listened to by other machines has another one: it is sent without encryption.
+        """
+        path = self._state / ("token" if is_loopback else "token-of-network")
+        with self._opened(path) as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            token = stream.read().strip()
+            if len(token) < 32:
+                token = secrets.token_urlsafe(32)
+                stream.seek(0)
+                stream.truncate()
+                stream.write(f"{token}\n")
+        return token
+
+    def claim(self) -> bool:
+        """Become the server of the user until `close`; False if another process is it."""
+        lock = self._opened(self._lock_path)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            return False
+        self._lock = lock
+        lock.truncate(0)
+        with self._opened(self._folders_path) as stream:
+            stream.truncate(0)
+        return True
+
+    def listens(self, host: str, port: int) -> None:
+        """Tell other processes of the user where the server is."""
+        if self._lock is not None:
+            self._lock.write(json.dumps({"host": host, "port": port, "pid": os.getpid()}))
+            self._lock.flush()
+
+    def close(self) -> None:
+        """Be the server no more."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def running(self) -> Running | None:
+        """Return the server that another process is; None if it does not get to its port."""
+        deadline_s = time.monotonic() + _BEGINS_S
+        while time.monotonic() < deadline_s:
+            text = self._lock_path.read_text(encoding="utf-8")
+            if text.endswith("}"):
+                return Running(**json.loads(text))
+            time.sleep(_LOOK_S)
+        return None
+
+    def join(self, folders: Sequence[Path]) -> None:
+        """Have the server show `folders` too, until it ends."""
+        with self._opened(self._folders_path) as stream:
+            stream.seek(0, os.SEEK_END)
+            stream.write("".join(f"{json.dumps(os.path.abspath(one))}\n" for one in folders))
+
+    def joined(self) -> tuple[Path, ...]:
+        """Return the folders of all `join` since the server began."""
+        try:
+            size = self._folders_path.stat().st_size
+            if size != self._joined[0]:
+                lines = self._folders_path.read_text(encoding="utf-8").splitlines()
+                self._joined = size, tuple(Path(json.loads(line)) for line in lines)
+        except (OSError, ValueError):
+            # Half a line of a process that writes it now is read when it is whole.
+            pass
+        return self._joined[1]
+
+    def ports(self) -> list[int]:
+        """Return the ports to try, that of the last time first."""
+        after = range(DEFAULT_PORT, DEFAULT_PORT + _MOST_PORTS)
+        with self._opened(self._port_path) as stream:
+            text = stream.read().strip()
+        return list(dict.fromkeys([*([int(text)] if text.isdecimal() else []), *after]))
+
+    def keep_port(self, port: int) -> None:
+        """Try `port` first the next time, if this is the server of the user."""
+        if self._lock is None:
+            return
+        with self._opened(self._port_path) as stream:
+            stream.truncate(0)
+            stream.write(str(port))
+
+    def _opened(self, path: Path) -> IO[str]:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        return open(descriptor, "r+", encoding="utf-8")
+
+
+def state_folder() -> Path:
+    """Return where it is kept: `$XDG_STATE_HOME/telescope/ui`, by default in ~/.local/state."""
+    named = os.environ.get("XDG_STATE_HOME", "")
+    base = Path(named) if named.startswith("/") else Path.home() / ".local" / "state"
+    return base / "telescope" / "ui"
