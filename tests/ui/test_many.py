@@ -10,8 +10,9 @@ import pytest
 from tests.ui.recorded import BEGAN_S, STEP_S, row, write_eval, write_steps
 from tests.ui.served import answered
 
-from telescope_core.records import RunFolder
+from telescope_core.records import RunFolder, step_files
 from telescope_core.records.blocks import BlockLog
+from telescope_core.records.events import EventLog
 from telescope_core.records.parquet import read_row, write_rows
 from telescope_core.records.timeline import GaugeSample, ModelCall, TimelineSpan
 
@@ -90,7 +91,13 @@ def write_stages(run, steps):
     """Write the stages of one rollout of each step, and when the step has ended."""
     stages = (("waiting", 0.0), ("environment", 1.5), ("generating", 2.5), ("scoring", 6.0))
     for step in steps:
-        about = {"step": step, "environment": "math", "group_id": f"{step}.0", "index": 0}
+        about = {
+            "step": step,
+            "environment": "math",
+            "group_id": f"{step}.0",
+            "index": 0,
+            "call": 0,
+        }
         at_s = BEGAN_S + STEP_S * (step - 1)
         events = [
             {**about, "attempt": 1, "time_s": at_s + second, "stage": stage, "server": SERVER}
@@ -163,6 +170,46 @@ def test_the_sums_of_stages_follow_the_files(tmp_path, run):
     total_s = sum(row["density"]["busy"]) * page["bucket_s"]
     assert total_s == pytest.approx(68 * 1.5, rel=0.02)
     assert [one[:26] for one in page["index"]["problems"]] == ["events/step-000008.parquet"]
+
+
+@pytest.mark.slow
+def test_files_of_many_steps_show_what_those_of_each_step_did(tmp_path, run, monkeypatch):
+    """A run of many steps merges them while its pages are open."""
+    write_steps(run, range(1, 24), groups=1)
+    write_stages(run, range(1, 24))
+    log = EventLog(run.events_path)
+    for step in range(1, 23):
+        log.pack(step)
+    window = f"from={BEGAN_S}&to={BEGAN_S + 230}"
+    addresses = [
+        f"/runs/r/timeline?{window}&width=400",
+        f"/runs/r/timeline?from={BEGAN_S + 60}&to={BEGAN_S + 140}",
+        "/runs/r/rollouts/7.0/0/1",
+        "/runs/r/rollouts/22.0/0/1",
+    ]
+    changing = ("index", "now_s", "generated_s")
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+
+        def pages():
+            for address in addresses:  # until everything is read
+                ui.get(address)
+            found = [ui.get(address) for address in addresses]
+            return [{key: page[key] for key in page if key not in changing} for page in found]
+
+        before = pages()
+        assert before[2]["events"]["columns"]["stage"]
+        assert before[2]["tokens"]
+        monkeypatch.setattr(step_files, "STEPS_PER_FILE", 5)
+        for folder in (run.events_path, run.token_facts_path):
+            step_files.merge(folder, up_to=20, options={})
+            assert (folder / "steps-000016-000020.parquet").is_file()
+            step_files.merge(folder, up_to=10, options={})
+            assert not (folder / "step-000007.parquet").exists()
+        assert pages() == before
+        (run.events_path / "steps-000006-000010.parquet").write_bytes(b"PAR1 and no more")
+        torn = ui.get(addresses[1])
+        assert [one[:35] for one in torn["problems"]] == ["events/steps-000006-000010.parquet "]
+        assert pages()[3] == before[3]
 
 
 def test_a_fleet_is_shown_by_its_quantiles_and_outliers(tmp_path, run):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from telescope_core.records import RunFolder, step_files
+from telescope_core.records.events import AttemptEvent, EventLog, Stage, drop_events
 from telescope_core.records.restarts import Restart
 from telescope_core.records.step_files import steps_in
 from telescope_core.records.token_facts import TurnFacts
@@ -149,3 +150,36 @@ def test_a_kill_while_a_run_goes_back_loses_no_step_that_stays(run, monkeypatch)
         ]
     assert num_kills > 2
     assert_whole(run, range(1, 7))
+
+
+def event(step: int, group: int) -> AttemptEvent:
+    return AttemptEvent(
+        time_s=float(step),
+        step=step,
+        environment="e",
+        group_id=f"{step}.{group}",
+        index=0,
+        attempt=1,
+        stage=Stage.DRAWN,
+    )
+
+
+async def test_events_of_old_steps_are_one_file_and_a_resumed_run_drops_some_of_a_step(
+    run: RunFolder,
+) -> None:
+    log = EventLog(run.events_path)
+    for step in range(1, 11):
+        for group in (0, 1):
+            log.add(event(step, group))
+        if step < 10:
+            log.pack(step)
+    log.flush()
+    every = [f"{step}.{group}" for step in range(1, 11) for group in (0, 1)]
+    assert [one.group_id for one in run.events()] == every
+    assert [one.group_id for one in run.events(6)] == ["6.0", "6.1"]
+    merged = ["steps-000001-000004.parquet", "steps-000005-000008.parquet"]
+    files = sorted(path.name for path in run.events_path.iterdir())
+    assert files == ["step-000009.parquet", "step-000010.jsonl", *merged]
+    drop_events(run.events_path, after=6, is_repeated=lambda one: one.group_id.endswith(".1"))
+    kept = [f"{step}.{group}" for step in range(1, 11) for group in (0, 1) if step < 7 or not group]
+    assert [one.group_id for one in run.events()] == kept

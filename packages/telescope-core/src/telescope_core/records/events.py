@@ -1,7 +1,8 @@
 """What happened to each attempt at a rollout, and when: the rows of `events/` in a run folder.
 
 Rows of a step are lines of JSON, appended while the step goes on, so that they are there after a
-kill. When the step is complete, they become one Parquet file, which is about 20 times smaller.
+kill. When the step is complete, they become one Parquet file, which is about 20 times smaller, and
+those of many steps become one file in the end (`step_files`).
 """
 
 import asyncio
@@ -23,9 +24,10 @@ from telescope_core.base.types import WeightVersion
 from telescope_core.records.arrow import arrow_modules
 from telescope_core.records.files import append_content, read_json_lines, write_text
 from telescope_core.records.folders import whole_file
+from telescope_core.records.step_files import merge, part_of, separate, step_path, steps_in
 
 _FLUSH_S = 1.0
-_COMPRESSED = {"time_s": "zstd", "group_id": "zstd", "reason": "zstd"}
+_WRITER_OPTIONS = {"compression": {"time_s": "zstd", "group_id": "zstd", "reason": "zstd"}}
 """The columns that are worth a compressor; of the others, dictionaries leave a few bits."""
 _MOST_KEPT = 1024
 """Events that are written at once, before `_FLUSH_S` have passed."""
@@ -193,9 +195,10 @@ class EventLog:
         arrow, parquet = arrow_modules()
         columns = {name: [getattr(event, name) for event in events] for name in _NAMES}
         table = arrow.Table.from_pydict(columns, schema=_schema())
-        with whole_file(_packed_file(self._folder, step)) as temporary:
-            parquet.write_table(table, temporary, compression=_COMPRESSED)
+        with whole_file(step_path(self._folder, step)) as temporary:
+            parquet.write_table(table, temporary, **_WRITER_OPTIONS)
         lines.unlink()
+        merge(self._folder, up_to=step - 1, options=_WRITER_OPTIONS)
 
 
 def read_events(folder: Path, *, step: int | None = None) -> list[AttemptEvent]:
@@ -213,29 +216,31 @@ def read_events(folder: Path, *, step: int | None = None) -> list[AttemptEvent]:
 
 def drop_events(folder: Path, *, after: int, is_repeated: Callable[[AttemptEvent], bool]) -> None:
     """Remove the events of attempts that a resumed run plays again, from steps after `after`."""
+    separate(folder, after=after, options=_WRITER_OPTIONS)
     for step in _steps(folder):
         if step > after:
             kept = [event for event in _of_step(folder, step) if not is_repeated(event)]
             lines = _open_file(folder, step)
             write_text(lines, _lines(kept).decode())
-            _packed_file(folder, step).unlink(missing_ok=True)
+            step_path(folder, step).unlink(missing_ok=True)
             if not kept:
                 lines.unlink()
 
 
 def _steps(folder: Path) -> list[int]:
-    stems = {path.stem for path in folder.glob("step-*.*")}
-    return sorted(int(stem.removeprefix("step-")) for stem in stems)
+    stems = (path.stem for path in folder.glob("step-*.jsonl"))
+    return sorted({*steps_in(folder), *(int(stem.removeprefix("step-")) for stem in stems)})
 
 
 def _of_step(folder: Path, step: int) -> Iterator[AttemptEvent]:
-    packed = _packed_file(folder, step)
-    if packed.is_file():
+    if (part := part_of(folder, step)) is not None:
         arrow, parquet = arrow_modules()
         try:
-            rows = parquet.read_table(packed).to_pylist()
+            with parquet.ParquetFile(part.path) as file:
+                groups = range(file.num_row_groups) if part.groups is None else part.groups
+                rows = file.read_row_groups(list(groups)).to_pylist()
         except (arrow.ArrowException, OSError) as error:
-            raise ConfigError(f"{packed} is not a readable file of events: {error}") from None
+            raise ConfigError(f"{part.path} is not a readable file of events: {error}") from None
         yield from (_event(row) for row in rows)
     # Both are there if the run was killed between the two steps of packing.
     elif (lines := _open_file(folder, step)).is_file():
@@ -281,10 +286,6 @@ def _event(row: dict[str, Any]) -> AttemptEvent:
 
 def _open_file(folder: Path, step: int) -> Path:
     return folder / f"step-{step:06d}.jsonl"
-
-
-def _packed_file(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:06d}.parquet"
 
 
 def _schema() -> Any:

@@ -13,7 +13,9 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
 
 from telescope_core.base.errors import ConfigError, NoRoomError
 from telescope_core.records.arrow import arrow_modules
@@ -25,6 +27,7 @@ LARGE_BYTES = 4 * 2**20
 _MOST_BLOCKS = 2
 """Blocks that are merged at once: a folder that an earlier version filled has many."""
 _NUM_GROUPS = b"telescope.row_groups_of_steps"
+_COUNTS = msgspec.json.Decoder(dict[int, Annotated[int, msgspec.Meta(ge=0)]])
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -49,7 +52,7 @@ def merged_path(folder: Path, step: int) -> Path:
 
 def steps_in(folder: Path) -> list[int]:
     """Return the steps that have rows or a file in `folder`, in order."""
-    merged = (step for path in folder.glob("steps-*.parquet") for step in _places(path))
+    merged = (step for path in folder.glob("steps-*.parquet") for step in groups_in(path))
     return sorted({*_single_steps(folder), *merged})
 
 
@@ -65,8 +68,31 @@ def part_of(folder: Path, step: int) -> StepPart | None:
 
 def part_in(merged: Path, step: int) -> StepPart | None:
     """Return where the rows of `step` are in the file of many steps `merged`; None if not there."""
-    groups = _places(merged).get(step)
+    groups = groups_in(merged).get(step)
     return None if groups is None else StepPart(merged, groups)
+
+
+def groups_in(path: Path) -> dict[int, range]:
+    """Return the row groups of each step in a file of many steps; none without the file.
+
+    Raises ConfigError that names a file which is none.
+    """
+    arrow, parquet = arrow_modules()
+    try:
+        metadata: Any = parquet.read_metadata(path)
+        counts = _COUNTS.decode((metadata.metadata or {}).get(_NUM_GROUPS, b""))
+    except FileNotFoundError:
+        return {}
+    except (arrow.ArrowException, OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{path} is not a readable file of steps: {error}") from None
+    found: dict[int, range] = {}
+    first = 0
+    for step, count in counts.items():
+        found[step] = range(first, first + count)
+        first += count
+    if first != metadata.num_row_groups:
+        raise ConfigError(f"{path} is not a readable file of steps: it lacks row groups")
+    return found
 
 
 def merge(folder: Path, *, up_to: int, options: Mapping[str, Any]) -> None:
@@ -83,7 +109,7 @@ def merge(folder: Path, *, up_to: int, options: Mapping[str, Any]) -> None:
             small.setdefault(merged_path(folder, step), []).append(step)
     for target, steps in sorted(small.items(), reverse=True)[:_MOST_BLOCKS]:
         try:
-            parts = {step: StepPart(target, groups) for step, groups in _places(target).items()}
+            parts = {step: StepPart(target, groups) for step, groups in groups_in(target).items()}
             parts |= {step: StepPart(step_path(folder, step)) for step in steps}
             _write(target, parts, options)
         # A ValueError: columns of an earlier version.
@@ -97,7 +123,7 @@ def merge(folder: Path, *, up_to: int, options: Mapping[str, Any]) -> None:
 def separate(folder: Path, *, after: int, options: Mapping[str, Any]) -> None:
     """Give each step after `after` a file of its own again, if it has none."""
     for path in folder.glob("steps-*.parquet"):
-        parts = {step: StepPart(path, groups) for step, groups in _places(path).items()}
+        parts = {step: StepPart(path, groups) for step, groups in groups_in(path).items()}
         apart = [step for step in parts if step > after]
         for step in apart:
             if not step_path(folder, step).is_file():
@@ -112,24 +138,6 @@ def separate(folder: Path, *, after: int, options: Mapping[str, Any]) -> None:
 def _single_steps(folder: Path) -> list[int]:
     stems = (path.stem for path in folder.glob("step-*.parquet"))
     return sorted(int(stem.removeprefix("step-")) for stem in stems)
-
-
-def _places(path: Path) -> dict[int, range]:
-    """Return the row groups of each step in a merged file; none without the file."""
-    arrow, parquet = arrow_modules()
-    try:
-        metadata: Mapping[bytes, bytes] = parquet.read_metadata(path).metadata or {}
-    except FileNotFoundError:
-        return {}
-    except (arrow.ArrowException, OSError) as error:
-        raise ConfigError(f"{path} is not a readable file of steps: {error}") from None
-    counts = json.loads(metadata.get(_NUM_GROUPS, b"{}"))
-    found: dict[int, range] = {}
-    first = 0
-    for step, count in counts.items():
-        found[int(step)] = range(first, first + count)
-        first += count
-    return found
 
 
 def _write(path: Path, parts: Mapping[int, StepPart], options: Mapping[str, Any]) -> None:

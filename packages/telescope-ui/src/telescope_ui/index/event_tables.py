@@ -1,11 +1,14 @@
-"""The stages of attempts in `events/` of a run, as tables in SQL: one file for each step."""
+"""The stages of attempts in `events/` of a run, as tables in SQL; `step_files` says which files."""
 
+import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from telescope_core.base.errors import ConfigError
 from telescope_core.records.arrow import arrow_modules
+from telescope_core.records.step_files import STEPS_PER_FILE, groups_in, merged_path
 from telescope_ui.files.damage import MAX_LINE_BYTES, Damage
 from telescope_ui.files.database import quoted
 from telescope_ui.files.run_files import Listed, listed, literal_paths, named, step_of
@@ -17,6 +20,7 @@ _TYPES = {
     **dict.fromkeys(("environment", "group_id", "stage", "server", "reason"), "VARCHAR"),
 }
 _SUFFIXES = (".parquet", ".jsonl")
+_MANY = re.compile(r"steps-(\d+)-\d+\.parquet")
 _LINE_BYTES = 150
 """Bytes of an event as a line, about."""
 _KEYS = ("environment", "group_id", "index", "attempt")
@@ -33,15 +37,28 @@ _STAGE_SOURCE = (
 class StepEvents(NamedTuple):
     """The files of the rollouts that were drawn for a step."""
 
+    step: int
     packed: Listed | None
-    """All of them, once nothing of the step is played any more."""
+    """All of them, once nothing of the step is played any more; maybe those of other steps too."""
     lines: Listed | None
+
+    @property
+    def files(self) -> list[Listed]:
+        """Those that there are, the better one first."""
+        return [one for one in (self.packed, self.lines) if one is not None]
+
+
+class StepFile(NamedTuple):
+    """The file that the events of a step are read from."""
+
+    step: int
+    file: Listed
 
 
 class Usable(NamedTuple):
     """Files that can be read, and what is against the others."""
 
-    files: list[Listed]
+    files: list[StepFile]
     problems: list[str]
 
 
@@ -52,40 +69,56 @@ def events_by_step(run: Path) -> dict[int, StepEvents]:
 
 def events_of_steps(run: Path, steps: Iterable[int]) -> dict[int, StepEvents]:
     """Return the files of those of `steps` that have some, in the order of `steps`."""
-    names = [f"step-{step:06d}{suffix}" for step in steps for suffix in _SUFFIXES]
-    return _by_step(named(run, "events", names=names))
+    wanted = list(steps)
+    names = [f"step-{step:06d}{suffix}" for step in wanted for suffix in _SUFFIXES]
+    names += dict.fromkeys(merged_path(run, step).name for step in wanted if step > 0)
+    found = _by_step(named(run, "events", names=names))
+    return {step: found[step] for step in wanted if step in found}
 
 
 def _by_step(files: Iterable[Listed]) -> dict[int, StepEvents]:
     found: dict[int, StepEvents] = {}
-    for one in files:
+    # Those of many steps first: where a step has a file of its own, that one counts.
+    for one in sorted(files, key=lambda one: step_of(one.name) is not None):
         step = step_of(one.name)
-        if step is None:
-            continue
-        before = found.get(step, StepEvents(None, None))
-        is_packed = one.name.endswith(".parquet")
-        found[step] = before._replace(**{"packed" if is_packed else "lines": one})
+        kind = "packed" if one.name.endswith(".parquet") else "lines"
+        for each in _steps_together(one) if step is None else (step,):
+            before = found.get(each, StepEvents(each, None, None))
+            found[each] = before._replace(**{kind: one})
     return found
+
+
+@lru_cache(maxsize=1024)
+def _steps_together(file: Listed) -> Sequence[int]:
+    """Return the steps of a file of many; its stamp makes another content another question."""
+    match = _MANY.fullmatch(file.name)
+    if match is None:
+        return ()
+    try:
+        return list(groups_in(file.path))
+    except ConfigError:
+        # Damage is told by who reads the file.
+        return range(int(match[1]), int(match[1]) + STEPS_PER_FILE)
 
 
 def usable(damage: Damage, steps: Iterable[StepEvents]) -> Usable:
     """Return one file for each of `steps`: the packed one if it can be read, else the lines."""
     found = Usable([], [])
     for step in steps:
-        for file in filter(None, step):
+        for file in step.files:
             problem = damage.problem(file)
-            if problem:
-                found.problems.append(problem)
-            else:
+            if not problem:
                 if file.stamp.size:
-                    found.files.append(file)
+                    found.files.append(StepFile(step.step, file))
                 break
+            if problem not in found.problems:
+                found.problems.append(problem)
     return found
 
 
-def num_events(files: Iterable[Listed]) -> int:
+def num_events(files: Iterable[StepFile]) -> int:
     """Return about how many events are in files that can be read."""
-    return sum(_num_rows(one) for one in files)
+    return sum(_num_rows(file) // max(1, len(_steps_together(file))) for _, file in files)
 
 
 @lru_cache(maxsize=8192)
@@ -102,28 +135,33 @@ def _num_rows(file: Listed) -> int:
 
 def all_files(steps: Iterable[StepEvents]) -> list[Listed]:
     """Return every file of `steps`."""
-    return [file for step in steps for file in filter(None, step)]
+    return list(dict.fromkeys(file for step in steps for file in step.files))
 
 
-def events_source(files: Sequence[Listed], columns: Sequence[str]) -> Source | None:
-    """Return `columns` of files of events; None without any file."""
+def events_source(files: Sequence[StepFile], columns: Sequence[str]) -> Source | None:
+    """Return `columns` of the events of steps in files; None without any file."""
     chosen = ", ".join(quoted(name) for name in columns)
+    lines = [one for one in files if one.file.name.endswith(".jsonl")]
+    together = [one for one in files if _steps_together(one.file)]
+    apart = [one for one in files if one not in lines and one not in together]
     parts: list[str] = []
     values: list[object] = []
-    for suffix, reader in (
-        (".parquet", "read_parquet(?, union_by_name = true)"),
-        (".jsonl", _lines()),
+    for some, reader in (
+        (apart, "read_parquet(?, union_by_name = true)"),
+        (together, "read_parquet(?, union_by_name = true) WHERE step IN (SELECT unnest(?))"),
+        (lines, _lines()),
     ):
-        paths = [one.path for one in files if one.name.endswith(suffix)]
-        if paths:
+        if some:
             parts.append(f"SELECT {chosen} FROM {reader}")
-            values.append(literal_paths(paths))
+            values.append(literal_paths(list(dict.fromkeys(file.path for _, file in some))))
+        if some is together and some:
+            values.append([step for step, _ in some])
     if not parts:
         return None
     return Source(sql=f"({' UNION ALL '.join(parts)})", values=tuple(values))
 
 
-def stages_of(files: Sequence[Listed], *, with_generating: bool) -> Source | None:
+def stages_of(files: Sequence[StepFile], *, with_generating: bool) -> Source | None:
     """Return the stages of attempts as spans: each lasts until the next stage of its attempt."""
     names = ("time_s", "step", *_KEYS, "stage", "server", "version", "reason")
     events = events_source(files, names)

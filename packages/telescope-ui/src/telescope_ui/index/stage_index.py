@@ -14,9 +14,9 @@ import duckdb
 
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.files.database import Database
-from telescope_ui.files.run_files import Listed, step_of
+from telescope_ui.files.run_files import Listed
 from telescope_ui.index.building import checkpoint
-from telescope_ui.index.event_tables import events_by_step, stages_of, usable
+from telescope_ui.index.event_tables import StepFile, events_by_step, stages_of, usable
 from telescope_ui.index.run_index import RunIndex
 
 WAIT_S = 0.05
@@ -91,12 +91,12 @@ class StageIndex:
 
     def _begin_if_changed(self) -> None:
         found = usable(self._database.damage, events_by_step(self._run).values())
-        files = {step: one for one in found.files if (step := step_of(one.name)) is not None}
+        files = {one.step: one for one in found.files}
         self._problems = found.problems
         with self._database.cursor() as cursor:
             _create(cursor, self._index.schema)
             known = _known(cursor, self._index.schema)
-        fresh = {step for step, one in files.items() if known.get(step) == _key(one)}
+        fresh = {step for step, one in files.items() if known.get(step) == _key(one.file)}
         self._num_total, self._num_done = len(files), len(fresh)
         stale = [step for step in known if step not in fresh]
         new = [one for step, one in sorted(files.items(), reverse=True) if step not in fresh]
@@ -104,7 +104,7 @@ class StageIndex:
             self._is_building = True
             Thread(target=self._build, args=(stale, new), name="index stages", daemon=True).start()
 
-    def _build(self, stale: Sequence[int], new: Sequence[Listed]) -> None:
+    def _build(self, stale: Sequence[int], new: Sequence[StepFile]) -> None:
         try:
             with self._database.cursor() as cursor:
                 _forget(cursor, self._index.schema, stale)
@@ -121,14 +121,15 @@ class StageIndex:
                 self._is_building = False
                 self._changed.notify_all()
 
-    def _add(self, cursor: duckdb.DuckDBPyConnection, files: Sequence[Listed]) -> None:
+    def _add(self, cursor: duckdb.DuckDBPyConnection, files: Sequence[StepFile]) -> None:
         try:
             _add(cursor, self._index.schema, files)
         except duckdb.Error:
             _roll_back(cursor)
-            self._database.damage.find(files)
-            damaged = {one: self._database.damage.problem(one) for one in files}
-            whole = [one for one in files if not damaged[one]]
+            damage = self._database.damage
+            damage.find([file for _, file in files])
+            damaged = {file: damage.problem(file) for _, file in files}
+            whole = [one for one in files if not damaged[one.file]]
             with self._changed:
                 self._problems += [problem for problem in damaged.values() if problem]
             if len(whole) < len(files):
@@ -163,7 +164,7 @@ def _forget(cursor: duckdb.DuckDBPyConnection, schema: str, steps: Iterable[int]
         )
 
 
-def _add(cursor: duckdb.DuckDBPyConnection, schema: str, files: Sequence[Listed]) -> None:
+def _add(cursor: duckdb.DuckDBPyConnection, schema: str, files: Sequence[StepFile]) -> None:
     source = stages_of(files, with_generating=True)
     if source is None:
         return
@@ -181,7 +182,7 @@ def _add(cursor: duckdb.DuckDBPyConnection, schema: str, files: Sequence[Listed]
         "GROUP BY step, source, name, at_s",
         source.values,
     )
-    rows = [[step_of(one.name), *_key(one)] for one in files]
+    rows = [[one.step, *_key(one.file)] for one in files]
     cursor.executemany(f"INSERT INTO {schema}.stage_files VALUES (?, ?, ?, ?, ?)", rows)
     cursor.execute("COMMIT")
 
