@@ -29,6 +29,10 @@ VERBS = {
         target="telescope_cli.agent:app",
         help="Install agent programs that play environments in sandboxes.",
     ),
+    "compare": Verb(
+        target="telescope_cli.compare:compare_command",
+        help="Compare two runs: settings that differ, evals and rewards in pairs.",
+    ),
     "env": Verb(
         target="telescope_cli.env.app:app", help="Find, install, check and remove environments."
     ),

@@ -54,11 +54,13 @@ def compare_command(
 
 def comparison_to_json(comparison: Comparison) -> dict[str, JsonValue]:
     """Return `comparison` as a JSON object, with what follows from its numbers."""
-    differences: list[JsonValue] = [
-        {**asdict(one), "change": one.change, "is_shown": one.is_shown}
-        for one in comparison.differences
-    ]
+    differences: list[JsonValue] = [difference_to_json(one) for one in comparison.differences]
     return {**asdict(comparison), "differences": differences}
+
+
+def difference_to_json(one: Difference) -> dict[str, JsonValue]:
+    """Return `one` as a JSON object, with what follows from its numbers."""
+    return {**asdict(one), "change": one.change, "is_shown": one.is_shown}
 
 
 def difference_table(comparison: Comparison) -> Table:
@@ -68,11 +70,12 @@ def difference_table(comparison: Comparison) -> Table:
     for name in ("before", "after", "change", "95% interval", "p", "tasks", "could show"):
         table.add_column(name, justify="right")
     for one in comparison.differences:
-        table.add_row(one.measure, *_cells(one))
+        table.add_row(one.measure, *difference_cells(one))
     return table
 
 
-def _cells(one: Difference) -> list[str]:
+def difference_cells(one: Difference) -> list[str]:
+    """Return before, after, change, interval, p, number of tasks and what they could show."""
     interval = "-" if one.low is None else f"{one.low:+.3f} to {one.high:+.3f}"
     return [
         f"{one.before:.3f}",

@@ -166,24 +166,31 @@ def _length(fields: Mapping[str, object]) -> int:
 
 def count_rows(paths: Iterable[Path]) -> Counter[tuple[str, RolloutStatus]]:
     """Return (environment, status) -> number of rows; reads only those two columns."""
-    pairs = _text_pairs(paths, "environment", "status")
+    pairs = _columns(paths, "environment", "status")
     return Counter((environment, RolloutStatus(status)) for environment, status in pairs)
 
 
 def examples_of_rows(paths: Iterable[Path]) -> set[tuple[str, str]]:
     """Return (environment, example id) of all rows that name one; reads only those two columns."""
     # A rollout that failed before it had its example names none.
-    return {pair for pair in _text_pairs(paths, "environment", "example_id") if pair[1]}
+    return {pair for pair in _columns(paths, "environment", "example_id") if pair[1]}
 
 
-def _text_pairs(paths: Iterable[Path], first: str, second: str) -> Iterator[tuple[str, str]]:
+def rewards_of_rows(paths: Iterable[Path]) -> Iterator[tuple[str, str, float]]:
+    """Yield (environment, example id, reward) of all rows that have them; reads no other column."""
+    for environment, example_id, reward in _columns(paths, "environment", "example_id", "reward"):
+        if example_id and reward is not None:
+            yield environment, example_id, reward
+
+
+def _columns(paths: Iterable[Path], *names: str) -> Iterator[tuple[Any, ...]]:
     arrow, parquet = arrow_modules()
     for path in paths:
         try:
-            table = parquet.read_table(path, columns=[first, second])
+            table = parquet.read_table(path, columns=list(names))
         except (arrow.ArrowException, OSError) as error:
             raise ConfigError(f"{path} is not a readable rollout file: {error}") from None
-        yield from zip(*(table.column(name).to_pylist() for name in (first, second)), strict=True)
+        yield from zip(*(table.column(name).to_pylist() for name in names), strict=True)
 
 
 def _fields(row: RolloutRow) -> dict[str, Any]:

@@ -42,6 +42,7 @@ from telescope_core.records.parquet import (
     count_rows,
     examples_of_rows,
     read_rows,
+    rewards_of_rows,
     write_rows,
 )
 from telescope_core.records.restarts import Restart
@@ -347,9 +348,15 @@ class RunFolder:
         files = self._rollout_files(self.rollout_steps() if steps is None else steps)
         return list(read_rows(files, with_tokens=with_tokens))
 
-    def count_rollouts(self) -> Counter[tuple[str, RolloutStatus]]:
-        """Return (environment, status) -> number of rollouts, over all steps."""
-        return count_rows(self._rollout_files(self.rollout_steps()))
+    def count_rollouts(
+        self, steps: Sequence[int] | None = None
+    ) -> Counter[tuple[str, RolloutStatus]]:
+        """Return (environment, status) -> number of rollouts of `steps`, by default of all."""
+        return count_rows(self._rollout_files(self.rollout_steps() if steps is None else steps))
+
+    def rewards(self, step: int) -> Iterator[tuple[str, str, float]]:
+        """Yield (environment, example id, reward) of each rollout of `step` that has a reward."""
+        return rewards_of_rows(self._rollout_files([step]))
 
     def trained_examples(self, up_to_step: int | None = None) -> set[tuple[str, str]]:
         """Return (environment, example id) of all that was played for training, by default ever.

@@ -78,12 +78,17 @@ class BeforeAfter:
 
 def before_and_after(evals: Mapping[str, EvalResult]) -> list[BeforeAfter]:
     """Return the evals in the folders `<name>-before`, `<name>-step-<N>` and `<name>-after`."""
+    return [from_first_to_last(by_tag) for _, by_tag in sorted(by_moment(evals).items())]
+
+
+def by_moment(evals: Mapping[str, EvalResult]) -> dict[str, dict[str, EvalResult]]:
+    """Return name -> tag -> result of the evals in folders `<name>-<tag>`."""
     tagged: dict[str, dict[str, EvalResult]] = {}
     for folder, result in evals.items():
         match = _EVAL_FOLDER.fullmatch(folder)
         if match:
             tagged.setdefault(match["name"], {})[match["tag"]] = result
-    return [from_first_to_last(by_tag) for _, by_tag in sorted(tagged.items())]
+    return tagged
 
 
 def from_first_to_last(by_tag: Mapping[str, EvalResult]) -> BeforeAfter:

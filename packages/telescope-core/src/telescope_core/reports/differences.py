@@ -8,19 +8,22 @@ def paragraph(comparison: Comparison) -> str:
     return " ".join([f"{sentence(comparison.main)}.", *cautions(comparison)])
 
 
-def sentence(difference: Difference) -> str:
-    """Return what the comparison shows about one measure, and how sure that is."""
+def sentence(difference: Difference, *, unit: str = "example") -> str:
+    """Return what the comparison shows about one measure, and how sure that is.
+
+    `unit`: what is paired.
+    """
     one = difference
     moved = f"from {one.before:.3f} to {one.after:.3f}"
     if one.low is None or one.high is None or one.p is None:
-        return f"{one.measure}: {moved} on a single example, which shows nothing about others"
+        return f"{one.measure}: {moved} on a single {unit}, which shows nothing about others"
     numbers = (
         f"{one.change:+.3f}, 95% interval {one.low:+.3f} to {one.high:+.3f}, "
-        f"p {format_p(one.p)}, paired over {one.num_tasks} examples"
+        f"p {format_p(one.p)}, paired over {one.num_tasks} {unit}s"
     )
     if one.is_shown:
         return f"{one.measure} {'rose' if one.change > 0 else 'fell'} {moved} ({numbers})"
-    return f"{one.measure}: no difference shown, {moved} ({numbers}; {_detectable(one)})"
+    return f"{one.measure}: no difference shown, {moved} ({numbers}; {_detectable(one, unit)})"
 
 
 def format_p(p: float) -> str:
@@ -51,7 +54,7 @@ def cautions(comparison: Comparison) -> list[str]:
     return found
 
 
-def _detectable(difference: Difference) -> str:
+def _detectable(difference: Difference, unit: str) -> str:
     if difference.detectable is None:
-        return "all examples changed by the same, so what they could show is not known"
+        return f"all {unit}s changed by the same, so what they could show is not known"
     return f"a true difference of {difference.detectable:.3f} would be found 4 times in 5"

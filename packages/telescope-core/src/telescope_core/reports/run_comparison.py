@@ -1,0 +1,345 @@
+"""Two runs beside each other: in which settings they differ, and what came of that, in pairs.
+
+Evals of weights that were trained for as many steps are paired by example, rewards of training by
+step, over the examples that both played at that step. The numbers are those of `evals.comparison`.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from telescope_core.base.environment_record import all_changes
+from telescope_core.base.errors import ConfigError
+from telescope_core.evals.comparison import (
+    Comparison,
+    Difference,
+    compare_results,
+    paired_difference,
+)
+from telescope_core.evals.folder import read_result
+from telescope_core.evals.result import EvalResult
+from telescope_core.records.files import read_json
+from telescope_core.records.identity import Resume
+from telescope_core.records.run_folder import SETTINGS_FILE, RunFolder
+from telescope_core.reports.before_after import AFTER, BEFORE, by_moment, order_of
+from telescope_core.reports.differences import cautions, sentence
+from telescope_core.settings.differing import Differing, differing
+
+_MOST_NAMED = 3
+"""Measures that the verdict names."""
+
+
+class Outcome(StrEnum):
+    """How the second run did, beside the first one."""
+
+    BETTER = "better"
+    """A deciding measure is higher, and none is lower."""
+    WORSE = "worse"
+    """A deciding measure is lower, and none is higher."""
+    MIXED = "mixed"
+    """One is higher, and another one is lower."""
+    NOT_SHOWN = "not shown"
+    """No interval leaves out zero."""
+    UNKNOWN = "unknown"
+    """There is nothing that both measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalPair:
+    """One held-out eval of both runs, with weights that took as many steps."""
+
+    name: str
+    step: int
+    """Steps of training; 0 = before it."""
+    comparison: Comparison
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardPair:
+    """The reward of training in one environment, in both runs."""
+
+    environment: str
+    difference: Difference
+    """Over steps: of each one, the mean over the examples that both played."""
+    first_step: int
+    last_step: int
+    num_examples: int
+    """Examples of these steps that both played, each counted at each step."""
+    num_only_one: int
+    """Those that only one of them played at that step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunComparison:
+    """What two runs differ in, and what came of it."""
+
+    settings: tuple[Differing, ...]
+    """Settings that differ, without names, folders and ports. Keys: `before`, `after`."""
+    following: frozenset[str]
+    """Names of those that nobody set: they follow from others."""
+    code: tuple[str, ...]
+    """Differences in environments, files and versions of packages, one line each."""
+    fork: Resume | None
+    """Where the second run goes on from the first one; None if it does not."""
+    evals: tuple[EvalPair, ...]
+    """By name, and then by step."""
+    training: tuple[RewardPair, ...]
+    outcome: Outcome
+    verdict: str
+    notes: tuple[str, ...]
+    """What limits it, a sentence each."""
+
+
+def compare_runs(before: RunFolder, after: RunFolder) -> RunComparison:
+    """Compare two runs; reads their settings, evals and rewards, and writes nothing."""
+    settings, _ = differing({"before": before.config(), "after": after.config()})
+    settings = [one for one in settings if not one.is_place]
+    given = _given(before) | _given(after)
+    code = _code_changes(before, after)
+    notes: list[str] = []
+    evals = _eval_pairs(before, after, notes)
+    training = list(_reward_pairs(before, after))
+    measured = _deciding(evals, training)
+    outcome = _outcome([one.difference for one in measured])
+    notes += [*_notes_of_runs(before, after), *_notes(evals, training, measured)]
+    return RunComparison(
+        settings=tuple(settings),
+        following=frozenset(
+            one.name for one in settings if len(one.values) == 2 and not _is_given(one.name, given)
+        ),
+        code=tuple(code),
+        fork=next((one for one in after.info().resumes if _is_from(one, before)), None),
+        evals=tuple(evals),
+        training=tuple(training),
+        outcome=outcome,
+        verdict=_verdict(before, after, outcome, measured),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+class _Measured(NamedTuple):
+    what: str
+    difference: Difference
+    unit: str
+
+
+def _given(run: RunFolder) -> set[str]:
+    return set((read_json(run.path / SETTINGS_FILE) or {}).get("set", ()))
+
+
+def _is_given(name: str, given: Collection[str]) -> bool:
+    # Of a table without a fixed form, its own name is there.
+    parts = name.split(".")
+    return not given or any(".".join(parts[:end]) in given for end in range(1, len(parts) + 1))
+
+
+def _is_from(resume: Resume, run: RunFolder) -> bool:
+    return bool(resume.run) and run.path.resolve() == Path(resume.run).resolve()
+
+
+def _code_changes(before: RunFolder, after: RunFolder) -> list[str]:
+    old, new = before.info(), after.info()
+    lines = [f"environment {line}" for line in all_changes(old.environments, new.environments)]
+    for what, first, second in (
+        ("file", old.inputs, new.inputs),
+        ("package", old.versions, new.versions),
+    ):
+        for name in dict.fromkeys([*first, *second]):
+            one, other = first.get(name, "none"), second.get(name, "none")
+            if one != other:
+                lines.append(f"{what} {name}: {one[:12]} -> {other[:12]}")
+    return lines
+
+
+def _eval_pairs(before: RunFolder, after: RunFolder, notes: list[str]) -> list[EvalPair]:
+    """Return the evals of both; why others cannot be compared is added to `notes`."""
+    old, new = _evals_by_step(before), _evals_by_step(after)
+    found: list[EvalPair] = []
+    for name, step in sorted(old.keys() & new.keys()):
+        try:
+            comparison = compare_results(old[name, step], new[name, step])
+        except ConfigError as error:
+            notes.append(f"{_eval_label(name, step)}: {error}.")
+            continue
+        found.append(EvalPair(name=name, step=step, comparison=comparison))
+    return found
+
+
+def _evals_by_step(run: RunFolder) -> dict[tuple[str, int], EvalResult]:
+    results = {folder.name: read_result(folder) for folder in run.eval_folders()}
+    known = by_moment({name: result for name, result in results.items() if result is not None})
+    last = run.last_step()
+    found: dict[tuple[str, int], EvalResult] = {}
+    for name, by_tag in known.items():
+        for tag in sorted(by_tag, key=order_of):
+            step = {BEFORE: 0, AFTER: last}.get(tag)
+            found[name, order_of(tag)[1] if step is None else step] = by_tag[tag]
+    return found
+
+
+def _reward_pairs(before: RunFolder, after: RunFolder) -> Iterator[RewardPair]:
+    steps = sorted(set(before.rollout_steps()) & set(after.rollout_steps()))
+    pairs: dict[str, list[_StepPair]] = {}
+    for step in steps:
+        for environment, pair in _step_pairs(step, before, after).items():
+            pairs.setdefault(environment, []).append(pair)
+    ranges = [run.info().reward_ranges for run in (before, after)]
+    for environment, of_steps in sorted(pairs.items()):
+        both = [pair for pair in of_steps if pair.num_examples]
+        if not both:
+            continue
+        before_N, after_N = [pair.before for pair in both], [pair.after for pair in both]
+        ends = [end for known in ranges for end in known.get(environment, ())]
+        ends = ends or [*before_N, *after_N]
+        yield RewardPair(
+            environment=environment,
+            difference=paired_difference(
+                "reward", before_N, after_N, span=(max(ends) - min(ends)) or 1.0
+            ),
+            first_step=both[0].step,
+            last_step=both[-1].step,
+            num_examples=sum(pair.num_examples for pair in both),
+            num_only_one=sum(pair.num_only_one for pair in of_steps),
+        )
+
+
+class _StepPair(NamedTuple):
+    step: int
+    before: float
+    after: float
+    num_examples: int
+    num_only_one: int
+
+
+def _step_pairs(step: int, before: RunFolder, after: RunFolder) -> dict[str, _StepPair]:
+    """Return environment -> the mean rewards of both runs over the examples that both played."""
+    old, new = _means(before, step), _means(after, step)
+    found: dict[str, _StepPair] = {}
+    for environment in old.keys() | new.keys():
+        first, second = old.get(environment, {}), new.get(environment, {})
+        shared = sorted(first.keys() & second.keys())
+        means = [
+            math.fsum(run[one] for one in shared) / (len(shared) or 1) for run in (first, second)
+        ]
+        apart = len(first.keys() ^ second.keys())
+        found[environment] = _StepPair(step, means[0], means[1], len(shared), apart)
+    return found
+
+
+def _means(run: RunFolder, step: int) -> dict[str, dict[str, float]]:
+    """Return environment -> example -> mean reward of its rollouts."""
+    rewards: dict[str, dict[str, list[float]]] = {}
+    for environment, example_id, reward in run.rewards(step):
+        rewards.setdefault(environment, {}).setdefault(example_id, []).append(reward)
+    return {
+        environment: {name: math.fsum(values) / len(values) for name, values in by_example.items()}
+        for environment, by_example in rewards.items()
+    }
+
+
+def _deciding(evals: Sequence[EvalPair], training: Sequence[RewardPair]) -> list[_Measured]:
+    """Return the last eval of each name; where there is none, the rewards of training."""
+    last: dict[str, EvalPair] = {
+        one.name: one for one in evals if one.step and not one.comparison.code_changes
+    }
+    if last:
+        return [
+            _Measured(_eval_label(one.name, one.step), one.comparison.main, "example")
+            for one in last.values()
+        ]
+    return [_Measured(f"training on {one.environment}", one.difference, "step") for one in training]
+
+
+def _eval_label(name: str, step: int) -> str:
+    return f"{name} after step {step}" if step else f"{name} before training"
+
+
+def _outcome(differences: Sequence[Difference]) -> Outcome:
+    if not differences:
+        return Outcome.UNKNOWN
+    up = any(one.is_shown and one.change > 0 for one in differences)
+    down = any(one.is_shown and one.change < 0 for one in differences)
+    if up or down:
+        return Outcome.MIXED if up and down else Outcome.BETTER if up else Outcome.WORSE
+    return Outcome.NOT_SHOWN
+
+
+def _verdict(
+    before: RunFolder, after: RunFolder, outcome: Outcome, measured: Sequence[_Measured]
+) -> str:
+    one, other = _name(before), _name(after)
+    if outcome is Outcome.UNKNOWN:
+        return (
+            f"Cannot compare {other} with {one}: there is no eval of weights that took as many "
+            "steps, and no step at which both played the same examples."
+        )
+    is_same = all(not one.difference.change and not one.difference.detectable for one in measured)
+    if is_same and max(one.difference.num_tasks for one in measured) > 1:
+        told = ", ".join(f"{one.what} ({one.difference.num_tasks} {one.unit}s)" for one in measured)
+        return f"{other} did the same as {one} wherever both were measured: {told}."
+    head = {
+        Outcome.BETTER: f"{other} is better than {one}",
+        Outcome.WORSE: f"{other} is worse than {one}",
+        Outcome.MIXED: f"{other} is better than {one} in one measure and worse in another",
+    }.get(outcome, f"No difference is shown between {one} and {other}")
+    ranked = sorted(measured, key=lambda each: not each.difference.is_shown)
+    told = [f"{each.what}: {sentence(each.difference, unit=each.unit)}" for each in ranked]
+    if len(told) > _MOST_NAMED:
+        told[_MOST_NAMED:] = [f"and {len(told) - _MOST_NAMED} more"]
+    text = f"{head}: {'; '.join(told)}."
+    if measured[0].unit == "step":
+        text += " No eval decides this, only the reward of training."
+    return text
+
+
+def _notes(
+    evals: Sequence[EvalPair], training: Sequence[RewardPair], measured: Sequence[_Measured]
+) -> Iterator[str]:
+    """Yield what limits the measures."""
+    for one in evals:
+        # Which code it is, is said once, in `code`.
+        for caution in cautions(replace(one.comparison, code_changes=())):
+            yield f"{_eval_label(one.name, one.step)}: {caution}"
+    num_only_one = sum(one.num_only_one for one in training)
+    if num_only_one:
+        num_both = sum(one.num_examples for one in training)
+        yield (
+            f"{num_only_one} examples of training were played by one run alone at their step, and "
+            f"are left out; {num_both} were played by both."
+        )
+    if any(one.difference.is_shown for one in measured):
+        yield "Each run ran once: with another seed, another difference may come out."
+        if len(measured) > 1:
+            yield (
+                f"{len(measured)} measures decide, and one in 20 shows a difference where there is "
+                "none."
+            )
+
+
+def _notes_of_runs(before: RunFolder, after: RunFolder) -> Iterator[str]:
+    """Yield why the runs differ by more than their settings, and what only one of them did."""
+    steps = [run.last_step() for run in (before, after)]
+    if steps[0] != steps[1]:
+        yield (
+            f"{_name(before)} took {steps[0]} steps and {_name(after)} {steps[1]}; what only one "
+            "of them did is left out."
+        )
+    if all_changes(before.info().environments, after.info().environments):
+        yield (
+            "The code of environments differs, so that the same reward may mean something else; "
+            "evals of such environments do not decide the verdict."
+        )
+    for run in (before, after):
+        for resume in run.info().resumes:
+            if resume.changed and not resume.run:
+                yield (
+                    f"{_name(run)} itself went on from step {resume.step} with changes: "
+                    f"{'; '.join(resume.changed)}."
+                )
+
+
+def _name(run: RunFolder) -> str:
+    return run.path.resolve().name
