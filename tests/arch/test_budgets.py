@@ -63,6 +63,7 @@ BROAD_EXCEPT = {
     ),
     "packages/telescope-core/src/telescope_core/environments/score_worker.py": "so in its parent",
     "packages/telescope-core/src/telescope_core/evals/runner.py": "so is a group reward that fails",
+    "packages/telescope-core/src/telescope_core/evals/rescoring.py": "and one that is given again",
     "packages/telescope-train/src/telescope_train/rollouts/playing.py": "and so in training",
     "packages/telescope-core/src/telescope_core/environments/running.py": (
         "thrown into the awaited code, as await does"

@@ -25,7 +25,8 @@ from telescope_core import (
 from telescope_core.errors import NotAskedError, TelescopeError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.judge import Judge, JudgeConfig
-from telescope_core.playing.rescoring import LEFT_OUT, RAISED, turns_in
+from telescope_core.base.protocols import LEFT_OUT, RAISED
+from telescope_core.records.rows import rollout_of, row_of, turns_in
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Completion, Group, Split, ToolCall
 
@@ -225,7 +226,7 @@ class GuessSaid(GuessOnline):
 async def test_a_metric_that_is_left_out_leaves_the_reward():
     again = await rescored(GuessSaid(), await played(Guess(), "1", "4"))
     assert (again.status, again.reward) == (RolloutStatus.KEPT, 1)
-    assert f"{LEFT_OUT}guesses" in again.tags
+    assert f"{LEFT_OUT}metric guesses" in again.tags
     assert "guesses" not in again.metrics
 
 

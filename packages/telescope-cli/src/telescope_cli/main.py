@@ -59,6 +59,11 @@ VERBS = {
         help="Bring models of other formats into the one that is trained and served.",
         needs="telescope_train",
     ),
+    "rescore": Verb(
+        target="telescope_cli.rescore:rescore_command",
+        help="Grade the rollouts of a run with another version of an environment.",
+        takes_settings=True,
+    ),
     "sandbox": Verb(
         target="telescope_cli.sandbox:app",
         help="Check the sandboxes in which programs of models run.",

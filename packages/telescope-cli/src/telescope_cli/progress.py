@@ -14,19 +14,23 @@ _SHOWN_AFTER_S = 2.0
 _LINE_EVERY_S = 10.0
 
 OnProgress = Callable[[int, int], None]
-"""Gets the steps that are done, and all there are."""
+"""Gets how much is done, and how much there is."""
 
 
 @contextmanager
 def progress_of(
-    what: str, *, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    what: str,
+    *,
+    unit: str = "steps",
+    console: Console | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Generator[OnProgress]:
     """Yield what is to be told of progress, as often as it likes; it is shown on stderr."""
     console = console or Console(stderr=True, highlight=False)
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed} of {task.total} steps"),
+        TextColumn(f"{{task.completed}} of {{task.total}} {unit}"),
         TimeRemainingColumn(),
         console=console,
         transient=True,
@@ -44,7 +48,7 @@ def progress_of(
             bar.start()
             bar.update(task, completed=done, total=of)
         elif now_s >= next_line_s:
-            console.print(f"{what}: {done} of {of} steps after {now_s - began_s:.0f} s")
+            console.print(f"{what}: {done} of {of} {unit} after {now_s - began_s:.0f} s")
             next_line_s = now_s + _LINE_EVERY_S
 
     try:

@@ -46,7 +46,7 @@ def evaluate(
             root, folders = _open_folders(requests, output, resume=resume)
             stack.enter_context(_resumable(root))
             for folder in folders:
-                stack.enter_context(_recorded(folder))
+                stack.enter_context(recorded(folder))
         raise_if_asked()
         pairs = list(zip(requests, folders, strict=True))
         for _, group in groupby(pairs, key=lambda pair: pair[0].model):
@@ -225,7 +225,7 @@ def _stamp() -> str:
 
 
 @contextmanager
-def _recorded(folder: EvalFolder) -> Generator[None, None, None]:
+def recorded(folder: EvalFolder) -> Generator[None, None, None]:
     """Record in the folder why an eval that was begun, or waited for its turn, did not finish."""
     try:
         yield

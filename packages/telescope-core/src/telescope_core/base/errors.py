@@ -92,6 +92,10 @@ class JudgeError(EndpointError):
     """A judge or simulated user gave no usable answer; the rollout fails and has no reward."""
 
 
+class NotGradedError(TelescopeError):
+    """A saved rollout has no reward when it is graded again, as its record does not hold enough."""
+
+
 class NotAskedError(TelescopeError):
     """A judge or simulated user was needed where none may be asked, such as by `rescore`."""
 

@@ -21,6 +21,14 @@ from telescope_core.base.types import (
 LATE_SCORE_S = 30.0
 """Seconds in which a rollout is scored that was still being played at its deadline."""
 
+LEFT_OUT = "left_out:"
+"""Begins the tag of a rollout that was graded again which says why a reward or metric is not known;
+its name follows."""
+RAISED = "raised:"
+"""Begins the tag with the error of a reward or metric, likewise."""
+METRIC = "metric "
+"""Comes before the name of a metric in these tags."""
+
 
 class Policy(Protocol):
     """The model that an environment talks to, in chat messages.

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from telescope_core.base.errors import ContextLengthError, TelescopeError
-from telescope_core.base.protocols import PlayRequest
+from telescope_core.base.errors import ContextLengthError, NotGradedError
+from telescope_core.base.protocols import LEFT_OUT, METRIC, RAISED, PlayRequest
 from telescope_core.base.scripted import ScriptedClient
 from telescope_core.base.types import Example, Message, Rollout, StopReason
 from telescope_core.environments.base import Environment
@@ -20,17 +20,10 @@ from telescope_core.environments.parameters import OF_EPISODE
 from telescope_core.environments.rewards import ScoreFunction, evaluate
 from telescope_core.environments.usage import refused_roles
 from telescope_core.playing.rollout import Playing, outcome_of
+from telescope_core.records.rows import turns_in
 
-LEFT_OUT = "left_out:"
-"""Begins the name of the tag that says why a reward or metric is not known."""
-RAISED = "raised:"
-"""Begins the name of the tag with the error of a reward or metric."""
 WHOLE = "score"
 """Stands for all rewards of an environment that defines `score` itself."""
-
-
-class NotGradedError(TelescopeError):
-    """A rollout has no reward, because a part of it cannot be known from its record."""
 
 
 async def rescore_rollout(
@@ -38,19 +31,11 @@ async def rescore_rollout(
 ) -> Rollout:
     """Return `saved` as `environment` grades it, or a failed rollout.
 
-    Each part that it gives is in `rewards` and `metrics`. For others there is a tag whose name
-    begins with LEFT_OUT or RAISED; without any tag, what failed is not a part.
+    Each part that it gives is in `rewards` and `metrics`. For others there is a tag that begins
+    with LEFT_OUT or RAISED; without any tag, what failed is not a part. A rollout whose reward is
+    not known, though nothing raised, fails with NotGradedError.
     """
     return await outcome_of(_Rescoring(environment, name, request, saved))
-
-
-def turns_in(messages: Sequence[Message], num_turns: int) -> list[int] | None:
-    """Return the positions of the policy's messages, or None if there are fewer than its turns.
-
-    The last ones are its: before them, a prompt may have answers as examples.
-    """
-    found = [number for number, one in enumerate(messages) if one.role == "assistant"]
-    return found[len(found) - num_turns :] if num_turns <= len(found) else None
 
 
 class _Rescoring(Playing):
@@ -145,7 +130,8 @@ class _Rescoring(Playing):
         first: Exception | None = None
         rewards: dict[str, float] = {}
         for function in _own_parts(environment):
-            if function.name in self._left_out:
+            name = _tag_name(function)
+            if name in self._left_out:
                 continue
             num_refused = len(refused_roles())
             found: dict[str, float] = {}
@@ -160,10 +146,10 @@ class _Rescoring(Playing):
                 )
             except Exception as raised:  # noqa: BLE001 - a boundary: the other parts are graded
                 if len(refused_roles()) == num_refused:
-                    episode.tags[f"{RAISED}{function.name}"] = f"{type(raised).__name__}: {raised}"
+                    episode.tags[f"{RAISED}{name}"] = f"{type(raised).__name__}: {raised}"
                     first = first or raised
             if len(refused_roles()) > num_refused:
-                self._left_out[function.name] = f"it asks a {refused_roles()[-1]}"
+                self._left_out[name] = f"it asks a {refused_roles()[-1]}"
             elif function.kind == "reward":
                 rewards |= found
             else:
@@ -186,7 +172,12 @@ def _live_parts(environment: Environment) -> list[str]:
     if type(environment).score is not Environment.score:
         return [WHOLE]
     parts = _own_parts(environment)
-    return [one.name for one in parts if OF_EPISODE & set(one.parameters.names)]
+    return [_tag_name(one) for one in parts if OF_EPISODE & set(one.parameters.names)]
+
+
+def _tag_name(function: ScoreFunction) -> str:
+    """Return the name of a part in tags."""
+    return f"{METRIC}{function.name}" if function.kind == "metric" else function.name
 
 
 def _difference(saved: Rollout, messages: Sequence[Message], num_turns: int) -> str:

@@ -2,7 +2,7 @@
 
 import json
 from array import array
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from telescope_core.base.chains import SampledTokens
 from telescope_core.base.messages import message_from_json, message_to_record
 from telescope_core.base.secret_names import hidden, without_values
 from telescope_core.base.types import (
+    Completion,
     FinishReason,
     JsonValue,
     Message,
@@ -19,6 +20,7 @@ from telescope_core.base.types import (
     RolloutStatus,
     Span,
     StopReason,
+    Turn,
     TurnInfo,
 )
 from telescope_core.records.files import plain
@@ -170,6 +172,57 @@ def row_of(
         score_s=rollout.score_s,
         tokens=tuple(c.tokens for c in completions) if with_tokens else None,
     )
+
+
+def rollout_of(row: RolloutRow) -> Rollout | None:
+    """Return the rollout that `row` records, without tokens, as it was before it was scored.
+
+    None if its messages do not hold each of its turns. Times of single turns are not recorded, and
+    are 0; nor are numbers of prompt tokens, and at endpoints of tokens: the last turn has all.
+    """
+    places = turns_in(row.messages, row.num_turns)
+    if places is None:
+        return None
+    spans = row.version_spans if all(row.version_spans) else ()
+    counts = [sum(one.num_tokens for one in turn) for turn in spans]
+    if sum(counts) != row.num_completion_tokens or len(counts) != row.num_turns:
+        counts = [0] * (row.num_turns - 1) + [row.num_completion_tokens]
+    prompts = [0] * (row.num_turns - 1) + [row.num_prompt_tokens]
+    completions = [
+        Completion(
+            message=row.messages[place],
+            finish_reason=finish_reason,
+            num_prompt_tokens=num_prompt_tokens,
+            num_completion_tokens=num_tokens,
+        )
+        for place, finish_reason, num_prompt_tokens, num_tokens in zip(
+            places, row.finish_reasons, prompts, counts, strict=False
+        )
+    ]
+    turns = [Turn(completion=one, started_s=0.0, ended_s=0.0) for one in completions]
+    return Rollout(
+        environment=row.environment,
+        example_id=row.example_id,
+        group_id=row.group_id,
+        index=row.index,
+        attempt=row.attempt,
+        messages=row.messages,
+        turns=tuple(turns),
+        conversations=row.conversations,
+        stop_reason=row.stop_reason,
+        metrics=row.metrics,
+        tags=row.tags,
+        info=row.info,
+    )
+
+
+def turns_in(messages: Sequence[Message], num_turns: int) -> list[int] | None:
+    """Return the positions of the policy's messages, or None if there are fewer than its turns.
+
+    The last ones are its: before them, a prompt may have answers as examples.
+    """
+    found = [number for number, one in enumerate(messages) if one.role == "assistant"]
+    return found[len(found) - num_turns :] if num_turns <= len(found) else None
 
 
 def row_to_json(row: RolloutRow) -> dict[str, JsonValue]:

@@ -1,0 +1,448 @@
+"""`telescope rescore RUN --env NEW`: what another version of an environment would have rewarded.
+
+The rollouts of a run or an eval are read from its folder and graded by the other version, in its
+own process. Nothing is sampled, and nothing in the folder changes.
+"""
+
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, cast
+
+import typer
+from rich.text import Text
+
+from telescope_cli.eval.flags import unparsed
+from telescope_cli.eval.options import DeadlineSOption, EnvIsolationOption, EnvWorkersOption
+from telescope_cli.eval.play import recorded
+from telescope_cli.eval.view import print_unreadable, stderr_console
+from telescope_cli.progress import progress_of
+from telescope_cli.rescore_view import print_rescored
+from telescope_cli.watch import find_run
+from telescope_core.base.environment_record import EnvironmentRecord, changes
+from telescope_core.base.errors import ConfigError, TooManyFailedError, unknown_name
+from telescope_core.base.interruptible import run
+from telescope_core.base.secret_names import (
+    HIDDEN,
+    hidden,
+    secret_values,
+    secrets_line,
+    without_values,
+)
+from telescope_core.base.types import (
+    EnvironmentDescription,
+    JsonValue,
+    RolloutStatus,
+    Sampling,
+    Split,
+)
+from telescope_core.environments.escapes import contained
+from telescope_core.evals import EvalFolder, EvalSettings
+from telescope_core.evals.rescoring import Graded, Rescored, Tally, grade_again
+from telescope_core.evals.result import result_of
+from telescope_core.finding.schemes import adapted
+from telescope_core.open import open_environment, record_environment
+from telescope_core.processes import Isolation, ProcessSettings
+from telescope_core.records import RunFolder
+from telescope_core.records.files import plain
+from telescope_core.records.rows import RolloutRow
+from telescope_core.reports import write_eval_report
+
+FolderArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="Folder of a run or an eval, or the name of a run in the folder `runs`."
+    ),
+]
+EnvOption = Annotated[
+    str,
+    typer.Option(
+        "--env", help="The version that grades: a name, owner/name@version, file.py:Class, folder."
+    ),
+]
+OfOption = Annotated[
+    str | None,
+    typer.Option(help="Which environment of the run is graded, where it has several."),
+]
+StepsOption = Annotated[
+    str | None, typer.Option(help="Steps of the run, such as 10-20,40. By default all.")
+]
+JudgesOption = Annotated[
+    bool,
+    typer.Option("--ask-judges", help="Also ask judges and simulated users, which can cost money."),
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option(help="New folder for the rollouts with their new rewards, as of an eval."),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on stdout.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """The rollouts of one environment in the folder of a run or an eval."""
+
+    path: Path
+    name: str
+    """The environment as the folder names it."""
+    settings: Mapping[str, Any]
+    """Its own settings then, without secrets."""
+    split: Split
+    sampling: Sampling
+    model: str
+    record: EnvironmentRecord | None
+    """Which code it was; None if that is not recorded."""
+    num_rollouts: int
+    steps: tuple[int, ...]
+    """Steps whose rollouts are graded; empty for an eval."""
+
+    def groups(self) -> Iterator[list[RolloutRow]]:
+        """Yield the rollouts of each example of a step, in order; one step is read at a time."""
+        if not self.steps:
+            yield from _by_group(EvalFolder(self.path).read().rows)
+        folder = RunFolder(self.path)
+        for step in self.steps:
+            rows = folder.rollouts([step], with_tokens=False)
+            yield from _by_group([row for row in rows if row.environment == self.name])
+
+
+def rescore_command(
+    context: typer.Context,
+    folder: FolderArgument,
+    environment: EnvOption,
+    of: OfOption = None,
+    steps: StepsOption = None,
+    ask_judges: JudgesOption = False,
+    env_workers: EnvWorkersOption = 1,
+    env_isolation: EnvIsolationOption = Isolation.AUTO,
+    deadline_s: DeadlineSOption = 60.0,
+    output: OutputOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Grade the saved rollouts of a run or an eval with another version of an environment.
+
+    Nothing is sampled. It says which rewards would be others, of which examples and in which steps,
+    and from which groups more or less could be learned. The environment has the settings that are
+    recorded; --env.NAME VALUE sets one of them.
+
+    What needs more than the record is made again by playing the saved turns, and is left out by
+    name where the environment then says something else. Judges are left out as well.
+
+    For example:
+
+      telescope rescore quickstart --env ./countdown
+
+      telescope rescore runs/evals/base --env my-name/countdown@0.2.0 --json
+    """
+    left = unparsed(context)
+    if left.environments:
+        raise ConfigError(
+            f"expected one run or eval, got also {left.environments[0]!r}; grade one at a time"
+        )
+    saved = _saved(folder, environment, of, steps)
+    settings = _merged(saved.settings, left.settings)
+    if adapted(environment) is not None and not ask_judges:
+        raise ConfigError(
+            f"{environment}: environments of other frameworks may ask judges in ways of their own, "
+            "which nothing here can stop; add --ask-judges to allow it"
+        )
+    request = _Request(
+        saved=saved,
+        environment=environment,
+        settings=settings,
+        record=record_environment(environment, settings=settings),
+        processes=ProcessSettings(
+            isolation=env_isolation, num_workers=env_workers, asks_models=ask_judges
+        ),
+        deadline_s=deadline_s,
+    )
+    target = None if output is None else EvalFolder.create(output, manifest=request.manifest())
+    with recorded(target) if target is not None else nullcontext(), contained():
+        outcome = run(_grade(request, target))
+    rescored = outcome.rescored
+    code = changes(saved.record, request.record) if saved.record is not None else []
+    if as_json:
+        fields = {
+            "folder": str(saved.path),
+            "environment": saved.name,
+            "graded_by": {"name": environment, "version": request.record.version},
+            "code_changes": code,
+            **asdict(rescored),
+        }
+        typer.echo(json.dumps(without_values(plain(fields), outcome.hide), indent=2))
+    else:
+        print_rescored(rescored, title=request.title, code_changes=code, hide=outcome.hide)
+        if target is not None:
+            typer.echo(f"Rollouts with their new rewards: {target.path}")
+    if not any(one.num_compared + one.num_new for one in (rescored.reward, *rescored.parts)):
+        raise TooManyFailedError(hidden(_why_none(rescored), outcome.hide))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    saved: Saved
+    environment: str
+    """The version that grades."""
+    settings: dict[str, Any]
+    record: EnvironmentRecord
+    processes: ProcessSettings
+    deadline_s: float
+
+    @property
+    def title(self) -> str:
+        """What is graded by what, for people."""
+        version = "" if self.record.version in ("", "0") else f" {self.record.version}"
+        return f"{self.saved.path}: {self.saved.name} graded by {self.environment}{version}"
+
+    def manifest(self) -> dict[str, JsonValue]:
+        """Return what the folder of the new rewards says of them."""
+        return {
+            "rescored": str(self.saved.path),
+            "environment": self.environment,
+            "environment_files": dict(self.record.files),
+            "env": self.settings,
+            "model": self.saved.model,
+            "split": self.saved.split,
+            "steps": list(self.saved.steps),
+        }
+
+
+class _Outcome(NamedTuple):
+    rescored: Rescored
+    hide: set[str]
+    """Values of secrets that nothing which is shown may hold."""
+
+
+async def _grade(request: _Request, target: EvalFolder | None) -> _Outcome:
+    saved, began_s = request.saved, time.monotonic()
+    environment = open_environment(request.environment, request.settings, request.processes)
+
+    def tell(names: tuple[str, ...]) -> None:
+        line = secrets_line(request.environment, names, os.environ)
+        stderr_console().print(Text(line), soft_wrap=True)
+
+    environment.tell_secrets(tell)
+    tally, num_done = Tally(), 0
+    try:
+        description = await environment.describe()
+        if saved.split not in description.num_examples:
+            raise ConfigError(
+                f"{request.environment} has no {saved.split} split, which the rollouts of "
+                f"{saved.name} are from"
+            )
+        read = {os.environ.get(name, "") for name in environment.secrets} - {""}
+        hide = read | secret_values(request.settings) | secret_values(os.environ)
+        if target is not None:
+            target.hide = hide
+        with progress_of("grading", unit="rollouts") as on_progress:
+
+            def on_graded(group: Sequence[Graded]) -> None:
+                nonlocal num_done
+                tally.add(group)
+                if target is not None:
+                    for one in group:
+                        target.append(_new_row(one))
+                num_done += len(group)
+                on_progress(num_done, saved.num_rollouts)
+
+            await grade_again(
+                environment,
+                saved.groups(),
+                split=saved.split,
+                deadline_s=request.deadline_s,
+                on_graded=on_graded,
+            )
+    finally:
+        await environment.close()
+    if target is not None:
+        _finish(target, request, description, time.monotonic() - began_s)
+    return _Outcome(tally.result(), hide)
+
+
+def _new_row(one: Graded) -> RolloutRow:
+    """Return the row with its new reward; without one, a failed rollout that says why."""
+    if one.rollout is None or one.rollout.reward is None:
+        reason = one.why_not or "; ".join(f"{part}: {why}" for part, why in one.left_out.items())
+        return replace(
+            one.row,
+            status=RolloutStatus.FAILED,
+            status_reason=one.rollout.status_reason if one.rollout else "NotGradedError",
+            error=one.error or reason,
+            reward=None,
+            rewards={} if one.rollout is None else one.rollout.rewards,
+            advantage=None,
+        )
+    return replace(
+        one.row,
+        status=RolloutStatus.KEPT,
+        status_reason="",
+        error=None,
+        reward=one.rollout.reward,
+        rewards=one.rollout.rewards,
+        metrics={**one.row.metrics, **one.rollout.metrics},
+        golden_answers=one.rollout.golden_answers or one.row.golden_answers,
+        advantage=None,
+    )
+
+
+def _finish(
+    target: EvalFolder, request: _Request, description: EnvironmentDescription, duration_s: float
+) -> None:
+    rows = target.rows()
+    sizes = Counter(row.group_id for row in rows)
+    settings = EvalSettings(
+        num_examples=max(1, len(sizes)),
+        rollouts=max(sizes.values(), default=1),
+        sampling=request.saved.sampling,
+        deadline_s=request.deadline_s,
+        split=request.saved.split,
+    )
+    result = result_of(
+        rows, settings, description, model=request.saved.model, duration_s=duration_s
+    )
+    target.finish(
+        replace(result, environment_record=request.record, environment_settings=request.settings)
+    )
+    write_eval_report(target)
+
+
+def _why_none(rescored: Rescored) -> str:
+    reasons = [f"{number} are not graded, {why}" for why, number in rescored.not_graded.items()]
+    reasons += [f"{number} failed with {text}" for text, number in [*rescored.errors.items()][:3]]
+    reasons += [
+        f"{name} is left out of {number}, {why}"
+        for name, parts in rescored.left_out.items()
+        for why, number in parts.items()
+    ]
+    return f"nothing could be graded: {'; '.join(reasons) or 'there is no rollout'}"
+
+
+def _saved(name: str, environment: str, of: str | None, steps: str | None) -> Saved:
+    path = find_run(name)
+    if not EvalFolder.holds_eval(path):
+        return _saved_run(RunFolder.open(path), environment, of, steps)
+    for option, value in (("--of", of), ("--steps", steps)):
+        if value is not None:
+            raise ConfigError(f"{option} is for runs, and {path} is an eval; leave it out")
+    folder = EvalFolder(path)
+    manifest, result = folder.manifest(), folder.result()
+    rows, problems = folder.read()
+    print_unreadable(problems)
+    return Saved(
+        path=path,
+        # Evals of a training run have the entry of its settings.
+        name=manifest.get("environment") or manifest["name"],
+        settings=manifest.get("env") or {},
+        split=Split(manifest.get("split") or Split.EVAL),
+        sampling=result.settings.sampling if result is not None else Sampling(max_tokens=1),
+        model=result.model if result is not None else "",
+        record=result.environment_record if result is not None else None,
+        num_rollouts=len(rows),
+        steps=(),
+    )
+
+
+def _saved_run(folder: RunFolder, environment: str, of: str | None, steps: str | None) -> Saved:
+    config, info = folder.config(), folder.info()
+    entries = {one["name"]: one for one in config.get("environments", ())}
+    entry = entries[_chosen(list(entries), environment, of, folder.path)]
+    section, name = config.get("rollout", {}), entry["name"]
+    chosen = _steps(steps, folder.rollout_steps(), folder.path)
+    return Saved(
+        path=folder.path,
+        name=name,
+        settings=entry.get("env") or {},
+        split=Split.TRAIN,
+        sampling=Sampling(
+            max_tokens=entry.get("max_tokens") or section.get("max_tokens") or 1,
+            temperature=entry.get("temperature") or section.get("temperature"),
+        ),
+        model=folder.path.name,
+        record=info.environments.get(name),
+        num_rollouts=sum(
+            number for (one, _), number in folder.count_rollouts(chosen).items() if one == name
+        ),
+        steps=chosen,
+    )
+
+
+def _chosen(names: Sequence[str], environment: str, of: str | None, path: Path) -> str:
+    """Return the environment of the run that is meant: given, the only one, or of that name."""
+    if of is not None:
+        if of not in names:
+            raise unknown_name("environment", of, names, f"(in {path})")
+        return of
+    if len(names) == 1:
+        return names[0]
+    same = [one for one in names if _bare(one) == _bare(environment)]
+    if len(same) == 1:
+        return same[0]
+    raise ConfigError(
+        f"{path} has several environments ({', '.join(names) or 'none'}), and {environment!r} does "
+        "not say which of them is graded; add --of NAME"
+    )
+
+
+def _bare(name: str) -> str:
+    """Return a name without owner, version and folder."""
+    return name.partition("@")[0].rstrip("/").rpartition("/")[2]
+
+
+def _steps(text: str | None, known: Sequence[int], path: Path) -> tuple[int, ...]:
+    if not known:
+        raise ConfigError(
+            f"{path} has no rollouts yet; it ended before its first step was recorded"
+        )
+    if text is None:
+        return tuple(known)
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
+        raise ConfigError(f"--steps takes steps such as 10-20,40, got {text!r}")
+    ranges = [part.partition("-") for part in text.split(",")]
+    found = [
+        step
+        for step in known
+        if any(int(first) <= step <= int(last or first) for first, _, last in ranges)
+    ]
+    if not found:
+        raise ConfigError(
+            f"--steps {text}: none of them has rollouts; {path} has those of {known[0]} to "
+            f"{known[-1]}"
+        )
+    return tuple(found)
+
+
+def _merged(recorded: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recorded settings with those that are given; a secret must be given again."""
+    merged = _with(recorded, given)
+    left_out = [name for name, value in merged.items() if value == HIDDEN]
+    if left_out:
+        raise ConfigError(
+            f"the setting {left_out[0]!r} of the environment is a secret, which the folder does "
+            "not hold; give it again with --env.NAME VALUE"
+        )
+    return merged
+
+
+def _with(recorded: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(recorded)
+    for name, value in given.items():
+        before: object = merged.get(name)
+        if isinstance(value, dict) and isinstance(before, dict):
+            value = _with(cast(dict[str, Any], before), cast(dict[str, Any], value))
+        merged[name] = value
+    return merged
+
+
+def _by_group(rows: Sequence[RolloutRow]) -> Iterator[list[RolloutRow]]:
+    groups: dict[str, list[RolloutRow]] = {}
+    for row in rows:
+        groups.setdefault(row.group_id, []).append(row)
+    yield from groups.values()
