@@ -1,12 +1,12 @@
 /** The frame of every page: where one is, what else there is, and the page itself. */
 
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { Keys } from "./components/Keys.tsx";
 import { Link } from "./components/Link.tsx";
 import { Trouble } from "./components/States.tsx";
 import { ofRun, parseAddress, type Address } from "./lib/address.ts";
 import { useData } from "./lib/data.ts";
-import { useIsLive } from "./lib/live.ts";
+import { retry, useConnection } from "./lib/live.ts";
 import { exported, href, useAddress } from "./lib/router.ts";
 import { useTheme } from "./lib/theme.ts";
 import { Compare } from "./pages/Compare.tsx";
@@ -39,6 +39,10 @@ function chosen({ parts }: Address) {
   if (first === undefined) return Runs;
   if (first === "compare") return Compare;
   if (first === "difference") return Difference;
+  if (first === "evals" && run !== undefined) {
+    if (kind === "rollouts") return Rollout;
+    return kind === "logs" ? Logs : kind === undefined ? Eval : null;
+  }
   if (first !== "runs" || run === undefined) return null;
   if (kind === undefined) return Overview;
   if (kind === "rollouts") return rest.length ? Rollout : Rollouts;
@@ -56,10 +60,12 @@ export function App() {
   const parsed = parseAddress(address);
   const [first, second] = parsed.parts;
   const run = first === "runs" ? (second ?? "") : "";
+  /** What is shown is of this run, or of this eval without one. */
+  const key = first === "evals" ? (second ?? "") : run;
   const Page = chosen(parsed);
   const main = useRef<HTMLElement>(null);
   useEffect(() => {
-    document.title = [...parsed.parts.slice(first === "runs" ? 1 : 0), "Telescope"].join(" - ");
+    document.title = [...parsed.parts.slice(key ? 1 : 0), "Telescope"].join(" - ");
   }, [parsed.path]);
   return (
     <>
@@ -68,15 +74,42 @@ export function App() {
       </button>
       <TopBar run={run} address={address} />
       {run && <Pages run={run} parts={parsed.parts} />}
+      <Ended />
       <main ref={main} tabIndex={-1}>
         {Page ? (
-          <Page key={parsed.path} address={address} parts={parsed.parts} query={parsed.query} run={run} />
+          <Page key={parsed.path} address={address} parts={parsed.parts} query={parsed.query} run={key} />
         ) : (
           <Nowhere address={address} path={parsed.path} />
         )}
       </main>
       <Keys run={run} />
     </>
+  );
+}
+
+/** The server has ended, or wants another token: the page is as it was when it was last heard of. */
+function Ended() {
+  const connection = useConnection();
+  const [isTrying, setIsTrying] = useState(false);
+  if (exported() || connection === "live" || connection === "starting") return null;
+  const tried = () => {
+    setIsTrying(true);
+    void retry().finally(() => setIsTrying(false));
+  };
+  return (
+    <div class="ended" role="alert">
+      <span>
+        <b>This page shows an old state</b>
+        {connection === "refused"
+          ? ": the server was started anew with another token. Run "
+          : ": the server has ended, or does not answer. If it has ended, run "}
+        <code>telescope ui</code>
+        {connection === "refused" ? " and open the address that it prints." : "; this page then goes on by itself."}
+      </span>
+      <button type="button" onClick={tried} disabled={isTrying}>
+        {isTrying ? "Trying" : "Try again"}
+      </button>
+    </div>
   );
 }
 
@@ -93,7 +126,7 @@ function Nowhere({ address, path }: { address: string; path: string }) {
 
 function TopBar({ run, address }: { run: string; address: string }) {
   const [theme, toggle] = useTheme();
-  const isLive = useIsLive();
+  const isLive = useConnection() === "live";
   const still = exported();
   const json = `${address}${address.includes("?") ? "&" : "?"}format=json`;
   return (
@@ -104,7 +137,10 @@ function TopBar({ run, address }: { run: string; address: string }) {
       {run && <Link to={ofRun(run)}>{run}</Link>}
       <span class="at-end">
         {still ? (
-          <span class="faint">exported {still.created_at.slice(0, 16).replace("T", " ")}</span>
+          <span class="faint">
+            exported {still.created_at.slice(0, 16).replace("T", " ")}
+            {still.is_complete === false && ", interrupted: some pages are missing"}
+          </span>
         ) : (
           <>
             <span class={isLive ? "live is-on" : "live"}>{isLive ? "live" : "not connected"}</span>

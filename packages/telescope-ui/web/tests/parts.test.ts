@@ -1,10 +1,12 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { dataAddress, ofRun, parseAddress, sideOf, withQuery } from "../src/lib/address.ts";
+import { canonical, dataAddress, ofRun, parseAddress, sideOf, withQuery } from "../src/lib/address.ts";
 import { rowsOf } from "../src/lib/columns.ts";
 import { folded, processOf, type LogLine } from "../src/lib/fold.ts";
 import { formatBytes, formatByName, formatNumber, formatSeconds, formatTick, formatWindow, isShare } from "../src/lib/format.ts";
+import { ordered, paged } from "../src/lib/order.ts";
 import { alone, byteTicks, extent, linear, nearest, ticks, timeTicks } from "../src/lib/scales.ts";
+import { narrowed, unanswered } from "../src/lib/narrow.ts";
 import { momentOf } from "../src/lib/moment.ts";
 import { levelsOf, mostSurprising, namesOf, scaleOf, valuesOf } from "../src/lib/shades.ts";
 import type { Chain } from "../src/lib/types.ts";
@@ -205,4 +207,66 @@ test("lines that say the same are counted, also in turn and with other times, bu
     [of(""), of("", { component: "trainer", source: "rank 0" }), of("", { component: "driver", source: "" })].map(processOf),
     ["inference-0", "trainer rank 0", "driver"],
   );
+});
+
+test("an export answers the filters that it can, and names those that it cannot", () => {
+  const page = {
+    total: 1000,
+    columns: {
+      step: [3, 3, 2, 1],
+      environment: ["a", "b", "a", "a"],
+      reward: [1, 0, null, 0.5],
+      is_truncated: [false, true, false, true],
+      oldest_version: [1, 1, 0, 0],
+      newest_version: [2, 1, 1, 0],
+      "metrics/n": [5, 6, 7, null],
+      "tags/level": ["1", null, "2", "1"],
+      address: ["/3a", "/3b", "/2a", "/1a"],
+    },
+  };
+  const found = (query: string) =>
+    (narrowed("/runs/r/rollouts", page, new URLSearchParams(query)) as typeof page & { num_of_run: number });
+  const cases: [string, string[]][] = [
+    ["", ["/3a", "/3b", "/2a", "/1a"]],
+    ["step_from=2&step_to=2", ["/2a"]],
+    ["environment=b&environment=c", ["/3b"]],
+    ["reward_from=0.5", ["/3a", "/1a"]],
+    ["truncated=true&step_to=2", ["/1a"]],
+    ["version=1", ["/3a", "/3b", "/2a"]],
+    ["where=metrics/n>=6&where=metrics/n<7", ["/3b"]],
+    ["tag=level=1", ["/3a", "/1a"]],
+    ["tag=level", ["/3a", "/2a", "/1a"]],
+    ["sort=reward", ["/3b", "/1a", "/3a", "/2a"]],
+    ["sort=-reward&limit=2&offset=1", ["/1a", "/3b"]],
+  ];
+  for (const [query, addresses] of cases) assert.deepEqual(found(query).columns.address, addresses, query);
+  assert.deepEqual([found("step_to=1").total, found("step_to=1").num_of_run], [1, 1000]);
+  assert.deepEqual(unanswered("/runs/r/rollouts", new URLSearchParams("step_from=2&q=x&server=y")), ["q", "server"]);
+  assert.deepEqual(unanswered("/runs/r/timeline", new URLSearchParams("from=1&to=2")), []);
+  assert.deepEqual(unanswered("/runs/r/evals/x", new URLSearchParams("against=y")), ["against"]);
+  assert.deepEqual(unanswered("/runs/r/rollouts/g/0/1", new URLSearchParams("step_from=2")), ["step_from"]);
+  const lines = { level: ["info", "error"], component: ["a", "b"], source: ["", "0"], life: [1, 2], message: ["Yes", "no"] };
+  const logs = (query: string) =>
+    (narrowed("/runs/r/logs", { lines: { columns: lines } }, new URLSearchParams(query)) as { lines: { columns: typeof lines } }).lines.columns.message;
+  assert.deepEqual([logs("q=yes"), logs("level=warning"), logs("life=2&component=a"), logs("source=0")], [["Yes"], ["no"], [], ["no"]]);
+});
+
+test("an address of ours and one of the server are the same", () => {
+  assert.equal(canonical("/runs/a/examples/a%2Fb/x(1)~*'!"), "/runs/a/examples/a%2Fb/x%281%29%7E%2A%27%21");
+  assert.equal(canonical("/runs/a/examples/\u00e9"), "/runs/a/examples/%C3%A9");
+});
+
+test("rows without a value come last in both orders, and numbers in names count", () => {
+  const rows = ["b10", null, "b9", ""];
+  assert.deepEqual(ordered(rows, (one) => one, false), ["b9", "b10", null, ""]);
+  assert.deepEqual(ordered(rows, (one) => one, true), ["b10", "b9", null, ""]);
+  assert.deepEqual(ordered([0, NaN, -1, 2], (one) => one, true), [2, 0, -1, NaN]);
+});
+
+test("a page that is not there is the nearest one that is", () => {
+  const rows = [1, 2, 3, 4, 5];
+  assert.deepEqual(paged(rows, 2, 2), { page: 2, pages: 3, rows: [3, 4] });
+  assert.deepEqual(paged(rows, 99, 2), { page: 3, pages: 3, rows: [5] });
+  assert.deepEqual(paged(rows, Number.NaN, 2).page, 1);
+  assert.deepEqual(paged([], 1, 2), { page: 1, pages: 1, rows: [] });
 });

@@ -8,6 +8,14 @@ export interface Verdict {
   change: number;
   is_shown: boolean;
   sentence: string;
+  against: string;
+}
+
+export interface Estimate {
+  mean: number;
+  low: number;
+  high: number;
+  num_tasks: number;
 }
 
 export interface EvalPoint {
@@ -22,6 +30,8 @@ export interface EvalPoint {
   low: number | null;
   high: number | null;
   num_tasks: number | null;
+  reward: Estimate | null;
+  pass_at: Record<string, Estimate | null>;
   num_scored: number | null;
   num_failed: number | null;
   duration_s: number | null;
@@ -40,13 +50,18 @@ export interface EvalPage {
   folder: string;
   tag: string;
   version: number | null;
-  environment: string;
-  result: Record<string, unknown>;
+  environment: string | null;
+  result: Record<string, unknown> | null;
+  so_far: { num_rollouts: number; num_scored: number; reward: number | null };
   against: string | null;
   verdicts: Verdict[];
+  cautions: string[];
   flips: { columns: Columns };
   num_gained: number;
   num_lost: number;
   tasks: { columns: Columns };
   others: string[];
+  /** What an eval without a run was started with. */
+  settings: Record<string, unknown>;
+  address: string;
 }

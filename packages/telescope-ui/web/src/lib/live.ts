@@ -20,27 +20,38 @@ type Heard =
 
 type Listener = (heard: Heard) => void;
 
+export type Connection =
+  /** Nothing was heard yet. */
+  | "starting"
+  | "live"
+  /** Nothing is heard any more. */
+  | "lost"
+  /** The server is there, and does not take the token of this browser. */
+  | "refused";
+
 /** A page that has heard nothing for so long is not live. The server speaks every 5 s. */
 const SILENCE_MS = 12_000;
+const AGAIN_MS = 3000;
 
 const listeners = new Set<Listener>();
-const statusListeners = new Set<(isLive: boolean) => void>();
+const statusListeners = new Set<(connection: Connection) => void>();
 let channel: BroadcastChannel | null = null;
 let source: EventSource | null = null;
-let isLive = false;
+let connection: Connection = "starting";
 let hasHeard = false;
 let silence = 0;
+let again = 0;
 
-function tell(live: boolean): void {
-  isLive = live;
-  for (const listener of statusListeners) listener(live);
+function tell(now: Connection): void {
+  connection = now;
+  for (const listener of statusListeners) listener(now);
 }
 
 function take(heard: Heard): void {
   hasHeard = true;
   clearTimeout(silence);
-  silence = window.setTimeout(() => tell(false), SILENCE_MS);
-  if (!isLive) tell(true);
+  silence = window.setTimeout(() => tell("lost"), SILENCE_MS);
+  if (connection !== "live") tell("live");
   for (const listener of listeners) listener(heard);
 }
 
@@ -53,7 +64,12 @@ function listen(): void {
   // The first page of all has just asked for its data; where another one listened before, something may be missed.
   source.onopen = () => pass({ kind: hasHeard ? "again" : "still" });
   // Those that are told hear nothing then, and find out by themselves.
-  source.onerror = () => tell(false);
+  source.onerror = () => {
+    if (connection !== "refused") tell("lost");
+    // After a refusal, and after some errors, a browser gives up; the server may come back.
+    clearTimeout(again);
+    if (source?.readyState === EventSource.CLOSED) again = window.setTimeout(() => void retry(), AGAIN_MS);
+  };
   source.addEventListener("still", () => pass({ kind: "still" }));
   source.addEventListener("runs", () => pass({ kind: "runs" }));
   source.addEventListener("change", (event) => {
@@ -88,6 +104,27 @@ function connect(): void {
   document.addEventListener("visibilitychange", follow);
   listen();
   follow();
+}
+
+/** Ask whether the server is there, and have what may have been missed asked for again. */
+export async function retry(): Promise<void> {
+  clearTimeout(again);
+  const status = await fetch("/static/app.css", { cache: "no-store" }).then(
+    (answer) => answer.status,
+    () => 0,
+  );
+  const isListening = source?.readyState === EventSource.OPEN;
+  if (status === 200) {
+    // Another page listens for this one, which will hear of it soon.
+    if (!source) take({ kind: "again" });
+    else if (!isListening) {
+      source.close();
+      listen();
+    }
+    return;
+  }
+  tell(status === 401 ? "refused" : "lost");
+  if (source?.readyState === EventSource.CLOSED) again = window.setTimeout(() => void retry(), AGAIN_MS);
 }
 
 /** At most one more request in this time, however fast a run writes. */
@@ -127,8 +164,8 @@ export function useLive(run?: string, parts?: readonly string[]): number {
 }
 
 /** Whether changes are being heard of. */
-export function useIsLive(): boolean {
-  const [live, set] = useState(isLive);
+export function useConnection(): Connection {
+  const [now, set] = useState(connection);
   useEffect(() => {
     statusListeners.add(set);
     connect();
@@ -136,5 +173,5 @@ export function useIsLive(): boolean {
       statusListeners.delete(set);
     };
   }, []);
-  return live;
+  return now;
 }

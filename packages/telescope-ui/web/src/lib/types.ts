@@ -29,21 +29,113 @@ export interface RunEntry {
   model: string | null;
   algorithm: string | null;
   reward: number | null;
+  recent_reward: number | null;
+  seeds: string | null;
   changed_s: number | null;
   error: string | null;
   curve: { steps: number[]; values: (number | null)[]; is_thinned: boolean } | null;
 }
 
+/** Runs that differ in their seed alone. */
+export interface Seeds {
+  name: string;
+  runs: string[];
+  recent_reward: Record<"count" | "mean" | "deviation" | "minimum" | "maximum", number | null>;
+}
+
+/** An eval without a run. */
+export interface EvalEntry {
+  key: string;
+  name: string;
+  folder: string;
+  state: string;
+  reason: string | null;
+  started_at: string | null;
+  ended_at: string | null;
+  environment: string | null;
+  model: string | null;
+  measure: string | null;
+  mean: number | null;
+  low: number | null;
+  high: number | null;
+  num_tasks: number | null;
+  num_rollouts: number | null;
+  num_scored: number | null;
+  num_failed: number | null;
+  changed_s: number | null;
+  error: string | null;
+}
+
 export interface RunsPage {
   folders: string[];
+  left_out: string[];
   runs: RunEntry[];
+  seeds: Seeds[];
+  evals: EvalEntry[];
+}
+
+export interface RunVerdict {
+  outcome: "learned" | "mixed" | "worse" | "collapsed" | "no gain" | "not shown" | "not trained" | "too early";
+  text: string;
+}
+
+/** The reward of an environment over steps; of all of them where it is null. */
+export interface RewardCourse {
+  environment: string | null;
+  steps: number[];
+  mean: (number | null)[];
+  smooth: (number | null)[];
+  smooth_steps: number;
+  times_s: (number | null)[];
+  low: (number | null)[];
+  high: (number | null)[];
+  range: [number, number] | null;
+  first: number | null;
+  last: number | null;
+  compared_steps: number;
+  is_thinned: boolean;
+}
+
+export interface EvalEstimate {
+  mean: number;
+  low: number | null;
+  high: number | null;
+  num_tasks: number;
+}
+
+export interface MetricSection {
+  name: string;
+  metrics: string[];
 }
 
 export interface ComparePage {
-  runs: (RunOf & { step: number | null })[];
+  runs: (RunOf & { step: number | null; verdict: RunVerdict; started_s: number | null })[];
+  evals: {
+    environment: string;
+    against: string;
+    runs: ({
+      run: string;
+      moment: string;
+      measure: string;
+      versus: { change: number; is_shown: boolean; sentence: string; cautions: string[] } | null;
+    } & { [name in keyof EvalEstimate]: EvalEstimate[name] | null })[];
+  }[];
+  rewards: { environment: string | null; runs: (RewardCourse & { run: string })[] }[];
   metric_names: string[];
-  curves: Record<string, { run: string; steps: number[]; values: (number | null)[] }[]>;
-  settings: { name: string; values: Record<string, unknown> }[];
+  sections: MetricSection[];
+  usual: string[];
+  curves: Record<
+    string,
+    {
+      run: string;
+      steps: number[];
+      times_s: (number | null)[];
+      values: (number | null)[];
+      smooth: (number | null)[];
+      smooth_steps: number;
+    }[]
+  >;
+  settings: { name: string; values: Record<string, unknown>; is_place: boolean }[];
   num_equal_settings: number;
 }
 
@@ -76,6 +168,7 @@ export interface Tile {
 
 export interface OverviewPage {
   run: RunOf;
+  verdict: RunVerdict;
   identity: {
     started_at: string | null;
     ended_at: string | null;
@@ -86,19 +179,24 @@ export interface OverviewPage {
     model: string | null;
     algorithm: string | null;
     last_change_s: number | null;
+    left_s: number | null;
+    report: string | null;
     folder: string;
     resumes: { at: string; step: number; checkpoint: string; changed: string[] }[];
   };
   metric_names: string[];
-  curves: StepCurves;
-  rewards: {
-    environment: string;
-    steps: number[];
-    mean: (number | null)[];
-    low: (number | null)[];
-    high: (number | null)[];
-    num_groups: number[];
-  }[];
+  sections: MetricSection[];
+  usual: string[];
+  curves: StepCurves & { smooth: Record<string, (number | null)[]>; smooth_steps: number; times_s: (number | null)[] };
+  reward: RewardCourse & { untrained: [number, number][] };
+  rewards: (RewardCourse & { environment: string; signal: number | null; truncated: number | null })[];
+  evals: (EvalEstimate & { environment: string; folder: string; step: number; address: string })[];
+  time: {
+    parts: { name: string; seconds: number }[];
+    step_s: { first: number | null; last: number | null };
+    tokens_per_s: number | null;
+    bound_by: string | null;
+  };
   tiles: Tile[];
   diagnoses: {
     rule: string;
@@ -131,6 +229,8 @@ export interface RolloutsPage {
   run: RunOf;
   index: IndexState;
   total: number | null;
+  /** In an export: how many the run has, of which some are there. */
+  num_of_run?: number;
   columns: Columns & { address: string[] };
   scalar_columns: { name: string; kind: "number" | "text" | "truth" }[];
   choices: Record<"environment" | "status" | "stop_reason" | "status_reason" | "server", string[]>;

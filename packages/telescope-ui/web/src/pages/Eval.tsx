@@ -1,11 +1,11 @@
 import { Facts } from "../components/Facts.tsx";
 import { Link } from "../components/Link.tsx";
-import { Empty, Ready } from "../components/States.tsx";
-import { Table } from "../components/Table.tsx";
-import { ofRun, withQuery } from "../lib/address.ts";
+import { LongTable } from "../components/LongTable.tsx";
+import { Empty, Ready, State } from "../components/States.tsx";
+import { dataAddress, ofRun, withQuery } from "../lib/address.ts";
 import { rowsOf } from "../lib/columns.ts";
 import { useData } from "../lib/data.ts";
-import { formatNumber, formatSeconds } from "../lib/format.ts";
+import { formatNumber, formatSeconds, plural } from "../lib/format.ts";
 import type { PageProps } from "../lib/page.ts";
 import { exported, go } from "../lib/router.ts";
 import type { EvalPage } from "../lib/evalTypes.ts";
@@ -30,15 +30,20 @@ interface Task {
 }
 
 export function Eval({ address, run }: PageProps) {
-  const loaded = useData<EvalPage>(address, run, ["evals"]);
+  const loaded = useData<EvalPage>(dataAddress(address), run, ["evals"]);
   return (
     <Ready loaded={loaded}>
       {(data) => (
         <>
           <p class="crumbs">
-            <Link to={ofRun(run, "evals")}>evals</Link> / {data.environment}
+            {isAlone(data) ? <Link to="/">all runs and evals</Link> : <Link to={ofRun(run, "evals")}>evals</Link>} /{" "}
+            {data.environment}
           </p>
-          <h1>{data.folder}</h1>
+          <div class="head">
+            <h1>{data.folder}</h1>
+            {isAlone(data) && data.run.state && <State state={data.run.state} />}
+            {isAlone(data) && !exported() && <Link to={`${data.address}/logs`}>logs</Link>}
+          </div>
           <Result data={data} />
           {data.others.length > 0 && !exported() && (
             <div class="tools">
@@ -48,6 +53,7 @@ export function Eval({ address, run }: PageProps) {
                   value={data.against ?? ""}
                   onChange={(event) => go(withQuery(address, { against: event.currentTarget.value }), "replace")}
                 >
+                  {data.against === null && <option value="">none</option>}
                   {data.others.map((one) => (
                     <option key={one}>{one}</option>
                   ))}
@@ -55,16 +61,27 @@ export function Eval({ address, run }: PageProps) {
               </label>
             </div>
           )}
-          {data.verdicts.map((verdict) => (
-            <p key={verdict.measure}>{verdict.sentence}</p>
+          {data.verdicts.map((verdict, at) => (
+            <p key={verdict.measure} class={at ? undefined : "verdict"}>
+              {verdict.sentence}
+            </p>
           ))}
-          <Flips data={data} />
-          <Tasks data={data} />
+          {data.cautions.map((caution) => (
+            <p key={caution} class="note">
+              {caution}
+            </p>
+          ))}
+          <Flips data={data} address={address} />
+          <Tasks data={data} address={address} />
+          <Settings settings={data.settings} />
         </>
       )}
     </Ready>
   );
 }
+
+/** Whether it belongs to no run. */
+const isAlone = (data: EvalPage) => data.address.startsWith("/evals/");
 
 interface Interval {
   mean: number;
@@ -79,12 +96,21 @@ function interval(value: unknown): string {
 }
 
 function Result({ data }: { data: EvalPage }) {
-  const { result } = data;
+  const { result, so_far } = data;
+  if (!result) {
+    return (
+      <p class="note" role="status">
+        There is no result yet: {formatNumber(so_far.num_scored)} of {plural(so_far.num_rollouts, "rollout")} so far are scored
+        {so_far.reward !== null && `, with a mean reward of ${formatNumber(so_far.reward, 3)}`}. The examples are listed
+        when it has ended.
+      </p>
+    );
+  }
   const passes = Object.entries((result["pass_at"] ?? {}) as Record<string, unknown>);
   return (
     <Facts
       facts={[
-        ["Weights", data.version === null ? "-" : `version ${data.version}`],
+        isAlone(data) ? ["Model", String(result["model"])] : ["Weights", data.version === null ? "-" : `version ${data.version}`],
         ["Reward", interval(result["reward"])],
         ...passes.map(([k, value]): [string, string] => [`pass@${k}`, interval(value)]),
         ["Examples", formatNumber(result["num_tasks"] as number)],
@@ -97,26 +123,29 @@ function Result({ data }: { data: EvalPage }) {
   );
 }
 
-function Flips({ data }: { data: EvalPage }) {
+function Flips({ data, address }: { data: EvalPage; address: string }) {
   if (!data.against) return null;
   const flips = rowsOf<Flip>(data.flips.columns as never);
   return (
     <>
       <h2>Examples that flipped</h2>
       <p class="note">
-        {data.num_gained} are solved more often than in {data.against}, {data.num_lost} less often.
+        {data.num_gained} are solved more often than in {data.against}, {data.num_lost} less often; those come first.
       </p>
       {flips.length === 0 && <Empty>No example changed.</Empty>}
       {flips.length > 0 && (
-        <Table
+        <LongTable
+          name="flips"
+          address={address}
           caption="Examples that flipped"
-          rows={flips.slice(0, 500)}
+          rows={flips}
+          size={20}
           keyOf={(row) => row.example_id}
           columns={[
-            { name: "Example", cell: (row) => visible(row.example_id) },
-            { name: "Before", isNumber: true, cell: (row) => <Link to={row.address_before}>{formatNumber(row.before, 3)}</Link> },
-            { name: "After", isNumber: true, cell: (row) => <Link to={row.address_after}>{formatNumber(row.after, 3)}</Link> },
-            { name: "Change", isNumber: true, cell: (row) => `${row.change > 0 ? "+" : ""}${formatNumber(row.change, 3)}` },
+            { name: "Example", value: (row) => row.example_id, cell: (row) => visible(row.example_id) },
+            { name: "Before", isNumber: true, value: (row) => row.before, cell: (row) => <Link to={row.address_before}>{formatNumber(row.before, 3)}</Link> },
+            { name: "After", isNumber: true, value: (row) => row.after, cell: (row) => <Link to={row.address_after}>{formatNumber(row.after, 3)}</Link> },
+            { name: "Change", isNumber: true, value: (row) => row.change, cell: (row) => `${row.change > 0 ? "+" : ""}${formatNumber(row.change, 3)}` },
           ]}
         />
       )}
@@ -124,23 +153,36 @@ function Flips({ data }: { data: EvalPage }) {
   );
 }
 
-function Tasks({ data }: { data: EvalPage }) {
+function Tasks({ data, address }: { data: EvalPage; address: string }) {
   const tasks = rowsOf<Task>(data.tasks.columns as never);
+  if (!tasks.length) return null;
   return (
     <>
       <h2>All examples</h2>
-      <Table
+      <LongTable
+        name="examples"
+        address={address}
         caption="All examples of the eval"
-        rows={tasks.slice(0, 1000)}
-        keyOf={(row) => row.example_id}
+        rows={tasks}
+        textOf={(row) => row.example_id}
+        keyOf={(row) => row.address}
         columns={[
-          { name: "Example", cell: (row) => <Link to={row.address}>{visible(row.example_id)}</Link> },
-          { name: "Mean reward", isNumber: true, cell: (row) => formatNumber(row.mean, 3) },
-          { name: "Solved", isNumber: true, cell: (row) => `${row.num_solved} of ${row.num_rollouts}` },
-          { name: "Failed", isNumber: true, cell: (row) => formatNumber(row.num_failed) },
+          { name: "Example", value: (row) => row.example_id, cell: (row) => <Link to={row.address}>{visible(row.example_id)}</Link> },
+          { name: "Mean reward", isNumber: true, value: (row) => row.mean, cell: (row) => formatNumber(row.mean, 3) },
+          { name: "Solved", isNumber: true, value: (row) => (row.num_rollouts ? row.num_solved / row.num_rollouts : null), cell: (row) => `${row.num_solved} of ${row.num_rollouts}` },
+          { name: "Failed", isNumber: true, value: (row) => row.num_failed, cell: (row) => formatNumber(row.num_failed) },
         ]}
       />
-      {tasks.length > 1000 && <p class="note">The first 1,000 of {formatNumber(tasks.length)} are shown.</p>}
     </>
+  );
+}
+
+function Settings({ settings }: { settings: Record<string, unknown> }) {
+  if (!Object.keys(settings).length) return null;
+  return (
+    <details>
+      <summary>What it was started with</summary>
+      <pre>{visible(JSON.stringify(settings, null, 2))}</pre>
+    </details>
   );
 }

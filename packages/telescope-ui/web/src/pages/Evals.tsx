@@ -1,12 +1,12 @@
-import { Chart } from "../components/Chart.tsx";
+import { Chart, type Point } from "../components/Chart.tsx";
 import { Link } from "../components/Link.tsx";
 import { Empty, Ready, State } from "../components/States.tsx";
-import { Table } from "../components/Table.tsx";
+import { Table, type Column } from "../components/Table.tsx";
 import { useData } from "../lib/data.ts";
 import { formatNumber, formatSeconds } from "../lib/format.ts";
 import type { PageProps } from "../lib/page.ts";
 import { go } from "../lib/router.ts";
-import type { EvalPoint, EvalsPage, Verdict } from "../lib/evalTypes.ts";
+import type { Estimate, EvalPoint, EvalsPage, Verdict } from "../lib/evalTypes.ts";
 
 export function Evals({ address, run }: PageProps) {
   const loaded = useData<EvalsPage>(address, run, ["evals"]);
@@ -25,8 +25,9 @@ export function Evals({ address, run }: PageProps) {
             {evals.map((one) => (
               <section key={one.name}>
                 <h2>{one.name}</h2>
+                <Said points={one.points} />
                 <Curve name={one.name} points={one.points} />
-                <Points points={one.points} />
+                <Points name={one.name} points={one.points} />
               </section>
             ))}
           </>
@@ -36,22 +37,41 @@ export function Evals({ address, run }: PageProps) {
   );
 }
 
+/** What the newest result says of all the training before it. */
+function Said({ points }: { points: EvalPoint[] }) {
+  const last = points.findLast((point) => point.mean !== null);
+  if (!last) return null;
+  if (!last.versus_first) return <p class="note">A second result is needed to say whether anything changed.</p>;
+  return (
+    <p class={last.versus_first.is_shown ? "verdict" : "verdict faint"}>
+      {last.versus_first.sentence}, from {last.versus_first.against} to {last.folder}.
+    </p>
+  );
+}
+
+/** From so many results on, a band says more than as many whiskers. */
+const MANY = 12;
+
 function Curve({ name, points }: { name: string; points: EvalPoint[] }) {
   const done = points.filter((point) => point.mean !== null && point.version !== null);
   const measure = done[0]?.measure ?? "reward";
+  const xs = done.map((point) => point.version ?? 0);
+  const whiskers: Point[] = done.map((point) => ({
+    x: point.version ?? 0,
+    y: point.mean ?? 0,
+    low: point.low,
+    high: point.high,
+    label: `${measure} ${point.tag}`,
+    color: 0,
+  }));
+  const intervals = { low: done.map((point) => point.low), high: done.map((point) => point.high) };
   return (
     <Chart
       title={`${name}: ${measure}, 95% interval over examples`}
       xName="version"
-      series={[
-        {
-          name: measure,
-          xs: done.map((point) => point.version ?? 0),
-          ys: done.map((point) => point.mean),
-          low: done.map((point) => point.low),
-          high: done.map((point) => point.high),
-        },
-      ]}
+      bounds={measure.startsWith("pass") ? [0, 1] : null}
+      series={[{ name: measure, xs, ys: done.map((point) => point.mean), ...(done.length > MANY ? intervals : {}) }]}
+      points={done.length > MANY ? [] : whiskers}
       onPick={(version) => {
         const found = done.find((point) => point.version === version);
         if (found?.address) go(found.address);
@@ -69,25 +89,45 @@ export function VerdictText({ verdict }: { verdict: Verdict | null }) {
   return <b title={verdict.sentence}>{text}, shown</b>;
 }
 
-function Points({ points }: { points: EvalPoint[] }) {
+function Points({ name, points }: { name: string; points: EvalPoint[] }) {
+  const ks = [...new Set(points.flatMap((point) => Object.keys(point.pass_at)))].sort((a, b) => Number(a) - Number(b));
+  const passes = ks.map(
+    (k): Column<EvalPoint> => ({
+      name: `pass@${k}`,
+      isNumber: true,
+      cell: (point) => <Interval value={point.pass_at[k] ?? null} />,
+    }),
+  );
   return (
     <Table
-      caption="Points of the eval"
+      caption={`Points of the eval ${name}`}
       rows={points}
       keyOf={(point) => point.folder ?? `${point.tag} ${point.time_s}`}
       columns={[
         { name: "Eval", cell: (point) => (point.address ? <Link to={point.address}>{point.tag}</Link> : point.tag) },
         { name: "State", cell: (point) => <State state={point.state} /> },
         { name: "Version", isNumber: true, cell: (point) => formatNumber(point.version) },
-        { name: "Mean", isNumber: true, cell: (point) => formatNumber(point.mean, 3) },
-        { name: "95% interval", isNumber: true, cell: (point) => `${formatNumber(point.low, 3)} to ${formatNumber(point.high, 3)}` },
-        { name: "Examples", isNumber: true, cell: (point) => formatNumber(point.num_tasks) },
-        { name: "Failed", isNumber: true, cell: (point) => formatNumber(point.num_failed) },
+        ...passes,
+        { name: "Mean reward", isNumber: true, cell: (point) => <Interval value={point.reward} /> },
         { name: "Since the first", cell: (point) => <VerdictText verdict={point.versus_first} /> },
         { name: "Since the one before", cell: (point) => <VerdictText verdict={point.versus_previous} /> },
+        { name: "Examples", isNumber: true, cell: (point) => formatNumber(point.num_tasks) },
+        { name: "Failed", isNumber: true, cell: (point) => formatNumber(point.num_failed) },
         { name: "Took", isNumber: true, cell: (point) => formatSeconds(point.duration_s) },
         { name: "Reason", cell: (point) => <span class="faint">{point.reason}</span> },
       ]}
     />
+  );
+}
+
+function Interval({ value }: { value: Estimate | null }) {
+  if (!value) return <>-</>;
+  return (
+    <>
+      {formatNumber(value.mean, 3)}{" "}
+      <span class="faint">
+        ({formatNumber(value.low, 3)} to {formatNumber(value.high, 3)})
+      </span>
+    </>
   );
 }

@@ -1,0 +1,82 @@
+/** A table of as many rows as there are: ordered by its heads, searched, and shown a page at a time, all in the address. */
+
+import { parseAddress, withQuery } from "../lib/address.ts";
+import { formatNumber } from "../lib/format.ts";
+import { ordered, paged, type Key } from "../lib/order.ts";
+import { go } from "../lib/router.ts";
+import { Empty } from "./States.tsx";
+import { Table, type Column } from "./Table.tsx";
+
+export interface LongColumn<Row> extends Column<Row> {
+  /** What rows are ordered by; without it they cannot be. */
+  value?: (row: Row) => Key;
+}
+
+interface Props<Row> {
+  /** Tells the tables of a page apart in the address; "" for the only one. */
+  name: string;
+  address: string;
+  caption: string;
+  columns: LongColumn<Row>[];
+  rows: Row[];
+  keyOf: (row: Row, at: number) => string | number;
+  rowClass?: (row: Row) => string | undefined;
+  /** Text that is searched; without it there is no search field. */
+  textOf?: (row: Row) => string;
+  size?: number;
+}
+
+export function LongTable<Row>(props: Props<Row>) {
+  const { name, address, caption, columns, rows, keyOf, rowClass, textOf, size = 50 } = props;
+  const prefix = name ? `ui.${name}.` : "ui.";
+  const { query } = parseAddress(address);
+  const sort = query.get(`${prefix}sort`) ?? "";
+  const wanted = (query.get(`${prefix}q`) ?? "").toLowerCase();
+  const change = (changes: Record<string, string | number | null>) =>
+    go(withQuery(address, Object.fromEntries(Object.entries(changes).map(([key, value]) => [prefix + key, value]))), "replace");
+  const by = columns.find((one) => one.value && one.name === sort.replace(/^-/, ""));
+  const found = textOf && wanted ? rows.filter((row) => textOf(row).toLowerCase().includes(wanted)) : rows;
+  const all = by?.value ? ordered(found, by.value, sort.startsWith("-")) : found;
+  const shown = paged(all, Number(query.get(`${prefix}page`)), size);
+  const first = (shown.page - 1) * size;
+  return (
+    <>
+      {(textOf || shown.pages > 1) && (
+        <div class="tools">
+          {textOf && (
+            <label>
+              Search
+              <input type="search" value={wanted} aria-label={`Search in: ${caption}`}
+                onInput={(event) => change({ q: event.currentTarget.value || null, page: null })} />
+            </label>
+          )}
+          {shown.pages > 1 && (
+            <span class="pager" role="group" aria-label={`Pages of: ${caption}`}>
+              <button type="button" disabled={shown.page === 1} onClick={() => change({ page: shown.page - 1 })}>
+                Before
+              </button>
+              <span role="status">
+                {formatNumber(first + 1)} to {formatNumber(first + shown.rows.length)} of {formatNumber(all.length)}
+              </span>
+              <button type="button" disabled={shown.page === shown.pages} onClick={() => change({ page: shown.page + 1 })}>
+                After
+              </button>
+            </span>
+          )}
+        </div>
+      )}
+      {all.length === 0 && <Empty>Nothing fits this search.</Empty>}
+      {all.length > 0 && (
+        <Table
+          caption={caption}
+          columns={columns.map((one) => (one.value ? { ...one, sort: one.name } : one))}
+          rows={shown.rows}
+          keyOf={keyOf}
+          {...(rowClass ? { rowClass } : {})}
+          sorted={sort}
+          onSort={(next) => change({ sort: next, page: null })}
+        />
+      )}
+    </>
+  );
+}
