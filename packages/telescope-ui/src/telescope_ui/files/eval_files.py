@@ -1,6 +1,7 @@
 """Evals, of a run or alone: their results, and where in `rollouts.jsonl` each rollout is."""
 
 import re
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -10,8 +11,9 @@ import msgspec
 from telescope_core.base.errors import unknown_name
 from telescope_core.evals.folder import read_result
 from telescope_core.evals.result import EvalResult
+from telescope_core.evals.stats import Estimate
 from telescope_core.records.rows import RolloutRow, row_from_json
-from telescope_ui.base.answers import NotThereError
+from telescope_ui.base.answers import JsonObject, NotThereError
 from telescope_ui.files.line_tail import MAX_FILE_BYTES, MAX_LINE_BYTES
 from telescope_ui.files.run_files import MAX_JSON_BYTES, Stamp, folders, inside, stamp_of
 
@@ -98,6 +100,19 @@ def result_of(place: EvalPlace) -> EvalResult | None:
 def _result(path: Path, stamp: Stamp) -> EvalResult | None:
     """Read a result; `stamp` makes another content another question."""
     return read_result(path.parent)
+
+
+def main_estimate(result: EvalResult) -> JsonObject:
+    """Return the measure that stands for an eval, pass@k with the smallest k, and its interval."""
+    k = min(result.pass_at, default=None)
+    main = result.reward if k is None else result.pass_at[k]
+    name = "reward" if k is None else f"pass@{k}"
+    return {"measure": name, **(estimate(main) or {})}
+
+
+def estimate(value: Estimate | None) -> JsonObject | None:
+    """Return an estimate as a page gives it."""
+    return None if value is None else asdict(value)
 
 
 def rows_of(place: EvalPlace) -> tuple[PlacedRow, ...]:

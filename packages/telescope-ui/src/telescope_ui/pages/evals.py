@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_core.evals.comparison import Comparison, Difference, compare_results
 from telescope_core.evals.result import EvalResult, TaskScore
-from telescope_core.evals.stats import Estimate
 from telescope_core.reports.differences import cautions, sentence
 from telescope_ui.base.answers import JsonObject, ParameterError
 from telescope_ui.base.parameters import EvalParameters
@@ -15,9 +14,11 @@ from telescope_ui.files.database import Database
 from telescope_ui.files.eval_files import (
     EvalKey,
     EvalPlace,
+    estimate,
     eval_key,
     eval_keys,
     key_of,
+    main_estimate,
     result_of,
     row_in,
     rows_of,
@@ -29,6 +30,7 @@ from telescope_ui.pages.overview import eval_points
 from telescope_ui.pages.rollout import (
     calls_of,
     extent_of_moments,
+    reward_parts,
     row_answer,
     timeline_around,
 )
@@ -96,21 +98,9 @@ def _point(
     if noted is None:
         found |= {"state": "done", "duration_s": result.duration_s}
         found |= {"num_scored": result.num_scored, "num_failed": result.num_failed}
-    pass_at = {str(k): _estimate(value) for k, value in sorted(result.pass_at.items())}
-    found |= {**main_estimate(result), "reward": _estimate(result.reward), "pass_at": pass_at}
+    pass_at = {str(k): estimate(value) for k, value in sorted(result.pass_at.items())}
+    found |= {**main_estimate(result), "reward": estimate(result.reward), "pass_at": pass_at}
     return found
-
-
-def main_estimate(result: EvalResult) -> JsonObject:
-    """Return the measure that stands for an eval, pass@k with the smallest k, and its interval."""
-    k = min(result.pass_at, default=None)
-    main = result.reward if k is None else result.pass_at[k]
-    name = "reward" if k is None else f"pass@{k}"
-    return {"measure": name, **(_estimate(main) or {})}
-
-
-def _estimate(value: Estimate | None) -> JsonObject | None:
-    return None if value is None else asdict(value)
 
 
 def _verdict(before: tuple[str, EvalResult], after: EvalResult) -> JsonObject | None:
@@ -330,10 +320,12 @@ def eval_rollout_page(
     calls = calls_of(run, database, row, within=("step IS NULL AND environment = ?", [folder]))
     siblings = [one.row for one in rows_of(shown.place) if one.row.group_id == group_id]
     none: dict[str, Any] = {"columns": {}}
+    result = result_of(shown.place)
     return {
         "page": "rollout",
         "run": run.brief(),
         **row_answer(run, row, with_tokens=True),
+        "reward_parts": reward_parts(row, {} if result is None else result.reward_weights),
         "calls": {"columns": calls},
         "events": none,
         "siblings": {

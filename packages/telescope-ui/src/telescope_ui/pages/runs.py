@@ -9,12 +9,11 @@ from typing import Any, cast
 from telescope_core.base.errors import TelescopeError
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.base.curves import curve
-from telescope_ui.files.eval_files import result_of, rows_of
+from telescope_ui.files.eval_files import main_estimate, result_of, rows_of
 from telescope_ui.files.run_files import Stamp, stamp_of
 from telescope_ui.index.one_eval import OneEval
 from telescope_ui.index.one_run import OneRun, settings_of
 from telescope_ui.index.runs import Runs
-from telescope_ui.pages.evals import main_estimate
 
 _POINTS = 60
 RECENT = 10
