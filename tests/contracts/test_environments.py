@@ -4,8 +4,10 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+from tests.asking import ask
 
 from telescope_core import (
     Environment,
@@ -16,7 +18,10 @@ from telescope_core import (
 )
 from telescope_core.errors import ConfigError
 from telescope_core.finding.locate import load_environment_class
+from telescope_core.in_process import InProcessEnvironment
 from telescope_core.playing.rollout import score_rollout
+from telescope_core.records.rows import rollout_of, row_of
+from telescope_core.scripted import ScriptedClient
 
 MATH = "telescope_env_telescope_math_reasoning:MathReasoning"
 COUNTDOWN = "telescope_env_telescope_countdown:Countdown"
@@ -129,6 +134,26 @@ async def test_gold_earns_the_maximum(factory, settings):
         gold = environment.gold_answer(example)
         assert gold is not None
         assert await reward_of(environment, example, gold) == pytest.approx(environment.reward_max)
+
+
+@pytest.mark.parametrize(("factory", "settings"), [*CASES, (ALPHABET, {}), (GAMES, {}), (WIKI, {})])
+async def test_a_saved_rollout_is_graded_as_it_was(factory, settings):
+    """By the same version, for answers that are right, wrong, and no answers at all."""
+    client = InProcessEnvironment(opened(factory, settings), name="it", asks_models=False)
+    for index in range(3):
+        example = await client.example(Split.TRAIN, index)
+        gold = opened(factory, settings).gold_answer(example)
+        replies = [gold] if isinstance(gold, str) else [*(gold or ())]
+        for answers in (replies, ["<answer>7</answer>"], ["..."]):
+            request = ask(example_index=index, deadline_s=60.0)
+            played = await client.play(request, ScriptedClient(answers).policy("r"))
+            saved = rollout_of(row_of(played))
+            nobody = ScriptedClient([]).policy("nobody")
+            again = await client.play(replace(request, saved=saved), nobody)
+            assert (again.reward, again.error) == (played.reward, played.error)
+            assert (again.rewards, again.metrics) == (played.rewards, played.metrics)
+            assert again.tags == played.tags
+    await client.close()
 
 
 @each
