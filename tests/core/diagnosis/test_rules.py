@@ -152,6 +152,7 @@ PLANTED = {
         "rollouts/score_s": 7.0,
     },
     "servers idle": {"time/generate_s": 0.1, "time/step_s": 10.0, "time/batch_s": 1.0},
+    "lost servers": {"servers/lost": lambda step: float(step > 90)},
     "slow weights": {"time/sync_s": 2.0, "time/step_s": 5.0},
     "slow driver": {"time/wait_s": 2.0, "time/step_s": 5.0},
     "empty rows": {"pack/fill": 0.2, "pack/batches": 8.0},

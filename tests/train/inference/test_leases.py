@@ -102,6 +102,7 @@ def test_a_request_goes_on_elsewhere_after_the_tokens_that_it_had() -> None:
     async def main(world: World) -> None:
         asked = [world.sample("a", 100), world.sample("b", 100)]
         await asyncio.sleep(40 * TOKENS_PER_ID * 0.01)
+        assert world.pool.num_lost == 0
         world.engines[0].die("killed")
         for answer in await asyncio.gather(*asked):
             assert len(answer.token_ids) == len(answer.logprobs) == 100
@@ -111,6 +112,7 @@ def test_a_request_goes_on_elsewhere_after_the_tokens_that_it_had() -> None:
         assert moved <= 61 * TOKENS_PER_ID
         assert world.pool.leases[0].state is ServerState.LOST
         assert "killed" in world.pool.leases[0].reason
+        assert world.pool.num_lost == 1
 
     in_world(main)
 

@@ -36,7 +36,7 @@ RUNS = (
 ON_A_GPU = {"mfu"}
 IN_OTHER_RUNS = {
     *("signal/<env>/groups", "signal/<env>/share", "weights/unchanged"),
-    *("reward/length_order", "reward/noise"),
+    *("reward/length_order", "reward/noise", "servers/lost"),
 }
 """Of several environments, with servers, or with larger groups; each has a test of its own."""
 IN_PROCESSES = {

@@ -703,6 +703,20 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        "lost servers",
+        Kind.SLOW,
+        "Are all servers there?",
+        in_a_row(
+            "At least one inference server was gone at the end of each step; the others do its "
+            "work.",
+            "servers.jsonl has the reason, and logs/inference-*.jsonl what it printed last: memory "
+            "(gpu_memory_utilization, max_num_seqs), a crash, or a node that is gone.",
+            "servers/lost",
+            holds=lambda number: number > 0,
+            least=5,
+        ),
+    ),
+    Rule(
         "slow weights",
         Kind.SLOW,
         "Do weights take long?",

@@ -93,6 +93,11 @@ class ServerPool:
         """Whether no server takes requests."""
         return not any(lease.takes_requests for lease in self.leases)
 
+    @property
+    def num_lost(self) -> int:
+        """Servers that take no requests now."""
+        return sum(not lease.takes_requests for lease in self.leases)
+
     async def generate(
         self,
         prompt_ids: Sequence[int],
