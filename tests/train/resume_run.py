@@ -296,7 +296,7 @@ def numbers(folder: Path) -> list[dict[str, float]]:
         {
             key: row[key]
             for key in row
-            if not key.startswith(("time", "queue/")) and "per_s" not in key
+            if not key.startswith(("time", "queue/")) and not key.endswith("_s")
         }
         for row in RunFolder.open(folder).metrics()
     ]

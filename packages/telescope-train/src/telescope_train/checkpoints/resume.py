@@ -377,10 +377,13 @@ def _environment_changes(
 
 def _other_differences(checkpoint: RunCheckpoint, config: TrainConfig) -> Iterator[str]:
     """Yield why another run that begins at `checkpoint` differs by more than its settings."""
+    chance = "so this run and the one that wrote the checkpoint differ by chance too"
     if not config.rollout.seed_sampling:
+        yield f"rollout.seed_sampling is off: tokens are drawn at random, {chance}"
+    elif ahead := config.scheduling.max_async_rollout:
         yield (
-            "rollout.seed_sampling is off, so tokens are drawn at random: this run and the one "
-            "that wrote the checkpoint differ by chance too"
+            f"scheduling.max_async_rollout is {ahead}: which weights sample a token depends on the "
+            f"clock, {chance}"
         )
     source = _run_of(checkpoint)
     for resume in source.info().resumes if source is not None else ():
