@@ -2,7 +2,7 @@
 
 import { extent, linear } from "../lib/scales.ts";
 import { formatNumber } from "../lib/format.ts";
-import { line } from "./Chart.tsx";
+import { line } from "./Curve.tsx";
 
 const WIDTH = 120;
 const HEIGHT = 24;

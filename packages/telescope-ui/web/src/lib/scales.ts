@@ -18,6 +18,31 @@ export function linear(from: number, to: number, start: number, end: number): Sc
   return scale;
 }
 
+/** Powers of ten are equally far from each other; 0 and less are nowhere. */
+export function logarithmic(from: number, to: number, start: number, end: number): Scale {
+  const inner = linear(Math.log10(from), Math.log10(to), start, end);
+  const scale = ((value: number) => (value > 0 ? inner(Math.log10(value)) : NaN)) as Scale;
+  scale.from = from;
+  scale.to = to;
+  scale.invert = (pixel) => 10 ** inner.invert(pixel);
+  return scale;
+}
+
+/** Powers of ten, and 2 and 5 times those where there are few; round steps within one power. */
+export function logTicks(from: number, to: number, count: number): number[] {
+  const powers = Math.log10(to / from);
+  if (powers < 1) return ticks(from, to, count);
+  const found: number[] = [];
+  const every = Math.ceil(powers / (2 * count));
+  for (let power = Math.floor(Math.log10(from)); power <= Math.log10(to); power += every) {
+    for (const part of powers < count / 2 ? [1, 2, 5] : [1]) {
+      const value = Number((part * 10 ** power).toPrecision(12));
+      if (value >= from && value <= to) found.push(value);
+    }
+  }
+  return found;
+}
+
 /** Round steps (1, 2 or 5 times a power of ten) so that there are about `count` labels. */
 export function ticks(from: number, to: number, count: number): number[] {
   if (!(to > from) || count < 1) return [from];
