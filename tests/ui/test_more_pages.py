@@ -144,3 +144,22 @@ def test_a_rollout_of_an_eval_leads_to_its_moment(ui):
     assert f"{RUN}/evals/math-after/rollouts/eval-2/0" in addresses
     without = ui.get(f"{RUN}/evals/math-after/rollouts/eval-3/0")
     assert without["addresses"]["timeline"] is None
+
+
+def test_a_reward_is_the_sum_of_its_weighted_parts_where_it_is_one(tmp_path, run):
+    run.note_reward_ranges({}, weights={"math": {"correct": 0.9, "form": 0.1}})
+    parts = {"correct": 0.0, "form": 1.0}
+    rows = [
+        replace(row(1, 0, index), reward=reward, rewards=parts, environment="math")
+        for index, reward in enumerate((0.1, 0.5))
+    ]
+    run.write_rollouts(1, [*rows, replace(row(1, 1, 0), environment="other")])
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        found = [ui.get(f"/runs/r/rollouts/1.0/{index}/1")["reward_parts"] for index in (0, 1)]
+        other = ui.get("/runs/r/rollouts/1.1/0/1")["reward_parts"]
+    assert found[0] == [
+        {"name": "correct", "weight": 0.9, "value": 0.0},
+        {"name": "form", "weight": 0.1, "value": 1.0},
+    ]
+    # A total that is not the sum, as of `compute_reward`, and an environment without weights.
+    assert (found[1], other) == ([], [])

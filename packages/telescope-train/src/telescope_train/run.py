@@ -304,7 +304,10 @@ async def _get_ready(opened: Opened) -> _Ready:
     for line in left_out_of_training(mix.descriptions):
         view.note(line)
     declared = mix.descriptions.items()
-    folder.note_reward_ranges({name: (one.reward_min, one.reward_max) for name, one in declared})
+    folder.note_reward_ranges(
+        {name: (one.reward_min, one.reward_max) for name, one in declared},
+        weights={name: one.reward_weights for name, one in declared},
+    )
     first_version = await _restore(prepared, ranks, publisher)
     packing = _packing(prepared, mix, ranks)
     await _prove(opened, mix, packing)

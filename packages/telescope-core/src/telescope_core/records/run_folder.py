@@ -169,9 +169,19 @@ class RunFolder:
         """Record the digests of the files that this run reads beside its environments."""
         self._write_info(self.info().model_copy(update={"inputs": dict(found)}))
 
-    def note_reward_ranges(self, found: Mapping[str, tuple[float, float]]) -> None:
-        """Record the least and the largest reward of environments, by their names."""
-        self._write_info(self.info().model_copy(update={"reward_ranges": dict(found)}))
+    def note_reward_ranges(
+        self,
+        found: Mapping[str, tuple[float, float]],
+        *,
+        weights: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> None:
+        """Record the least and the largest reward of environments, by their names.
+
+        `weights`: the factor of each part in the sum that a reward is.
+        """
+        parts = {name: dict(one) for name, one in (weights or {}).items()}
+        update = {"reward_ranges": dict(found), "reward_weights": parts}
+        self._write_info(self.info().model_copy(update=update))
 
     def note_settings(
         self, given: Sequence[str], chosen: Sequence[str], defaults: Mapping[str, JsonValue]

@@ -1,8 +1,10 @@
 """One rollout: what was said, its tokens, its model calls and its stages."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from telescope_core.base.errors import ConfigError
 from telescope_core.base.messages import message_to_record
 from telescope_core.base.types import JsonValue, Message
 from telescope_core.records.parquet import read_row
@@ -49,6 +51,7 @@ def rollout_page(
         "page": "rollout",
         "run": run.brief(),
         **row_answer(run, row, with_tokens=with_tokens, training=training),
+        "reward_parts": reward_parts(row, run.info().reward_weights.get(row.environment, {})),
         "calls": {"columns": moments["calls"]},
         "events": {"columns": moments["events"]},
         "siblings": {"columns": _siblings(run, row.group_id, [about for _, about in siblings])},
@@ -88,6 +91,16 @@ def row_answer(
         "conversations": [messages_json(one) for one in row.conversations],
         "tokens": tokens_of(run.path, row, training) if with_tokens else None,
     }
+
+
+def reward_parts(row: RolloutRow, weights: Mapping[str, float]) -> list[JsonObject]:
+    """Return the parts that the reward is the weighted sum of; empty if that is not known."""
+    if row.reward is None or not weights.keys() >= row.rewards.keys():
+        return []
+    total = math.fsum(weights[name] * value for name, value in row.rewards.items())
+    if not math.isclose(total, row.reward, rel_tol=1e-6, abs_tol=1e-6):
+        return []
+    return [{"name": n, "weight": weights[n], "value": value} for n, value in row.rewards.items()]
 
 
 def row_at(run: OneRun, place: queries.Place, *, with_tokens: bool) -> RolloutRow:
