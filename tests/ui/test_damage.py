@@ -100,6 +100,38 @@ def test_a_torn_file_of_events_is_named_and_the_others_are_shown(tmp_path, run, 
         assert ui.get("/runs/r/timeline/trace.json")["otherData"]["problems"]
 
 
+@pytest.mark.parametrize("damage", [damage_footer, damage_pages])
+def test_what_is_said_of_damage_is_in_words_and_what_a_library_said_is_apart(tmp_path, run, damage):
+    path = run.path / "rollouts" / "step-000002.parquet"
+    damage(path)
+    (tmp_path / "runs" / "torn").mkdir()
+    (tmp_path / "runs" / "torn" / "run.json").write_text('{"name": "to')
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        (problem,) = ui.get("/runs/r/rollouts")["index"]["problems"]
+        said, _, details = problem.partition("\n")
+        assert said.startswith("rollouts/step-000002.parquet is left out")
+        assert "rollouts in it are not shown" in said
+        assert "copy the file again" in said
+        assert details
+        for word in ("Error", "parquet_metadata", "read_parquet", "SELECT", "LINE 1", "Thrift"):
+            assert word not in said
+        rows = ui.get("/")["runs"]
+        torn = next(row["error"] for row in rows if row["key"] == "torn")
+        assert "run.json is damaged" in torn
+        assert "has no run.json" not in torn
+
+
+def test_a_rollout_in_a_file_that_was_damaged_since_is_refused_in_words(tmp_path, run):
+    path = run.path / "rollouts" / "step-000002.parquet"
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        address = ui.get("/runs/r/rollouts?step_from=2&step_to=2")["columns"]["address"][0]
+        stamp = path.stat()
+        damage_pages(path)
+        os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+        error = ui.get(address, status=409)["error"]["message"]
+        assert error.startswith("rollouts/step-000002.parquet cannot be read: its content")
+
+
 def test_the_lines_of_a_step_are_read_where_its_packed_file_is_torn(tmp_path, run):
     (run.path / "events" / "step-000002.parquet").write_bytes(b"PAR1 and no more")
     with answered([tmp_path / "runs"], tmp_path / "cache") as ui:

@@ -26,6 +26,7 @@ from telescope_core.records.files import (
     plain,
     read_json,
     read_json_lines,
+    why_no_object,
     write_json,
 )
 from telescope_core.records.identity import RunInfo, RunState, new_run_info, now
@@ -126,9 +127,8 @@ class EvalFolder:
         """Return the manifest that the eval was started with, without secrets."""
         fields = read_json(self.path / "eval.json")
         if fields is None:
-            raise ConfigError(
-                f"{self.path}: expected the folder of an eval, but it has no eval.json"
-            )
+            why = why_no_object(self.path / "eval.json")
+            raise ConfigError(f"{self.path}: expected the folder of an eval, but {why}")
         return without_secrets(fields["manifest"])
 
     def info(self) -> RunInfo | None:

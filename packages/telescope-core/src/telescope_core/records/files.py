@@ -33,6 +33,16 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return cast(dict[str, Any], content) if isinstance(content, dict) else None
 
 
+def why_no_object(path: Path) -> str:
+    """Return why `read_json` found no object in `path`, to be said of its folder."""
+    if not path.exists():
+        return f"it has no {path.name}"
+    return (
+        f"its {path.name} is damaged: it was cut off or overwritten, and is no whole JSON object; "
+        "if the folder was copied, copy the file again, or else restore it from a backup"
+    )
+
+
 def append_json_line(path: Path, value: Mapping[str, JsonValue]) -> None:
     """Append `value` as one line, on a new line if the last one was cut short."""
     append_lines(path, [json.dumps(plain(value), separators=(",", ":"))])

@@ -26,6 +26,7 @@ from telescope_core.records.files import (
     append_json_line,
     read_json,
     read_json_lines,
+    why_no_object,
     write_json,
     write_text,
 )
@@ -248,7 +249,8 @@ class RunFolder:
         """Return the identity and state of the run."""
         fields = read_json(self.path / "run.json")
         if fields is None:
-            raise ConfigError(f"{self.path}: expected the folder of a run, but it has no run.json")
+            why = why_no_object(self.path / "run.json")
+            raise ConfigError(f"{self.path}: expected the folder of a run, but {why}")
         version = fields.get("format_version", 1)
         if isinstance(version, int) and version > FORMAT_VERSION:
             raise ConfigError(

@@ -17,7 +17,12 @@ from telescope_ui.files.run_files import Listed, literal_paths
 MAX_LINES_BYTES = 512 * 2**20
 """Size of a file of JSON lines that is read."""
 MAX_LINE_BYTES = 2**20
-_MAX_REASON = 200
+_MAX_REASON = 400
+_ROWS = {
+    **{"rollouts": "rollouts", "attempts": "replaced attempts", "events": "stages of rollouts"},
+    **{"calls": "model calls", "timeline": "spans", "gauges": "values of meters"},
+}
+"""What a file of each folder holds."""
 _MAX_KNOWN = 100_000
 _PROBES = {
     ".parquet": "SELECT max(hash(COLUMNS(*))) FROM read_parquet(?)",
@@ -41,7 +46,7 @@ class Damage:
         with self._lock:
             reason = self._found.get(file, "")
         reason = reason or _shallow(file)
-        return f"{file.path.parent.name}/{file.name} is left out: {reason}" if reason else ""
+        return left_out(file.folder.name, file.name, reason) if reason else ""
 
     def find(self, files: Sequence[Listed]) -> bool:
         """Try to read all of `files`; return whether some turned out to be damaged."""
@@ -62,8 +67,33 @@ class Damage:
             with self._cursor() as cursor:
                 cursor.execute(_PROBES[file.path.suffix], [literal_paths([file.path])]).fetchall()
         except duckdb.Error as error:
-            return " ".join(str(error).split())[:_MAX_REASON]
+            return with_details(unreadable(file.name), error)
         return ""
+
+
+def left_out(folder: str, name: str, reason: str) -> str:
+    """Return a problem: which file, what is wrong with it, what is not shown, how to go on.
+
+    What a library said of it, if `reason` has that, comes after the sentence, on a line of its own.
+    """
+    what, _, details = reason.partition("\n")
+    said = (
+        f"{folder}/{name} is left out: {what}. The {_ROWS[folder]} in it are not shown, and all "
+        "else is; if this folder was copied, copy the file again"
+    )
+    return f"{said}\n{details}" if details else said
+
+
+def unreadable(name: str) -> str:
+    """Return what is wrong with a file that could be opened and not be read to its end."""
+    if name.endswith(".jsonl"):
+        return f"a line of it is damaged, or longer than {MAX_LINE_BYTES // 2**20} MiB"
+    return "its content is damaged"
+
+
+def with_details(sentence: str, error: Exception) -> str:
+    """Return a sentence, and on a line of its own what a library said."""
+    return f"{sentence}\n{' '.join(str(error).split())[:_MAX_REASON]}"
 
 
 def answering(
@@ -92,5 +122,7 @@ def _shallow(file: Listed) -> str:
     try:
         parquet.read_metadata(file.path)
     except (arrow.ArrowException, OSError) as error:
-        return f"it is no whole Parquet file: {' '.join(str(error).split())[:_MAX_REASON]}"
+        return with_details(
+            "its end is missing or damaged, so that it was not written whole", error
+        )
     return ""

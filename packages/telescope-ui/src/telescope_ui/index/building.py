@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import duckdb
 
+from telescope_ui.files.damage import left_out, unreadable, with_details
 from telescope_ui.files.database import quoted
 from telescope_ui.files.run_files import Listed, literal_paths, step_of
 from telescope_ui.index.columns import (
@@ -26,7 +27,6 @@ FOLDERS = {"rollouts": False, "attempts": True}
 BATCH_FILES = 128
 STEP_OF_FILE = r"CAST(regexp_extract(filename, 'step-(\d+)\.parquet$', 1) AS INTEGER)"
 """The step of a row, in SQL: that of its file, by which the row is found again."""
-_MAX_PROBLEM_CHARACTERS = 300
 _BATCH = "temp.batch"
 
 
@@ -100,8 +100,8 @@ def add(cursor: duckdb.DuckDBPyConnection, schema: str, files: Sequence[StepFile
             cursor.execute("ROLLBACK")
         if len(files) == 1:
             (one,) = files
-            problem = f"{one.folder}/{one.file.name}: {error}"[:_MAX_PROBLEM_CHARACTERS]
-            _note(cursor, schema, one, problem)
+            reason = with_details(unreadable(one.file.name), error)
+            _note(cursor, schema, one, left_out(one.folder, one.file.name, reason))
             return
         half = len(files) // 2
         add(cursor, schema, files[:half])

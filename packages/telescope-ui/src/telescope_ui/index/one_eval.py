@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.secret_names import without_secrets
+from telescope_core.records.files import why_no_object
 from telescope_core.records.identity import RunInfo
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.files.eval_files import EvalPlace
@@ -29,8 +30,14 @@ class OneEval(OneRun):
         if stamp is None:
             raise ConfigError(f"{self.path.name} has no eval.json, so its state is not known")
         if self._info is None or self._info[0] != stamp:
+            about = self._about()
+            if not about:
+                raise ConfigError(
+                    f"{self.path.name}: expected the folder of an eval, but "
+                    f"{why_no_object(self.path / 'eval.json')}"
+                )
             try:
-                info = RunInfo.model_validate(self._about().get("run"))
+                info = RunInfo.model_validate(about.get("run"))
             except ValidationError as error:
                 where = ".".join(str(part) for part in ("run", *error.errors()[0]["loc"]))
                 raise ConfigError(

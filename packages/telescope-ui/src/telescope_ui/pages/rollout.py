@@ -10,7 +10,7 @@ from telescope_core.base.types import JsonValue, Message
 from telescope_core.records.parquet import read_row
 from telescope_core.records.rows import RolloutRow
 from telescope_ui.base.answers import JsonObject, NotThereError
-from telescope_ui.files.damage import answering
+from telescope_ui.files.damage import answering, unreadable, with_details
 from telescope_ui.files.database import Database
 from telescope_ui.files.run_files import Listed, inside
 from telescope_ui.index import queries
@@ -111,7 +111,11 @@ def row_at(run: OneRun, place: queries.Place, *, with_tokens: bool) -> RolloutRo
             f"{place.folder}/{place.file} is gone: the run went back to an earlier step, or was "
             "deleted; load the page of rollouts again"
         )
-    return read_row(path, place.row, with_tokens=with_tokens)
+    try:
+        return read_row(path, place.row, with_tokens=with_tokens)
+    except ConfigError as error:
+        why = f"{place.folder}/{place.file} cannot be read: {unreadable(place.file)}"
+        raise ConfigError(with_details(f"{why}; the other files of the run can", error)) from None
 
 
 def scalars(row: RolloutRow) -> JsonObject:

@@ -1,7 +1,9 @@
 """The application: which function answers which address."""
 
 import asyncio
+import os
 from collections.abc import Collection
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import unquote
 
@@ -19,6 +21,7 @@ from telescope_ui.base import parameters as asked_for
 from telescope_ui.base.answers import JsonObject, as_json, error_body, status_of
 from telescope_ui.base.guard import Guard
 from telescope_ui.base.wrong_addresses import no_page
+from telescope_ui.files.damage import with_details
 from telescope_ui.files.database import Database
 from telescope_ui.files.run_files import inside
 from telescope_ui.index.runs import Runs
@@ -43,8 +46,6 @@ from telescope_ui.pages.timeline import timeline_page
 from telescope_ui.pages.trace import trace_page
 from telescope_ui.web.live import Watcher, events_for
 from telescope_ui.web.shell import STATIC, Shell
-
-_MAX_MESSAGE = 500
 
 
 class _Part(Convertor[str]):
@@ -232,15 +233,18 @@ def _told_gone(_: Request, error: Exception) -> Response:
 
 
 def _told_disk(_: Request, error: Exception) -> Response:
-    return _refusal(409, f"the disk of the run does not answer, load the page again: {error}")
+    assert isinstance(error, OSError)
+    name = Path(os.fsdecode(error.filename)).name if error.filename else "a file of the run"
+    why = with_details(f"{name} cannot be read from its disk; load the page again", error)
+    return _refusal(409, why)
 
 
 def _told_unreadable(_: Request, error: Exception) -> Response:
-    return _refusal(
-        409,
-        "a file of the run cannot be read; it is damaged, or was written anew meanwhile, and the "
-        f"page can be loaded again: {str(error)[:_MAX_MESSAGE]}",
+    why = (
+        "a file of the run cannot be read: it was written anew meanwhile, or is damaged; load the "
+        "page again"
     )
+    return _refusal(409, with_details(why, error))
 
 
 def _told_status(request: Request, error: Exception) -> Response:

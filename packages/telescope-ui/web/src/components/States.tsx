@@ -2,16 +2,25 @@
 
 import type { ComponentChildren } from "preact";
 import type { Loaded } from "../lib/data.ts";
+import { visible } from "../lib/visible.ts";
 
 export function Empty({ children }: { children: ComponentChildren }) {
   return <p class="empty">{children}</p>;
 }
 
+/** What went wrong; what a library said of it comes after the first line, and is shown when it is asked for. */
 export function Trouble({ message }: { message: string }) {
+  const [said, ...details] = message.split("\n");
   return (
-    <p class="trouble" role="alert">
-      {message}
-    </p>
+    <div class="trouble" role="alert">
+      {said}
+      {details.length > 0 && (
+        <details>
+          <summary>details</summary>
+          <pre>{visible(details.join("\n"))}</pre>
+        </details>
+      )}
+    </div>
   );
 }
 
