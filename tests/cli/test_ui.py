@@ -10,11 +10,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from tests.ui.recorded import MARKUP, write_run
 
 from telescope_cli.main import main
+from telescope_core.base.errors import ConfigError
 from telescope_ui.web.export import export_runs
 
 CODE = "from telescope_cli.main import main; main()"
@@ -32,14 +34,18 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_it_says_where_it_is_and_ends_when_it_is_interrupted(place):
-    command = [sys.executable, "-c", CODE, "ui", "--json", "--port", "0"]
+@pytest.mark.parametrize(
+    ("options", "host"), [([], "127.0.0.1"), (["--host", "::1"], "::1"), (["--host=[::1]"], "::1")]
+)
+def test_it_says_where_it_is_and_ends_when_it_is_interrupted(place, options, host):
+    command = [sys.executable, "-c", CODE, "ui", "--json", "--port", "0", *options]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
         said = json.loads(running.stdout.readline())
         port = int(said["address"].rpartition(":")[2])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+        assert urlsplit(said["address"]).hostname == host
+        connection = http.client.HTTPConnection(host, port, timeout=LIMIT_S)
         headers = {"authorization": f"Bearer {said['token']}", "accept": "application/json"}
         connection.request("GET", "/runs/quickstart/rollouts", headers=headers)
         assert json.loads(connection.getresponse().read())["total"] == 36
@@ -91,14 +97,20 @@ def read_script(path: Path, before: str) -> object:
 
 
 def test_an_export_has_every_page_as_a_script(place):
-    done = export_runs([Path("runs")], Path("page"), num_rollouts=5)
+    told = []
+    done = export_runs(
+        [Path("runs")], Path("page"), num_rollouts=12, tell=lambda *two: told.append(two)
+    )
+    assert (told[0], told[-1]) == ((0, done.num_pages), (done.num_pages, done.num_pages))
     found = read_script(Path("page/export.js"), "window.TELESCOPE_EXPORT = ")
     assert len(found["pages"]) == done.num_pages
+    assert found["is_complete"]
     run = "/runs/quickstart"
     for address in ("/", run, f"{run}/timeline", f"{run}/logs", f"{run}/evals/math-after"):
         assert address in found["pages"]
     rollouts = read_page(found, f"{run}/rollouts")
-    assert len(rollouts["columns"]["address"]) == 5
+    assert len(rollouts["columns"]["address"]) == 12
+    assert set(rollouts["columns"]["step"]) == {1, 2, 3}
     for address in rollouts["columns"]["address"]:
         rollout = read_page(found, address)
         assert MARKUP in rollout["messages"][1]["content"]
@@ -111,6 +123,28 @@ def test_an_export_has_every_page_as_a_script(place):
     # What a rollout says can end no script.
     for script in Path("page/data").iterdir():
         assert "<" not in script.read_text(encoding="utf-8")
+
+
+def test_an_interrupted_export_opens_and_is_written_anew_only_if_asked(place):
+    def interrupt(done, total):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_runs([Path("runs")], Path("page"), num_rollouts=12, tell=interrupt)
+    found = read_script(Path("page/export.js"), "window.TELESCOPE_EXPORT = ")
+    assert not found["is_complete"]
+    assert read_page(found, "/")["page"] == "runs"
+    assert Path("page/index.html").is_file()
+    Path("page/notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="--force"):
+        export_runs([Path("runs")], Path("page"), num_rollouts=12)
+    done = export_runs([Path("runs")], Path("page"), num_rollouts=6, replaces=True)
+    found = read_script(Path("page/export.js"), "window.TELESCOPE_EXPORT = ")
+    assert len(list(Path("page/data").iterdir())) == done.num_pages == len(found["pages"])
+    assert Path("page/notes.txt").read_text() == "mine"
+    with pytest.raises(ConfigError, match="not an empty folder"):
+        export_runs([Path("runs")], Path("runs"), num_rollouts=6, replaces=True)
 
 
 def read_page(found, address):

@@ -235,7 +235,7 @@ def test_ten_pages_are_live_at_once(tmp_path, page):
 
 
 def test_an_exported_folder_opens_without_a_server(tmp_path, page, recorded_folder):
-    exported = export_runs([recorded_folder], tmp_path / "still", num_rollouts=8)
+    exported = export_runs([recorded_folder], tmp_path / "still", num_rollouts=12)
     # The page before may complain that its server is gone.
     page.open("about:blank")
     page.complaints.clear()
@@ -249,8 +249,18 @@ def test_an_exported_folder_opens_without_a_server(tmp_path, page, recorded_fold
         page.evaluate(f"location.hash = {'#' + address!r}")
         page.until(f"document.title !== '' && {SETTLED}")
         assert not page.evaluate("!!document.querySelector('.trouble[role=alert]')"), page.text()
+    # A click on a curve opens rollouts of its step, of which an export has some, whichever it is.
+    for step in (1, 2, 3):
+        page.evaluate(f"location.hash = '#/runs/first/rollouts?step_from={step}&step_to={step}'")
+        page.until(f"{SETTLED} && document.querySelectorAll('main tbody tr').length > 0")
+        column = (
+            "[...document.querySelectorAll('main tbody tr')].map(one => one.cells[2].innerText)"
+        )
+        page.until(f"{column}.every(one => one === '{step}')")
+    page.evaluate("location.hash = '#/runs/first/rollouts?q=says'")
+    page.until("document.querySelector('.trouble')?.innerText.includes('without q')")
     page.evaluate("location.hash = '#/runs/first/rollouts'")
-    page.until(f"!!document.querySelector('{FIRST_ROLLOUT}')")
+    page.until(f"{SETTLED} && !!document.querySelector('{FIRST_ROLLOUT}')")
     page.click("a.name")
     page.until(f"{SETTLED} && document.querySelector('main h1').innerText.startsWith('Rollout ')")
     page.click("aside a[href*='difference']")

@@ -11,6 +11,9 @@ from tests.ui.served import answered
 
 from telescope_core.records import RunFolder
 from telescope_core.records.parquet import read_row, read_rows
+from telescope_ui.files.database import Database
+from telescope_ui.index.queries import spread
+from telescope_ui.index.runs import Runs
 
 RUN = "/runs/first/rollouts"
 SETTINGS = settings(max_examples=40)
@@ -253,3 +256,34 @@ def test_every_row_is_found_again_by_its_place(recorded_folder):
     path = recorded_folder / "first" / "rollouts" / "step-000002.parquet"
     rows = list(read_rows([path]))
     assert [read_row(path, at) for at in range(len(rows))] == rows
+
+
+@pytest.mark.parametrize("num", [0, 1, 3, 6, 12, 13, 500])
+def test_rollouts_of_all_steps_are_spread(recorded_folder, tmp_path, rows, num):
+    database = Database(tmp_path / "cache")
+    runs = Runs([recorded_folder], database)
+    index = runs.get("first").index
+    index.refresh(60.0)
+    found = spread(index, num)
+    keys = list(zip(found["step"], found["environment"], found["reward"], strict=True))
+    runs.close()
+    database.close()
+    kept = [one for one, is_replaced in rows if not is_replaced]
+    pairs = {(one.step, one.environment) for one in kept}
+    assert len(keys) <= num + 2
+    assert [step for step, _, _ in keys] == sorted((step for step, _, _ in keys), reverse=True)
+    shown = {(step, environment) for step, environment, _ in keys}
+    if num:
+        assert max(one.step for one in kept) in found["step"]
+    if num >= len(pairs):
+        assert shown == pairs
+    for step, environment in shown:
+        rewards = [
+            one.reward
+            for one in kept
+            if (one.step, one.environment) == (step, environment) and one.reward is not None
+        ]
+        own = [one[2] for one in keys if one[:2] == (step, environment)]
+        if rewards:
+            assert max(rewards) in own
+            assert len(own) == 1 or min(rewards) in own

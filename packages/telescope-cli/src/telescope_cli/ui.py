@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from telescope_cli.progress import progress_of
 from telescope_core.base.errors import ConfigError
 
 _OF_SERVERS = {
@@ -15,6 +16,7 @@ _OF_SERVERS = {
     "as_json": "--json",
 }
 """Options that mean nothing where no server is started."""
+_OF_EXPORTS = {"rollouts": "--rollouts", "force": "--force"}
 
 
 def ui_command(
@@ -54,9 +56,14 @@ def ui_command(
     rollouts: Annotated[
         int,
         typer.Option(
-            min=0, max=20000, help="Newest rollouts of each run, and of each eval, in an export."
+            min=0,
+            max=20000,
+            help="Rollouts of each run, spread over its steps, and of each eval, in an export.",
         ),
-    ] = 200,
+    ] = 500,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write an export anew that is in DIR already.")
+    ] = False,
 ) -> None:
     """Show runs and evals in the browser: curves, rollouts, tokens, timelines, meters, logs.
 
@@ -80,7 +87,10 @@ def ui_command(
     _require_used(context, is_export=export is not None)
     chosen = folders or [Path("runs")]
     if export is not None:
-        written = export_runs(chosen, export, num_rollouts=rollouts)
+        with progress_of("writing the export", unit="pages") as on_progress:
+            written = export_runs(
+                chosen, export, num_rollouts=rollouts, replaces=force, tell=on_progress
+            )
         typer.echo(f"wrote {written.num_pages} pages: open {written.page}")
         return
     serve(
@@ -95,7 +105,7 @@ def ui_command(
 
 def _require_used(context: typer.Context, *, is_export: bool) -> None:
     """Raise ConfigError for an option that was given and would be ignored."""
-    ignored = _OF_SERVERS if is_export else {"rollouts": "--rollouts"}
+    ignored = _OF_SERVERS if is_export else _OF_EXPORTS
     for name, option in ignored.items():
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":

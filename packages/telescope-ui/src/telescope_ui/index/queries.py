@@ -57,6 +57,38 @@ def page(
     return as_columns(names, index.rows(sql, condition.values))
 
 
+def spread(index: RunIndex, num: int) -> JsonObject:
+    """Return the columns of about `num` rollouts of all steps and environments, newest step first.
+
+    Of each environment in each step come the best, the worst, the first, the last, the second best
+    and so on, as many as there is room for. Of more steps than that, some are left out evenly.
+    """
+    newest = "FROM {rollouts} WHERE NOT is_replaced"
+    steps = sorted(index.rows(f"SELECT step, count(DISTINCT environment) {newest} GROUP BY 1"))
+    pairs = sum(number for _, number in steps)
+    names = list(index.columns())
+    if not pairs or not num:
+        return as_columns(names, [])
+    every = -(-pairs // num)
+    # The last step is always there: it is what people look at first.
+    chosen = [step for step, _ in steps[::-1][::every]]
+    order = 'environment, group_id, "index", attempt'
+    place = "row_number() OVER (PARTITION BY step, environment ORDER BY"
+    sql = (
+        f"WITH placed AS (SELECT rowid AS id, step, {order}, "
+        f"{place} reward DESC NULLS LAST, {order}) AS best, "
+        f"{place} reward NULLS LAST, {order}) AS worst, "
+        f"{place} {order}) AS first, "
+        f'{place} environment DESC, group_id DESC, "index" DESC, attempt DESC) AS last '
+        f"{newest} AND step IN (SELECT unnest(?))), "
+        f"turns AS (SELECT id, {place} least(4 * best, 4 * worst + 1, 4 * first + 2, "
+        f"4 * last + 3), {order}) AS turn FROM placed) "
+        f"SELECT {', '.join(map(quoted, names))} FROM {{rollouts}} WHERE rowid IN "
+        f"(SELECT id FROM turns WHERE turn <= ?) ORDER BY {_ORDER}"
+    )
+    return as_columns(names, index.rows(sql, [chosen, max(1, num // pairs)]))
+
+
 def as_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> JsonObject:
     """Return rows as one list for each column."""
     lists = zip(*rows, strict=True) if rows else [()] * len(names)

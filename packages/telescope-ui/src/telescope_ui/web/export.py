@@ -5,6 +5,7 @@ A page opened from a file may load scripts beside it, and nothing else, so data 
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,17 +23,23 @@ from telescope_ui.base.parameters import (
 )
 from telescope_ui.files.database import Database, cache_folder
 from telescope_ui.files.eval_files import EvalPlace, eval_keys, rows_of
+from telescope_ui.index import queries
 from telescope_ui.index.one_run import OneRun
 from telescope_ui.index.runs import Runs
 from telescope_ui.pages.compare import compare_page
 from telescope_ui.pages.config import config_page
-from telescope_ui.pages.evals import eval_page, eval_rollout_page, evals_page
+from telescope_ui.pages.evals import (
+    eval_page,
+    eval_rollout_page,
+    evals_page,
+    standalone_eval_page,
+)
 from telescope_ui.pages.groups import example_page, group_page
 from telescope_ui.pages.infra import infra_page
 from telescope_ui.pages.logs import logs_page
 from telescope_ui.pages.overview import overview_page
 from telescope_ui.pages.rollout import rollout_page
-from telescope_ui.pages.rollouts import rollouts_page
+from telescope_ui.pages.rollouts import rollouts_page, with_addresses
 from telescope_ui.pages.runs import runs_page
 from telescope_ui.pages.timeline import timeline_page
 from telescope_ui.web.shell import STATIC
@@ -42,6 +49,8 @@ _BASE = '<base href="/">'
 _INDEX_WAIT_S = 3600.0
 _MAX_COMPARED = 12
 _LOG_LINES = 5000
+_ABOUT = "export.js"
+_BEGIN = b"window.TELESCOPE_EXPORT = "
 
 Page = tuple[str, Callable[[], JsonObject]]
 
@@ -53,44 +62,77 @@ class Exported(NamedTuple):
     num_pages: int
 
 
-def export_runs(folders: Sequence[Path], target: Path, *, num_rollouts: int) -> Exported:
-    """Write the runs in `folders` to `target`, which must be new or empty.
+def export_runs(
+    folders: Sequence[Path],
+    target: Path,
+    *,
+    num_rollouts: int,
+    replaces: bool = False,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> Exported:
+    """Write the runs in `folders` to `target`, which is new or empty.
 
-    `num_rollouts` newest rollouts of each run are written, with their groups and examples, and as
-    many of each eval.
+    About `num_rollouts` of each run are written, of all steps, with their groups and examples, and
+    as many of each eval. `replaces`: an export that is there goes first. `tell` hears how many
+    pages are written, of how many. What is written opens from the beginning, so that an export that
+    is interrupted can be read as far as it got.
     """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target} exists and is not an empty folder; choose another --export")
+    _make_room(target, replaces=replaces)
     page = _page()
     database = Database(cache_folder())
     runs: Runs | None = None
     try:
         runs = Runs(folders, database)
+        found = list(_pages(runs, database, num_rollouts))
+        places = {address: f"data/{at:06d}.js" for at, (address, _) in enumerate(found, 1)}
         (target / "data").mkdir(parents=True)
         shutil.copytree(STATIC, target / "static", ignore=shutil.ignore_patterns("index.html"))
-        places: dict[str, str] = {}
-        for address, data in _pages(runs, database, num_rollouts):
-            name = f"data/{len(places) + 1:06d}.js"
+        about = {"format": FORMAT, "created_at": now(), "pages": places, "loaded": {}}
+        _write_about(target, {**about, "is_complete": False})
+        (target / "index.html").write_text(page, encoding="utf-8")
+        for at, (address, data) in enumerate(found):
+            tell(at, len(found))
             key = _as_script(as_json(address))
             content = b"window.TELESCOPE_EXPORT.loaded[%b] = %b;\n"
-            (target / name).write_bytes(content % (key, _as_script(as_json(_data(data)))))
-            places[address] = name
+            place = target / places[address]
+            place.write_bytes(content % (key, _as_script(as_json(_data(data)))))
+        tell(len(found), len(found))
     finally:
         if runs is not None:
             runs.close()
         database.close()
-    fields = {"format": FORMAT, "created_at": now(), "pages": places, "loaded": {}}
-    script = b"window.TELESCOPE_EXPORT = %b;\n" % _as_script(as_json(fields))
-    (target / "export.js").write_bytes(script)
-    (target / "index.html").write_text(page, encoding="utf-8")
+    _write_about(target, {**about, "is_complete": True})
     return Exported(target / "index.html", len(places))
+
+
+def _make_room(target: Path, *, replaces: bool) -> None:
+    """Take away what an export left in `target`; raises ConfigError where something else is."""
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    is_export = target.is_dir() and (target / _ABOUT).is_file()
+    if is_export:
+        is_export = (target / _ABOUT).read_bytes()[: len(_BEGIN)] == _BEGIN
+    if not is_export:
+        raise ConfigError(f"{target} exists and is not an empty folder; choose another --export")
+    if not replaces:
+        raise ConfigError(f"{target} has an export already; --force writes it anew")
+    for name in ("data", "static"):
+        shutil.rmtree(target / name, ignore_errors=True)
+    for name in ("index.html", _ABOUT):
+        (target / name).unlink(missing_ok=True)
+
+
+def _write_about(target: Path, fields: JsonObject) -> None:
+    temporary = target / f".{_ABOUT}"
+    temporary.write_bytes(b"%b%b;\n" % (_BEGIN, _as_script(as_json(fields))))
+    temporary.replace(target / _ABOUT)
 
 
 def _page() -> str:
     page = (STATIC / "index.html").read_text(encoding="utf-8")
     before, found, after = page.replace(_BASE, "").partition("<script")
     assert found, "the page of the front end loads a script"
-    return f'{before}<script src="export.js"></script>\n{found}{after}'
+    return f'{before}<script src="{_ABOUT}"></script>\n{found}{after}'
 
 
 def _as_script(content: bytes) -> bytes:
@@ -115,6 +157,11 @@ def _pages(runs: Runs, database: Database, num_rollouts: int) -> Iterator[Page]:
         yield address, lambda: compare_page(found, CompareParameters(run=keys))
     for run in found:
         yield from _pages_of(run, database, num_rollouts)
+    evals = runs.evals()
+    for one in sorted(evals, key=lambda one: one.key):
+        yield one.address(), partial(standalone_eval_page, one, evals, EvalParameters())
+        yield one.address("logs"), partial(logs_page, one, LogsParameters(limit=_LOG_LINES))
+        yield from _eval_rollouts(one, database, "", num_rollouts)
 
 
 def _pages_of(run: OneRun, database: Database, num_rollouts: int) -> Iterator[Page]:
@@ -137,13 +184,9 @@ def _pages_of(run: OneRun, database: Database, num_rollouts: int) -> Iterator[Pa
     ]
     yield from plain
     for folder in eval_keys(run.path):
-        yield run.address("evals", folder), _eval(run, folder)
+        yield run.address("evals", folder), partial(eval_page, run, folder, EvalParameters())
         yield from _eval_rollouts(run, database, folder, num_rollouts)
     yield from _rollouts(run, database, num_rollouts)
-
-
-def _eval(run: OneRun, folder: str) -> Callable[[], JsonObject]:
-    return lambda: eval_page(run, folder, EvalParameters())
 
 
 def _eval_rollouts(run: OneRun, database: Database, folder: str, num: int) -> Iterator[Page]:
@@ -154,43 +197,24 @@ def _eval_rollouts(run: OneRun, database: Database, folder: str, num: int) -> It
     ordered = sorted(zip(first, rows, strict=True), key=lambda pair: not pair[0])
     for _, row in ordered[:num]:
         key = (row.group_id, row.index)
-        yield (
-            run.address("evals", folder, "rollouts", *key),
-            _eval_rollout(run, database, folder, key),
-        )
-
-
-def _eval_rollout(
-    run: OneRun, database: Database, folder: str, key: tuple[str, int]
-) -> Callable[[], JsonObject]:
-    return lambda: eval_rollout_page(run, database, folder, key)
+        place = ("evals", folder) if folder else ()
+        page = partial(eval_rollout_page, run, database, folder, key)
+        yield run.address(*place, "rollouts", *key), page
 
 
 def _rollouts(run: OneRun, database: Database, num: int) -> Iterator[Page]:
-    # More rows than a page that is asked for over the network may have.
-    asked = RolloutsParameters().model_copy(update={"limit": num})
-    page = rollouts_page(run, database, asked)
-    yield run.address("rollouts"), lambda: page
-    columns = page["columns"]
+    page = rollouts_page(run, database, RolloutsParameters(limit=1))
+    columns = with_addresses(run, queries.spread(run.index, num))
+    yield run.address("rollouts"), lambda: {**page, "columns": columns}
     for key in zip(columns["group_id"], columns["index"], columns["attempt"], strict=True):
-        yield run.address("rollouts", *key), _rollout(run, database, key)
+        yield (
+            run.address("rollouts", *key),
+            partial(rollout_page, run, database, key, with_tokens=True),
+        )
     for group in dict.fromkeys(columns["group_id"]):
-        yield run.address("groups", group), _group(run, group)
+        yield run.address("groups", group), partial(group_page, run, group)
     examples = zip(columns["environment"], columns["example_id"], strict=True)
     for environment, example in dict.fromkeys(examples):
         if example:
-            yield run.address("examples", environment, example), _example(run, environment, example)
-
-
-def _rollout(
-    run: OneRun, database: Database, key: tuple[str, int, int]
-) -> Callable[[], JsonObject]:
-    return lambda: rollout_page(run, database, key, with_tokens=True)
-
-
-def _group(run: OneRun, group: str) -> Callable[[], JsonObject]:
-    return lambda: group_page(run, group)
-
-
-def _example(run: OneRun, environment: str, example: str) -> Callable[[], JsonObject]:
-    return lambda: example_page(run, environment, example)
+            address = run.address("examples", environment, example)
+            yield address, partial(example_page, run, environment, example)

@@ -9,24 +9,26 @@ interface Props {
   query: URLSearchParams;
   choices: RolloutsPage["choices"];
   onChange: Change;
+  /** Of an export, which can answer some of them. */
+  isStill: boolean;
 }
 
 const CHOSEN = ["environment", "status", "stop_reason", "server"] as const;
 
-export function Filters({ query, choices, onChange }: Props) {
+export function Filters({ query, choices, onChange, isStill }: Props) {
   return (
     <form class="filters" aria-label="Filters" onSubmit={(event) => event.preventDefault()}>
-      <Field name="q" label="Text, thoughts, tools" query={query} onChange={onChange} type="search" />
+      {!isStill && <Field name="q" label="Text, thoughts, tools" query={query} onChange={onChange} type="search" />}
       <Field name="step_from" label="Step from" query={query} onChange={onChange} type="number" />
       <Field name="step_to" label="to" query={query} onChange={onChange} type="number" />
       <Field name="reward_from" label="Reward from" query={query} onChange={onChange} type="number" />
       <Field name="reward_to" label="to" query={query} onChange={onChange} type="number" />
-      {CHOSEN.map((name) => (
+      {CHOSEN.filter((name) => !isStill || name !== "server").map((name) => (
         <Choice key={name} name={name} values={choices[name] ?? []} query={query} onChange={onChange} />
       ))}
       <Choice name="truncated" values={["true", "false"]} query={query} onChange={onChange} />
-      <Choice name="group" values={["mixed", "equal"]} query={query} onChange={onChange} />
-      <Choice name="attempts" values={["last", "replaced", "all"]} query={query} onChange={onChange} none="last" />
+      {!isStill && <Choice name="group" values={["mixed", "equal"]} query={query} onChange={onChange} />}
+      {!isStill && <Choice name="attempts" values={["last", "replaced", "all"]} query={query} onChange={onChange} none="last" />}
     </form>
   );
 }

@@ -2,7 +2,7 @@
 
 import { ofRun, withQuery } from "../lib/address.ts";
 import { formatByName } from "../lib/format.ts";
-import { exported, go } from "../lib/router.ts";
+import { go } from "../lib/router.ts";
 import type { InfraPage, StepCurves } from "../lib/types.ts";
 import { Chart } from "./Chart.tsx";
 import { Table } from "./Table.tsx";
@@ -63,12 +63,8 @@ function Curves({ curves, run, prefix }: { curves: StepCurves; run: string; pref
           isBytes={name.includes("_bytes")}
           format={(value) => formatByName(name, value)}
           series={[{ name, xs: curves.steps, ys }]}
-          {...(exported()
-            ? {}
-            : {
-                onPick: (step: number) => go(withQuery(ofRun(run, "rollouts"), { step_from: step, step_to: step })),
-                pickHint: "Enter opens the rollouts of the step",
-              })}
+          onPick={(step) => go(withQuery(ofRun(run, "rollouts"), { step_from: step, step_to: step }))}
+          pickHint="Enter opens the rollouts of the step"
         />
       ))}
     </div>

@@ -59,6 +59,16 @@ export function ofRun(key: string, ...parts: string[]): string {
   return ["/runs", key, ...parts].map((part, at) => (at ? encodeURIComponent(part) : part)).join("/");
 }
 
+/** A path in the one form that the server writes: in each part all but letters, digits and `._-` is escaped. */
+export function canonical(path: string): string {
+  const { parts } = parseAddress(path);
+  const escaped = (part: string) =>
+    [...new TextEncoder().encode(part)]
+      .map((byte) => (/[A-Za-z0-9._-]/.test(String.fromCharCode(byte)) ? String.fromCharCode(byte) : `%${byte.toString(16).toUpperCase().padStart(2, "0")}`))
+      .join("");
+  return `/${parts.map(escaped).join("/")}`;
+}
+
 /** A rollout's address as a side of a difference: RUN/GROUP/INDEX/ATTEMPT, or null. */
 export function sideOf(address: string): string | null {
   const match = /^\/runs\/([^/]+)\/rollouts\/([^/]+)\/([^/]+)\/([^/?]+)$/.exec(address);

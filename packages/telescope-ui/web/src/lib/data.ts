@@ -1,9 +1,10 @@
 /** The data of pages: asked of the server, or read from the scripts of an exported folder. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { dataAddress, joined, parseAddress } from "./address.ts";
-import { exported } from "./router.ts";
+import { canonical, dataAddress, joined, parseAddress } from "./address.ts";
+import { exported, type Export } from "./router.ts";
 import { useLive } from "./live.ts";
+import { narrowed, unanswered } from "./narrow.ts";
 import type { ConfigPage, RolloutPage } from "./types.ts";
 
 export class DataError extends Error {
@@ -46,20 +47,30 @@ async function loadServed(address: string, signal?: AbortSignal): Promise<unknow
   }
 }
 
-/** An export holds each page once, without windows and filters: those fall away step by step. */
-function exportedAddress(address: string): string | null {
-  const pages = exported()?.pages ?? {};
-  const { path, query } = parseAddress(address);
+/** The page of an export that answers `address`, and what of the address it cannot answer. */
+function exportedPage(all: Export, address: string): { page: string; missing: string[] } | null {
+  const { path: asked, query } = parseAddress(address);
+  if (Object.hasOwn(all.pages, address)) return { page: address, missing: [] };
+  const path = canonical(asked);
+  if (Object.hasOwn(all.pages, path)) return { page: path, missing: unanswered(path, query) };
   const runs = new URLSearchParams();
   for (const run of query.getAll("run")) runs.append("run", run);
-  const tried = [address, joined(path, runs), path];
-  return tried.find((one) => Object.hasOwn(pages, one)) ?? null;
+  query.delete("run");
+  const compared = joined(path, runs);
+  return Object.hasOwn(all.pages, compared) ? { page: compared, missing: [...query.keys()] } : null;
 }
 
-/** Whether two rollouts can be laid beside each other: an export has only some of them. */
-export function canDiffer(...addresses: (string | undefined)[]): boolean {
+/** Whether there is a page at an address: an export has some of them only. */
+export function isThere(address: string): boolean {
   const all = exported();
-  return !all || addresses.every((one) => one !== undefined && Object.hasOwn(all.pages, one));
+  if (!all) return true;
+  const asked = dataAddress(address);
+  const { path, query } = parseAddress(asked);
+  if (path === "/difference") {
+    return ["left", "right"].every((side) => Object.hasOwn(all.pages, canonical(rolloutOf(query.get(side) ?? ""))));
+  }
+  const found = exportedPage(all, asked);
+  return found !== null && found.missing.length === 0;
 }
 
 const scripts = new Map<string, Promise<void>>();
@@ -68,17 +79,18 @@ async function loadExported(address: string): Promise<unknown> {
   const all = exported();
   const { path, query } = parseAddress(address);
   if (path === "/difference") return differenceOf(query.get("left") ?? "", query.get("right") ?? "");
-  const found = exportedAddress(address);
-  if (!all || found === null) {
-    throw new DataError(
-      "this page is not part of the exported folder; telescope ui on the run folder has it",
-      404,
-    );
+  const found = all ? exportedPage(all, address) : null;
+  if (!all || !found) {
+    throw new DataError("this page is not part of the exported folder; telescope ui on the run folder has it", 404);
   }
-  const place = all.pages[found] ?? "";
-  if (!scripts.has(found)) scripts.set(found, addScript(place));
-  await scripts.get(found);
-  return all.loaded[found];
+  const { page, missing } = found;
+  if (missing.length) {
+    const names = missing.join(", ");
+    throw new DataError(`the exported folder has this page without ${names}; telescope ui on the run folder answers it`, 404);
+  }
+  if (!scripts.has(page)) scripts.set(page, addScript(all.pages[page] ?? "", all));
+  await scripts.get(page);
+  return narrowed(path, all.loaded[page], query);
 }
 
 /** The page of a difference, made of the pages of both rollouts and of the settings of their runs. */
@@ -99,9 +111,15 @@ interface Side {
   settings: Map<string, unknown>;
 }
 
-async function sideOfExport(side: string): Promise<Side> {
+/** The address of a rollout that is a side of a difference: RUN/GROUP/INDEX/ATTEMPT. */
+function rolloutOf(side: string): string {
   const [run = "", ...key] = side.split("/");
-  const address = ["/runs", run, "rollouts", ...key].join("/");
+  return ["/runs", run, "rollouts", ...key].join("/");
+}
+
+async function sideOfExport(side: string): Promise<Side> {
+  const [run = ""] = side.split("/");
+  const address = rolloutOf(side);
   const rollout = (await loadExported(address)) as RolloutPage;
   const config = (await loadExported(`/runs/${run}/config`)) as ConfigPage;
   return {
@@ -110,12 +128,13 @@ async function sideOfExport(side: string): Promise<Side> {
   };
 }
 
-function addScript(place: string): Promise<void> {
+function addScript(place: string, { is_complete }: Export): Promise<void> {
   return new Promise((resolve, reject) => {
     const script = document.createElement("script");
     script.src = place;
     script.onload = () => resolve();
-    script.onerror = () => reject(new DataError(`the file ${place} of the export is missing`, 404));
+    const why = is_complete === false ? "the export was interrupted before this page was written" : `the file ${place} of the export is missing`;
+    script.onerror = () => reject(new DataError(why, 404));
     document.head.append(script);
   });
 }

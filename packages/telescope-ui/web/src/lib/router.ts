@@ -5,6 +5,8 @@ import { useEffect, useState } from "preact/hooks";
 export interface Export {
   format: number;
   created_at: string;
+  /** False while it is written, and for ever if that was interrupted. */
+  is_complete?: boolean;
   pages: Record<string, string>;
   loaded: Record<string, unknown>;
 }

@@ -5,7 +5,7 @@ import { Empty, Ready, State } from "../components/States.tsx";
 import { Table } from "../components/Table.tsx";
 import { ofRun, sideOf, withQuery } from "../lib/address.ts";
 import { rowsOf } from "../lib/columns.ts";
-import { canDiffer, useData } from "../lib/data.ts";
+import { isThere, useData } from "../lib/data.ts";
 import { formatNumber } from "../lib/format.ts";
 import type { PageProps } from "../lib/page.ts";
 import { exported, go } from "../lib/router.ts";
@@ -37,7 +37,7 @@ export function Example({ address, run }: PageProps) {
           <>
             <p class="crumbs">{data.environment}</p>
             <h1>Example {visible(data.example_id)}</h1>
-            {left && right && left !== right && canDiffer(oldest?.address, newest?.address) && (
+            {left && right && left !== right && isThere(withQuery("/difference", { left, right })) && (
               <p>
                 <Link to={withQuery("/difference", { left, right })}>Its first and its newest rollout, as a difference</Link>
               </p>

@@ -6,7 +6,7 @@ import { Table } from "../components/Table.tsx";
 import { Tokens } from "../components/Tokens.tsx";
 import { ofRun, sideOf, withQuery } from "../lib/address.ts";
 import { rowsOf, type Cell } from "../lib/columns.ts";
-import { canDiffer, useData } from "../lib/data.ts";
+import { isThere, useData } from "../lib/data.ts";
 import { formatCell, formatClock, formatNumber, formatSeconds, plural } from "../lib/format.ts";
 import { momentOf } from "../lib/moment.ts";
 import type { PageProps } from "../lib/page.ts";
@@ -78,21 +78,21 @@ function Head({ data, view }: { data: RolloutPage; view: View }) {
           {row.step !== null && ` of step ${formatNumber(row.step)}`}
         </h1>
         <State state={row.status} />
-        {addresses.previous && (
+        {addresses.previous && isThere(addresses.previous) && (
           <a data-key="k" href={href(kept(addresses.previous))}>
             previous
           </a>
         )}
-        {addresses.next && (
+        {addresses.next && isThere(addresses.next) && (
           <a data-key="j" href={href(kept(addresses.next))}>
             next
           </a>
         )}
-        {addresses.timeline && (
+        {addresses.timeline && !exported() && (
           <Link to={withQuery(addresses.timeline, { ...momentIn(data), "ui.mark": markOf(data) })}>on the timeline</Link>
         )}
         {addresses.eval && <Link to={addresses.eval}>its eval</Link>}
-        {row.step !== null && !exported() && (
+        {row.step !== null && (
           <Link to={withQuery(ofRun(run.key, "rollouts"), { step_from: row.step, step_to: row.step })}>its step</Link>
         )}
       </div>
@@ -296,7 +296,7 @@ function Siblings({ data }: { data: RolloutPage }) {
                 </td>
                 <td class="number">{formatNumber(one.reward)}</td>
                 <td>
-                  {!isThis && mine && other && canDiffer(addressOf(data), one.address) && (
+                  {!isThis && mine && other && isThere(withQuery("/difference", { left: mine, right: other })) && (
                     <Link to={withQuery("/difference", { left: mine, right: other })}>difference</Link>
                   )}
                 </td>

@@ -39,15 +39,15 @@ export function Rollouts({ address, query, run }: PageProps) {
         {(data) => (
           <>
             <IndexNote index={data.index} />
-            {still ? (
-              <p class="note">This export has the newest rollouts of the run; filters need the run folder.</p>
-            ) : (
-              <>
-                <Filters query={query} choices={data.choices} onChange={change} />
-                <OtherFilters query={query} onClear={clear} />
-                <Shown address={address} data={data} run={run} onChange={change} />
-              </>
+            {still && (
+              <p class="note">
+                This export has some of the {formatNumber(data.num_of_run)} rollouts of the run: of its steps the best, the worst, and
+                others. Search needs the run folder.
+              </p>
             )}
+            <Filters query={query} choices={data.choices} onChange={change} isStill={still} />
+            <OtherFilters query={query} onClear={clear} />
+            {!still && <Shown address={address} data={data} run={run} onChange={change} />}
             <Rows address={address} data={data} isOld={loaded.isOld} onChange={change} />
           </>
         )}
@@ -153,7 +153,7 @@ function Rows({ address, data, isOld, onChange }: Omit<ShownProps, "run"> & { is
     { name: "generate_s", label: "Generated in", isNumber: true, sort: "generate_s", cell: (row) => formatByName("generate_s", row["generate_s"] as number | null) },
     { name: "error", label: "Error", cell: (row) => <span class="faint">{visible(String(row["error"] ?? row["status_reason"] ?? ""))}</span> },
   ];
-  const canSort = !isSearch && !exported();
+  const canSort = !isSearch;
   const table = (rows: Row[]) => (
     <Table
       caption="Rollouts"
@@ -179,7 +179,7 @@ function Rows({ address, data, isOld, onChange }: Omit<ShownProps, "run"> & { is
         <Empty>
           {data.steps.last === null
             ? "No step has ended yet, so there are no rollouts. They appear here by themselves."
-            : "No rollout fits these filters. Take one away, or widen it."}
+            : `No rollout${exported() ? " of this export" : ""} fits these filters. Take one away, or widen it.`}
         </Empty>
       )}
       <Pager address={address} total={data.total ?? rows.length} count={rows.length} />
@@ -196,8 +196,8 @@ function Pager({ address, total, count }: { address: string; total: number; coun
       <span class="faint number">
         {count ? `${formatNumber(offset + 1)} to ${formatNumber(offset + count)} of ${formatNumber(total)}` : plural(total, "rollout")}
       </span>
-      {!exported() && offset > 0 && <Link to={withQuery(address, { offset: Math.max(0, offset - limit) || null })}>Before</Link>}
-      {!exported() && offset + count < total && <Link to={withQuery(address, { offset: offset + limit })}>After</Link>}
+      {offset > 0 && <Link to={withQuery(address, { offset: Math.max(0, offset - limit) || null })}>Before</Link>}
+      {offset + count < total && <Link to={withQuery(address, { offset: offset + limit })}>After</Link>}
     </nav>
   );
 }

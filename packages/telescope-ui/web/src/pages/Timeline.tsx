@@ -44,13 +44,16 @@ function Content({ data, address }: { data: TimelinePage; address: string }) {
   const lookOf = (name: string, kind: string) => looks.get(named(name, kind));
   const query = new URLSearchParams(address.split("?")[1] ?? "");
   const isWhole = !query.has("from") && !query.has("to");
-  const [view, setView] = useState<View>({ from: data.from, to: data.to });
+  // An export has one window, of which its page shows what is asked for.
+  const end = (name: "from" | "to") => (exported() && query.has(name) ? Number(query.get(name)) : data[name]);
+  const asked: View = { from: end("from"), to: end("to") };
+  const [view, setView] = useState<View>(asked);
   const mark = query.get("ui.mark") ?? "";
   const [selected, select] = useState<Bar | null>(() => barOf(data, mark));
   const own = useRef("");
   // What the address says, unless this page has just written it there.
   useEffect(() => {
-    if (`${query.get("from")} ${query.get("to")}` !== own.current) setView({ from: data.from, to: data.to });
+    if (`${query.get("from")} ${query.get("to")}` !== own.current) setView(asked);
   }, [address, isWhole ? data.to : 0]);
   const timer = useRef(0);
   const show = (next: View) => {
@@ -59,7 +62,7 @@ function Content({ data, address }: { data: TimelinePage; address: string }) {
     timer.current = window.setTimeout(() => {
       const [from, to] = [next.from.toFixed(4), next.to.toFixed(4)];
       own.current = `${from} ${to}`;
-      if (!exported()) go(withQuery(address, { from, to }), "replace");
+      go(withQuery(address, { from, to }), "replace");
     }, STILL_MS);
   };
   useEffect(() => () => clearTimeout(timer.current), []);
@@ -172,8 +175,8 @@ function WhereTimeWent({ data, looks }: { data: TimelinePage; looks: Map<string,
   const parts = data.time.filter((one) => one.seconds > 0);
   if (!parts.length) return null;
   return (
-    <section aria-label="Where the time of this window went">
-      <h2>Where the time of this window went</h2>
+    <section aria-label="Where the time went">
+      <h2>Where the time of {exported() ? "the run" : "this window"} went</h2>
       <div class="stacked" aria-hidden="true">
         {parts.map(({ name, seconds }) => (
           <i
@@ -217,7 +220,7 @@ function Chosen({ bar, data }: { bar: Bar; data: TimelinePage }) {
       />
       <p class="tools">
         {place && <Link to={place}>{place.includes("/evals/") ? "Open the eval" : "Open the rollout"}</Link>}
-        {step !== null && step > 0 && !exported() && (
+        {step !== null && step > 0 && (
           <Link to={withQuery(ofRun(key, "rollouts"), { step_from: step, step_to: step })}>Rollouts of step {step}</Link>
         )}
         {bar.row.kind === "server" && <Link to={withQuery(ofRun(key, "infra"), { source: bar.row.source })}>Meters of the server</Link>}

@@ -1,0 +1,121 @@
+/** What an export answers of an address with a query: it has each page once, and some of it can be chosen here. */
+
+import { numRows, type Cell, type Columns } from "./columns.ts";
+import type { LogsPage, RolloutsPage } from "./types.ts";
+
+/** Parameters that an export answers, by the last part of the address. What only says how much is sent means nothing there. */
+const ANSWERED: Record<string, readonly string[]> = {
+  rollouts: [
+    ...["step_from", "step_to", "reward_from", "reward_to", "environment", "status", "status_reason", "stop_reason"],
+    ...["example_id", "group_id", "truncated", "version", "where", "tag", "sort", "limit", "offset"],
+  ],
+  logs: ["component", "source", "life", "level", "q", "limit"],
+  // Its page has the whole run, and shows a part of it by itself.
+  timeline: ["from", "to", "width"],
+};
+
+/** Names of parameters of `query` that the exported page at `path` cannot answer. */
+export function unanswered(path: string, query: URLSearchParams): string[] {
+  const known = ANSWERED[path.split("/")[3] ?? ""] ?? [];
+  const isPage = path.split("/").length === 4;
+  return [...new Set(query.keys())].filter((name) => !isPage || !known.includes(name));
+}
+
+/** Return the part of an exported page that `query` asks for. */
+export function narrowed(path: string, data: unknown, query: URLSearchParams): unknown {
+  if (path.endsWith("/rollouts")) return rolloutsOf(data as RolloutsPage, query);
+  if (path.endsWith("/logs")) return linesOf(data as LogsPage, query);
+  return data;
+}
+
+function chosen(columns: Columns, keep: (at: number) => boolean): number[] {
+  return Array.from({ length: numRows(columns) }, (_, at) => at).filter(keep);
+}
+
+function taken<T extends Columns>(columns: T, places: readonly number[]): T {
+  return Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, places.map((at) => values[at] ?? null)])) as T;
+}
+
+const TEXTS = ["environment", "status", "status_reason", "stop_reason", "example_id", "group_id"];
+const COMPARED: Record<string, (value: number, than: number) => boolean> = {
+  "<=": (value, than) => value <= than,
+  ">=": (value, than) => value >= than,
+  "!=": (value, than) => value !== than,
+  "<": (value, than) => value < than,
+  ">": (value, than) => value > than,
+  "=": (value, than) => value === than,
+};
+
+function rolloutsOf(page: RolloutsPage, query: URLSearchParams): RolloutsPage {
+  const columns: Columns = page.columns;
+  const number = (name: string, at: number) => {
+    const value = columns[name]?.[at] ?? null;
+    return value === null ? null : Number(value);
+  };
+  const tests: ((at: number) => boolean)[] = [];
+  const compare = (name: string, sign: string, than: number) =>
+    tests.push((at) => {
+      const value = number(name, at);
+      return value !== null && (COMPARED[sign]?.(value, than) ?? false);
+    });
+  for (const name of ["step", "reward"]) {
+    for (const [end, sign] of [["from", ">="], ["to", "<="]] as const) {
+      const asked = query.get(`${name}_${end}`);
+      if (asked !== null) compare(name, sign, Number(asked));
+    }
+  }
+  for (const name of TEXTS) {
+    const asked = query.getAll(name);
+    if (asked.length) tests.push((at) => asked.includes(String(columns[name]?.[at])));
+  }
+  const truncated = query.get("truncated");
+  if (truncated !== null) tests.push((at) => columns["is_truncated"]?.[at] === (truncated === "true"));
+  const version = query.get("version");
+  if (version !== null) {
+    compare("oldest_version", "<=", Number(version));
+    compare("newest_version", ">=", Number(version));
+  }
+  for (const text of query.getAll("where")) {
+    const match = /^(.+?)(<=|>=|!=|<|>|=)(.+)$/s.exec(text);
+    if (match) compare((match[1] ?? "").trim(), match[2] ?? "", Number(match[3]));
+  }
+  for (const text of query.getAll("tag")) {
+    const [name = "", value] = text.split(/=(.*)/s);
+    const own = columns[`tags/${name}`] ?? [];
+    tests.push((at) => (own[at] ?? null) !== null && (value === undefined || String(own[at]) === value));
+  }
+  const places = chosen(columns, (at) => tests.every((test) => test(at)));
+  const sort = query.get("sort") ?? "-step";
+  const by = columns[sort.replace(/^-/, "")] ?? [];
+  places.sort((one, other) => ordered(by[one] ?? null, by[other] ?? null, sort.startsWith("-")) || one - other);
+  const offset = Number(query.get("offset") ?? 0);
+  const limit = Number(query.get("limit") ?? places.length);
+  return { ...page, total: places.length, num_of_run: page.total ?? places.length, columns: taken(page.columns, places.slice(offset, offset + limit)) };
+}
+
+/** What is not known comes last, in either order. */
+function ordered(one: Cell, other: Cell, isDown: boolean): number {
+  if (one === null || other === null) return Number(one === null) - Number(other === null);
+  const order = one < other ? -1 : one > other ? 1 : 0;
+  return isDown ? -order : order;
+}
+
+const LEVELS = ["debug", "info", "warning", "error"];
+
+function linesOf(page: LogsPage, query: URLSearchParams): LogsPage {
+  const columns = page.lines.columns;
+  const text = (query.get("q") ?? "").toLowerCase();
+  const least = LEVELS.indexOf(query.get("level") ?? "debug");
+  const [components, sources, lives] = ["component", "source", "life"].map((name) => query.getAll(name)) as [string[], string[], string[]];
+  const places = chosen(columns, (at) => {
+    const isOf = (asked: string[], value: unknown) => !asked.length || asked.includes(String(value));
+    return (
+      isOf(components, columns.component[at]) &&
+      isOf(sources, columns.source[at]) &&
+      isOf(lives, columns.life[at]) &&
+      LEVELS.indexOf(columns.level[at] ?? "info") >= least &&
+      (columns.message[at] ?? "").toLowerCase().includes(text)
+    );
+  });
+  return { ...page, lines: { columns: taken(columns, places) } };
+}
