@@ -343,6 +343,13 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
         resumed_from=None if begun is None else begun.path,
         timeline=opened.policies.recording.timeline,
     )
+    known: dict[str, float] = {}
+
+    def take_known() -> dict[str, float]:
+        known.clear()
+        known.update(evals.take_known(), **{"servers/lost": float(opened.policies.pool.num_lost)})
+        return known
+
     parts = LoopParts(
         config=config,
         rules=credit_rules(config, mix, vocab_size=prepared.facts.vocab_size),
@@ -357,12 +364,12 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
         timeline=opened.policies.recording.timeline,
         turns=TurnsAfterEvals(turns=opened.policies.turns, evals=evals),
         losses=ready.losses,
-        take_known=evals.take_known,
+        take_known=take_known,
     )
     view.phase("training")
     try:
         await evals.go_on(parts.first_version)
-        await train(parts, after_step=_after_step(opened, evals, checkpointer))
+        await train(parts, after_step=_after_step(opened, evals, checkpointer, known))
         view.phase("saving the checkpoint")
         # Before the evals end: what was trained is safe then, whatever becomes of them.
         if begun is None or not begun.ends(config.run.number_of_steps):
@@ -424,9 +431,15 @@ def _evals(opened: Opened) -> EvalsBeside:
 
 
 def _after_step(
-    opened: Opened, evals: EvalsBeside, checkpointer: Checkpointer
+    opened: Opened,
+    evals: EvalsBeside,
+    checkpointer: Checkpointer,
+    known: Mapping[str, float],
 ) -> Callable[[int, dict[str, float]], Awaitable[None]]:
-    """Return what follows each step: show it, say what looks wrong once, evaluate, save."""
+    """Return what follows each step: show it, say what looks wrong once, evaluate, save.
+
+    `known`: what else has been written into the metrics of the step, such as numbers of evals.
+    """
     view, recording = opened.view, opened.policies.recording
     rows = opened.folder.metrics()
     said: set[tuple[str, str | None]] = set()
@@ -434,7 +447,7 @@ def _after_step(
     async def after_step(step: int, row: dict[str, float]) -> None:
         view.update(row)
         recording.row(row)
-        rows.append(row)
+        rows.append({**row, **known})
         if len(rows) <= DIAGNOSED_EACH or not step % DIAGNOSED_EVERY:
             for finding in diagnose(History.of_rows(rows)):
                 key = (finding.rule, finding.environment)
