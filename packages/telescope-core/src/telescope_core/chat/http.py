@@ -119,7 +119,8 @@ class HttpPool:
     ) -> bytes | _Failure:
         import aiohttp
 
-        proxy, shown = _proxy(url), without_passwords(url)
+        parts, shown = urlsplit(url), without_passwords(url)
+        proxy = _proxy_of(parts.scheme, parts.hostname or "")
         try:
             async with (
                 asyncio.timeout(limits.request_timeout_s),
@@ -144,7 +145,9 @@ class HttpPool:
                 "lower max_tokens or the concurrency, or allow more time"
             ) from None
         except aiohttp.InvalidURL:
-            raise EndpointError(f"{shown} is not a URL; expected http://host:port/...") from None
+            raise EndpointError(
+                f"{shown} is not a URL; expected http://host:port/..., an IPv6 address in brackets"
+            ) from None
         except aiohttp.ClientSSLError as error:
             raise EndpointError(
                 f"{shown} cannot be reached over TLS ({error}); check its certificate, "
@@ -194,11 +197,6 @@ class _Proxy(NamedTuple):
     """Headers for the proxy, sent with each plain http request."""
     connect_headers: Mapping[str, str] | None = None
     """Headers for the proxy when it tunnels https; request headers then go to the server."""
-
-
-def _proxy(url: str) -> _Proxy:
-    parts = urlsplit(url)
-    return _proxy_of(parts.scheme, parts.hostname or "")
 
 
 @lru_cache(maxsize=1024)

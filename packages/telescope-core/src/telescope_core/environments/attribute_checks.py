@@ -5,7 +5,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -64,7 +63,11 @@ _KINDS: Mapping[str, _Kind] = {
 def check_values(owner: type, *, known: set[str], where: str) -> None:
     """Raise EnvironmentLoadError for a class attribute of the wrong kind."""
     for name, value in vars(owner).items():
-        if name in _KINDS and name in known and not _is_computed(value):
+        if name not in _KINDS or name not in known:
+            continue
+        # Only an instance has the value of a property, and `check_built` looks at it there.
+        is_computed = hasattr(value, "__get__") and type(value).__name__ not in _PLAIN_METHODS
+        if not is_computed:
             _require(name, value, where)
 
 
@@ -75,8 +78,17 @@ def check_built(environment: object, *, known: set[str], where: str) -> None:
     """
     one: Any = environment
     for name in _KINDS:
-        if name in known:
-            _require(name, _computed(one, name, where), where)
+        if name not in known:
+            continue
+        try:
+            with contained():
+                value = getattr(one, name)
+        except Exception as error:
+            text = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
+            raise EnvironmentLoadError(
+                f"{where}: {name} raised {text}{raised_at(error)}"
+            ) from error
+        _require(name, value, where)
     low, high, success = one.reward_min, one.reward_max, one.success_threshold
     if not low < high:
         raise EnvironmentLoadError(
@@ -105,8 +117,14 @@ def check_names(owner: type, *, where: str) -> None:
                 f"{kind} {location_of(function)}: Telescope's own {name!r} would be replaced by "
                 f"it; give it another name, such as {name}_{kind}"
             )
-        if callable(own[name]) and not _is_method(value):
-            raise EnvironmentLoadError(f"{where}: {_must_be_method(name, value)}")
+        if callable(own[name]) and not (callable(value) or hasattr(value, "__get__")):
+            advice = f"write: def {name}(self, ...)"
+            if name == "examples":
+                advice = "give a list or a file as `data`, or write: def examples(self, split)"
+            raise EnvironmentLoadError(
+                f"{where}: {name} must be a method, got {value!r:.80} ({type(value).__name__}); "
+                f"{advice}"
+            )
 
 
 def _marks(function: object) -> set[str]:
@@ -114,45 +132,14 @@ def _marks(function: object) -> set[str]:
     return _MARKS & set(getattr(function, "__dict__", ()))
 
 
-def _computed(one: object, name: str, where: str) -> object:
-    try:
-        with contained():
-            return getattr(one, name)
-    except Exception as error:
-        text = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
-        raise EnvironmentLoadError(f"{where}: {name} raised {text}{raised_at(error)}") from error
-
-
-def _must_be_method(name: str, value: object) -> str:
-    advice = f"write: def {name}(self, ...)"
-    if name == "examples":
-        advice = "give a list or a file as `data`, or write: def examples(self, split)"
-    return f"{name} must be a method, got {value!r:.80} ({type(value).__name__}); {advice}"
-
-
 def _own_members(owner: type) -> dict[str, object]:
     """Return the public names that Telescope's bases of `owner` define, with what they are."""
     found: dict[str, object] = {"config": None}
     for base in reversed(owner.__mro__):
         if is_own_module(base.__module__):
-            found.update({name: vars(base).get(name) for name in _public(base)})
+            declared = {*vars(base), *getattr(base, "__annotations__", {})}
+            found |= {name: vars(base).get(name) for name in sorted(declared) if name[0] != "_"}
     return {name: value for name, value in found.items() if not isinstance(value, type)}
-
-
-def _public(base: type) -> list[str]:
-    names = {*vars(base), *getattr(base, "__annotations__", {})}
-    return sorted(name for name in names if not name.startswith("_"))
-
-
-def _is_method(value: object) -> bool:
-    return callable(value) or hasattr(value, "__get__")
-
-
-def _is_computed(value: object) -> bool:
-    """Whether a class attribute gives its value only on the instance."""
-    return isinstance(value, property | cached_property) or (
-        hasattr(value, "__get__") and type(value).__name__ not in _PLAIN_METHODS
-    )
 
 
 def _require(name: str, value: object, where: str) -> None:

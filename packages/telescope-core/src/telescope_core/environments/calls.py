@@ -99,7 +99,9 @@ class Caller:
             elif place == "process":
                 values += [await self._in_process(one) for one in group]
             else:
-                values += [await _on_loop(one) for one in group]
+                for one in group:
+                    ((_, result),) = _in_order([one])
+                    values.append(await _settled(one, result))
         return values
 
     async def in_thread(self, function: Callable[[], Result]) -> Result:
@@ -131,11 +133,6 @@ class Caller:
         except Exception as error:
             _note(error, one)
             raise
-
-
-async def _on_loop(one: MethodCall) -> object:
-    ((_, result),) = _in_order([one])
-    return await _settled(one, result)
 
 
 async def _settled(one: MethodCall, result: object) -> object:

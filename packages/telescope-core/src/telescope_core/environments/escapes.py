@@ -9,7 +9,6 @@ import asyncio
 import signal
 from collections.abc import Generator
 from contextlib import contextmanager
-from types import TracebackType
 
 from telescope_core.base.code_places import raised_at
 from telescope_core.base.errors import CodeExitError, StrayCancelError
@@ -74,11 +73,7 @@ def _is_of_process(error: BaseException) -> bool:
         return True
     handlers = (signal.getsignal(getattr(signal, name)) for name in _ENDING)
     codes = [getattr(one, "__code__", None) for one in handlers]
-    innermost = _innermost(error.__traceback__)
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
     return innermost is not None and innermost.tb_frame.f_code in codes
-
-
-def _innermost(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace

@@ -89,8 +89,9 @@ class Toolbox:
                 reason = f"{tool.name} did not return within {limit_s:g} s"
             else:
                 failure, reason = ToolFailure.RAISED, f"{type(error).__name__}: {error}"
-                where = f"{tool.name}: {reason}{_raised_at(error)}"
-                episode.tags.setdefault("tool_exception", where)
+                frames = traceback.extract_tb(error.__traceback__)
+                where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+                episode.tags.setdefault("tool_exception", f"{tool.name}: {reason}{where}")
         return ToolOutcome(name=tool.name, text=self._cut(f"error: {reason}"), failure=failure)
 
     def _no_tool(self, one: ToolCall) -> ToolOutcome:
@@ -121,8 +122,3 @@ def require_distinct(tools: Sequence[Tool]) -> None:
                 f"two tools are called {tool.name!r}: {other.origin} and {tool.origin}; rename "
                 "one, or set a prefix on its MCP server"
             )
-
-
-def _raised_at(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

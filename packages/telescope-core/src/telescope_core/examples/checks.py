@@ -28,7 +28,9 @@ def checked_example(value: object, *, where: str) -> Example:
             f"{where} must be an Example, got {_shown(value)}; write: "
             "Example(id=..., prompt=..., answer=...)"
         )
-    own_id, prompt, answer, info = cast(Sequence[Any], _fields(value))
+    own_id, prompt, answer, info = cast(
+        Sequence[Any], (value.id, value.prompt, value.answer, value.info)
+    )
     checked_id = as_text(own_id, f"{where}: id")
     where = f"{where} (id {checked_id!r})"
     if not checked_id:
@@ -65,10 +67,6 @@ def checked_messages(values: Sequence[object], *, where: str) -> list[Message]:
         if wrong := why_unusable(value):
             raise EnvironmentLoadError(f"{where}: in a {role} message, {wrong}")
     return cast(list[Message], list(values))
-
-
-def _fields(example: Example) -> tuple[object, ...]:
-    return example.id, example.prompt, example.answer, example.info
 
 
 def as_text(value: object, where: str, *, advice: str = "") -> str:

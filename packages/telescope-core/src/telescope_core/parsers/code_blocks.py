@@ -20,15 +20,11 @@ def code_block(text: str) -> str | None:
         ticks = bare[: len(bare) - len(bare.lstrip("`"))]
         if language is None:
             if len(ticks) >= _LEAST_TICKS and "`" not in bare[len(ticks) :]:
-                fence, language, lines = ticks, _language(bare[len(ticks) :]), []
+                said = bare[len(ticks) :].lower().split()
+                fence, language, lines = ticks, said[0] if said else "", []
         elif bare == ticks and len(ticks) >= len(fence):
             found = "\n".join(lines) if language in _LANGUAGES else found
             language = None
         else:
             lines.append(line)
     return "\n".join(lines) if language in _LANGUAGES else found
-
-
-def _language(said: str) -> str:
-    """Return the first word behind the backticks of a fence; empty if there is none."""
-    return next(iter(said.lower().split()), "")

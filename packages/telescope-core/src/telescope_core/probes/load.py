@@ -203,7 +203,8 @@ def read_examples(environment: Environment, num_examples: int, answers: Answers)
             answers.found("load.examples", "it has no splits")
         for split in splits:
             source = _source(environment, split)
-            answers.fact(f"examples_{split}", _size(source))
+            size = source.num_examples
+            answers.fact(f"examples_{split}", "endless" if size is None else float(size))
             problems += _read_split(environment, split, source, num_examples, answers)
     if answers.has_found("load.examples") and not problems:
         for check in _READ:
@@ -223,11 +224,6 @@ def _source(environment: Environment, split: Split) -> ExampleSource:
         # As it is: players refuse an id that comes twice, and here that is a check of its own.
         return given
     return environment.fetcher.source(split)
-
-
-def _size(source: ExampleSource) -> float | str:
-    size = source.num_examples
-    return "endless" if size is None else float(size)
 
 
 def _read_split(

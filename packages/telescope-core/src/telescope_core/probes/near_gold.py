@@ -62,7 +62,7 @@ def near_answers(answer: str) -> dict[str, str]:
     found: dict[str, str] = {"other_symbol": f"{plain}q", "other_constant": f"{plain}\\pi"}
     if isinstance(value, Group):
         if value.kind in _ORDERED and len(value.members) > 1:
-            parts = [_text_of(member) for member in reversed(value.members)]
+            parts = [member.text for member in reversed(value.members)]
             opens, closes = value.kind
             found["other_order"] = f"{opens}{', '.join(parts)}{closes}"
         found["other_factor"] = f"2{plain}"
@@ -108,10 +108,6 @@ def _near_number(amount: Amount) -> dict[str, str]:
 def _number(value: Fraction) -> str:
     is_whole = value.denominator == 1
     return str(value.numerator) if is_whole else f"{value.numerator}/{value.denominator}"
-
-
-def _text_of(value: Value) -> str:
-    return value.text
 
 
 def near_tries(asked: Asked) -> list[Try]:

@@ -171,7 +171,8 @@ class SandboxPool:
 
     async def _next(self) -> _Held:
         """Return one that is ready and alive, or make one."""
-        self._require_open()
+        if self._is_closed:
+            raise SandboxError("the pool of sandboxes is closed; no further one can be taken")
         while self._ready:
             held = self._ready.popleft()
             left_s = self._spec.time_to_live_s - (time.monotonic() - held.began_s)
@@ -240,7 +241,3 @@ class SandboxPool:
     def _count(self, **more: int) -> None:
         changed = {name: getattr(self._usage, name) + number for name, number in more.items()}
         self._usage = replace(self._usage, **changed)
-
-    def _require_open(self) -> None:
-        if self._is_closed:
-            raise SandboxError("the pool of sandboxes is closed; no further one can be taken")

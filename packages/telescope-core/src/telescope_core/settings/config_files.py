@@ -26,7 +26,10 @@ def read_settings_file(path: Path) -> dict[str, JsonValue]:
         )
     text = _read_text(path)
     try:
-        table = tomllib.loads(text) if path.suffix.lower() == ".toml" else _parse_yaml(text)
+        if path.suffix.lower() == ".toml":
+            table = tomllib.loads(text)
+        else:
+            table = yaml.load(text, Loader=_StrictLoader)
     except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be parsed: {error}") from None
     if table is None:
@@ -109,7 +112,3 @@ _add_scalar(
     "-+.0123456789",
 )
 _add_scalar("merge", r"^<<$", "<")
-
-
-def _parse_yaml(text: str) -> object:
-    return yaml.load(text, Loader=_StrictLoader)

@@ -125,15 +125,11 @@ def _values(value: Value, right: Value, ask: Ask) -> Verdict:
     if isinstance(value, Amount) and isinstance(right, Amount):
         return Verdict.EQUAL if value.equals(right) else Verdict.DIFFERENT
     if isinstance(value, Words) or isinstance(right, Words):
-        return _words(value, right)
+        texts = [one.text.strip("() ").replace("-", " ").casefold() for one in (value, right)]
+        return Verdict.EQUAL if texts[0] == texts[1] else Verdict.DIFFERENT
     if isinstance(value, Group) or isinstance(right, Group):
         return _groups(value, right, ask)
     return _formulas(value, right, ask)
-
-
-def _words(value: Value, right: Value) -> Verdict:
-    texts = [one.text.strip("() ").replace("-", " ").casefold() for one in (value, right)]
-    return Verdict.EQUAL if texts[0] == texts[1] else Verdict.DIFFERENT
 
 
 def _formulas(value: Value, right: Value, ask: Ask) -> Verdict:

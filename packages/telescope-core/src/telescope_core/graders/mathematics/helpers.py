@@ -53,7 +53,8 @@ class Helpers:
                 verdict = helper.ask(answer, right, self._cpu_limit_s)
             except BaseException:
                 helper.kill()
-                self._forget(helper)
+                with self._lock:
+                    self._busy.discard(helper)
                 raise
             self._give_back(helper)
             return verdict
@@ -82,10 +83,6 @@ class Helpers:
                 self._idle.append(helper)
                 return
         helper.kill()
-
-    def _forget(self, helper: "_Helper") -> None:
-        with self._lock:
-            self._busy.discard(helper)
 
 
 class _Helper:

@@ -137,8 +137,10 @@ def as_unit(phrase: str) -> Unit | None:
             return None
         at = token.end()
         if token["text"] is not None:
-            inside = _TOKEN_IN_TEXT.findall(_spelled(token["text"]))
-            words += [(word, True) for word in inside]
+            spelled = re.sub(
+                r"degrees? (celsius|fahrenheit)", r"\1", token["text"], flags=re.IGNORECASE
+            )
+            words += [(word, True) for word in _TOKEN_IN_TEXT.findall(spelled)]
         elif token["degree"] is not None:
             words.append((f"deg{token['scale'] or ''}", True))
         elif token["space"] is None:
@@ -147,10 +149,6 @@ def as_unit(phrase: str) -> Unit | None:
 
 
 _TOKEN_IN_TEXT = re.compile(r"[A-Za-z]+|\^ *-?\d|/|[^ .\-]")
-
-
-def _spelled(text: str) -> str:
-    return re.sub(r"degrees? (celsius|fahrenheit)", r"\1", text, flags=re.IGNORECASE)
 
 
 def _product(words: list[tuple[str, bool]]) -> Unit | None:

@@ -289,13 +289,10 @@ def _leaf(text: str) -> Value:
         inner = words.strip()
         return _read(inner) if inner != text and not _PROSE.search(inner) else Unreadable(text=text)
     body, unit = split_unit(text)
-    if _PROSE.search(_COMMAND.sub(" ", _without_text(body))):
+    without_text = re.sub(r"\\(?:text|operatorname) *\{[^{}]*\}", "", body)
+    if _PROSE.search(_COMMAND.sub(" ", without_text)):
         return Unreadable(text=text)
     return Formula(body=body, unit=unit, text=text)
-
-
-def _without_text(body: str) -> str:
-    return re.sub(r"\\(?:text|operatorname) *\{[^{}]*\}", "", body)
 
 
 def split_list(text: str, *, groups: bool = True) -> tuple[str, ...]:
@@ -311,14 +308,13 @@ def _parts(text: str, separator: "re.Pattern[str]") -> list[str]:
     parts: list[str] = []
     start = 0
     for found in separator.finditer(text):
-        if found.start() >= start and _depth(text, found.start()) == 0:
+        if found.start() < start:
+            continue
+        depth = sum(step for place, step in bracketed(text) if place < found.start())
+        if depth == 0:
             parts.append(text[start : found.start()].strip())
             start = found.end()
     return [*parts, text[start:].strip()]
-
-
-def _depth(text: str, at: int) -> int:
-    return sum(step for place, step in bracketed(text) if place < at)
 
 
 def _unwrapped(text: str) -> str:

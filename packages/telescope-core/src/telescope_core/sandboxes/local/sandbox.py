@@ -92,7 +92,14 @@ class LocalSandbox:
         }
         async with self._lock:
             if self._ended is not None and self._closing is None:
-                return _ended_result(self._ended)
+                return CommandResult(
+                    exit_code=KILLED,
+                    stdout=b"",
+                    stderr=b"",
+                    num_dropped_bytes=0,
+                    wall_s=0.0,
+                    stop=self._ended,
+                )
             self._require_open()
             return await self._run(request, stdin, timeout_s)
 
@@ -275,9 +282,3 @@ class LocalSandbox:
 
 def _absolute(path: str) -> str:
     return posixpath.join(WORK_FOLDER, path)
-
-
-def _ended_result(stop: StopCause) -> CommandResult:
-    return CommandResult(
-        exit_code=KILLED, stdout=b"", stderr=b"", num_dropped_bytes=0, wall_s=0.0, stop=stop
-    )
