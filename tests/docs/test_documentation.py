@@ -73,6 +73,15 @@ THREE_NODES = (
     "test_a_run_over_three_nodes_outlives_one_of_them_and_names_the_next"
 )
 ELSEWHERE = {
+    "telescope rescore quickstart --env ./math-reasoning": (
+        "tests/cli/test_rescore.py::test_it_runs_in_a_process_of_its_own_and_tells_its_secrets"
+    ),
+    "telescope rescore quickstart --env ./math-reasoning --output runs/evals/mended": (
+        "tests/cli/test_rescore.py::test_the_new_rewards_are_a_folder_that_evals_read"
+    ),
+    "telescope eval --report runs/evals/mended": (
+        "tests/cli/test_rescore.py::test_the_new_rewards_are_a_folder_that_evals_read"
+    ),
     "telescope train run.toml --resume --megatron_tensor_parallel_size 1": (
         "tests/e2e/test_megatron_run.py::test_a_run_goes_on_with_other_ranks_and_is_exported"
     ),

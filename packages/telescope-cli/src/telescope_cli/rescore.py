@@ -380,13 +380,17 @@ def _chosen(names: Sequence[str], environment: str, of: str | None, path: Path) 
         if of not in names:
             raise unknown_name("environment", of, names, f"(in {path})")
         return of
+    if not names:
+        raise ConfigError(
+            f"{path} has no environments; expected a run of telescope train, or an eval"
+        )
     if len(names) == 1:
         return names[0]
     same = [one for one in names if _bare(one) == _bare(environment)]
     if len(same) == 1:
         return same[0]
     raise ConfigError(
-        f"{path} has several environments ({', '.join(names) or 'none'}), and {environment!r} does "
+        f"{path} has several environments ({', '.join(names)}), and {environment!r} does "
         "not say which of them is graded; add --of NAME"
     )
 
