@@ -85,7 +85,7 @@ def nine(tmp_path_factory):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_page_says_whether_it_learned_and_what_is_wrong(nine, kind):
     folder, ui = nine
-    num_steps, _, evals, end, begins, rules = KINDS[kind]
+    num_steps, _, evals, _, begins, rules = KINDS[kind]
     page = ui.get(f"/runs/{kind}")
     text = page["verdict"]["text"]
     assert text.startswith(begins), text
@@ -198,3 +198,27 @@ def test_evals_of_runs_are_compared_by_example(nine):
     assert [run["verdict"]["outcome"] for run in page["runs"]] == ["not shown", "learned"]
     assert [course["environment"] for course in page["rewards"]] == [None, "code", "math"]
     assert [setting["name"] for setting in page["settings"] if not setting["is_place"]] == []
+
+
+def test_a_report_is_shown_without_its_scripts(tmp_path):
+    run = write_run(tmp_path / "runs" / "r")
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        token = {"authorization": f"Bearer {ui.token}"}
+        assert ui.get("/runs/r")["identity"]["report"] is None
+        error = ui.get("/runs/r/report.html", status=404)["error"]["message"]
+        assert "telescope eval --report" in error
+        run.report_path.write_text("<script>alert(1)</script>")
+        address = ui.get("/runs/r")["identity"]["report"]
+        answer = ui.ask(address, accept="text/html", **token)
+        assert answer.body == b"<script>alert(1)</script>"
+        policies = [value for name, value in answer.headers.items() if name.endswith("policy")]
+        (policy,) = [one for one in policies if "default-src" in one]
+        assert policy.startswith("sandbox; default-src 'none'")
+        assert "script-src" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert ui.ask(address).status == 401
+        outside = tmp_path / "secret"
+        outside.write_text("s")
+        run.report_path.unlink()
+        run.report_path.symlink_to(outside)
+        assert ui.ask(address, accept="text/html", **token).status == 404

@@ -200,10 +200,14 @@ def _with_headers(send: Send) -> Send:
     async def wrapped(message: Message) -> None:
         if message["type"] == "http.response.start":
             known: Sequence[tuple[bytes, bytes]] = message.get("headers", [])
-            added = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
             names = {name.lower() for name, _ in known}
-            if b"cache-control" not in names:
-                added.append((b"cache-control", b"no-store"))
+            usual = {**_HEADERS, "cache-control": "no-store"}
+            # An answer that has one of them has a stricter one.
+            added = [
+                (name.encode(), value.encode())
+                for name, value in usual.items()
+                if name.encode() not in names
+            ]
             message = {**message, "headers": [*known, *added]}
         await send(message)
 

@@ -2,9 +2,10 @@
 
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.base.parameters import OverviewParameters
-from telescope_ui.files.run_files import folders
+from telescope_ui.files.run_files import folders, inside
 from telescope_ui.index.one_run import OneRun, settings_of
 from telescope_ui.pages.checkpoints import SmallFiles, checkpoints
+from telescope_ui.pages.happened import happened
 from telescope_ui.pages.health import tiles, time_spent
 from telescope_ui.pages.rewards import environment_courses, evals_on_course, reward_course
 from telescope_ui.pages.sections import curves_of
@@ -21,6 +22,7 @@ def overview_page(run: OneRun, asked: OverviewParameters) -> JsonObject:
     small = SmallFiles(run.path)
     points = eval_points(run)
     found = judged(run)
+    saved = checkpoints(run, small)
     return {
         "page": "overview",
         "run": run.brief(),
@@ -37,7 +39,10 @@ def overview_page(run: OneRun, asked: OverviewParameters) -> JsonObject:
         "restarts": restarts(run),
         "eval_points": points,
         "self_tests": (small.read("self_tests.json") or {}).get("tests", []),
-        "checkpoints": checkpoints(run, small),
+        "checkpoints": saved,
+        "happened": happened(
+            run, checkpoints=saved, eval_points=points, servers=server_events(run)
+        ),
         "summary": small.read("summary.json"),
         "index": index,
         "problems": [
@@ -56,6 +61,7 @@ def _identity(run: OneRun) -> JsonObject:
         "resumes": [one.model_dump() for one in info.resumes],
         "step": run.metrics.last_step(),
         **settings_of(run),
+        "report": run.address("report.html") if inside(run.path, "report.html") else None,
         "last_change_s": run.changed_s(),
         "folder": str(run.opened),
     }

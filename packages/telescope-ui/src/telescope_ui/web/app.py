@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from telescope_core.base.errors import TelescopeError, unknown_name
 from telescope_ui.base import parameters as asked_for
-from telescope_ui.base.answers import JsonObject, as_json, error_body, status_of
+from telescope_ui.base.answers import JsonObject, NotThereError, as_json, error_body, status_of
 from telescope_ui.base.guard import Guard
 from telescope_ui.base.wrong_addresses import no_page
 from telescope_ui.files.damage import with_details
@@ -46,6 +46,13 @@ from telescope_ui.pages.timeline import timeline_page
 from telescope_ui.pages.trace import trace_page
 from telescope_ui.web.live import Watcher, events_for
 from telescope_ui.web.shell import STATIC, Shell
+
+
+_OF_REPORT = {
+    "content-security-policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'; "
+    "img-src data:; frame-ancestors 'none'"
+}
+"""A report is a file that others may have written: it is shown without scripts, as from nowhere."""
 
 
 class _Part(Convertor[str]):
@@ -114,6 +121,16 @@ def _add_run(app: FastAPI, runs: Runs, database: Database) -> None:
     @app.get("/runs/{run:part}")
     def _overview(run: str, asked: Annotated[asked_for.OverviewParameters, Query()]) -> Response:
         return _answer(overview_page(runs.get(run), asked))
+
+    @app.get("/runs/{run:part}/report.html")
+    def _report(run: str, asked: Annotated[asked_for.NoParameters, Query()]) -> Response:
+        path = inside(runs.get(run).path, "report.html")
+        if path is None or not path.is_file():
+            raise NotThereError(
+                f"{run} has no report; a run writes it at its end, and `telescope eval --report` "
+                "with the folder of the run writes it at any time"
+            )
+        return FileResponse(path, media_type="text/html", headers=_OF_REPORT)
 
     @app.get("/runs/{run:part}/timeline")
     def _timeline(run: str, asked: Annotated[asked_for.TimelineParameters, Query()]) -> Response:

@@ -11,7 +11,8 @@ from telescope_ui.base.answers import as_json, error_body
 
 STATIC = Path(__file__).resolve().parents[1] / "static"
 _ALWAYS_DATA = ("/static/", "/live")
-_TRACE = "/timeline/trace.json"
+_NO_PAGES = ("/timeline/trace.json", "/report.html")
+"""How addresses below a run end that have no page of the front end."""
 _FORMATS = ("html", "json")
 _OF_FRONT_END = "ui."
 """Parameters that begin so choose what a page shows of its data."""
@@ -43,7 +44,7 @@ class Shell:
             await Response(body, 400, media_type="application/json")(scope, receive, send)
             return
         wanted = formats[-1] if formats else _accepted(Headers(scope=scope))
-        if wanted == "html" and not raw.startswith(_ALWAYS_DATA) and not raw.endswith(_TRACE):
+        if wanted == "html" and not raw.startswith(_ALWAYS_DATA) and not raw.endswith(_NO_PAGES):
             await Response(self._page(), media_type="text/html")(scope, receive, send)
             return
         kept = urlencode([pair for pair in pairs if not _is_ours(pair[0])])
