@@ -225,7 +225,7 @@ async def test_a_fork_without_a_change_is_the_run_and_one_with_a_change_differs_
     assert rollouts(fork) == [row for row in rollouts(source) if row.step > 2]
     comparison = compare_runs(source, fork)
     assert (comparison.settings, comparison.outcome) == ((), Outcome.NOT_SHOWN)
-    assert "did the same" in comparison.verdict
+    assert "scored the same" in comparison.verdict
     assert comparison.fork.step == 2
 
     other = await run(load_fork(source, 2, flags=["--learning_rate", "1e-2", "--name", "faster"]))

@@ -276,10 +276,13 @@ def _verdict(
             f"Cannot compare {other} with {one}: there is no eval of weights that took as many "
             "steps, and no step at which both played the same examples."
         )
+    by_reward = (
+        " No eval decides this, only the reward of training." if measured[0].unit == "step" else ""
+    )
     is_same = all(not one.difference.change and not one.difference.detectable for one in measured)
     if is_same and max(one.difference.num_tasks for one in measured) > 1:
         told = ", ".join(f"{one.what} ({one.difference.num_tasks} {one.unit}s)" for one in measured)
-        return f"{other} did the same as {one} wherever both were measured: {told}."
+        return f"{other} scored the same as {one} wherever both were measured: {told}.{by_reward}"
     head = {
         Outcome.BETTER: f"{other} is better than {one}",
         Outcome.WORSE: f"{other} is worse than {one}",
@@ -289,10 +292,7 @@ def _verdict(
     told = [f"{each.what}: {sentence(each.difference, unit=each.unit)}" for each in ranked]
     if len(told) > _MOST_NAMED:
         told[_MOST_NAMED:] = [f"and {len(told) - _MOST_NAMED} more"]
-    text = f"{head}: {'; '.join(told)}."
-    if measured[0].unit == "step":
-        text += " No eval decides this, only the reward of training."
-    return text
+    return f"{head}: {'; '.join(told)}.{by_reward}"
 
 
 def _notes(
