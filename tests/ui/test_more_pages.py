@@ -1,6 +1,6 @@
 """Queues and workers, diagnoses, examples of several runs, searches in thoughts and tools."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from urllib.parse import quote
 
 import pytest
@@ -9,6 +9,9 @@ from tests.ui.served import answered
 
 from telescope_core.records import RunFolder
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
+from telescope_core.records.files import append_json_line
+from telescope_core.records.restarts import Restart
+from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
 from telescope_core.types import Message, ToolCall
 
 RUN = "/runs/first"
@@ -163,3 +166,29 @@ def test_a_reward_is_the_sum_of_its_weighted_parts_where_it_is_one(tmp_path, run
     ]
     # A total that is not the sum, as of `compute_reward`, and an environment without weights.
     assert (found[1], other) == ([], [])
+
+
+def test_restarts_lost_servers_and_the_first_step_without_training_are_what_happened(tmp_path, run):
+    begin = {"groups/total": 4.0, "loss/total": 0.5}
+    run.log_metrics({"step": 1, "time_s": BEGAN_S + 1, **begin})
+    for step in (2, 3):
+        none = {"groups/total": 4.0, "loss/total": None}
+        run.log_metrics({"step": step, "time_s": BEGAN_S + step, **none})
+    about = {"server": "http://127.0.0.1:1", "role": ServerRole.ROLLOUT, "version": 1}
+    for at, (life, state) in enumerate(
+        [(1, "starting"), (1, "serving"), (1, "lost"), (2, "starting"), (2, "given up")]
+    ):
+        state = ServerState(state)
+        run.log_server(ServerEvent(time_s=BEGAN_S + 10 + at, life=life, state=state, **about))
+    restart = Restart(time_s=BEGAN_S + 5, reason="a rank died", reached=3, step=1, checkpoint="")
+    append_json_line(run.path / "restarts.jsonl", asdict(restart))
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        found = ui.get("/runs/r")["happened"]
+    assert [(one["kind"], one["time_s"]) for one in found if one["kind"] != "run"] == [
+        *(("server", BEGAN_S + 14), ("server", BEGAN_S + 13), ("server", BEGAN_S + 12)),
+        *(("restart", BEGAN_S + 5), ("step", BEGAN_S + 2)),
+    ]
+    step = next(one for one in found if one["kind"] == "step")
+    assert "until step 3" in step["text"]
+    assert step["address"] == "/runs/r/rollouts?step_from=2&step_to=2"
+    assert next(one["why"] for one in found if one["kind"] == "restart") == "a rank died"

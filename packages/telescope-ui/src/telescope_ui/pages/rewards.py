@@ -21,7 +21,7 @@ _NUM_STEPS = 10
 def reward_course(run: OneRun, drawn: Drawn) -> JsonObject:
     """Return the reward of all environments over steps, and where nothing was trained."""
     found = _course(run, None, {}, drawn)
-    return {**found, "untrained": _untrained(run)}
+    return {**found, "untrained": untrained(run)}
 
 
 def environment_courses(run: OneRun, drawn: Drawn) -> list[JsonObject]:
@@ -126,7 +126,7 @@ def _range(run: OneRun, environment: str | None) -> tuple[float, float] | None:
     return min(low for low, _ in ranges.values()), max(high for _, high in ranges.values())
 
 
-def _untrained(run: OneRun) -> list[tuple[int, int]]:
+def untrained(run: OneRun) -> list[tuple[int, int]]:
     """Return the stretches of steps that took no optimizer step, as far as that is known."""
     names = run.metrics.names()
     if "groups/total" not in names:

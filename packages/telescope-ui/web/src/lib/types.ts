@@ -222,6 +222,8 @@ export interface OverviewPage {
   }[];
   self_tests: { name: string; value: number; limit: number; unit: string; note: string }[];
   checkpoints: { name: string; step: number; created_at: string }[];
+  /** Newest first. */
+  happened: { time_s: number | null; kind: string; text: string; why: string; address: string }[];
   index: IndexState;
 }
 

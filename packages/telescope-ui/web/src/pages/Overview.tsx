@@ -2,6 +2,7 @@ import { Chart, type Mark, type Point, type Series } from "../components/Chart.t
 import { ChartTools } from "../components/ChartTools.tsx";
 import { Facts } from "../components/Facts.tsx";
 import { Link } from "../components/Link.tsx";
+import { LongTable } from "../components/LongTable.tsx";
 import { Metrics } from "../components/Metrics.tsx";
 import { Sections } from "../components/Sections.tsx";
 import { Spark } from "../components/Spark.tsx";
@@ -76,7 +77,7 @@ function Content({ data, address, query }: Shown) {
       <Identity data={data} />
       <Tiles tiles={data.tiles} />
       <AllMetrics data={data} address={address} query={query} drawn={drawn} />
-      <Happened data={data} />
+      <Happened data={data} address={address} />
       <SelfTests data={data} />
     </>
   );
@@ -393,32 +394,23 @@ function marksOf(data: OverviewPage, series: Series, view: View): Mark[] {
   });
 }
 
-function Happened({ data }: { data: OverviewPage }) {
-  const { restarts, checkpoints, identity } = data;
-  const rows = [
-    ...restarts.map((one) => ({
-      time: formatDate(one.time_s),
-      what: `The trainer was started again from step ${one.step}; it had reached step ${one.reached}.`,
-      why: one.reason,
-    })),
-    ...identity.resumes.map((one) => ({
-      time: formatIso(one.at),
-      what: `Resumed from step ${one.step} (${one.checkpoint}).`,
-      why: one.changed.length ? `changed: ${one.changed.join(", ")}` : "",
-    })),
-    ...checkpoints.map((one) => ({ time: formatIso(one.created_at), what: `Checkpoint ${one.name}`, why: "" })),
-  ].sort((a, b) => (a.time < b.time ? 1 : -1));
+function Happened({ data, address }: { data: OverviewPage; address: string }) {
+  const rows = data.happened;
   if (!rows.length) return null;
   return (
     <>
       <h2>What happened</h2>
-      <Table
-        caption="Restarts, resumes and checkpoints"
+      <LongTable
+        name="happened"
+        address={address}
+        caption="What happened, newest first"
         rows={rows}
+        size={15}
         keyOf={(_, at) => at}
+        rowClass={(row) => (["restart", "server", "step"].includes(row.kind) ? "is-trouble" : undefined)}
         columns={[
-          { name: "Time", cell: (row) => <span class="number">{row.time}</span> },
-          { name: "What", cell: (row) => row.what },
+          { name: "Time", cell: (row) => <span class="number">{formatDate(row.time_s)}</span> },
+          { name: "What", cell: (row) => (row.address ? <Link to={row.address}>{row.text}</Link> : row.text) },
           { name: "Why", cell: (row) => row.why },
         ]}
       />

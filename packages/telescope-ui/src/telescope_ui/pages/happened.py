@@ -1,0 +1,97 @@
+"""What happened to a run beside its steps: restarts, lost servers, evals, a first dead step."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from telescope_core.records.eval_points import EvalPointState
+from telescope_core.records.servers import ServerState
+from telescope_ui.base.answers import JsonObject
+from telescope_ui.index.one_run import OneRun, seconds_of
+from telescope_ui.pages.rewards import untrained
+
+_MOST = 1000
+"""Newest moments; a server that is lost again and again would fill the page."""
+
+
+def happened(
+    run: OneRun,
+    *,
+    checkpoints: Sequence[JsonObject],
+    eval_points: Sequence[JsonObject],
+    servers: Sequence[JsonObject],
+) -> list[JsonObject]:
+    """Return what happened, newest first: `{"time_s", "kind", "text", "why", "address"}`."""
+    found = [
+        *_lives(run),
+        *_servers(run, servers),
+        *_evals(run, eval_points),
+        *_first_untrained(run),
+        *(
+            _moment(seconds_of(one["created_at"]), "checkpoint", f"Checkpoint {one['name']}.")
+            for one in checkpoints
+        ),
+    ]
+    return sorted(found, key=lambda one: -(one["time_s"] or 0.0))[:_MOST]
+
+
+def _moment(
+    time_s: float | None, kind: str, text: str, why: str = "", address: str = ""
+) -> JsonObject:
+    return {"time_s": time_s, "kind": kind, "text": text, "why": why, "address": address}
+
+
+def _lives(run: OneRun) -> Iterator[JsonObject]:
+    """Yield when the run began, was resumed, restarted its trainer, and ended."""
+    info = run.info()
+    yield _moment(seconds_of(info.started_at), "run", "The run began.")
+    for one in info.resumes:
+        why = f"changed: {', '.join(one.changed)}" if one.changed else ""
+        text = f"Resumed from step {one.step} ({one.checkpoint})."
+        yield _moment(seconds_of(one.at), "restart", text, why)
+    for row in run.restarts.rows():
+        text = (
+            f"The trainer was started again from step {row.get('step')}; it had reached step "
+            f"{row.get('reached')}."
+        )
+        yield _moment(row.get("time_s"), "restart", text, str(row.get("reason", "")))
+    if info.ended_at is not None:
+        text = f"The run ended: {info.observed_state.value}."
+        yield _moment(seconds_of(info.ended_at), "run", text, info.reason)
+
+
+def _servers(run: OneRun, events: Sequence[JsonObject]) -> Iterator[JsonObject]:
+    """Yield when a server was lost, given up, or started anew."""
+    for one in events:
+        address = run.address("infra")
+        about = (one["time_s"], "server")
+        if one["state"] == ServerState.LOST:
+            yield _moment(*about, f"The server {one['server']} was lost.", one["reason"], address)
+        elif one["state"] == ServerState.GIVEN_UP:
+            text = f"The server {one['server']} was given up."
+            yield _moment(*about, text, one["reason"], address)
+        elif one["state"] == ServerState.STARTING and one["life"] > 1:
+            text = f"The server {one['server']} was started again, for the {one['life']}. time."
+            yield _moment(*about, text, one["reason"], address)
+
+
+def _evals(run: OneRun, points: Sequence[JsonObject]) -> Iterator[JsonObject]:
+    """Yield the evals that are not what was asked for."""
+    for one in points:
+        if one.get("state") != EvalPointState.DONE:
+            text = f"The eval {one.get('name')} {one.get('tag')} was {one.get('state')}."
+            folder = one.get("folder")
+            address = run.address("evals", folder) if folder else ""
+            yield _moment(one.get("time_s"), "eval", text, str(one.get("reason", "")), address)
+
+
+def _first_untrained(run: OneRun) -> Iterator[JsonObject]:
+    """Yield the first step in which nothing was trained."""
+    for first, last in untrained(run)[:1]:
+        text = f"Step {first} is the first one in which nothing was trained"
+        text += "." if first == last else f", and so it stays until step {last}."
+        time_s = None
+        if "time_s" in run.metrics.names():
+            (at,) = run.metrics.columns(["time_s"], first=first, last=first).values["time_s"]
+            time_s = None if math.isnan(at) else at
+        address = run.address("rollouts") + f"?step_from={first}&step_to={first}"
+        yield _moment(time_s, "step", text, "no group had a signal", address)
