@@ -251,6 +251,21 @@ def test_a_collapse_in_the_first_steps_is_called_one_and_not_a_task_that_is_too_
     assert "no signal" in [one.rule for one in found_in(healthy(40, **changes))]
 
 
+def test_a_grader_that_breaks_is_looked_at_before_the_policy_is():
+    """Answers are as before, and none of them earns anything from one step to the next."""
+    changes = {
+        "task_reward/mean": lambda step: 0.35 if step < 10 else 0.0,
+        "task_reward/std": lambda step: 0.47 if step < 10 else 0.0,
+        "groups/discarded": lambda step: 2.0 if step < 10 else 16.0,
+    }
+    (broken,) = found_in(healthy(20, **changes))
+    assert (broken.rule, broken.first_step) == ("collapse", 10)
+    assert "grader" in broken.remedy
+    longer = {"completion_len/mean": lambda step: 5.0 if step < 10 else 12.0}
+    collapsed = found_in(healthy(20, **changes, **longer))[0]
+    assert "grader" not in collapsed.remedy
+
+
 def test_one_environment_may_collapse_alone():
     found = found_in(healthy(100, **{"task_reward/code/mean": rising(0.4, 0.0)}))
     assert [(one.rule, one.environment) for one in found] == [("collapse", "code")]

@@ -99,17 +99,26 @@ _AFTER_A_COLLAPSE = (
 )
 
 
+_ANSWERS_AS_BEFORE = (
+    "Answers are as long as before, so see first whether the grader or the prompts have changed at "
+    "that step: read what was asked and what was graded. Otherwise: "
+)
+
+
 def collapse(rule: Rule, history: History) -> Found:
     """The reward is lost, of all environments together or of one."""
     metrics = ("task_reward/mean", "entropy", "completion_len/mean")
     lost = _lost_signal(history)
     if lost is not None:
         stretch, before, during = lost
+        lengths = history.named("completion_len/mean")
+        parts = [[v for s, v in lengths if (s < stretch.first) is early] for early in (True, False)]
+        is_as_before = all(parts) and abs(fmean(parts[1]) / fmean(parts[0]) - 1) < 0.15
         yield rule.over(
             stretch,
             f"The reward fell from {before:.3g} to {during:.3g}, and hardly a group teaches any "
             "more.",
-            _AFTER_A_COLLAPSE,
+            _ANSWERS_AS_BEFORE + _AFTER_A_COLLAPSE if is_as_before else _AFTER_A_COLLAPSE,
             *metrics,
         )
         return
