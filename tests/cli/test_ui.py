@@ -108,6 +108,12 @@ def test_an_export_has_every_page_as_a_script(place):
     run = "/runs/quickstart"
     for address in ("/", run, f"{run}/timeline", f"{run}/logs", f"{run}/evals/math-after"):
         assert address in found["pages"]
+    # Each metric can be looked at, as in the pages of a server.
+    overview = read_page(found, run)
+    assert {"entropy", "task_reward/mean"} <= overview["curves"]["metrics"].keys()
+    assert sorted(overview["curves"]["metrics"]) == sorted(
+        {name for section in overview["sections"] for name in section["metrics"]}
+    )
     rollouts = read_page(found, f"{run}/rollouts")
     assert len(rollouts["columns"]["address"]) == 12
     assert set(rollouts["columns"]["step"]) == {1, 2, 3}

@@ -243,6 +243,8 @@ test("an export answers the filters that it can, and names those that it cannot"
   assert.deepEqual([found("step_to=1").total, found("step_to=1").num_of_run], [1, 1000]);
   assert.deepEqual(unanswered("/runs/r/rollouts", new URLSearchParams("step_from=2&q=x&server=y")), ["q", "server"]);
   assert.deepEqual(unanswered("/runs/r/timeline", new URLSearchParams("from=1&to=2")), []);
+  assert.deepEqual(unanswered("/runs/r", new URLSearchParams("section=reward&from=3&other=1")), ["other"]);
+  assert.deepEqual(unanswered("/compare", new URLSearchParams("run=a&run=b&metric=entropy")), []);
   assert.deepEqual(unanswered("/runs/r/evals/x", new URLSearchParams("against=y")), ["against"]);
   assert.deepEqual(unanswered("/runs/r/rollouts/g/0/1", new URLSearchParams("step_from=2")), ["step_from"]);
   const lines = { level: ["info", "error"], component: ["a", "b"], source: ["", "0"], life: [1, 2], message: ["Yes", "no"] };

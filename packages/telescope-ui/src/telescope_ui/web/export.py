@@ -7,13 +7,14 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_core.records.identity import now
 from telescope_ui.base.answers import JsonObject, as_json, error_body, status_of
 from telescope_ui.base.parameters import (
     CompareParameters,
+    CurveParameters,
     EvalParameters,
     InfraParameters,
     LogsParameters,
@@ -53,6 +54,7 @@ _ABOUT = "export.js"
 _BEGIN = b"window.TELESCOPE_EXPORT = "
 
 Page = tuple[str, Callable[[], JsonObject]]
+Asked = TypeVar("Asked", bound=CurveParameters)
 
 
 class Exported(NamedTuple):
@@ -154,7 +156,7 @@ def _pages(runs: Runs, database: Database, num_rollouts: int) -> Iterator[Page]:
     if 1 < len(found) <= _MAX_COMPARED:
         keys = [run.key for run in found]
         address = "/compare?" + "&".join(f"run={key}" for key in keys)
-        yield address, lambda: compare_page(found, CompareParameters(run=keys))
+        yield address, lambda: _whole(partial(compare_page, found), CompareParameters(run=keys))
     for run in found:
         yield from _pages_of(run, database, num_rollouts)
     evals = runs.evals()
@@ -162,6 +164,12 @@ def _pages(runs: Runs, database: Database, num_rollouts: int) -> Iterator[Page]:
         yield one.address(), partial(standalone_eval_page, one, evals, EvalParameters())
         yield one.address("logs"), partial(logs_page, one, LogsParameters(limit=_LOG_LINES))
         yield from _eval_rollouts(one, database, "", num_rollouts)
+
+
+def _whole(page: Callable[[Asked], JsonObject], asked: Asked) -> JsonObject:
+    """Return a page with the curves of all of its sections."""
+    sections = [one["name"] for one in page(asked)["sections"]]
+    return page(asked.model_copy(update={"section": sections}))
 
 
 def _pages_of(run: OneRun, database: Database, num_rollouts: int) -> Iterator[Page]:
@@ -175,7 +183,7 @@ def _pages_of(run: OneRun, database: Database, num_rollouts: int) -> Iterator[Pa
         return
     logs = LogsParameters(limit=_LOG_LINES)
     plain: list[Page] = [
-        (run.address(), lambda: overview_page(run, OverviewParameters())),
+        (run.address(), lambda: _whole(partial(overview_page, run), OverviewParameters())),
         (run.address("timeline"), lambda: timeline_page(run, database, TimelineParameters())),
         (run.address("infra"), lambda: infra_page(run, database, InfraParameters())),
         (run.address("evals"), lambda: evals_page(run)),

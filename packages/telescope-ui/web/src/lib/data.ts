@@ -55,9 +55,8 @@ function exportedPage(all: Export, address: string): { page: string; missing: st
   if (Object.hasOwn(all.pages, path)) return { page: path, missing: unanswered(path, query) };
   const runs = new URLSearchParams();
   for (const run of query.getAll("run")) runs.append("run", run);
-  query.delete("run");
   const compared = joined(path, runs);
-  return Object.hasOwn(all.pages, compared) ? { page: compared, missing: [...query.keys()] } : null;
+  return Object.hasOwn(all.pages, compared) ? { page: compared, missing: unanswered(path, query) } : null;
 }
 
 /** Whether there is a page at an address: an export has some of them only. */

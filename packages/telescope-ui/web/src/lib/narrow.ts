@@ -3,8 +3,12 @@
 import { numRows, type Cell, type Columns } from "./columns.ts";
 import type { LogsPage, RolloutsPage } from "./types.ts";
 
-/** Parameters that an export answers, by the last part of the address. What only says how much is sent means nothing there. */
+/** Pages with curves have all metrics there, and draw of them what is asked for. */
+const CURVES = ["metric", "section", "points", "from", "to", "smooth"];
+/** Parameters that an export answers, by the kind of page. What only says how much is sent means nothing there. */
 const ANSWERED: Record<string, readonly string[]> = {
+  overview: CURVES,
+  compare: [...CURVES, "run"],
   rollouts: [
     ...["step_from", "step_to", "reward_from", "reward_to", "environment", "status", "status_reason", "stop_reason"],
     ...["example_id", "group_id", "truncated", "version", "where", "tag", "sort", "limit", "offset"],
@@ -14,17 +18,23 @@ const ANSWERED: Record<string, readonly string[]> = {
   timeline: ["from", "to", "width"],
 };
 
+function kindOf(path: string): string {
+  const [first, , kind, ...rest] = path.split("/").slice(1);
+  if (first === "compare") return "compare";
+  if (first !== "runs" || rest.length) return "";
+  return kind ?? "overview";
+}
+
 /** Names of parameters of `query` that the exported page at `path` cannot answer. */
 export function unanswered(path: string, query: URLSearchParams): string[] {
-  const known = ANSWERED[path.split("/")[3] ?? ""] ?? [];
-  const isPage = path.split("/").length === 4;
-  return [...new Set(query.keys())].filter((name) => !isPage || !known.includes(name));
+  const known = ANSWERED[kindOf(path)] ?? [];
+  return [...new Set(query.keys())].filter((name) => !known.includes(name));
 }
 
 /** Return the part of an exported page that `query` asks for. */
 export function narrowed(path: string, data: unknown, query: URLSearchParams): unknown {
-  if (path.endsWith("/rollouts")) return rolloutsOf(data as RolloutsPage, query);
-  if (path.endsWith("/logs")) return linesOf(data as LogsPage, query);
+  if (kindOf(path) === "rollouts") return rolloutsOf(data as RolloutsPage, query);
+  if (kindOf(path) === "logs") return linesOf(data as LogsPage, query);
   return data;
 }
 
