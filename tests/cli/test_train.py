@@ -114,6 +114,62 @@ def test_two_ways_to_resume_are_one_too_many(settings, capsys, other):
     assert "--resume and --resume_from_checkpoint say where to go on; give one of them" in said
 
 
+@pytest.mark.parametrize(
+    ("flags", "fact"),
+    [
+        (["--fork", "x"], "--at"),
+        (["--at", "2"], "--fork"),
+        (["--fork", "nowhere", "--at", "2"], "nowhere: no such folder"),
+        (["--fork", "model", "--at", "2"], "no run.json"),
+        (["--fork", "x", "--at", "2", "--resume_from_checkpoint", "y"], "give one of them"),
+    ],
+)
+def test_a_fork_needs_a_run_and_a_step(settings, capsys, monkeypatch, flags, fact):
+    monkeypatch.chdir(settings.parent)
+    code, _, said = train(capsys, *flags)
+    assert code == 2
+    assert fact in said
+
+
+def test_the_plan_of_a_fork_says_where_it_begins_and_what_is_changed(
+    settings, capsys, monkeypatch, tiny
+):
+    from telescope_train.checkpoints.folders import CheckpointManifest
+    from telescope_train.checkpoints.resume import open_run_folder
+    from telescope_train.checkpoints.sampler_state import write_sampler_state
+    from telescope_train.plan.load import load_train_config
+    from telescope_train.plan.prepared import prepare
+    from telescope_train.rollouts.sampled import SamplerState
+
+    prepared = prepare(load_train_config([settings]))
+    run = open_run_folder(prepared.config, None, prepared.environments.records, prepared.inputs)
+    saved = run.checkpoints_path / "step-000002"
+    (saved / "state").mkdir(parents=True)
+    (saved / "state" / ".metadata").write_text("")
+    manifest = CheckpointManifest(
+        run="toy",
+        step=2,
+        num_ranks=1,
+        has_training_state=True,
+        config=prepared.config.model_dump(mode="json"),
+        environment_records=dict(prepared.environments.records),
+        inputs=dict(prepared.inputs),
+    )
+    (saved / "checkpoint.json").write_text(manifest.model_dump_json())
+    write_sampler_state(saved, SamplerState(next_batch=2, draw_position=0, batches={}))
+    monkeypatch.chdir(settings.parent)
+    fork = ["--fork", "toy", "--at", "2", "--dry-run"]
+    code, plan, _ = train(capsys, *fork, "--learning_rate", "1e-5")
+    assert "continuing from runs/toy/checkpoints/step-000002 (2 steps done)" in plan
+    assert "changed since: trainer.learning_rate: 1e-06 -> 1e-05" in plan
+    assert "written to runs/toy-fork-2" in plan
+    assert code == 0
+    code, plan, _ = train(capsys, *fork, "--seed", "1")
+    assert code == 2
+    assert "run.seed: 0 -> 1" in plan
+    assert [path.name for path in (settings.parent / "runs").iterdir()] == ["toy"]
+
+
 @pytest.mark.parametrize(("name", "remedy"), [("run.json", "--resume"), ("notes.txt", "--name")])
 def test_a_folder_in_the_way_stays_and_the_way_on_is_named(settings, capsys, name, remedy):
     """The folder of a run can be gone on with; one of anything else is somebody's."""
@@ -134,11 +190,16 @@ def test_help_shows_how_to_resume(capsys):
     assert code == 0
     assert "telescope train run.toml --resume" in said
     assert "Go on from the newest checkpoint" in said
+    assert "telescope train --fork quickstart --at 20 --learning_rate 1e-5" in said
 
 
-def test_the_shell_completes_resume():
-    line = "telescope train run.toml --res"
-    environ = {"_TELESCOPE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": "3"}
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("telescope train run.toml --res", "--resume"), ("telescope train --for", "--fork")],
+)
+def test_the_shell_completes_options(line, expected):
+    place = f"{len(line.split()) - 1}"
+    environ = {"_TELESCOPE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": place}
     done = subprocess.run(
         [Path(sys.executable).with_name("telescope")],
         env=os.environ | environ,
@@ -147,4 +208,4 @@ def test_the_shell_completes_resume():
         timeout=60,
         check=False,
     )
-    assert "--resume" in done.stdout.split()
+    assert expected in done.stdout.split()
