@@ -185,6 +185,7 @@ def test_resume_plays_the_rest(endpoint, place, capsys):
         (["echo_env:Echo", "--base-url", "URL", "--examples", "99"], 2, "has 64 examples"),
         (["echo_env:Echo", "--base-url", "URL", "--model", "tinny"], 2, "did you mean 'tiny'"),
         (["echo_env:Echo", "--base-url", "localhost:1"], 2, "must begin with http"),
+        (["echo_env:Echo", "--base-url", "http://[::1"], 2, "http://[::1]:8000/v1"),
         pytest.param(
             *(["echo_env:Echo", "--base-url", "http://127.0.0.1:PORT/v1"], 5, "cannot be reached"),
             marks=pytest.mark.slow,  # it is tried again for three seconds

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from telescope_core.base.addresses import in_url, is_loopback, reached_directly
+from telescope_core.base.addresses import in_url, is_loopback, reached_directly, without_brackets
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,7 @@ from telescope_core.base.addresses import in_url, is_loopback, reached_directly
 )
 def test_ipv6_has_brackets_in_urls(host, written):
     assert in_url(host) == written
+    assert without_brackets(written) == without_brackets(host) == host.strip("[]")
 
 
 def test_loopback_is_known_in_every_form():

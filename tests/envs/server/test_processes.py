@@ -120,6 +120,13 @@ def test_a_port_that_is_taken_is_said(data):
         assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in second.stderr
 
 
+def test_an_ipv6_address_may_have_its_brackets(data):
+    folder, _ = data
+    with hub_process(folder, "--host", "[::1]") as (_, address):
+        assert address.startswith("http://[::1]:")
+        assert httpx.get(f"{address}/config.json", timeout=WAIT_S).status_code == 200
+
+
 def test_killed_at_any_moment_it_stays_consistent(data):
     folder, secret = data
     sizes = [1000, 400_000, 4_000_000]

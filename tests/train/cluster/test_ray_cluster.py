@@ -93,6 +93,7 @@ def test_a_run_starts_its_own_ray_whatever_others_left(
             r"ray_address = '127\.0\.0\.1:1'.*refused",
         ),
         ("ray://127.0.0.1:1", r"ray_address = 'ray://127"),
+        ("[::1]:1", r"ray_address = '\[::1\]:1'.*refused"),
         ("auto", r"ray_address = 'auto'.*refused"),
         ("somewhere", r"ray_address = 'host:port'.*'somewhere'"),
     ],

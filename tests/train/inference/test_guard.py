@@ -15,6 +15,7 @@ from aiohttp.test_utils import TestServer
 from telescope_core.errors import ConfigError, EndpointError
 from telescope_core.types import Sampling
 from telescope_train.cluster.network import Network
+from telescope_train.config.inference_section import InferenceSection
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.fleet import AT_ITS_NODE, server_secret
 from telescope_train.inference.generation import ServerLostError
@@ -205,6 +206,10 @@ def test_a_server_has_the_address_of_its_node_and_a_secret_of_its_run(
     assert {"127.0.0.1", "::1", "10.77.0.1", "10.77.0.2"} <= {*excepted}
     assert SECRET not in repr(settled)
     assert not any(SECRET in argument for argument in settled.arguments())
+
+
+def test_a_host_may_have_the_brackets_of_an_address():
+    assert InferenceSection(inference_host="[::1]").inference_host == "::1"
 
 
 def test_each_run_has_a_new_secret_and_a_chosen_one_is_long():

@@ -11,6 +11,7 @@ import typer
 
 from telescope_cli.env.options import JsonOption
 from telescope_cli.hub.options import DataOption
+from telescope_core.base.addresses import without_brackets
 from telescope_core.base.errors import ConfigError
 from telescope_envs.registry.config import parse_address
 
@@ -88,7 +89,7 @@ def serve(
         if name is not None:
             hub.rename(name)
         options = ServerOptions(
-            host=host,
+            host=without_brackets(host),
             public_address=public.text if public is not None else "",
             is_private=private,
             max_wheel_bytes=max_wheel_mb * 1024 * 1024,

@@ -17,6 +17,11 @@ def in_url(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
+def without_brackets(host: str) -> str:
+    """Return `host` as a socket takes it: an IPv6 address without the brackets of a URL."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
 def is_loopback(host: str) -> bool:
     """Return whether only processes of the same machine reach `host`."""
     try:

@@ -5,8 +5,10 @@ It writes requests and reads replies. The module `http` handles connections, dea
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -54,10 +56,14 @@ class ChatClient:
         with_tokens: bool = False,
         pool: HttpPool | None = None,
     ) -> None:
-        if not base_url.startswith(("http://", "https://")):
+        is_url = False
+        with suppress(ValueError):  # half a pair of brackets
+            parts = urlsplit(base_url)
+            is_url = parts.scheme in ("http", "https") and bool(parts.hostname)
+        if not is_url:
             raise ConfigError(
-                f"base URL {without_passwords(base_url)!r} must begin with http:// or https://, "
-                "such as http://127.0.0.1:8000/v1"
+                f"base URL {without_passwords(base_url)!r} must begin with http:// or https:// and "
+                "a host, such as http://127.0.0.1:8000/v1 or http://[::1]:8000/v1"
             )
         self.base_url = base_url.rstrip("/")
         self._chat_url = f"{self.base_url}/chat/completions"

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from telescope_core.base.addresses import without_brackets
 from telescope_core.base.errors import ConfigError
 
 TOKEN_VARIABLE = "TELESCOPE_WORKER_TOKEN"
@@ -98,7 +99,7 @@ class ProcessSettings:
 def split_address(address: str) -> tuple[str, int]:
     """Return the host and port in `host:port`; raises ConfigError for anything else."""
     host, _, port = address.rpartition(":")
-    host = host.strip("[]")
+    host = without_brackets(host)
     if not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
         raise ConfigError(
             f"a worker's address must be host:port such as 10.0.0.5:7000, got {address!r}"

@@ -23,6 +23,7 @@ from types import FrameType
 
 import msgspec
 
+from telescope_core.base.addresses import in_url
 from telescope_core.base.collector import rare_collections
 from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_core.chat.trouble import showing_troubles
@@ -226,7 +227,7 @@ async def _serve_hosts(worker: Worker, served: Served, options: argparse.Namespa
     server = await loop.create_server(worker.host, host, port, reuse_address=True)
     bound = server.sockets[0].getsockname()
     what = f"{served.identity.name} {served.identity.version}"
-    sys.stdout.write(f"serving {what} on {bound[0]}:{bound[1]}\n")
+    sys.stdout.write(f"serving {what} on {in_url(bound[0])}:{bound[1]}\n")
     sys.stdout.flush()
     await server.serve_forever()
 

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import math
-import os
 import signal
 import socket
 from collections.abc import Callable, Generator
@@ -108,8 +107,8 @@ def _bound(host: str, port: int) -> Generator[socket.socket]:
         listening.listen(128)
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; give another --host "
-            "or --port"
+            f"cannot listen on {in_url(host)}:{port}: {error.strerror or error}; give another "
+            "--host or --port"
         ) from error
     with listening:
         yield listening

@@ -24,6 +24,7 @@ from ray._raylet import AuthenticationTokenLoader
 from ray.exceptions import ActorUnavailableError, AuthenticationError, RayActorError, RayError
 
 from telescope_core.base import interrupts
+from telescope_core.base.addresses import without_brackets
 from telescope_core.base.errors import ConfigError, ProcessDiedError, TelescopeError
 from telescope_core.records.output_logs import first_error
 from telescope_train.cluster.placement import Bundle
@@ -229,7 +230,8 @@ def _require_listening(address: str) -> None:
             + "; start one with `ray start --head`, which prints its address"
         )
     try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+        address_there = (without_brackets(host), int(port))
+        socket.create_connection(address_there, timeout=CONNECT_S).close()
     except OSError as error:
         raise _unreachable(address, error) from None
 

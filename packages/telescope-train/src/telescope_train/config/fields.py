@@ -5,7 +5,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from telescope_core.base.addresses import without_brackets
 
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
@@ -14,6 +16,8 @@ NotNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Dtype = Literal["float32", "bfloat16"]
+Host = Annotated[str, Field(min_length=1), AfterValidator(without_brackets)]
+"""A name or an address; one of IPv6 may have the brackets of a URL."""
 
 
 class Section(BaseModel):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from telescope_train.config.fields import Count, Port, Positive, Section
+from telescope_train.config.fields import Count, Host, Port, Positive, Section
 
 LOOPBACK = "127.0.0.1"
 """Where the servers of a run listen that has a Ray of its own."""
@@ -20,7 +20,7 @@ class InferenceSection(Section):
     """GPUs, or processes on CPU, that compute one model together."""
     inference_data_parallel_size: Count = 1
     """Copies of the model behind the address of one server, which share its requests."""
-    inference_host: Annotated[str, Field(min_length=1)] | None = None
+    inference_host: Host | None = None
     """Address on which the servers listen, IPv4 or IPv6 (`::1`); null = 127.0.0.1, or with
     `ray_address` the address that each server's own node has in the cluster. On every address they
     answer only who shows the secret of the run."""
@@ -35,7 +35,7 @@ class InferenceSection(Section):
     """Seconds in which the engine of an inference server ends no step and sends no token, after
     which the server is ended and started again. Weight updates do not count. Its requests go on at
     the other servers."""
-    gateway_host: Annotated[str, Field(min_length=1)] | None = None
+    gateway_host: Host | None = None
     """Address of this machine at which programs that environments start reach the model; null =
     127.0.0.1, or with environments on other nodes the address that this machine has in the
     cluster."""

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from telescope_train.config.fields import Section
+from telescope_train.config.fields import Host, Section
 
 
 class ObservabilitySection(Section):
@@ -23,7 +23,7 @@ class ObservabilitySection(Section):
     prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Port at which Prometheus finds metrics and meters; 0 = a free one, which is shown at the
     start; null = none."""
-    prometheus_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    prometheus_host: Host = "127.0.0.1"
     """Address of this machine at which Prometheus finds them: whoever reaches it can read them."""
     otlp_export_endpoint: Annotated[str, Field(pattern=r"^https?://.+")] | None = None
     """Collector that gets the spans of rollouts and model calls, and with `enable_vllm_tracing`

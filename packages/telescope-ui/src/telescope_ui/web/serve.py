@@ -17,7 +17,7 @@ import msgspec
 import uvicorn
 
 from telescope_core.base import interruptible
-from telescope_core.base.addresses import in_url
+from telescope_core.base.addresses import in_url, without_brackets
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.terminal import escaped
 from telescope_core.records.arrow import arrow_modules
@@ -57,6 +57,7 @@ def serve(
     """
     for folder in folders:
         require_shown(folder)
+    host = None if host is None else without_brackets(host)
     tell = partial(_tell, as_json=as_json, opens_browser=opens_browser)
     with ExitStack() as held:
         own = None if port == 0 else OwnServer(state_folder())
@@ -158,7 +159,7 @@ def _bound(host: str, port: int) -> socket.socket:
         listening.close()
         raise ConfigError(
             f"cannot listen on {host} port {port}: {error}; choose another --port, or 0 for a "
-            "free one"
+            "free one, or a --host that this machine has"
         ) from error
     return listening
 
