@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +82,24 @@ def test_several_at_once_sharded_and_narrow(trained, telescope, tmp_path):
     assert {value.dtype for value in models[0].state_dict().values()} == {torch.bfloat16}
     one, other = (model.model.norm.weight for model in models)
     assert not torch.equal(one, other)
+
+
+def test_a_signal_while_one_is_put_in_place_ends_those_after_it(
+    trained, telescope, tmp_path, monkeypatch
+):
+    rename = Path.rename
+
+    def signalled(path, target):
+        renamed = rename(path, target)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return renamed
+
+    monkeypatch.setattr(Path, "rename", signalled)
+    code, said, told = telescope(trained, "--all", "--output", tmp_path / "out")
+    assert (code, "interrupted by SIGTERM" in told) == (128 + signal.SIGTERM, True)
+    assert len(said.splitlines()) == 1
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["step-000001"]
+    assert (tmp_path / "out" / "step-000001" / "model.safetensors").is_file()
 
 
 def test_without_output_it_lies_in_the_checkpoint(trained, telescope):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from telescope_core.base.chains import sampled_tokens
 from telescope_core.errors import ConfigError
 from telescope_core.records import RolloutRow, RunFolder, RunState, row_of
 from telescope_core.records.files import append_json_line, read_json_lines
-from telescope_core.records.folders import whole_folder
+from telescope_core.records.folders import whole_file, whole_folder
 from telescope_core.records.rows import row_from_json, row_to_json
 from telescope_core.types import (
     Completion,
@@ -271,6 +272,28 @@ def test_a_signal_between_two_renames_loses_neither_folder(tmp_path, monkeypatch
     with interrupts.taken(), whole_folder(place) as partial:
         (partial / "new").touch()
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "new"]
+
+
+@pytest.mark.parametrize("writer", [whole_folder, whole_file])
+def test_a_second_signal_leaves_nothing_beside_an_old_version(tmp_path, monkeypatch, writer):
+    """It comes while what the first one cut short is deleted."""
+    removing = {whole_folder: (shutil, "rmtree"), whole_file: (Path, "unlink")}[writer]
+    remove = getattr(*removing)
+
+    def signalled(*arguments, **more):
+        if interrupts.asked():
+            os.kill(os.getpid(), signal.SIGINT)
+        remove(*arguments, **more)
+
+    def write():
+        with interrupts.taken(), writer(tmp_path / "new") as new:
+            new.mkdir(exist_ok=True) if writer is whole_folder else new.touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(*removing, signalled)
+    with pytest.raises(interrupts.Interrupted):
+        write()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_prompt_tokens_are_those_of_all_turns():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from telescope_core.base.errors import ConfigError, nearest
+from telescope_core.base.interrupts import raise_if_asked
 
 if TYPE_CHECKING:
     from telescope_train.checkpoints.export import Exported
@@ -70,6 +71,8 @@ def export_command(
     token = hub_token() if push is not None else ""
     written: list[dict[str, object]] = []
     for checkpoint in checkpoints:
+        # One that came while the last export was put in its place has not ended anything yet.
+        raise_if_asked()
         _tell(unproved(checkpoint))
         done = export_checkpoint(
             checkpoint,
@@ -79,6 +82,7 @@ def export_command(
         )
         row: dict[str, object] = {**asdict(done), "path": str(done.path)}
         if push is not None:
+            raise_if_asked()
             message = f"Step {done.step} of {checkpoint.manifest.run}"
             row["commit"] = upload(
                 done.path, push, token=token, is_private=private, message=message

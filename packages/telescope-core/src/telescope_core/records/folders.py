@@ -29,7 +29,9 @@ def whole_file(path: Path, *, needed_bytes: int | None = None) -> Generator[Path
             yield temporary
             os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        # The first signal may be why it ends, and a second one must not leave it here.
+        with interrupts.held():
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -46,7 +48,8 @@ def whole_folder(path: Path) -> Generator[Path]:
             yield partial
             put_in_place(path)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        with interrupts.held():
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def partial_folder(path: Path) -> Path:
@@ -58,13 +61,13 @@ def put_in_place(path: Path) -> None:
     """Rename the finished partial folder to `path`, and replace an older folder there."""
     partial, old = partial_folder(path), path.with_name(f".{path.name}.old")
     sync_folder(partial)
-    # A signal between the two renames would leave no folder of that name.
+    # A signal between the two renames would leave no folder of that name, and a later one the old.
     with interrupts.held():
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)
             path.rename(old)
         partial.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def end_replacing(folder: Path) -> None:
