@@ -237,7 +237,10 @@ def serving(folder: Path, cache: Path) -> Iterator[Server]:
     command = [sys.executable, "-c", "from telescope_cli.main import main; main()", "ui"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     with subprocess.Popen(
-        [*command, str(folder), "--json"], stdout=subprocess.PIPE, env=environment, text=True
+        [*command, str(folder), "--json", "--port", "0"],
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
     ) as process:
         assert process.stdout is not None
         said = json.loads(process.stdout.readline())
