@@ -5,11 +5,12 @@ import { rowsOf } from "../src/lib/columns.ts";
 import { folded, processOf, type LogLine } from "../src/lib/fold.ts";
 import { formatBytes, formatByName, formatNumber, formatSeconds, formatTick, formatWindow, isShare } from "../src/lib/format.ts";
 import { ordered, paged } from "../src/lib/order.ts";
-import { alone, byteTicks, extent, linear, nearest, ticks, timeTicks } from "../src/lib/scales.ts";
+import { alone, byteTicks, extent, linear, logarithmic, logTicks, nearest, ticks, timeTicks } from "../src/lib/scales.ts";
 import { narrowed, unanswered } from "../src/lib/narrow.ts";
 import { momentOf } from "../src/lib/moment.ts";
 import { levelsOf, mostSurprising, namesOf, scaleOf, valuesOf } from "../src/lib/shades.ts";
 import type { Chain } from "../src/lib/types.ts";
+import { placeOf, seriesOf, viewOf, zoomed } from "../src/lib/view.ts";
 import { visible, visibleToken } from "../src/lib/visible.ts";
 
 test("addresses keep odd names as one part, and repeated parameters", () => {
@@ -271,4 +272,39 @@ test("a page that is not there is the nearest one that is", () => {
   assert.deepEqual(paged(rows, 99, 2), { page: 3, pages: 3, rows: [5] });
   assert.deepEqual(paged(rows, Number.NaN, 2).page, 1);
   assert.deepEqual(paged([], 1, 2), { page: 1, pages: 1, rows: [] });
+});
+
+test("a stretch of a run is in the address in steps, whatever the axis shows", () => {
+  const address = zoomed("/runs/a?metric=entropy&ui.x=hours", [20, 40]);
+  assert.equal(address, "/runs/a?metric=entropy&ui.x=hours&from=20&to=40");
+  assert.equal(zoomed(address, null), "/runs/a?metric=entropy&ui.x=hours");
+  const view = viewOf(parseAddress(address).query);
+  assert.deepEqual([view.from, view.to, view.isInHours, view.scale], [20, 40, true, "range"]);
+  assert.equal(viewOf(parseAddress("/runs/a?from=x&ui.y=log").query).from, null);
+  // An export gives the whole run.
+  const steps = [10, 20, 30, 40, 50];
+  const times_s = [3600, 7200, null, 14400, 18000];
+  const course = { steps, times_s, values: [1, 2, 3, null, 5], smooth: [1, 1.5, 2, null, 3] };
+  const found = seriesOf("reward", course, view, 0);
+  assert.deepEqual(found.xs, [2, 4]);
+  assert.deepEqual(found.steps, [20, 40]);
+  assert.deepEqual(found.ys, [2, null]);
+  assert.deepEqual(found.smooth, [1.5, null]);
+  assert.equal(placeOf(40, found, view), 4);
+  assert.equal(placeOf(50, found, view), null);
+  const plain = viewOf(parseAddress("/runs/a?smooth=1").query);
+  assert.deepEqual(seriesOf("reward", course, plain, null).xs, steps);
+  assert.equal(seriesOf("reward", course, plain, null).smooth, undefined);
+});
+
+test("a logarithmic axis has equal steps for powers of ten, and labels that are round", () => {
+  const scale = logarithmic(0.01, 100, 0, 400);
+  assert.deepEqual([0.01, 1, 100].map((value) => Math.round(scale(value))), [0, 200, 400]);
+  assert.ok(Number.isNaN(scale(0)));
+  assert.ok(Math.abs(scale.invert(200) - 1) < 1e-9);
+  for (const [from, to] of [[1e-6, 1], [0.5, 40], [0.3, 0.9], [1e-30, 1e30]] as const) {
+    const found = logTicks(from, to, 4);
+    assert.ok(found.length >= 2 && found.length <= 10, `${from} ${to}: ${found}`);
+    assert.ok(found.every((one) => one >= from && one <= to * 1.000001));
+  }
 });

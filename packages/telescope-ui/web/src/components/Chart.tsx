@@ -148,8 +148,8 @@ export function Chart(props: Props) {
     if (by !== undefined) move(by);
     else if (event.key === "Enter") pick(cursor);
     else if (event.key === "Escape") setCursor(null);
-    else if (event.key === "w" && onZoom) zoom(middle - quarter, middle + quarter);
-    else if (event.key === "s" && onZoom && isZoomed) onZoom(null);
+    else if (event.key.toLowerCase() === "w" && onZoom) zoom(middle - quarter, middle + quarter);
+    else if (event.key.toLowerCase() === "s" && onZoom && isZoomed) onZoom(null);
     else return;
     event.preventDefault();
   };

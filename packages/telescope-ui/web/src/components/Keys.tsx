@@ -23,6 +23,7 @@ const HELP: [string, string][] = [
   ["/", "to the search field of the page"],
   ["j, k", "one rollout on or back"],
   ["left, right, Enter", "in a chart: move, and open what is there"],
+  ["W, S", "in a chart over steps: zoom in, show all"],
   ["W, S, A, D", "in the timeline: zoom in, zoom out, to the left, to the right"],
   ["left, right", "among tokens: one on or back"],
 ];
