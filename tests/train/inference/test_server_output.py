@@ -1,18 +1,23 @@
 """What a server prints: in its log with time and level, and quoted when it dies."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.ports import free_port
 
+from telescope_core.base import interrupts
 from telescope_core.errors import ProcessDiedError
 from telescope_core.records.logs import log_name
 from telescope_core.records.output_logs import INFERENCE
-from telescope_train.inference.server import ServerProcess, ServerSettings
+from telescope_train.inference.server import ServerProcess, ServerSettings, running
 
 DEADLINE_S = 120.0
 
@@ -81,3 +86,33 @@ def test_closing_again_ends_nobody_who_has_its_number_by_then(
     monkeypatch.setattr("os.killpg", lambda group, number: ended.append(group))
     server.close()
     assert ended == []
+
+
+def test_signals_leave_no_server_that_nobody_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One comes as soon as its process is there, and another one while that is ended."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Signalled(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        def wait(self, timeout: float | None = None) -> int:
+            if interrupts.asked() and self is started[0]:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().wait(timeout)
+
+    def serve() -> None:
+        with interrupts.taken(), running(script(tmp_path, "import time; time.sleep(600)")):
+            raise AssertionError("it never becomes healthy")
+
+    monkeypatch.setattr("telescope_train.inference.server.subprocess.Popen", Signalled)
+    try:
+        with pytest.raises(interrupts.Interrupted):
+            serve()
+        assert started[0].poll() is not None
+    finally:
+        monkeypatch.undo()
+        started[0].kill()
+        started[0].wait()

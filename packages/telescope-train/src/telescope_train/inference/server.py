@@ -26,6 +26,7 @@ from urllib.parse import quote
 
 import psutil
 
+from telescope_core.base import interrupts
 from telescope_core.base.addresses import in_url, reached_directly
 from telescope_core.base.errors import ProcessDiedError, TelescopeError
 from telescope_core.base.secret_names import secret_values
@@ -464,16 +465,23 @@ def running(
 
     What fails because the server has died is raised as its death.
     """
-    server = ServerProcess(settings)
+    server: ServerProcess | None = None
     try:
+        # A signal between its start and the watchdog's would leave a server that nobody ends.
+        with interrupts.held():
+            server = ServerProcess(settings)
+        interrupts.raise_if_asked()
         server.wait_until_healthy(deadline_s)
         yield server
     except TelescopeError:
-        server.check()
-        server.check_engine()
+        if server is not None:
+            server.check()
+            server.check_engine()
         raise
     finally:
-        server.close()
+        if server is not None:
+            with interrupts.held():
+                server.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
