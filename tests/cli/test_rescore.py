@@ -19,7 +19,9 @@ from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Group, RolloutStatus, Split
 
 ENVIRONMENT = '''
+import asyncio
 import os
+import signal
 from telescope_core import (
     EnvironmentConfig, Example, MultiTurnEnvironment, SingleTurnEnvironment, group_reward, metric,
     reward,
@@ -91,6 +93,13 @@ class Telling(Mended):
     @reward(weight=0.1)
     def short(self, completion):
         raise OSError("refused " + os.environ["RESCORE_KEY"])
+
+
+class Interrupted(Mended):
+    @reward(weight=0.1)
+    async def short(self, completion):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
 
 
 class Turns(MultiTurnEnvironment):
@@ -320,6 +329,15 @@ def test_the_new_rewards_are_a_folder_that_evals_read(place, capsys):
     found = as_json(capsys, "out", "--env", "sums_env:Sums")
     assert (found["reward"]["num_fell"], found["steps"][0]["step"]) == (2, 1)
     assert rescore("r", "--env", "sums_env:Mended", "--output", "out") == 2
+
+
+def test_a_signal_is_noted_in_the_folder_and_the_run_stays(place, capsys):
+    run = save_run("Sums", ANSWERS)
+    before = [row.reward for row in run.rollouts()]
+    assert rescore("r", "--env", "sums_env:Interrupted", "--output", "out") == 143
+    assert capsys.readouterr().err.endswith("telescope: interrupted by SIGTERM\n")
+    assert EvalFolder(Path("out")).info().state is RunState.INTERRUPTED
+    assert [row.reward for row in run.rollouts()] == before
 
 
 @pytest.mark.slow

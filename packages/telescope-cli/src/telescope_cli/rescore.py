@@ -10,7 +10,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
@@ -28,6 +28,7 @@ from telescope_cli.watch import find_run
 from telescope_core.base.environment_record import EnvironmentRecord, changes
 from telescope_core.base.errors import ConfigError, TooManyFailedError, unknown_name
 from telescope_core.base.interruptible import run
+from telescope_core.base.interrupts import held
 from telescope_core.base.secret_names import (
     HIDDEN,
     hidden,
@@ -164,9 +165,8 @@ def rescore_command(
         ),
         deadline_s=deadline_s,
     )
-    target = None if output is None else EvalFolder.create(output, manifest=request.manifest())
-    with recorded(target) if target is not None else nullcontext(), contained():
-        outcome = run(_grade(request, target))
+    with ExitStack() as recording, contained():
+        outcome = run(_grade(request, output, recording))
     rescored = outcome.rescored
     code = changes(saved.record, request.record) if saved.record is not None else []
     if as_json:
@@ -180,8 +180,8 @@ def rescore_command(
         typer.echo(json.dumps(without_values(plain(fields), outcome.hide), indent=2))
     else:
         print_rescored(rescored, title=request.title, code_changes=code, hide=outcome.hide)
-        if target is not None:
-            typer.echo(f"Rollouts with their new rewards: {target.path}")
+        if output is not None:
+            typer.echo(f"Rollouts with their new rewards: {output}")
     if not any(one.num_compared + one.num_new for one in (rescored.reward, *rescored.parts)):
         raise TooManyFailedError(hidden(_why_none(rescored), outcome.hide))
 
@@ -221,7 +221,8 @@ class _Outcome(NamedTuple):
     """Values of secrets that nothing which is shown may hold."""
 
 
-async def _grade(request: _Request, target: EvalFolder | None) -> _Outcome:
+async def _grade(request: _Request, output: Path | None, recording: ExitStack) -> _Outcome:
+    """Grade what is saved; `recording` notes in the new folder how that ended."""
     saved, began_s = request.saved, time.monotonic()
     environment = open_environment(request.environment, request.settings, request.processes)
 
@@ -240,7 +241,11 @@ async def _grade(request: _Request, target: EvalFolder | None) -> _Outcome:
             )
         read = {os.environ.get(name, "") for name in environment.secrets} - {""}
         hide = read | secret_values(request.settings) | secret_values(os.environ)
-        if target is not None:
+        target: EvalFolder | None = None
+        if output is not None:
+            with held():
+                target = EvalFolder.create(output, manifest=request.manifest())
+                recording.enter_context(recorded(target))
             target.hide = hide
         with progress_of("grading", unit="rollouts") as on_progress:
 
