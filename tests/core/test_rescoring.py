@@ -22,11 +22,12 @@ from telescope_core import (
     setup,
     tool,
 )
+from telescope_core.base.protocols import LEFT_OUT, RAISED
 from telescope_core.errors import NotAskedError, TelescopeError
+from telescope_core.evals.rescoring import ExampleFinder, grade_again
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.judge import Judge, JudgeConfig
-from telescope_core.base.protocols import LEFT_OUT, RAISED
-from telescope_core.records.rows import rollout_of, row_of, turns_in
+from telescope_core.records.rows import row_of, turns_in
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Completion, Group, Split, ToolCall
 
@@ -330,3 +331,41 @@ def test_the_last_answers_are_those_of_the_policy():
     assert turns_in(messages, 0) == []
     assert turns_in(messages, 4) is None
     assert turns_in(messages, 3) == [1, 3, 5]
+
+
+class OlderWorker(InProcessEnvironment):
+    """One that knows of no saved rollouts, and leaves the field out."""
+
+    async def play(self, request, policy):
+        return await super().play(replace(request, saved=None), policy)
+
+
+async def test_an_older_worker_is_told_as_such_and_asks_no_model():
+    row = row_of(await played(Sum(), "4"))
+    found = []
+    client = OlderWorker(Sum(), name="it")
+    await grade_again(client, [[row]], split=Split.TRAIN, deadline_s=10.0, on_graded=found.extend)
+    await client.close()
+    assert found[0].reward is None
+    assert "install or link it again" in found[0].error
+
+
+class Numbers:
+    """Examples of a split that begins again after the tenth."""
+
+    def __init__(self):
+        self.num_read = 0
+
+    async def example(self, split, index):
+        self.num_read += 1
+        return Example(id=str(index % 10), prompt="")
+
+
+async def test_examples_are_found_wherever_they_are_and_read_once():
+    numbers = Numbers()
+    finder = ExampleFinder(numbers, Split.TRAIN, None)
+    assert [await finder.index_of(one) for one in ("7", "0", "11")] == [7, 0, None]
+    assert await finder.index_of("12") is None
+    assert numbers.num_read < 5000
+    few = ExampleFinder(Numbers(), Split.TRAIN, 3)
+    assert [await few.index_of(one) for one in ("2", "3")] == [2, None]
