@@ -30,7 +30,7 @@ KINDS = {
     "does-not": (60, {"task_reward/mean": 0.3}, {"math": SAME}, "finished", "Cannot tell", []),
     "collapses": (
         *(60, COLLAPSE, {"math": (0.7, 0.0)}, "finished"),
-        *("Collapsed: since step", ["collapse", "entropy explodes"]),
+        *("Collapsed since step ", ["collapse", "entropy explodes"]),
     ),
     "no-signal": (
         *(14, ALL_ZERO, {"math": SAME}, "finished"),

@@ -188,6 +188,13 @@ def test_noise_without_a_trend_is_no_trend():
         assert found_in(healthy(60, seed, **noise, **reward)) == []
 
 
+@pytest.mark.parametrize("rule", ["entropy explodes", "collapse", "length shrinks"])
+def test_a_change_is_said_to_be_since_it_came(rule):
+    """The planted ones change between steps 50 and 60, long before the window that shows it."""
+    found = {one.rule: one for one in found_in(healthy(100, **PLANTED[rule]))}
+    assert 52 <= found[rule].first_step <= 58
+
+
 def test_a_fault_that_ended_says_so_and_is_listed_last():
     rows = healthy(
         100,

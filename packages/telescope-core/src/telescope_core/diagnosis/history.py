@@ -28,7 +28,8 @@ class Change(NamedTuple):
     error: float
     """Standard error of the difference, as if steps were independent."""
     first_step: int
-    """First step of the later window."""
+    """Since when steps are nearer to `after` than to `before`; at the latest, where the later
+    window begins."""
     num_steps: int
     """Steps of each window."""
 
@@ -166,10 +167,9 @@ def _change(values: Sequence[tuple[int, float]], start: int, window: int) -> Cha
     numbers = [value for _, value in values]
     steps = [later - earlier for earlier, later in pairwise(numbers)]
     noise = math.sqrt(fmean(step * step for step in steps) / 2)
-    return Change(
-        fmean(numbers[start : start + window]),
-        fmean(numbers[-window:]),
-        noise * math.sqrt(2 / window),
-        values[-window][0],
-        window,
-    )
+    before, after = fmean(numbers[start : start + window]), fmean(numbers[-window:])
+    middle = (before + after) / 2
+    begun = len(numbers) - window
+    while begun > start + window and (numbers[begun - 1] - middle) * (after - before) > 0:
+        begun -= 1
+    return Change(before, after, noise * math.sqrt(2 / window), values[begun][0], window)

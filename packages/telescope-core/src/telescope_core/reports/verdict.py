@@ -114,12 +114,13 @@ def verdict_of(
     by_evals = _by_evals(changes)
     told = _nothing_done(history)
     if told is None and collapse is not None and not collapse.is_over:
-        since = f"since step {collapse.first_step}, {collapse.cause[0].lower()}{collapse.cause[1:]}"
-        told = _Told(Outcome.COLLAPSED, since)
-        if by_evals is not None:
-            told = _Told(told.outcome, f"{since} {by_evals.text[0].upper()}{by_evals.text[1:]}")
+        cause = f"{collapse.cause[0].lower()}{collapse.cause[1:]}"
+        after = "" if by_evals is None else f" {by_evals.text[0].upper()}{by_evals.text[1:]}"
+        told = _Told(Outcome.COLLAPSED, f"{cause}{after}")
     told = told or by_evals or _by_reward(history)
     head = _HEADS[told.outcome][state is RunState.RUNNING]
+    if collapse is not None and told.outcome is Outcome.COLLAPSED:
+        head = f"{head} since step {collapse.first_step}"
     notes = [
         f"{change.name}: {note}"
         for change in changes
