@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from telescope_core.errors import ConfigError
+from telescope_train.backends import progress
 from telescope_train.backends.schedule import learning_rate_factor
 from telescope_train.diagnostics.rank_checks import Tolerance, check_packing, check_rank
 from telescope_train.models.head_check import HEAD_LIMIT
@@ -45,6 +46,30 @@ def test_clipping_bounds_the_norm_and_zero_turns_it_off(tiny, start):
     clipped = {name: value.numpy() for name, value in worker.backend.export_gradient()}
     assert math.sqrt(sum((v**2).sum() for v in clipped.values())) == pytest.approx(1e-3, rel=1e-4)
     assert worker.backend._clip(0.0) == pytest.approx(1e-3, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_it_is_counted_how_many_bfloat16_weights_a_step_changes(tiny, start, monkeypatch):
+    """With a low learning rate nearly all changes are smaller than the numbers are apart."""
+    batches = grpo_batches(seq_len=4096)[0]
+    shares: list[float] = []
+    monkeypatch.setattr(progress, "MAX_SAMPLED_WEIGHTS", 10**6)  # all
+    for rate in (1e-2, 1e-4, 1e-6):
+        worker = start(backend_settings(tiny, dtype="bfloat16", learning_rate=rate))
+        worker.backend.accumulate_gradient(batches, version=0)
+        learns = {name: value != 0 for name, value in worker.backend.export_gradient()}
+        before = {name: value.clone() for name, value in worker.export_weights()}
+        changed = worker.backend.apply_gradient().changed
+        moved = [(new != before[name])[learns[name]] for name, new in worker.export_weights()]
+        assert changed == pytest.approx(torch.cat(moved).double().mean().item())
+        shares.append(changed)
+    assert shares[0] > 0.99 > 0.5 > shares[1] > 0.1 > 0.01 > shares[2]
+    monkeypatch.setattr(progress, "MAX_SAMPLED_WEIGHTS", 1000)
+    worker = start(backend_settings(tiny, dtype="bfloat16", learning_rate=1e-4))
+    found = worker.train_step(batches, version=0)["optimizer/changed_weights"]
+    assert found == pytest.approx(shares[1], abs=0.1)
+    worker = start(backend_settings(tiny))
+    assert "optimizer/changed_weights" not in worker.train_step(batches, version=0)
 
 
 @pytest.mark.slow

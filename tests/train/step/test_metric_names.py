@@ -36,9 +36,9 @@ RUNS = (
 ON_A_GPU = {"mfu"}
 IN_OTHER_RUNS = {
     *("signal/<env>/groups", "signal/<env>/share", "weights/unchanged"),
-    *("reward/length_order", "reward/noise", "servers/lost"),
+    *("reward/length_order", "reward/noise", "servers/lost", "optimizer/changed_weights"),
 }
-"""Of several environments, with servers, or with larger groups; each has a test of its own."""
+"""Of several environments, with servers, larger groups or other weights; each has its own test."""
 IN_PROCESSES = {
     f"workers/<env>/{name}"
     for name in (

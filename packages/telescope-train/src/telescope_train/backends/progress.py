@@ -1,4 +1,4 @@
-"""What backends share around their optimizers: progress, rates, skipped steps, checksums."""
+"""What backends share around their optimizers: progress, rates, skipped steps, changed weights."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -11,6 +11,8 @@ from telescope_train.backends.schedule import learning_rate_factor
 
 MAX_SKIPPED_IN_A_ROW = 5
 """Steps with a gradient that is not finite after which the run ends."""
+MAX_SAMPLED_WEIGHTS = 2**16
+"""Weights of a rank of which it is seen whether a step changes them."""
 _BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16}
 """Dtype of weights -> integers of the same size, for checksums of their bits."""
 
@@ -60,6 +62,36 @@ def scheduled_rate(settings: BackendSettings, step: int) -> float:
         min_lr_ratio=trainer.min_lr_ratio,
     )
     return trainer.learning_rate * factor
+
+
+class RoundedWeights:
+    """Some of the weights that are kept in bfloat16, to see how many an optimizer step changes.
+
+    A change that is smaller than half of the distance between two bfloat16 numbers is lost.
+    """
+
+    def __init__(self, shards: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """`shards` are weights and their gradients, before the step."""
+        kept = [
+            (weights, gradient)
+            for weights, gradient in shards
+            if weights.dtype is torch.bfloat16 and weights.is_contiguous()
+        ]
+        every = sum(weights.numel() for weights, _ in kept) // MAX_SAMPLED_WEIGHTS + 1
+        self._pairs = [(w.detach().view(-1)[::every], g.reshape(-1)[::every]) for w, g in kept]
+        self._before = [weights.clone() for weights, _ in self._pairs]
+
+    def changed(self) -> float | None:
+        """Return the share that has another value now, of those with a gradient; None of none.
+
+        Waits for a GPU.
+        """
+        if not self._pairs:
+            return None
+        moved = torch.cat([w != b for (w, _), b in zip(self._pairs, self._before, strict=True)])
+        learns = torch.cat([gradient != 0 for _, gradient in self._pairs])
+        num_moved, num_all = torch.stack([(moved & learns).sum(), learns.sum()]).tolist()
+        return num_moved / num_all if num_all else None
 
 
 def checksums(values: Iterable[torch.Tensor]) -> list[int]:

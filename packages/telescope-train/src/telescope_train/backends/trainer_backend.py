@@ -52,6 +52,9 @@ class UpdateResult:
     """The rate that the step used."""
     is_skipped: bool
     """The norm was not finite, so weights and optimizer did not change."""
+    changed: float | None = None
+    """Share of the weights with a gradient that have another value now; None = not measured, as of
+    weights that are kept in float32."""
 
 
 class TrainerBackend(Protocol):

@@ -370,6 +370,7 @@ def update_row(
 ) -> dict[str, float]:
     """Return one row of metrics for all optimizer steps of one batch."""
     norms = [update.gradient_norm for update in updates]
+    changed = [update.changed for update in updates if update.changed is not None]
     return {
         "loss/total": sum(gradient.loss for gradient in gradients) / len(gradients),
         **metric_row(reduce_metrics(gradient.metrics for gradient in gradients)),
@@ -378,6 +379,7 @@ def update_row(
         "learning_rate": updates[-1].learning_rate,
         "optimizer/steps": float(len(updates)),
         "optimizer/skipped": float(sum(update.is_skipped for update in updates)),
+        **({"optimizer/changed_weights": sum(changed) / len(changed)} if changed else {}),
     }
 
 

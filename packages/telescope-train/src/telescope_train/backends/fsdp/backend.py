@@ -33,7 +33,7 @@ from telescope_train.backends.fsdp.sharding import (
     whole,
     without_content,
 )
-from telescope_train.backends.progress import Progress, checksums, scheduled_rate
+from telescope_train.backends.progress import Progress, RoundedWeights, checksums, scheduled_rate
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.backends.step_loss import StepLoss
 from telescope_train.backends.trainer_backend import GradientResult, Loss, UpdateResult
@@ -132,14 +132,23 @@ class FsdpBackend:
         # The norm is the same on all ranks, so they skip together. One that stepped alone would
         # leave shards of different steps.
         is_skipped = not math.isfinite(norm)
+        changed = None
         with self._spans.span("optimizer"):
             if not is_skipped:
+                weights = RoundedWeights(
+                    (local_part(parameter), local_part(parameter.grad))
+                    for parameter in self._policy.parameters()
+                    if parameter.grad is not None
+                )
                 self._optimizer.step()
+                changed = weights.changed()
             self._optimizer.zero_grad()
         # Skipped steps count, so the schedule ends with the run.
         self._progress = self._progress.after(is_skipped=is_skipped)
         self._progress.require_finite(norm)
-        return UpdateResult(gradient_norm=norm, learning_rate=rate, is_skipped=is_skipped)
+        return UpdateResult(
+            gradient_norm=norm, learning_rate=rate, is_skipped=is_skipped, changed=changed
+        )
 
     def rehearse_step(self) -> int:
         """Step at rate 0 and compare checksums; copies would take as much memory as the weights."""
