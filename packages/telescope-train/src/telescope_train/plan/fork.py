@@ -40,8 +40,8 @@ def load_fork(
     What `files` and `flags` do not set is as in `run`, also where this version has other defaults.
     Raises ConfigError if there is no such checkpoint, or if settings are missing or do not fit.
     """
-    config, known = run.config(), read_json(run.path / SETTINGS_FILE)
-    if known is None or not config:
+    config, known = run.config(), read_json(run.path / SETTINGS_FILE) or {}
+    if not config or "set" not in known:
         raise ConfigError(
             f"{run.path} lacks {SETTINGS_FILE} or config.json, which say how the run was started; "
             "give its settings file, and the checkpoint with --resume_from_checkpoint"
