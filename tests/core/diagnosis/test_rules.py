@@ -117,6 +117,7 @@ PLANTED = {
         "reward/math/tool_errors/timed_out": 0.2,
     },
     "frozen weights": {"weights/unchanged": 0.3},
+    "rounded away": {"optimizer/changed_weights": 0.04},
     "does not move": {"effective_sample_size": 1.0 - 1e-9},
     "mismatch grows": {"mismatch/mean": rising(0.005, 0.05)},
     "entropy gone": {"entropy": rising(0.5, 0.001)},
@@ -215,6 +216,14 @@ def test_what_was_learned_by_the_step_before_is_told_by_the_next():
     assert "weights stand still" not in [one.rule for one in found_in(healthy(30, **untrained))]
     skipped = {"weights/unchanged": 1.0, "optimizer/skipped": 1.0}
     assert "weights stand still" not in [one.rule for one in found_in(healthy(30, **skipped))]
+
+
+def test_few_changed_weights_are_usual_while_the_learning_rate_is_low():
+    warm_up = {
+        "learning_rate": lambda step: 1e-4 * min(1.0, step / 20),
+        "optimizer/changed_weights": lambda step: 0.3 if step >= 10 else 0.01,
+    }
+    assert found_in(healthy(30, **warm_up)) == []
 
 
 def test_an_environment_that_teaches_nothing_is_not_drowned():

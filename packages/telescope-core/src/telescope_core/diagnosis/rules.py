@@ -279,6 +279,14 @@ def _frozen(rule: Rule, history: History) -> Found:
         )
 
 
+def _changed_at_full_rate(history: History) -> Series:
+    """Return the share of weights that a step changed, but not of steps in a warm-up or decay."""
+    rates = dict(history.named("learning_rate"))
+    least = 0.5 * max(rates.values(), default=0.0)
+    changed = history.named("optimizer/changed_weights")
+    return [(s, share) for s, share in changed if rates.get(s, least) >= least]
+
+
 def _left_by_steps(history: History) -> Series:
     """Return the share of weights that a step left as they were, by the step that tells it."""
     skipped = dict(history.named("optimizer/skipped"))
@@ -535,6 +543,22 @@ RULES: tuple[Rule, ...] = (
     Rule("one drowns others", Kind.UNHEALTHY, "Do all environments count?", of_rewards.drowned),
     Rule("failing tools", Kind.UNHEALTHY, "Do tools work?", of_rewards.failing_tools),
     Rule("frozen weights", Kind.UNHEALTHY, "Are all weights trained?", _frozen),
+    Rule(
+        "rounded away",
+        Kind.UNHEALTHY,
+        "Are changes of weights kept?",
+        in_a_row(
+            "Steps change few of the bfloat16 weights: most changes are smaller than the distance "
+            "between two such numbers, and are lost.",
+            'Set model_dtype = "float32", or use_lora, whose weights are float32; or raise '
+            "learning_rate.",
+            "optimizer/changed_weights",
+            "learning_rate",
+            holds=lambda share: share < 0.1,
+            least=5,
+            series=_changed_at_full_rate,
+        ),
+    ),
     Rule(
         "does not move",
         Kind.UNHEALTHY,
