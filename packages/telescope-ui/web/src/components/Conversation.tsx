@@ -1,8 +1,11 @@
-/** Messages as text: roles, thoughts, tool calls and their results. Nothing is ever read as HTML. */
+/** Messages: roles, thoughts, tool calls and their results. Nothing is ever read as HTML. */
 
 import type { ComponentChildren } from "preact";
+import { withQuery } from "../lib/address.ts";
+import { go } from "../lib/router.ts";
 import type { Message, Picture, ToolCall } from "../lib/types.ts";
 import { visible } from "../lib/visible.ts";
+import { Rendered } from "./Rendered.tsx";
 
 /** What a message says as one text; parts that are no text are named. */
 export function contentText(content: unknown): string {
@@ -22,6 +25,13 @@ export function contentText(content: unknown): string {
 export function callText(call: ToolCall): string {
   const given = call.function?.arguments;
   return typeof given === "string" ? given : JSON.stringify(given ?? {}, null, 1);
+}
+
+/** All that a message says: thoughts, text and calls. */
+export function saidIn(message: Message): string {
+  const calls = (message.tool_calls ?? []).map((call) => `\n${call.function?.name ?? "?"} ${callText(call)}`);
+  const thought = message.reasoning ? `${message.reasoning}\n\n` : "";
+  return thought + contentText(message.content) + calls.join("");
 }
 
 /** Kinds that a browser only draws; anything else is named, and not handed to it. */
@@ -45,17 +55,29 @@ function Pictures({ images }: { images: Picture[] }) {
   );
 }
 
+/** Whether texts are shown as they are written, which is in the address, and a way to change that. */
+export function RawSwitch({ address, isRaw }: { address: string; isRaw: boolean }) {
+  return (
+    <label class="check">
+      <input type="checkbox" checked={isRaw} onChange={() => go(withQuery(address, { "ui.raw": isRaw ? null : "yes" }), "replace")} />
+      raw text
+    </label>
+  );
+}
+
 interface Props {
   messages: Message[];
+  /** Texts are shown as they are written. */
+  isRaw: boolean;
   /** What stands below a message, by its position. */
   below?: (at: number) => ComponentChildren;
 }
 
-export function Conversation({ messages, below }: Props) {
+export function Conversation({ messages, isRaw, below }: Props) {
   return (
     <div class="conversation">
       {messages.map((message, at) => (
-        <section key={at} class={`message message-${message.role}`} aria-label={`${message.role}, message ${at + 1}`}>
+        <div key={at} class={`message message-${message.role}`} role="group" aria-label={`${message.role}, message ${at + 1}`}>
           <div class="role">
             {message.role}
             {message.tool_call_id ? ` \u2190 ${message.tool_call_id}` : ""}
@@ -63,20 +85,20 @@ export function Conversation({ messages, below }: Props) {
           {message.reasoning && (
             <details class="reasoning">
               <summary>Reasoning, {message.reasoning.length.toLocaleString("en-US")} characters</summary>
-              <pre>{visible(message.reasoning)}</pre>
+              <Rendered text={message.reasoning} isRaw={isRaw} />
             </details>
           )}
-          {contentText(message.content) && <pre class="text">{visible(contentText(message.content))}</pre>}
+          {contentText(message.content) && <Rendered text={contentText(message.content)} isRaw={isRaw} />}
           {(message.images ?? []).length > 0 && <Pictures images={message.images ?? []} />}
           {(message.tool_calls ?? []).map((call, number) => (
             <div class="call" key={number}>
               <b class="mono">{visible(call.function?.name ?? "?")}</b> <span class="faint">{call.id}</span>
-              <pre>{visible(callText(call))}</pre>
+              <Rendered text={callText(call)} isRaw={isRaw} />
             </div>
           ))}
           {message.refusal && <p class="trouble">Refused: {visible(message.refusal)}</p>}
           {below?.(at)}
-        </section>
+        </div>
       ))}
     </div>
   );

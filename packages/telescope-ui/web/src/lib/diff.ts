@@ -5,6 +5,15 @@ export interface Piece {
   text: string;
 }
 
+/** Return how many characters two texts begin with alike, up to the end of a word. */
+export function alikeUpTo(left: string, right: string): number {
+  let at = 0;
+  while (at < left.length && at < right.length && left[at] === right[at]) at++;
+  if (at === left.length || at === right.length) return at;
+  const word = /[\p{L}\p{N}_]*$/u.exec(left.slice(Math.max(0, at - 100), at));
+  return at - (word?.[0].length ?? 0);
+}
+
 /** Edits beyond this are not looked for: the rest is then shown as changed as a whole. */
 const MAX_EDITS = 800;
 

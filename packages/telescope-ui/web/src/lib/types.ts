@@ -322,12 +322,15 @@ export interface Chain {
 export interface Tokens {
   num_chains: number;
   chains: Chain[];
+  turns: ({ chain: number; prompt_end: number; completion_end: number } | null)[];
   is_cut: boolean;
 }
 
 export interface RolloutPage {
   run: RunOf;
   row: RolloutRow;
+  /** The reward is their weighted sum; empty where that is not known. */
+  reward_parts: { name: string; weight: number; value: number }[];
   messages: Message[];
   conversations: Message[][];
   tokens: Tokens | null;

@@ -1,4 +1,4 @@
-import { callText, contentText } from "../components/Conversation.tsx";
+import { saidIn } from "../components/Conversation.tsx";
 import { Link } from "../components/Link.tsx";
 import { Empty, Ready } from "../components/States.tsx";
 import { Table } from "../components/Table.tsx";
@@ -66,7 +66,7 @@ const name = ({ run, row }: DifferenceSide) =>
 function Both({ left, right }: { left: Message | undefined; right: Message | undefined }) {
   const roles = [left?.role, right?.role];
   const role = roles[0] === roles[1] ? roles[0] : `${roles[0] ?? "nothing"} / ${roles[1] ?? "nothing"}`;
-  const [before, after] = [said(left), said(right)];
+  const [before, after] = [left, right].map((one) => (one ? saidIn(one) : "")) as [string, string];
   return (
     <section class={`message message-${left?.role ?? right?.role ?? ""}`}>
       <div class="role">{role}</div>
@@ -94,11 +94,4 @@ function Both({ left, right }: { left: Message | undefined; right: Message | und
       )}
     </section>
   );
-}
-
-function said(message: Message | undefined): string {
-  if (!message) return "";
-  const calls = (message.tool_calls ?? []).map((call) => `\n${call.function?.name ?? "?"} ${callText(call)}`);
-  const thought = message.reasoning ? `${message.reasoning}\n\n` : "";
-  return thought + contentText(message.content) + calls.join("");
 }

@@ -1,4 +1,5 @@
-import { Conversation } from "../components/Conversation.tsx";
+import { useMemo } from "preact/hooks";
+import { Conversation, RawSwitch } from "../components/Conversation.tsx";
 import { Facts } from "../components/Facts.tsx";
 import { Link } from "../components/Link.tsx";
 import { Empty, Ready, State } from "../components/States.tsx";
@@ -9,8 +10,10 @@ import { rowsOf, type Cell } from "../lib/columns.ts";
 import { isThere, useData } from "../lib/data.ts";
 import { formatCell, formatClock, formatNumber, formatSeconds, plural } from "../lib/format.ts";
 import { momentOf } from "../lib/moment.ts";
+import { finishOf, reasonOf, stopOf } from "../lib/reasons.ts";
 import type { PageProps } from "../lib/page.ts";
 import { exported, go, href } from "../lib/router.ts";
+import { turnsOf, type Turn } from "../lib/turns.ts";
 import type { RolloutPage, RolloutRow } from "../lib/types.ts";
 import { visible } from "../lib/visible.ts";
 
@@ -21,6 +24,7 @@ export function Rollout({ address, query }: PageProps) {
   const loaded = useData<RolloutPage>(address);
   const asked = query.get("ui.view") as View;
   const view = VIEWS.includes(asked) ? asked : "conversation";
+  const isRaw = query.get("ui.raw") === "yes";
   const show = (one: View) => go(withQuery(address, { "ui.view": one === "conversation" ? null : one }), "replace");
   return (
     <Ready loaded={loaded}>
@@ -34,10 +38,11 @@ export function Rollout({ address, query }: PageProps) {
                 {one === "calls" ? "calls and moments" : one}
               </button>
             ))}
+            {view === "conversation" && <RawSwitch address={address} isRaw={isRaw} />}
           </div>
           <div class="split with-aside">
             <div>
-              {view === "conversation" && <Talk data={data} />}
+              {view === "conversation" && <Talk data={data} isRaw={isRaw} />}
               {view === "tokens" &&
                 (data.tokens ? (
                   <Tokens
@@ -114,7 +119,7 @@ function Outcome({ row }: { row: RolloutRow }) {
         facts={[
           ["Reward", <b key="reward">{formatNumber(row.reward)}</b>],
           ["Advantage", formatNumber(row.advantage)],
-          ["Stopped by", row.stop_reason || "-"],
+          ["Stopped by", row.stop_reason ? stopOf(row.stop_reason) : "-"],
           ["Turns", formatNumber(row.num_turns)],
           ["Prompt tokens", formatNumber(row.num_prompt_tokens)],
           ["Completion tokens", formatNumber(row.num_completion_tokens)],
@@ -125,7 +130,7 @@ function Outcome({ row }: { row: RolloutRow }) {
         ]}
       />
       {row.error && <p class="trouble">{visible(row.error)}</p>}
-      {!row.error && row.status_reason && <p class="note">Why it is {row.status}: {visible(row.status_reason)}</p>}
+      {!row.error && row.status_reason && <p class="note">Why it is {row.status}: {visible(reasonOf(row.status_reason))}</p>}
     </>
   );
 }
@@ -136,20 +141,45 @@ function versions({ oldest_version, newest_version }: RolloutRow): string {
   return `versions ${oldest_version} to ${newest_version}`;
 }
 
-function Talk({ data }: { data: RolloutPage }) {
+function Talk({ data, isRaw }: { data: RolloutPage; isRaw: boolean }) {
+  const turns = useMemo(() => turnsOf(data), [data]);
   if (!data.messages.length && !data.conversations.length) return <Empty>No messages are recorded.</Empty>;
   return (
     <>
-      <Conversation messages={data.messages} />
+      <Conversation messages={data.messages} isRaw={isRaw} below={(at) => <TurnFacts turn={turns.get(at)} />} />
+      {["context_length", "max_turns", "timeout"].includes(data.row.stop_reason) && (
+        <p class="cut">It ends here by {stopOf(data.row.stop_reason)}.</p>
+      )}
       {data.conversations.length > 0 && <h2>{plural(data.conversations.length, "conversation")} beside it</h2>}
       {data.conversations.map((messages, at) => (
         <details key={at}>
           <summary>
             Conversation {at + 1}, {plural(messages.length, "message")}
           </summary>
-          <Conversation messages={messages} />
+          <Conversation messages={messages} isRaw={isRaw} />
         </details>
       ))}
+    </>
+  );
+}
+
+/** Below a message of the model: its turn, and a mark where the turn was cut. */
+function TurnFacts({ turn }: { turn: Turn | undefined }) {
+  if (!turn) return null;
+  const facts = [
+    `turn ${turn.number}`,
+    ...(turn.numTokens === null ? [] : [plural(turn.numTokens, "token")]),
+    ...(turn.duration_s === null ? [] : [formatSeconds(turn.duration_s)]),
+    ...(turn.numTokens && turn.duration_s ? [`${formatNumber(turn.numTokens / turn.duration_s, 3)} tokens/s`] : []),
+    ...(turn.server ? [turn.server] : []),
+  ];
+  return (
+    <>
+      {turn.finish === "length" && <p class="cut">Cut here: the turn reached its limit of tokens (max_tokens).</p>}
+      <p class="turn-facts">
+        {visible(facts.join(" \u00b7 "))}
+        {turn.finish !== "length" && ` \u00b7 ${visible(finishOf(turn.finish))}`}
+      </p>
     </>
   );
 }
@@ -216,16 +246,16 @@ function Aside({ data }: { data: RolloutPage }) {
   const answers = Object.entries(row.golden_answers ?? {});
   return (
     <aside aria-label="Scores and siblings">
-      <Numbers title="Rewards" values={row.rewards} />
+      {data.reward_parts.length > 0 ? <Parts data={data} /> : <Numbers title="Rewards" values={row.rewards} />}
       <Numbers title="Metrics" values={row.metrics} />
-      {answers.length > 0 && <h3>Gold answer</h3>}
+      {answers.length > 0 && <h2>Gold answer</h2>}
       {answers.map(([name, value]) => (
         <p key={name}>
           <span class="faint">{name}: </span>
           <code>{visible(formatCell(value))}</code>
         </p>
       ))}
-      {row.info.length > 0 && <h3>What graders and tools told</h3>}
+      {row.info.length > 0 && <h2>What graders and tools told</h2>}
       {row.info.map((one, at) => (
         <details key={at} open={row.info.length < 4}>
           <summary>
@@ -248,17 +278,50 @@ function Aside({ data }: { data: RolloutPage }) {
   );
 }
 
+/** The reward as a sum of its parts. */
+function Parts({ data }: { data: RolloutPage }) {
+  return (
+    <>
+      <h2>Reward</h2>
+      <table>
+        <thead>
+          <tr>
+            <th scope="col">Part</th>
+            <th scope="col" class="number">Value</th>
+            <th scope="col" class="number">Weight</th>
+            <th scope="col" class="number">Adds</th>
+          </tr>
+        </thead>
+        <tbody>
+          {data.reward_parts.map(({ name, value, weight }) => (
+            <tr key={name}>
+              <th scope="row">{visible(name)}</th>
+              <td class="number">{formatNumber(value)}</td>
+              <td class="number">{formatNumber(weight)}</td>
+              <td class="number">{formatNumber(weight * value)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      <p class="note">
+        {formatNumber(data.row.reward)} ={" "}
+        {data.reward_parts.map(({ value, weight }) => `${formatNumber(weight)} \u00d7 ${formatNumber(value)}`).join(" + ")}
+      </p>
+    </>
+  );
+}
+
 function Numbers({ title, values }: { title: string; values: Record<string, number> }) {
   const names = Object.keys(values ?? {});
   if (!names.length) return null;
   return (
     <>
-      <h3>{title}</h3>
+      <h2>{title}</h2>
       <table>
         <tbody>
           {names.map((name) => (
             <tr key={name}>
-              <th scope="row">{name}</th>
+              <th scope="row">{visible(name)}</th>
               <td class="number">{formatNumber(values[name])}</td>
             </tr>
           ))}
@@ -282,7 +345,7 @@ function Siblings({ data }: { data: RolloutPage }) {
   if (siblings.length < 2) return null;
   return (
     <>
-      <h3>Of the same group</h3>
+      <h2>Of the same group</h2>
       <table>
         <tbody>
           {siblings.map((one) => {

@@ -9,6 +9,7 @@ import { rowsOf } from "../lib/columns.ts";
 import { useData } from "../lib/data.ts";
 import { formatByName, formatCell, formatNumber, plural } from "../lib/format.ts";
 import type { PageProps } from "../lib/page.ts";
+import { reasonOf } from "../lib/reasons.ts";
 import { exported, go } from "../lib/router.ts";
 import type { Distribution, RolloutsPage } from "../lib/types.ts";
 import { visible } from "../lib/visible.ts";
@@ -151,7 +152,7 @@ function Rows({ address, data, isOld, onChange }: Omit<ShownProps, "run"> & { is
     })),
     { name: "newest_version", label: "Version", isNumber: true, sort: "newest_version", cell: (row) => formatCell(row["newest_version"]) },
     { name: "generate_s", label: "Generated in", isNumber: true, sort: "generate_s", cell: (row) => formatByName("generate_s", row["generate_s"] as number | null) },
-    { name: "error", label: "Error", cell: (row) => <span class="faint">{visible(String(row["error"] ?? row["status_reason"] ?? ""))}</span> },
+    { name: "error", label: "Error", cell: (row) => <span class="faint">{visible(String(row["error"] || reasonOf(String(row["status_reason"] ?? ""))))}</span> },
   ];
   const canSort = !isSearch;
   const table = (rows: Row[]) => (
