@@ -1,6 +1,7 @@
 """Commands that a signal asks to end: what they say, how they end, and what they clean up."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.signals import heed_all_but
 
@@ -60,10 +62,12 @@ if __name__ == "__main__":
 
 
 @contextmanager
-def running(folder: Path, verb: str, *, ignored: int | None = None) -> Iterator[subprocess.Popen]:
+def running(
+    folder: Path, verb: str, *, ignored: int | None = None, before: tuple[str, ...] = ()
+) -> Iterator[subprocess.Popen]:
     (folder / "verbs.py").write_text(VERBS)
     process = subprocess.Popen(
-        [sys.executable, "verbs.py", verb],
+        [*before, sys.executable, "verbs.py", verb],
         cwd=folder,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -117,6 +121,25 @@ def test_what_a_shell_has_ignored_stays_ignored_and_sigterm_ends_it(
         _, errors = process.communicate("\n", timeout=LIMIT_S)
     assert "SIGINT" not in errors
     assert process.returncode == 128 + TERM
+
+
+NAMESPACE = ("unshare", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run([*NAMESPACE, "true"]).returncode != 0,
+    reason="this machine lets nobody make a namespace of processes",
+)
+@pytest.mark.parametrize("verb", ["play", "sleep"])
+def test_the_first_process_of_a_container_ends_in_order(tmp_path: Path, verb: str) -> None:
+    with running(tmp_path, verb, before=NAMESPACE) as process:
+        (first,) = psutil.Process(process.pid).children()
+        (command,) = first.children()
+        first.send_signal(TERM)
+        _, errors = process.communicate("\n", timeout=LIMIT_S)
+    assert errors.splitlines()[-1] == "telescope: interrupted by SIGTERM"
+    assert process.returncode == 128 + TERM
+    assert not command.is_running()
 
 
 def test_a_terminal_that_is_gone_takes_no_words(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import typer
 
 from telescope_cli.verbs import Verb, VerbGroup, command_of, verb_app
 from telescope_core.base.addresses import reached_directly
+from telescope_core.base.first_process import go_on_below_first
 from telescope_core.base.interrupts import Interrupted, asked, taken
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -149,6 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is not None:
         with taken():
             return _main(arguments)
+    go_on_below_first()
     code: object = 0
     with taken(for_good=True):
         try:

@@ -26,6 +26,7 @@ import msgspec
 from telescope_core.base.addresses import in_url
 from telescope_core.base.collector import rare_collections
 from telescope_core.base.errors import ConfigError, TelescopeError
+from telescope_core.base.first_process import go_on_below_first
 from telescope_core.chat.trouble import showing_troubles
 from telescope_core.environments.running import Notes
 from telescope_core.finding.locate import (
@@ -95,6 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     try:
         _go_to_own_interpreter(options)
+        if options.listen is not None:
+            go_on_below_first()
         # A worker that listens has no host yet.
         with nullcontext() if options.fd is None else beating(options.fd):
             served = _served(options)

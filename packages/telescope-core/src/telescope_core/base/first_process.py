@@ -1,0 +1,51 @@
+"""What the first process of a container owes the others, so that no `tini` has to stand before it.
+
+The kernel gives it the orphans of all other processes, which stay as zombies until somebody waits
+for them, and sends it no signal that it has no handler for. When it ends, all others are killed.
+"""
+
+import os
+import signal
+from typing import NoReturn
+
+_SENT_ON = (
+    *(signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH),
+)
+_SI_KERNEL = 0x80
+"""`si_code` of a signal of a terminal, which all processes of its group get."""
+
+
+def go_on_below_first() -> None:
+    """Return in a child if this is the first process of a container or of a machine.
+
+    This process then waits for whatever becomes its child, hands signals on, and ends with the exit
+    code of that child. Call it before threads are started.
+    """
+    if os.getpid() == 1:
+        go_on_in_child()
+
+
+def go_on_in_child() -> None:
+    """Return in a child, while this process does the duties of the first one."""
+    # Blocked, they wait here, also those that would be ignored.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_SENT_ON, signal.SIGCHLD))
+    child = os.fork()
+    if child:
+        _stand_before(child)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _stand_before(child: int) -> NoReturn:
+    while True:
+        told = signal.sigwaitinfo((*_SENT_ON, signal.SIGCHLD))
+        if told.si_signo != signal.SIGCHLD:
+            # At the end of a terminal only the leader of its session is told.
+            if told.si_code != _SI_KERNEL or told.si_signo == signal.SIGHUP:
+                os.kill(child, told.si_signo)
+            continue
+        # One signal may tell of several.
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child:
+                code = os.waitstatus_to_exitcode(ended[1])
+                os._exit(code if code >= 0 else 128 - code)
