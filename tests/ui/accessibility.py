@@ -41,7 +41,7 @@ def main() -> None:
                     num_looks += 1
                     seen = faults(page, axe)
                     found += [f"{address} ({scheme}, {width} pixels): {one}" for one in seen]
-    print("\n".join(found) or f"axe: nothing serious on {num_looks} pages")
+    print("\n".join(found) or f"axe: no fault on {num_looks} pages")
     sys.exit(bool(found))
 
 

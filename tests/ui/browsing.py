@@ -18,7 +18,6 @@ SETTLED = """
 """No part of the page waits for data."""
 IS_WIDER_THAN_THE_WINDOW = "document.documentElement.scrollWidth > innerWidth"
 FIRST_ROLLOUT = "td a.name"
-GRAVE = ("serious", "critical")
 WEB = Path(__file__).parents[2] / "packages/telescope-ui/web"
 AXE = WEB / "node_modules/axe-core/axe.min.js"
 """axe-core, which is there where the packages of the front end are."""
@@ -75,7 +74,6 @@ def faults(page: Browser, axe: str) -> list[str]:
     return [
         f"{one['impact']}: {one['help']}: {node['html'][:160]}"
         for one in json.loads(result["result"]["value"])
-        if one["impact"] in GRAVE
         for node in one["nodes"][:3]
     ]
 
@@ -102,7 +100,7 @@ def follow_a_metric(page: Browser, ui: Served, run: str) -> str:
 def require_shown(folder: Path, run: str, place: Path) -> None:
     """Assert that a browser shows every page of a run that was really made, without complaints.
 
-    Also on a phone in the dark, without a serious fault that axe-core finds where the packages of
+    Also on a phone in the dark, without a fault that axe-core finds where the packages of
     the front end are installed, and from a metric down to the server and the moment of a call.
     """
     axe = AXE.read_text() if AXE.is_file() else ""

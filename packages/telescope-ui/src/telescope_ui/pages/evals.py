@@ -28,6 +28,8 @@ from telescope_ui.index.one_eval import OneEval
 from telescope_ui.index.one_run import OneRun
 from telescope_ui.pages.overview import eval_points
 from telescope_ui.pages.rollout import (
+    Calls,
+    calls_among,
     calls_of,
     extent_of_moments,
     reward_parts,
@@ -306,18 +308,28 @@ def _lists(rows: list[JsonObject], names: tuple[str, ...]) -> JsonObject:
 
 
 def eval_rollout_page(
-    run: OneRun, database: Database, folder: str, key: tuple[str, int]
+    run: OneRun,
+    database: Database,
+    folder: str,
+    key: tuple[str, int],
+    *,
+    known: Calls | None = None,
 ) -> JsonObject:
     """Return the rollout `key` of an eval: its group, and its number in it.
 
-    `folder` is empty for an eval without a run.
+    `folder` is empty for an eval without a run. `known` are the model calls of many rollouts, where
+    they are read together.
     """
     if folder:
         eval_key(run.path, folder)
     shown = _Shown(run, folder)
     group_id, index = key
     row = row_in(shown.place, group_id, index)
-    calls = calls_of(run, database, row, within=("step IS NULL AND environment = ?", [folder]))
+    calls = (
+        calls_of(run, database, row, within=("step IS NULL AND environment = ?", [folder]))
+        if known is None
+        else calls_among(known, row, folder)
+    )
     siblings = [one.row for one in rows_of(shown.place) if one.row.group_id == group_id]
     none: dict[str, Any] = {"columns": {}}
     result = result_of(shown.place)

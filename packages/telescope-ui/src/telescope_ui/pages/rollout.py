@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.messages import message_to_record
@@ -11,7 +12,7 @@ from telescope_core.records.parquet import read_row
 from telescope_core.records.rows import RolloutRow
 from telescope_ui.base.answers import JsonObject, NotThereError
 from telescope_ui.files.damage import answering, unreadable, with_details
-from telescope_ui.files.database import Database
+from telescope_ui.files.database import Database, quoted
 from telescope_ui.files.run_files import Listed, inside
 from telescope_ui.index import queries
 from telescope_ui.index.block_tables import block_files, block_problems, block_source
@@ -34,15 +35,27 @@ _NEAR = 8
 _AROUND_S = 5.0
 
 
+Calls = Mapping[tuple[str, str, int, int], Sequence[tuple[Any, ...]]]
+"""Model calls by (folder of the eval, or "" in training; group, number in it, attempt)."""
+
+
 def rollout_page(
-    run: OneRun, database: Database, key: tuple[str, int, int], *, with_tokens: bool
+    run: OneRun,
+    database: Database,
+    key: tuple[str, int, int],
+    *,
+    with_tokens: bool,
+    calls: Calls | None = None,
 ) -> JsonObject:
-    """Return the rollout `key`: group, number in it, attempt."""
+    """Return the rollout `key`: group, number in it, attempt.
+
+    `calls` are those of many rollouts, where they are read together.
+    """
     run.index.refresh()
     place = queries.place_of(run.index, *key)
     row = row_at(run, place, with_tokens=with_tokens)
     moments = answering(
-        database.damage, lambda: _files_of(run, row), lambda: _moments(run, database, row)
+        database.damage, lambda: _files_of(run, row), lambda: _moments(run, database, row, calls)
     )
     siblings = queries.group_places(run.index, row.group_id)
     extent = extent_of_moments(moments["calls"], moments["events"])
@@ -60,11 +73,15 @@ def rollout_page(
     }
 
 
-def _moments(run: OneRun, database: Database, row: RolloutRow) -> JsonObject:
+def _moments(run: OneRun, database: Database, row: RolloutRow, known: Calls | None) -> JsonObject:
     """Return the calls and the stages of a rollout, and which files could not be read."""
     steps = (row.step - _STEPS_APART, row.step + _STEPS_APART)
     # Rows are in order of time, so that most of them are passed over by their steps.
-    calls = calls_of(run, database, row, within=("step BETWEEN ? AND ?", steps))
+    calls = (
+        calls_of(run, database, row, within=("step BETWEEN ? AND ?", steps))
+        if known is None
+        else calls_among(known, row)
+    )
     events, problems = _events(run, database, row, drawn=calls["step"])
     problems = [*block_problems(database.damage, run.path, "calls"), *problems]
     return {"calls": calls, "events": events, "problems": problems}
@@ -151,6 +168,33 @@ def calls_of(
     )
     values = [*source.values, row.group_id, row.index, row.attempt, *within[1]]
     return queries.as_columns(_CALL, database.rows(sql, values))
+
+
+def calls_of_groups(run: OneRun, database: Database, groups: Sequence[str]) -> Calls:
+    """Return the model calls of all rollouts of `groups`, of training and of evals."""
+    names = ("environment", *_KEY, *_CALL)
+    source = block_source(database.damage, run.path, "calls", names)
+    if source is None:
+        return {}
+    sql = (
+        f"SELECT {', '.join(map(quoted, names))} FROM {source.sql} "
+        "WHERE group_id IN (SELECT unnest(?)) ORDER BY call, time_s"
+    )
+    found: dict[tuple[str, str, int, int], list[tuple[Any, ...]]] = {}
+    for environment, group_id, index, attempt, *call in database.rows(
+        sql, (*source.values, list(groups))
+    ):
+        folder = environment if call[_CALL.index("step")] is None else ""
+        found.setdefault((folder, group_id, index, attempt), []).append(tuple(call))
+    return found
+
+
+def calls_among(known: Calls, row: RolloutRow, folder: str = "") -> JsonObject:
+    """Return the model calls of a rollout among those of many."""
+    own = known.get((folder, row.group_id, row.index, row.attempt), ())
+    at = _CALL.index("step")
+    near = [one for one in own if folder or abs(one[at] - row.step) <= _STEPS_APART]
+    return queries.as_columns(_CALL, near[:_MAX_ROWS])
 
 
 def _events(

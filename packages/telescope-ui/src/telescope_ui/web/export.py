@@ -5,7 +5,7 @@ A page opened from a file may load scripts beside it, and nothing else, so data 
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -39,7 +39,7 @@ from telescope_ui.pages.groups import example_page, group_page
 from telescope_ui.pages.infra import infra_page
 from telescope_ui.pages.logs import logs_page
 from telescope_ui.pages.overview import overview_page
-from telescope_ui.pages.rollout import rollout_page
+from telescope_ui.pages.rollout import calls_of_groups, rollout_page
 from telescope_ui.pages.rollouts import rollouts_page, with_addresses
 from telescope_ui.pages.runs import runs_page
 from telescope_ui.pages.timeline import timeline_page
@@ -203,23 +203,29 @@ def _eval_rollouts(run: OneRun, database: Database, folder: str, num: int) -> It
     seen: set[str] = set()
     first = [not (row.example_id in seen or seen.add(row.example_id)) for row in rows]
     ordered = sorted(zip(first, rows, strict=True), key=lambda pair: not pair[0])
-    for _, row in ordered[:num]:
+    shown = [row for _, row in ordered[:num]]
+    calls = cache(partial(calls_of_groups, run, database, [row.group_id for row in shown]))
+    for row in shown:
         key = (row.group_id, row.index)
         place = ("evals", folder) if folder else ()
-        page = partial(eval_rollout_page, run, database, folder, key)
-        yield run.address(*place, "rollouts", *key), page
+        yield (
+            run.address(*place, "rollouts", *key),
+            lambda key=key: eval_rollout_page(run, database, folder, key, known=calls()),
+        )
 
 
 def _rollouts(run: OneRun, database: Database, num: int) -> Iterator[Page]:
     page = rollouts_page(run, database, RolloutsParameters(limit=1))
     columns = with_addresses(run, queries.spread(run.index, num))
     yield run.address("rollouts"), lambda: {**page, "columns": columns}
+    groups = list(dict.fromkeys(columns["group_id"]))
+    calls = cache(partial(calls_of_groups, run, database, groups))
     for key in zip(columns["group_id"], columns["index"], columns["attempt"], strict=True):
         yield (
             run.address("rollouts", *key),
-            partial(rollout_page, run, database, key, with_tokens=True),
+            lambda key=key: rollout_page(run, database, key, with_tokens=True, calls=calls()),
         )
-    for group in dict.fromkeys(columns["group_id"]):
+    for group in groups:
         yield run.address("groups", group), partial(group_page, run, group)
     examples = zip(columns["environment"], columns["example_id"], strict=True)
     for environment, example in dict.fromkeys(examples):

@@ -19,6 +19,16 @@ const PARTS = ["rollouts", "attempts"];
 
 type Row = Hit;
 
+/** What people look for most. */
+const PRESETS: [string, Record<string, string>][] = [
+  ["newest", {}],
+  ["worst", { sort: "reward" }],
+  ["best", { sort: "-reward" }],
+  ["longest", { sort: "-num_completion_tokens" }],
+  ["truncated", { truncated: "true" }],
+  ["failed", { status: "failed" }],
+];
+
 export function Rollouts({ address, query, run }: PageProps) {
   const still = exported() !== undefined;
   // What a search has found stays as it is, whatever the run goes on to write.
@@ -46,6 +56,14 @@ export function Rollouts({ address, query, run }: PageProps) {
                 others. Search needs the run folder.
               </p>
             )}
+            <p class="tools">
+              <span class="faint">First the</span>
+              {PRESETS.map(([label, asked]) => (
+                <Link key={label} to={withQuery(parseAddress(address).path, asked)}>
+                  {label}
+                </Link>
+              ))}
+            </p>
             <Filters query={query} choices={data.choices} onChange={change} isStill={still} />
             <OtherFilters query={query} onClear={clear} />
             {!still && <Shown address={address} data={data} run={run} onChange={change} />}
