@@ -1,11 +1,11 @@
 /** Curves over steps or time, as one SVG that can be saved, read by keys, and clicked. */
 
-import { useId, useRef, useState } from "preact/hooks";
+import { useId, useMemo, useRef, useState } from "preact/hooks";
 import { seriesColor } from "../lib/colors.ts";
 import { useCursor } from "../lib/cursor.ts";
 import { formatDate, formatNumber, formatTick } from "../lib/format.ts";
 import { saveSvg } from "../lib/save.ts";
-import { byteTicks, extent, linear, logarithmic, logTicks, nearest, ticks, timeTicks } from "../lib/scales.ts";
+import { byteTicks, extent, linear, logarithmic, logTicks, nearest, ticks, timeTicks, type Scale } from "../lib/scales.ts";
 import { BottomAxis, LeftAxis } from "./Axis.tsx";
 import { Curve, Whiskers } from "./Curve.tsx";
 import { useDrag } from "./drag.ts";
@@ -74,8 +74,8 @@ const BOTTOM = 22;
 const RIGHT = 8;
 
 export function Chart(props: Props) {
-  const { title, series, marks = [], height = 170, isTime = false, xName = "step", points = [] } = props;
-  const { format = formatNumber, onPick, pickHint, onZoom, isZoomed, shaded = [], scale } = props;
+  const { title, series, height = 170, isTime = false, xName = "step", points = [] } = props;
+  const { format = formatNumber, onPick, pickHint, onZoom, isZoomed, scale } = props;
   const [ref, width] = useWidth<HTMLDivElement>();
   const picture = useRef<SVGSVGElement>(null);
   const clip = useId();
@@ -83,10 +83,12 @@ export function Chart(props: Props) {
   const [isOver, setIsOver] = useState(false);
   const longest = series.reduce<Series | null>((a, b) => (a && a.xs.length >= b.xs.length ? a : b), null);
   const xs = longest?.xs ?? [];
-  const range = rangeOf(props);
-  const domain = props.domain ?? extent([...series.map((one) => one.xs), points.map((one) => one.x)]);
-  const left = 12 + 6.3 * (range ? Math.max(4, ...levelsOf(range, props).map((level) => format(level).length)) : 4);
-  const x = linear(domain?.[0] ?? 0, domain?.[1] ?? 1, left, Math.max(left + 40, width - RIGHT));
+  const drawn = [series, props.points, props.marks, props.shaded, scale, width, height, props.domain?.[0], props.domain?.[1]];
+  // The pointer moves often, and the picture below it stays.
+  const frame = useMemo(() => frameOf(props, width, height), drawn);
+  const still = useMemo(() => frame && <Still {...props} frame={frame} width={width} height={height} clip={clip} />, drawn);
+  const domain = frame?.domain ?? [0, 1];
+  const x = frame?.x ?? linear(0, 1, 0, 1);
   const stepAt = (at: number) => longest?.steps?.[at] ?? xs[at] ?? 0;
   const pick = (place: number | null) => {
     if (place !== null && longest && onPick) onPick(stepAt(nearest(xs, place)), longest);
@@ -113,12 +115,12 @@ export function Chart(props: Props) {
   const head = (
     <figcaption>
       <span class="chart-title">{title}</span>
-      {cursor !== null && !isOver && range && domain && (
+      {cursor !== null && !isOver && frame && (
         <span class="faint number" aria-hidden="true">
           {valuesAt(series.slice(0, 1), cursor, format, false)}
         </span>
       )}
-      {picture.current && range && (
+      {picture.current && frame && (
         <button type="button" class="quiet" onClick={() => picture.current && saveSvg(title, picture.current)}>
           <span aria-hidden="true">SVG</span>
           <span class="unseen">Save {title} as SVG</span>
@@ -126,7 +128,7 @@ export function Chart(props: Props) {
       )}
     </figcaption>
   );
-  if (!range || !domain) {
+  if (!frame) {
     return (
       <figure class="chart" ref={ref as never}>
         {head}
@@ -134,8 +136,6 @@ export function Chart(props: Props) {
       </figure>
     );
   }
-  const levels = levelsOf(range, props);
-  const y = (scale === "log" ? logarithmic : linear)(range[0], range[1], height - BOTTOM, TOP);
   const move = (by: number) => {
     const now = cursor === null ? xs.length - 1 : nearest(xs, cursor);
     const found = xs[Math.max(0, Math.min(xs.length - 1, now + by))];
@@ -153,7 +153,6 @@ export function Chart(props: Props) {
     else return;
     event.preventDefault();
   };
-  const at = isTime ? timeTicks(domain[0], domain[1], width / 90) : null;
   const summary = series.map((one) => spoken(one, format)).join("; ");
   const tipHead = (value: number) => (isTime ? formatDate(value) : `${xName} ${formatNumber(value)}`);
   const inside = (value: number) => value >= domain[0] && value <= domain[1];
@@ -185,32 +184,7 @@ export function Chart(props: Props) {
         }}
       >
         <svg ref={picture} width={width} height={height} viewBox={`0 0 ${width} ${height}`} aria-hidden="true">
-          {shaded.map(([from, to]) => (
-            <rect key={from} class="shaded" x={x(from) - 2} width={Math.max(4, x(to) - x(from) + 4)} y={TOP} height={bottom - TOP} />
-          ))}
-          <LeftAxis scale={y} at={levels} width={width - RIGHT} bottom={0} left={left} format={format} />
-          <BottomAxis
-            scale={x}
-            at={at ? at.at : ticks(domain[0], domain[1], Math.max(2, width / 90)).filter((one) => xName !== "step" || Number.isInteger(one))}
-            width={width - RIGHT}
-            bottom={bottom}
-            left={left}
-            format={at ? (value) => formatTick(value, at.step_s) : formatNumber}
-          />
-          {marks.filter((mark) => inside(mark.x)).map((mark, number) => (
-            <line key={number} class={`mark mark-${mark.kind}`} x1={x(mark.x)} x2={x(mark.x)} y1={TOP} y2={bottom}>
-              <title>{mark.label}</title>
-            </line>
-          ))}
-          <clipPath id={clip}>
-            <rect x={left} y={TOP - 4} width={Math.max(1, width - left - RIGHT + 4)} height={height - TOP - BOTTOM + 8} />
-          </clipPath>
-          <g clip-path={`url(#${clip})`}>
-            {series.map((one, number) => (
-              <Curve key={one.name} series={one} color={seriesColor(one.color ?? number)} x={x} y={y} />
-            ))}
-            <Whiskers points={points.filter((one) => inside(one.x))} x={x} y={y} />
-          </g>
+          {still}
           {cursor !== null && inside(cursor) && (
             <line class="cursor" data-only-screen x1={x(cursor)} x2={x(cursor)} y1={TOP} y2={bottom} />
           )}
@@ -235,6 +209,67 @@ export function Chart(props: Props) {
       </div>
       {series.length > 1 && <Legend series={series} />}
     </figure>
+  );
+}
+
+interface Frame {
+  x: Scale;
+  y: Scale;
+  domain: [number, number];
+  left: number;
+  levels: number[];
+}
+
+/** Both axes; null without a value. */
+function frameOf(props: Props, width: number, height: number): Frame | null {
+  const { series, points = [], format = formatNumber, scale } = props;
+  const range = rangeOf(props);
+  const domain = props.domain ?? extent([...series.map((one) => one.xs), points.map((one) => one.x)]);
+  if (!range || !domain) return null;
+  const levels = levelsOf(range, props);
+  const left = 12 + 6.3 * Math.max(4, ...levels.map((level) => format(level).length));
+  const x = linear(domain[0], domain[1], left, Math.max(left + 40, width - RIGHT));
+  const y = (scale === "log" ? logarithmic : linear)(range[0], range[1], height - BOTTOM, TOP);
+  return { x, y, domain, left, levels };
+}
+
+/** What is drawn, without what follows the pointer. */
+function Still(props: Props & { frame: Frame; width: number; height: number; clip: string }) {
+  const { series, marks = [], points = [], shaded = [], format = formatNumber, xName = "step" } = props;
+  const { frame, width, height, clip } = props;
+  const { x, y, domain, left, levels } = frame;
+  const bottom = height - BOTTOM;
+  const at = props.isTime ? timeTicks(domain[0], domain[1], width / 90) : null;
+  const inside = (value: number) => value >= domain[0] && value <= domain[1];
+  return (
+    <>
+      {shaded.map(([from, to]) => (
+        <rect key={from} class="shaded" x={x(from) - 2} width={Math.max(4, x(to) - x(from) + 4)} y={TOP} height={bottom - TOP} />
+      ))}
+      <LeftAxis scale={y} at={levels} width={width - RIGHT} bottom={0} left={left} format={format} />
+      <BottomAxis
+        scale={x}
+        at={at ? at.at : ticks(domain[0], domain[1], Math.max(2, width / 90)).filter((one) => xName === "hour" || Number.isInteger(one))}
+        width={width - RIGHT}
+        bottom={bottom}
+        left={left}
+        format={at ? (value) => formatTick(value, at.step_s) : formatNumber}
+      />
+      {marks.filter((mark) => inside(mark.x)).map((mark, number) => (
+        <line key={number} class={`mark mark-${mark.kind}`} x1={x(mark.x)} x2={x(mark.x)} y1={TOP} y2={bottom}>
+          <title>{mark.label}</title>
+        </line>
+      ))}
+      <clipPath id={clip}>
+        <rect x={left - 4} y={TOP - 4} width={Math.max(1, width - left - RIGHT + 8)} height={bottom - TOP + 8} />
+      </clipPath>
+      <g clip-path={`url(#${clip})`}>
+        {series.map((one, number) => (
+          <Curve key={one.name} series={one} color={seriesColor(one.color ?? number)} x={x} y={y} />
+        ))}
+        <Whiskers points={points.filter((one) => inside(one.x))} x={x} y={y} />
+      </g>
+    </>
   );
 }
 

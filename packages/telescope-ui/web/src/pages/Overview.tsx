@@ -46,7 +46,7 @@ function Content({ data, address, query }: Shown) {
       group: "run",
       scale: view.scale,
       xName: view.isInHours ? "hour" : "step",
-      domain: extent([reward.xs]),
+      domain: extent([reward.xs, data.evals.map((one) => placeOf(one.step, reward, view))]),
       isZoomed: isZoomed(view),
       onZoom: (steps) => go(zoomed(address, steps)),
       pickHint: "Enter opens the rollouts of the step",
@@ -205,8 +205,9 @@ function Environments({ data, drawn }: { data: OverviewPage; drawn: Drawn }) {
 function changeOf(one: RewardCourse): string {
   if (one.first === null || one.last === null) return "";
   const change = one.last - one.first;
-  const over = one.compared_steps === 1 ? "the last step" : `the last ${one.compared_steps} steps`;
-  return `From ${one.first.toFixed(3)} to ${one.last.toFixed(3)} over ${over} (${change < 0 ? "" : "+"}${change.toFixed(3)}).`;
+  const steps = one.compared_steps === 1 ? "step" : `${one.compared_steps} steps`;
+  const sign = change < 0 ? "" : "+";
+  return `${one.first.toFixed(3)} in the first ${steps}, ${one.last.toFixed(3)} in the last (${sign}${change.toFixed(3)}).`;
 }
 
 /** A link to some of the newest rollouts. */
