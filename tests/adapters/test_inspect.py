@@ -38,7 +38,7 @@ PLAYS = """
 import asyncio, json, os, shutil, sys, tempfile
 from pathlib import Path
 from aiohttp import web
-from telescope_core.adapters import inspect_ai as adapter
+from telescope_adapters import inspect_ai as adapter
 from telescope_core.chat.trouble import showing_troubles
 from telescope_core.errors import ContextLengthError, EndpointError
 from telescope_core.in_process import InProcessEnvironment
