@@ -13,8 +13,9 @@ from tests.ui.browsing import (
     follow_a_metric,
     show,
 )
-from tests.ui.recorded import MARKUP, SERVERS, row, write_run, write_steps
+from tests.ui.recorded import MARKUP, SERVERS, row, write_run, write_standalone, write_steps
 from tests.ui.served import served
+from tests.ui.test_first_page import write_kind
 
 from telescope_core.records import RunFolder
 from telescope_core.types import Message
@@ -314,4 +315,137 @@ def test_what_cannot_be_read_is_told_on_the_page(tmp_path, page):
         told = page.evaluate("document.querySelector('.trouble[role=alert]').innerText")
         assert told.partition(" ")[0] == str(torn.relative_to(run.path))
         assert page.evaluate("!!document.querySelector('canvas')")
+        page.open("about:blank")
+
+
+def test_a_long_list_of_runs_is_sorted_filtered_and_paged_in_its_address(tmp_path, page):
+    for at in range(70):
+        name = f"sweep-seed{at}" if at < 4 else f"run-{at}"
+        run = RunFolder.create(tmp_path / "runs" / name, config={"model": {"model": f"m{at % 2}"}})
+        run.log_metrics({"step": 1, "task_reward/mean": at / 100})
+    rows = "[...document.querySelectorAll('tbody tr')]"
+    names = f"{rows}.map(row => row.cells[1].innerText.trim())"
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        enter(page, ui)
+        # Four seeds are one line, so that 67 lines are left.
+        assert page.evaluate(f"{rows}.length") == 50
+        assert "1 to 50 of 67" in page.text()
+        page.click("thead th:nth-child(5) button")
+        page.until("location.search.includes('ui.sort=-Reward')")
+        assert page.evaluate(f"{names}[0]") == "run-69"
+        page.click(".pager button:last-child")
+        page.until("location.search.includes('ui.page=2')")
+        assert page.evaluate(f"{rows}.length") == 17
+        assert "sweep-seed*" in page.evaluate(f"{names}.at(-1)")
+        page.click("button[aria-expanded]")
+        page.until(f"{names}.includes('sweep-seed3')")
+        show(page, ui, "/?ui.model=m1&ui.text=run-6")
+        assert page.evaluate(names) == [f"run-{at}" for at in (69, 67, 65, 63, 61)]
+        assert "5 runs of 70" in page.text()
+
+
+def test_a_page_whose_server_has_ended_says_so_and_goes_on_with_the_next_one(tmp_path, page):
+    write_run(tmp_path / "runs" / "live")
+    banner = "!!document.querySelector('.ended')"
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        port = ui.port
+        enter(page, ui)
+        show(page, ui, "/runs/live")
+        page.until("document.querySelector('.live').innerText === 'live'")
+        assert not page.evaluate(banner)
+    page.until(banner)
+    assert "This page shows an old state" in page.text()
+    with served([tmp_path / "runs"], tmp_path / "cache", port=port):
+        page.click(".ended button")
+        page.until(f"!({banner}) && document.querySelector('.live').innerText === 'live'")
+    with served([tmp_path / "runs"], tmp_path / "cache", port=port, token="x" * 40):
+        page.until(f"{banner} && document.querySelector('.ended').innerText.includes('token')")
+        page.open(f"http://127.0.0.1:{port}/runs/live")
+        page.until("document.body.innerText.includes('This page needs its token')")
+    page.complaints.clear()
+
+
+def test_an_eval_without_a_run_is_read_down_to_a_rollout(tmp_path, page):
+    for name, solved in (("early", 6), ("late", 4)):
+        write_standalone(tmp_path / "runs" / "evals" / name, solved=solved)
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        enter(page, ui)
+        assert "Evals without a run" in page.text()
+        page.click("a[href='/evals/late']")
+        page.until(f"location.pathname === '/evals/late' && {SETTLED}")
+        assert "What it was started with" in page.text()
+        page.click("td a[href*='/rollouts/']")
+        page.until(f"location.pathname.startsWith('/evals/late/rollouts/') && {SETTLED}")
+        page.click(".head a[href='/evals/late']")
+        page.until(f"location.pathname === '/evals/late' && {SETTLED}")
+        page.complaints.clear()
+
+
+def drag(page, first, last):
+    """Draw over a part of the first chart, from one share of its width to another."""
+    box = page.evaluate(
+        "(() => { const e = document.querySelector('.plot'); e.scrollIntoView();"
+        " const b = e.getBoundingClientRect(); return [b.x, b.width, b.y + b.height / 2]; })()"
+    )
+    places = [box[0] + box[1] * (first + (last - first) * part / 4) for part in range(5)]
+    at = {"button": "left", "clickCount": 1, "y": box[2]}
+    page.call("Input.dispatchMouseEvent", type="mousePressed", x=places[0], **at)
+    for x in places[1:]:
+        page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=box[2], button="left")
+    page.call("Input.dispatchMouseEvent", type="mouseReleased", x=places[-1], **at)
+    return places[2], box[2]
+
+
+STEPS = "['from', 'to'].map(name => Number(new URLSearchParams(location.search).get(name)))"
+ENDS = (
+    "[...new Set([...document.querySelectorAll('.plot')].map(one =>"
+    " one.getAttribute('aria-valuemin') + ' ' + one.getAttribute('aria-valuemax')))]"
+)
+
+
+def test_what_is_drawn_over_is_shown_in_all_charts_and_in_the_address(tmp_path, page):
+    write_kind(tmp_path / "runs", "learns")
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        enter(page, ui)
+        page.complaints.clear()
+        show(page, ui, "/runs/learns")
+        assert page.evaluate("document.querySelector('.run-verdict').innerText").startswith("Learned:")
+        whole = page.evaluate(ENDS)
+        middle = drag(page, 0.4, 0.7)
+        page.until(f"location.search.includes('from=') && {SETTLED}")
+        assert page.evaluate("location.pathname") == "/runs/learns", "a drag is not a click"
+        first, last = page.evaluate(STEPS)
+        assert 1 < first < last < 60
+        page.until(f"JSON.stringify({ENDS}) === '[\"{first} {last}\"]'")
+        # The place under the pointer is shown in all of them.
+        at = {"x": middle[0], "y": middle[1]}
+        page.call("Input.dispatchMouseEvent", type="mouseMoved", **at)
+        page.until(
+            "document.querySelectorAll('.cursor').length === "
+            "document.querySelectorAll('.plot').length"
+        )
+        show(page, ui, f"/runs/learns?from={first}&to={last}&ui.y=log&smooth=1")
+        assert page.evaluate(ENDS) == [f"{first} {last}"]
+        assert not page.evaluate("!!document.querySelector('.is-smooth')")
+        show(page, ui, f"/runs/learns?from={first}&to={last}")
+        page.click(".plot")
+        page.until(f"location.pathname.endsWith('/rollouts') && {SETTLED}")
+        step = page.evaluate("Number(new URLSearchParams(location.search).get('step_from'))")
+        assert first <= step <= last, "a click stays a click"
+        page.evaluate("history.back()")
+        page.until(f"location.pathname === '/runs/learns' && {SETTLED}")
+        middle = page.evaluate(
+            "(() => { const b = document.querySelector('.plot').getBoundingClientRect();"
+            " return [b.x + b.width / 2, b.y + b.height / 2]; })()"
+        )
+        for count in (1, 2):
+            at = {"x": middle[0], "y": middle[1], "button": "left", "clickCount": count}
+            page.call("Input.dispatchMouseEvent", type="mousePressed", **at)
+            page.call("Input.dispatchMouseEvent", type="mouseReleased", **at)
+        page.until(f"location.pathname === '/runs/learns' && location.search === '' && {SETTLED}")
+        assert page.evaluate(ENDS) == whole
+        page.evaluate("[...document.querySelectorAll('.sections summary')].at(-2).click()")
+        page.until(f"location.search.includes('section=') && {SETTLED}")
+        page.until("document.querySelectorAll('.sections .plot').length > 0")
+        assert not page.complaints
         page.open("about:blank")

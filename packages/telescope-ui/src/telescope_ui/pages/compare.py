@@ -13,7 +13,7 @@ from telescope_ui.base.answers import JsonObject
 from telescope_ui.base.parameters import CompareParameters
 from telescope_ui.index.one_run import OneRun, seconds_of
 from telescope_ui.pages.rewards import environment_courses, reward_course
-from telescope_ui.pages.sections import chosen_metrics, curves_of, sections_of, usual
+from telescope_ui.pages.sections import chosen_metrics, curves_of, distinct, sections_of, usual
 from telescope_ui.pages.verdicts import eval_results, judged
 
 _INDEX_WAIT_S = 0.1
@@ -26,6 +26,7 @@ def compare_page(runs: Sequence[OneRun], asked: CompareParameters) -> JsonObject
     known = sorted({name for own in names.values() for name in own})
     chosen = chosen_metrics(known, asked)
     curves: dict[str, list[JsonObject]] = {name: [] for name in chosen}
+    usual_of = {run.key: distinct(run, usual(names[run.key])) for run in runs}
     for run in runs:
         run.index.refresh(_INDEX_WAIT_S)
         own = [name for name in chosen if name in names[run.key]]
@@ -55,7 +56,11 @@ def compare_page(runs: Sequence[OneRun], asked: CompareParameters) -> JsonObject
         "rewards": _rewards(runs, asked),
         "metric_names": known,
         "sections": [{"name": key, "metrics": own} for key, own in sections_of(known).items()],
-        "usual": usual(known),
+        "usual": [
+            name
+            for name in usual(known)
+            if any(name in usual_of[run.key] for run in runs)
+        ],
         "curves": curves,
     }
 

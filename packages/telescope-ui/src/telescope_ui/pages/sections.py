@@ -74,17 +74,28 @@ def curves_of(run: OneRun, asked: CurveParameters) -> JsonObject:
     curves = shared_curves(columns.steps, values, drawn)
     times = dict(zip(columns.steps, columns.values.get("time_s", ()), strict=False))
     curves["times_s"] = [times.get(step, math.nan) for step in curves["steps"]]
-    shown = usual(names)
-    doubles = {
-        name
-        for at, name in enumerate(shown)
-        for other in shown[:at]
-        if name in values and other in values and values[name].tobytes() == values[other].tobytes()
-    }
     return {
         "sections": [
             {"name": name, "metrics": metrics} for name, metrics in sections_of(names).items()
         ],
-        "usual": [name for name in shown if name not in doubles],
+        "usual": distinct(run, usual(names)),
         "curves": curves,
     }
+
+
+def distinct(run: OneRun, metrics: Sequence[str]) -> list[str]:
+    """Return `metrics` without those that have the values of one before, but for rounding."""
+    columns = run.metrics.columns(metrics).values
+    found: list[str] = []
+    for name in metrics:
+        if not any(_are_same(columns[name], columns[other]) for other in found):
+            found.append(name)
+    return found
+
+
+def _are_same(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether both have values at the same steps, which are the same but for rounding."""
+    return all(
+        math.isclose(a, b, rel_tol=1e-9) or (math.isnan(a) and math.isnan(b))
+        for a, b in zip(one, other, strict=True)
+    )

@@ -8,12 +8,11 @@ export function Curve({ series, color, x, y }: { series: Series; color: string; 
   const { xs, ys, low, high, smooth } = series;
   return (
     <g>
-      {low && high && <path class="band" fill={color} d={band(xs, low, high, x, y)} />}
+      {low && high && !smooth && <path class="band" fill={color} d={band(xs, low, high, x, y)} />}
       <path class={smooth ? "curve is-raw" : "curve"} stroke={color} d={line(xs, ys, x, y)} />
       {alone(ys).map((at) => (
         <circle
           key={at}
-          class={smooth ? "is-raw" : undefined}
           cx={x(xs[at] ?? 0)}
           cy={y(ys[at] ?? 0)}
           r={ys.length < 2 ? 3 : 2}

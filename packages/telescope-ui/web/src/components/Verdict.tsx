@@ -19,7 +19,7 @@ const TONES: Record<RunVerdict["outcome"], string> = {
 export function VerdictLine({ verdict }: { verdict: RunVerdict }) {
   const colon = verdict.text.indexOf(": ");
   return (
-    <p class={`verdict verdict-${TONES[verdict.outcome]}`}>
+    <p class={`run-verdict is-${TONES[verdict.outcome]}`}>
       <b>{verdict.text.slice(0, colon + 1)}</b>
       {verdict.text.slice(colon + 1)}
     </p>

@@ -79,7 +79,7 @@ function ComparedEvals({ data }: { data: ComparePage }) {
                 <span class="faint">{row.isFirst ? "" : "no example in common"}</span>
               ) : (
                 <>
-                  {row.versus.is_shown ? <b>{row.versus.sentence}</b> : row.versus.sentence}{" "}
+                  {row.versus.is_shown && !row.versus.cautions.length ? <b>{row.versus.sentence}</b> : row.versus.sentence}{" "}
                   <span class="faint">{row.versus.cautions.join(" ")}</span>
                 </>
               ),
