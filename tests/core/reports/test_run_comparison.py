@@ -113,7 +113,9 @@ def test_the_last_eval_of_both_decides_before_the_reward_of_training(tmp_path, c
     assert found.outcome is outcome
     assert "sums after step 4: pass@1" in found.verdict
     assert "training" not in found.verdict
-    assert ("Each run ran once" in " ".join(found.notes)) == (outcome is not Outcome.NOT_SHOWN)
+    is_shown = outcome is not Outcome.NOT_SHOWN
+    for fact in ("Each run ran once", "chance alone"):
+        assert (fact in " ".join(found.notes)) == is_shown
 
 
 def test_evals_are_paired_by_the_steps_that_the_weights_took(tmp_path):
@@ -170,6 +172,12 @@ def test_other_code_is_told_and_its_evals_decide_nothing(tmp_path):
     assert found.outcome is Outcome.NOT_SHOWN
     assert "No eval decides this" in found.verdict
     assert sum("version: 0 -> 1" in one for one in (*found.notes, *found.code)) == 1
+
+
+def test_two_runs_of_one_name_go_by_their_paths(tmp_path):
+    runs = [a_run(tmp_path / place / "a", [{"x": [1.0]}] * 2) for place in ("one", "two")]
+    verdict = compare_runs(*runs).verdict
+    assert all(str(run.path) in verdict for run in runs)
 
 
 def test_a_fork_names_its_step_and_changes_of_the_run_itself_are_told(tmp_path):

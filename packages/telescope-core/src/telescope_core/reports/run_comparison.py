@@ -105,6 +105,8 @@ def compare_runs(before: RunFolder, after: RunFolder) -> RunComparison:
     measured = _deciding(evals, training)
     outcome = _outcome([one.difference for one in measured])
     notes += [*_notes_of_runs(before, after), *_notes(evals, training, measured)]
+    if not settings and not code and any(one.difference.is_shown for one in measured):
+        notes.append("No setting and no code differs, so that chance alone made the difference.")
     return RunComparison(
         settings=tuple(settings),
         following=frozenset(
@@ -270,7 +272,7 @@ def _outcome(differences: Sequence[Difference]) -> Outcome:
 def _verdict(
     before: RunFolder, after: RunFolder, outcome: Outcome, measured: Sequence[_Measured]
 ) -> str:
-    one, other = _name(before), _name(after)
+    one, other = _names(before, after)
     if outcome is Outcome.UNKNOWN:
         return (
             f"Cannot compare {other} with {one}: there is no eval of weights that took as many "
@@ -311,7 +313,10 @@ def _notes(
             f"are left out; {num_both} were played by both."
         )
     if any(one.difference.is_shown for one in measured):
-        yield "Each run ran once: with another seed, another difference may come out."
+        yield (
+            "Each run ran once, and the intervals are of these two models. Runs with equal "
+            "settings can differ as much; a fork without a change shows by how much they do."
+        )
         if len(measured) > 1:
             yield (
                 f"{len(measured)} measures decide, and one in 20 shows a difference where there is "
@@ -322,24 +327,28 @@ def _notes(
 def _notes_of_runs(before: RunFolder, after: RunFolder) -> Iterator[str]:
     """Yield why the runs differ by more than their settings, and what only one of them did."""
     steps = [run.last_step() for run in (before, after)]
+    names = _names(before, after)
     if steps[0] != steps[1]:
         yield (
-            f"{_name(before)} took {steps[0]} steps and {_name(after)} {steps[1]}; what only one "
-            "of them did is left out."
+            f"{names[0]} took {steps[0]} steps and {names[1]} {steps[1]}; what only one of them "
+            "did is left out."
         )
     if all_changes(before.info().environments, after.info().environments):
         yield (
             "The code of environments differs, so that the same reward may mean something else; "
             "evals of such environments do not decide the verdict."
         )
-    for run in (before, after):
+    for name, run in zip(names, (before, after), strict=True):
         for resume in run.info().resumes:
             if resume.changed and not resume.run:
                 yield (
-                    f"{_name(run)} itself went on from step {resume.step} with changes: "
+                    f"{name} itself went on from step {resume.step} with changes: "
                     f"{'; '.join(resume.changed)}."
                 )
 
 
-def _name(run: RunFolder) -> str:
-    return run.path.resolve().name
+def _names(before: RunFolder, after: RunFolder) -> list[str]:
+    """Return what the two are called: their folders' names, or the paths if these are equal."""
+    paths = [run.path.resolve() for run in (before, after)]
+    names = [path.name for path in paths]
+    return names if names[0] != names[1] else [str(path) for path in paths]
