@@ -47,6 +47,7 @@ from telescope_core.environments.escapes import contained
 from telescope_core.evals import EvalFolder, EvalSettings
 from telescope_core.evals.rescoring import Graded, Rescored, Tally, grade_again
 from telescope_core.evals.result import result_of
+from telescope_core.finding.locate import locate_environment
 from telescope_core.finding.schemes import adapted
 from telescope_core.open import open_environment, record_environment
 from telescope_core.processes import Isolation, ProcessSettings
@@ -148,7 +149,7 @@ def rescore_command(
         raise ConfigError(
             f"expected one run or eval, got also {left.environments[0]!r}; grade one at a time"
         )
-    saved = _saved(folder, environment, of, steps)
+    saved = _saved(folder, locate_environment(environment).id, of, steps)
     settings = _merged(saved.settings, left.settings)
     if adapted(environment) is not None and not ask_judges:
         raise ConfigError(
@@ -330,10 +331,10 @@ def _why_none(rescored: Rescored) -> str:
     return f"nothing could be graded: {'; '.join(reasons) or 'there is no rollout'}"
 
 
-def _saved(name: str, environment: str, of: str | None, steps: str | None) -> Saved:
+def _saved(name: str, environment_id: str, of: str | None, steps: str | None) -> Saved:
     path = find_run(name)
     if not EvalFolder.holds_eval(path):
-        return _saved_run(RunFolder.open(path), environment, of, steps)
+        return _saved_run(RunFolder.open(path), environment_id, of, steps)
     for option, value in (("--of", of), ("--steps", steps)):
         if value is not None:
             raise ConfigError(f"{option} is for runs, and {path} is an eval; leave it out")
@@ -355,10 +356,10 @@ def _saved(name: str, environment: str, of: str | None, steps: str | None) -> Sa
     )
 
 
-def _saved_run(folder: RunFolder, environment: str, of: str | None, steps: str | None) -> Saved:
+def _saved_run(folder: RunFolder, environment_id: str, of: str | None, steps: str | None) -> Saved:
     config, info = folder.config(), folder.info()
     entries = {one["name"]: one for one in config.get("environments", ())}
-    entry = entries[_chosen(list(entries), environment, of, folder.path)]
+    entry = entries[_chosen(list(entries), environment_id, of, folder.path)]
     section, name = config.get("rollout", {}), entry["name"]
     chosen = _steps(steps, folder.rollout_steps(), folder.path)
     return Saved(
@@ -379,7 +380,7 @@ def _saved_run(folder: RunFolder, environment: str, of: str | None, steps: str |
     )
 
 
-def _chosen(names: Sequence[str], environment: str, of: str | None, path: Path) -> str:
+def _chosen(names: Sequence[str], environment_id: str, of: str | None, path: Path) -> str:
     """Return the environment of the run that is meant: given, the only one, or of that name."""
     if of is not None:
         if of not in names:
@@ -391,12 +392,12 @@ def _chosen(names: Sequence[str], environment: str, of: str | None, path: Path) 
         )
     if len(names) == 1:
         return names[0]
-    same = [one for one in names if _bare(one) == _bare(environment)]
+    same = [one for one in names if _bare(one) == _bare(environment_id)]
     if len(same) == 1:
         return same[0]
     raise ConfigError(
-        f"{path} has several environments ({', '.join(names)}), and {environment!r} does "
-        "not say which of them is graded; add --of NAME"
+        f"{path} has several environments ({', '.join(names)}), and {environment_id!r} is not the "
+        "name of one of them; say with --of NAME which is graded"
     )
 
 
