@@ -15,7 +15,6 @@ from telescope_core.evals import EvalFolder
 from telescope_core.records import RunFolder
 from telescope_core.records.files import plain
 from telescope_core.reports.run_comparison import RunComparison, compare_runs
-from telescope_core.settings.differing import Differing
 
 WIDTH, MOST_TOLD = 80, 20
 _KEYS = ("before", "after")
@@ -43,7 +42,11 @@ def compare_command(
 
       telescope compare quickstart quickstart-fork-20
     """
-    runs = [_opened(name) for name in (before, after)]
+    paths = [find_run(name) for name in (before, after)]
+    for path in paths:
+        if EvalFolder.holds_eval(path):
+            raise ConfigError(f"{path} is an eval; evals are compared by telescope eval compare")
+    runs = [RunFolder.open(path) for path in paths]
     if runs[0].path.resolve() == runs[1].path.resolve():
         raise ConfigError(f"expected two runs, got {before} and {after}, which are one folder")
     comparison = compare_runs(*runs)
@@ -57,13 +60,6 @@ def compare_command(
             typer.echo(line)
 
 
-def _opened(name: str) -> RunFolder:
-    path = find_run(name)
-    if EvalFolder.holds_eval(path):
-        raise ConfigError(f"{path} is an eval; evals are compared by telescope eval compare")
-    return RunFolder.open(path)
-
-
 def _head(runs: list[RunFolder], comparison: RunComparison) -> Iterator[str]:
     for word, run in zip(("before", "after"), runs, strict=True):
         state = run.info().observed_state
@@ -75,28 +71,26 @@ def _head(runs: list[RunFolder], comparison: RunComparison) -> Iterator[str]:
         yield "No setting differs but names, folders and ports."
     else:
         yield "Settings that differ"
-        yield from _most([_setting(one, comparison) for one in _not_below(comparison.settings)])
+        yield from _most(list(_settings(comparison)))
     if comparison.code:
         yield "Code that differs"
         yield from _most(comparison.code)
 
 
-def _not_below(settings: Sequence[Differing]) -> Iterator[Differing]:
+def _settings(comparison: RunComparison) -> Iterator[str]:
     """Yield settings; of an environment or eval that only one run has, its name alone."""
     tables = [
         one.name.removesuffix("name")
-        for one in settings
+        for one in comparison.settings
         if one.name.endswith(".name") and len(one.values) == 1
     ]
-    for one in settings:
-        if one.name.endswith(".name") or not one.name.startswith(tuple(tables)):
-            yield one
-
-
-def _setting(one: Differing, comparison: RunComparison) -> str:
-    told = [json.dumps(one.values[key]) if key in one.values else "not there" for key in _KEYS]
-    follows = " (nobody set it: it follows from others)" if one.name in comparison.following else ""
-    return f"{one.name}: {told[0]} -> {told[1]}{follows}"
+    for one in comparison.settings:
+        if one.name.startswith(tuple(tables)) and not one.name.endswith(".name"):
+            continue
+        told = [json.dumps(one.values[key]) if key in one.values else "not there" for key in _KEYS]
+        follows = " (nobody set it: it follows from others)"
+        end = follows if one.name in comparison.following else ""
+        yield f"{one.name}: {told[0]} -> {told[1]}{end}"
 
 
 def _most(texts: Sequence[str]) -> Iterator[str]:

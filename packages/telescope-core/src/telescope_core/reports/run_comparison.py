@@ -5,7 +5,7 @@ step, over the examples that both played at that step. The numbers are those of 
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -97,7 +97,6 @@ def compare_runs(before: RunFolder, after: RunFolder) -> RunComparison:
     """Compare two runs; reads their settings, evals and rewards, and writes nothing."""
     settings, _ = differing({"before": before.config(), "after": after.config()})
     settings = [one for one in settings if not one.is_place]
-    given = _given(before) | _given(after)
     code = _code_changes(before, after)
     notes: list[str] = []
     evals = _eval_pairs(before, after, notes)
@@ -109,11 +108,16 @@ def compare_runs(before: RunFolder, after: RunFolder) -> RunComparison:
         notes.append("No setting and no code differs, so that chance alone made the difference.")
     return RunComparison(
         settings=tuple(settings),
-        following=frozenset(
-            one.name for one in settings if len(one.values) == 2 and not _is_given(one.name, given)
-        ),
+        following=_following(settings, before, after),
         code=tuple(code),
-        fork=next((one for one in after.info().resumes if _is_from(one, before)), None),
+        fork=next(
+            (
+                one
+                for one in after.info().resumes
+                if one.run and Path(one.run).resolve() == before.path.resolve()
+            ),
+            None,
+        ),
         evals=tuple(evals),
         training=tuple(training),
         outcome=outcome,
@@ -128,18 +132,21 @@ class _Measured(NamedTuple):
     unit: str
 
 
-def _given(run: RunFolder) -> set[str]:
-    return set((read_json(run.path / SETTINGS_FILE) or {}).get("set", ()))
-
-
-def _is_given(name: str, given: Collection[str]) -> bool:
-    # Of a table without a fixed form, its own name is there.
-    parts = name.split(".")
-    return not given or any(".".join(parts[:end]) in given for end in range(1, len(parts) + 1))
-
-
-def _is_from(resume: Resume, run: RunFolder) -> bool:
-    return bool(resume.run) and run.path.resolve() == Path(resume.run).resolve()
+def _following(
+    settings: Sequence[Differing], before: RunFolder, after: RunFolder
+) -> frozenset[str]:
+    """Return the names of settings that both runs have and nobody set."""
+    found = [read_json(run.path / SETTINGS_FILE) or {} for run in (before, after)]
+    if not all("set" in one for one in found):
+        return frozenset()
+    given: set[str] = {*found[0]["set"], *found[1]["set"]}
+    parts = {one.name: one.name.split(".") for one in settings if len(one.values) == 2}
+    return frozenset(
+        name
+        for name, of_name in parts.items()
+        # Of a table without a fixed form, its own name is there.
+        if not any(".".join(of_name[:end]) in given for end in range(1, len(of_name) + 1))
+    )
 
 
 def _code_changes(before: RunFolder, after: RunFolder) -> list[str]:
@@ -260,6 +267,7 @@ def _eval_label(name: str, step: int) -> str:
 
 
 def _outcome(differences: Sequence[Difference]) -> Outcome:
+    """Return what the deciding measures say together."""
     if not differences:
         return Outcome.UNKNOWN
     up = any(one.is_shown and one.change > 0 for one in differences)
