@@ -11,6 +11,7 @@ import typer
 from telescope_cli.eval.compare import comparison_to_json, difference_cells, difference_to_json
 from telescope_cli.watch import find_run
 from telescope_core.base.errors import ConfigError
+from telescope_core.base.terminal import escaped
 from telescope_core.evals import EvalFolder
 from telescope_core.records import RunFolder
 from telescope_core.records.files import plain
@@ -54,10 +55,10 @@ def compare_command(
         typer.echo(json.dumps(plain(_to_json(runs, comparison)), indent=2))
         return
     for line in (*_head(runs, comparison), *_table(comparison), ""):
-        typer.echo(line)
+        typer.echo(escaped(line))
     for text in (comparison.verdict, *(f"Note: {note}" for note in comparison.notes)):
         for line in textwrap.wrap(text, WIDTH, break_on_hyphens=False):
-            typer.echo(line)
+            typer.echo(escaped(line))
 
 
 def _head(runs: list[RunFolder], comparison: RunComparison) -> Iterator[str]:
