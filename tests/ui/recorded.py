@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from telescope_core.base.chains import ChainRecorder
-from telescope_core.evals.folder import write_result
+from telescope_core.evals.folder import EvalFolder, write_result
 from telescope_core.evals.result import result_of
 from telescope_core.evals.settings import EvalSettings
 from telescope_core.records import RolloutRow, RunFolder
@@ -278,3 +278,13 @@ def write_eval(
             **{"reward": solved / 8, "duration_s": 2.0},
         )
     )
+
+
+def write_standalone(path: Path, *, solved: int) -> None:
+    """Write what `telescope eval` leaves in its folder: a manifest, rollouts and results."""
+    manifest = {"environment": "math", "model": "m", "env": {"api_key": "hush"}}
+    EvalFolder.create(path, manifest=manifest)
+    made = RunFolder(path.parent / ".made")
+    write_eval(made, "x", version=1, solved=solved, folder="made")
+    for name in ("rollouts.jsonl", "results.json"):
+        (made.evals_path / "made" / name).rename(path / name)

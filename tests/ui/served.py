@@ -94,7 +94,11 @@ class Served(Pages):
 
 @contextmanager
 def application(
-    folders: Sequence[Path], cache: Path, host: str, allowed_hosts: Sequence[str] = ()
+    folders: Sequence[Path],
+    cache: Path,
+    host: str,
+    allowed_hosts: Sequence[str] = (),
+    token: str = TOKEN,
 ) -> Generator[ASGIApp]:
     """Yield what answers for the runs in `folders`, as if `host` was what is listened on."""
     database = Database(cache)
@@ -102,7 +106,7 @@ def application(
     watcher = Watcher(runs, pause=lambda seconds: time.sleep(LOOK_S))
     try:
         yield create_app(
-            runs, database, watcher, token=TOKEN, host=host, allowed_hosts=allowed_hosts
+            runs, database, watcher, token=token, host=host, allowed_hosts=allowed_hosts
         )
     finally:
         watcher.close()
@@ -124,10 +128,12 @@ def served(
     *,
     host: str = "127.0.0.1",
     allowed_hosts: Sequence[str] = (),
+    port: int = 0,
+    token: str = TOKEN,
 ) -> Generator[Served]:
     """Show the runs in `folders` until the block ends, as if `host` was what is listened on."""
-    with application(folders, cache, host, allowed_hosts) as app:
-        listening = socket.create_server(("127.0.0.1", 0))
+    with application(folders, cache, host, allowed_hosts, token) as app:
+        listening = socket.create_server(("127.0.0.1", port))
         config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         thread = Thread(target=server.run, kwargs={"sockets": [listening]})

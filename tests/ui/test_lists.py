@@ -4,25 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.ui.recorded import MARKUP, write_eval
+from tests.ui.recorded import MARKUP, write_standalone
 from tests.ui.served import answered
 
 from telescope_core.errors import ConfigError
-from telescope_core.evals.folder import EvalFolder
 from telescope_core.records import RunFolder
 from telescope_ui.index.course import Course
 from telescope_ui.index.runs import require_shown
 from telescope_ui.pages.runs import seeds_of
-
-
-def write_standalone(path: Path, *, solved: int) -> None:
-    """Write what `telescope eval` leaves in its folder: a manifest, rollouts and results."""
-    manifest = {"environment": "math", "model": "m", "env": {"api_key": "hush"}}
-    EvalFolder.create(path, manifest=manifest)
-    made = RunFolder(path.parent / ".made")
-    write_eval(made, "x", version=1, solved=solved, folder="made")
-    for name in ("rollouts.jsonl", "results.json"):
-        (made.evals_path / "made" / name).rename(path / name)
 
 
 @pytest.fixture

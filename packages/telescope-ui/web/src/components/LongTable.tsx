@@ -21,13 +21,15 @@ interface Props<Row> {
   rows: Row[];
   keyOf: (row: Row, at: number) => string | number;
   rowClass?: (row: Row) => string | undefined;
+  /** Rows that stand below a row, whatever the order. */
+  below?: (row: Row) => Row[];
   /** Text that is searched; without it there is no search field. */
   textOf?: (row: Row) => string;
   size?: number;
 }
 
 export function LongTable<Row>(props: Props<Row>) {
-  const { name, address, caption, columns, rows, keyOf, rowClass, textOf, size = 50 } = props;
+  const { name, address, caption, columns, rows, keyOf, rowClass, below, textOf, size = 50 } = props;
   const prefix = name ? `ui.${name}.` : "ui.";
   const { query } = parseAddress(address);
   const sort = query.get(`${prefix}sort`) ?? "";
@@ -53,13 +55,13 @@ export function LongTable<Row>(props: Props<Row>) {
           {shown.pages > 1 && (
             <span class="pager" role="group" aria-label={`Pages of: ${caption}`}>
               <button type="button" disabled={shown.page === 1} onClick={() => change({ page: shown.page - 1 })}>
-                Before
+                Previous page
               </button>
               <span role="status">
                 {formatNumber(first + 1)} to {formatNumber(first + shown.rows.length)} of {formatNumber(all.length)}
               </span>
               <button type="button" disabled={shown.page === shown.pages} onClick={() => change({ page: shown.page + 1 })}>
-                After
+                Next page
               </button>
             </span>
           )}
@@ -70,7 +72,7 @@ export function LongTable<Row>(props: Props<Row>) {
         <Table
           caption={caption}
           columns={columns.map((one) => (one.value ? { ...one, sort: one.name } : one))}
-          rows={shown.rows}
+          rows={below ? shown.rows.flatMap((row) => [row, ...below(row)]) : shown.rows}
           keyOf={keyOf}
           {...(rowClass ? { rowClass } : {})}
           sorted={sort}

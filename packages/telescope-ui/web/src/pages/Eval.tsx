@@ -42,7 +42,7 @@ export function Eval({ address, run }: PageProps) {
           <div class="head">
             <h1>{data.folder}</h1>
             {isAlone(data) && data.run.state && <State state={data.run.state} />}
-            {isAlone(data) && !exported() && <Link to={`${data.address}/logs`}>logs</Link>}
+            {isAlone(data) && <Link to={`${data.address}/logs`}>logs</Link>}
           </div>
           <Result data={data} />
           {data.others.length > 0 && !exported() && (

@@ -49,6 +49,13 @@ function Said({ points }: { points: EvalPoint[] }) {
   );
 }
 
+/** The ends of the axis, with room for whiskers at both. */
+function around(xs: number[]): [number, number] {
+  const [first, last] = [Math.min(...xs), Math.max(...xs)];
+  const room = Math.max(0.02 * (last - first), 0.5);
+  return [first - room, last + room];
+}
+
 /** From so many results on, a band says more than as many whiskers. */
 const MANY = 12;
 
@@ -70,6 +77,8 @@ function Curve({ name, points }: { name: string; points: EvalPoint[] }) {
       title={`${name}: ${measure}, 95% interval over examples`}
       xName="version"
       bounds={measure.startsWith("pass") ? [0, 1] : null}
+      scale="fit"
+      domain={xs.length > 1 ? around(xs) : null}
       series={[{ name: measure, xs, ys: done.map((point) => point.mean), ...(done.length > MANY ? intervals : {}) }]}
       points={done.length > MANY ? [] : whiskers}
       onPick={(version) => {

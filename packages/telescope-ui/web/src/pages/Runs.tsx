@@ -121,7 +121,12 @@ function Listed({ data, address, query }: { data: RunsPage; address: string; que
             chosen,
             (key) => toggled("ui.chosen", chosen, key),
           )}
-          rows={isNarrowed ? shown.map(alone) : lines(runs, seeds, open)}
+          rows={isNarrowed ? shown.map(alone) : lines(runs, seeds)}
+          below={({ seeds: group }) =>
+            group && open.includes(nameOf(group))
+              ? runs.filter((run) => group.runs.includes(run.key)).map((run) => ({ run, seeds: null, isInside: true }))
+              : []
+          }
           keyOf={(line) => (line.seeds ? `seeds ${nameOf(line.seeds)}` : line.run.key)}
           rowClass={(line) => (line.isInside ? "is-inside" : undefined)}
         />
@@ -133,8 +138,8 @@ function Listed({ data, address, query }: { data: RunsPage; address: string; que
 const alone = (run: RunEntry): Line => ({ run, seeds: null, isInside: false });
 const nameOf = (seeds: Seeds) => `${seeds.name} ${seeds.runs[0]}`;
 
-/** Runs of several seeds are one line, which opens; it stands where the newest of them would. */
-function lines(runs: RunEntry[], seeds: Seeds[], open: string[]): Line[] {
+/** Runs of several seeds are one line, which stands where the newest of them would. */
+function lines(runs: RunEntry[], seeds: Seeds[]): Line[] {
   const byKey = new Map(seeds.flatMap((one) => one.runs.map((key): [string, Seeds] => [key, one])));
   const done = new Set<Seeds>();
   return runs.flatMap((run) => {
@@ -142,10 +147,7 @@ function lines(runs: RunEntry[], seeds: Seeds[], open: string[]): Line[] {
     if (!group) return [alone(run)];
     if (done.has(group)) return [];
     done.add(group);
-    const head = { run, seeds: group, isInside: false };
-    if (!open.includes(nameOf(group))) return [head];
-    const members = runs.filter((one) => group.runs.includes(one.key));
-    return [head, ...members.map((one) => ({ run: one, seeds: null, isInside: true }))];
+    return [{ run, seeds: group, isInside: false }];
   });
 }
 
