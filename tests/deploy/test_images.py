@@ -2,6 +2,7 @@
 
 import re
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,16 @@ def test_the_settings_are_a_run(objects, tmp_path):
     (worker,) = group["template"]["spec"]["containers"]
     gpus = group["replicas"] * int(worker["resources"]["limits"]["nvidia.com/gpu"])
     assert config.trainer.trainer_num_workers + config.inference.inference_num_workers == gpus
+
+
+def test_a_job_that_is_stopped_has_time_to_end_in_order(objects):
+    (head,) = objects["RayJob"]["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"][
+        "containers"
+    ]
+    ((name, value),) = [(one["name"], one["value"]) for one in head["env"]]
+    assert int(value) >= 30
+    package = Path(find_spec("ray").origin).parent
+    assert f'"{name}"' in (package / "dashboard/modules/job/job_supervisor.py").read_text()
 
 
 def test_pods_have_what_they_mount_and_a_token(objects):
