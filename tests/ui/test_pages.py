@@ -10,6 +10,8 @@ from tests.ui.recorded import BEGAN_S, ENVIRONMENTS, MARKUP, SERVERS, facts_of, 
 from tests.ui.served import answered
 
 from telescope_core.base.chains import ChainRecorder
+from telescope_core.base.environment_record import EnvironmentRecord
+from telescope_core.base.protocols import EnvironmentPlace
 from telescope_core.records import RunFolder
 from telescope_core.records.rows import RolloutStatus
 from telescope_ui.pages.rollout_tokens import UNKNOWN, Training, tokens_of, training_of
@@ -291,6 +293,19 @@ def test_the_settings_tell_what_was_set_from_what_is_so_by_default(ui):
         one = found[name]
         assert (one["value"], one["is_set"], one["is_default"]) == facts, name
     assert found["rollout.group_size"]["default"] == 8
+
+
+def test_the_files_that_a_run_read_are_named_with_their_digests(tmp_path):
+    run = write_run(tmp_path / "runs" / "r")
+    record = EnvironmentRecord(
+        id="env:Math", version="0", place=EnvironmentPlace.IMPORTABLE, files={"env.py": "ab" * 32}
+    )
+    run.note_environments({"math": record})
+    run.note_inputs({"model.model: ./tiny": "cd" * 32})
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = ui.get("/runs/r/config")
+    assert page["environments"]["math"]["files"] == {"env.py": "ab" * 32}
+    assert page["inputs"] == {"model.model: ./tiny": "cd" * 32}
 
 
 def test_of_a_run_that_did_not_record_what_was_set_it_is_not_known(tmp_path):

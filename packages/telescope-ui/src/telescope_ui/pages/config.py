@@ -17,6 +17,7 @@ def config_page(run: OneRun) -> JsonObject:
         "settings": _settings(run),
         "versions": info.versions,
         "environments": {name: asdict(one) for name, one in info.environments.items()},
+        "inputs": dict(info.inputs),
         "chat_template": info.chat_template,
         "python": info.python,
         "platform": info.platform,

@@ -477,6 +477,7 @@ export interface EnvironmentRecord {
   wheel_sha256?: string;
   lock_digest?: string;
   dependencies?: string[];
+  files?: Record<string, string>;
 }
 
 export interface ConfigPage {
@@ -484,6 +485,7 @@ export interface ConfigPage {
   settings: { name: string; value: unknown; default?: unknown; is_set: boolean | null; is_default: boolean | null }[];
   versions: Record<string, string>;
   environments: Record<string, EnvironmentRecord>;
+  inputs: Record<string, string>;
   chat_template: Record<string, unknown>;
   python: string | null;
   platform: string | null;

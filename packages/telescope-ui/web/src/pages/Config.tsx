@@ -79,6 +79,7 @@ export function Config({ address, run }: PageProps) {
                 </p>
               ))}
               <Environments data={data} />
+              <ReadFiles data={data} />
             </>
           );
         }}
@@ -143,6 +144,35 @@ function Environments({ data }: { data: ConfigPage }) {
           </details>
         ) : null,
       )}
+    </>
+  );
+}
+
+/** The files that the run read, by the digests of what was in them. */
+function ReadFiles({ data }: { data: ConfigPage }) {
+  const rows = [
+    ...Object.entries(data.environments).flatMap(([name, record]) =>
+      Object.entries(record.files ?? {}).map(([file, digest]) => ({ of: name, file, digest })),
+    ),
+    ...Object.entries(data.inputs).map(([input, digest]) => {
+      const [of, ...file] = input.split(": ");
+      return { of: of ?? "", file: file.join(": "), digest };
+    }),
+  ];
+  if (!rows.length) return null;
+  return (
+    <>
+      <h2>Files</h2>
+      <Table
+        caption="Files that the run read"
+        rows={rows}
+        keyOf={(row) => `${row.of} ${row.file}`}
+        columns={[
+          { name: "Of", cell: (row) => <span class="breaks">{visible(row.of)}</span> },
+          { name: "File", cell: (row) => <code class="breaks">{visible(row.file)}</code> },
+          { name: "Content (sha256, or commit)", cell: (row) => <Digest value={row.digest} /> },
+        ]}
+      />
     </>
   );
 }
