@@ -1,15 +1,20 @@
-"""Minibatches, recomputed log-probs, rejection and self-tests, by the real command."""
+"""Minibatches, recomputed log-probs, rejection and self-tests, by the real command; its fork."""
 
+import hashlib
+import json
 import sys
 import zlib
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from tests.ports import free_port
 
-from telescope_core.records import RunFolder
+from telescope_core.records import RolloutRow, RunFolder
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cli_runs import finish, train_command
+from cli_runs import TELESCOPE, finish, train_command
 
 pytestmark = pytest.mark.engine
 
@@ -27,6 +32,9 @@ number_of_steps = 4
 [rollout]
 discard_group_zero_advantage = false
 should_accept_fn = "accept_some:two_of_three"
+seed_sampling = true
+[scheduling]
+max_async_rollout = 0
 [algorithm]
 use_ppo_clip = true
 ppo_clip_ref_logprobs = "batch"
@@ -34,26 +42,39 @@ number_of_minibatches = 2
 kl_penalty_tau = 0.05
 kl_in_reward = true
 reference_update_every = 2
+[checkpoint]
+checkpoint_every = 2
 """
 
 
-def test_a_shaped_run_keeps_its_batches_full_and_its_steps_exact(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    (tmp_path / "accept_some.py").write_text(ACCEPT)
-    printed = finish(
-        [*train_command(tmp_path, tiny_model, SHAPED_RUN), "--json"],
-        tmp_path,
-        PYTHONPATH=str(tmp_path),
-    )
-    folder = RunFolder.open(tmp_path / "runs" / "shaped")
+class Shaped(NamedTuple):
+    """A run that has ended."""
+
+    place: Path
+    printed: str
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder.open(self.place / "runs" / "shaped")
+
+
+@pytest.fixture(scope="module")
+def shaped(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Shaped:
+    place = tmp_path_factory.mktemp("shaped")
+    (place / "accept_some.py").write_text(ACCEPT)
+    command = [*train_command(place, tiny_model, SHAPED_RUN), "--json"]
+    return Shaped(place, finish(command, place, PYTHONPATH=str(place)))
+
+
+def test_a_shaped_run_keeps_its_batches_full_and_its_steps_exact(shaped: Shaped) -> None:
+    folder = shaped.folder
     tests = {test["name"]: test for test in folder.self_tests()}
     assert len(tests) == 7
     assert all(test["value"] <= test["limit"] for test in tests.values())
     assert tests["importance weight is 1"]["value"] == 0
     assert tests["engine and trainer agree"]["value"] < 1e-4
     assert folder.info().chat_template["keeps_answers"] is True
-    assert "later turns keep answers as sampled" in printed
+    assert "later turns keep answers as sampled" in shaped.printed
 
     rows = folder.metrics()
     assert [row["optimizer/steps"] for row in rows] == [2] * 4
@@ -71,3 +92,44 @@ def test_a_shaped_run_keeps_its_batches_full_and_its_steps_exact(
     assert len(recorded) - len(rejected) == 4 * 4 * 4, "every batch is full"
     for row in recorded:
         assert (zlib.crc32(row.example_id.encode()) % 3 == 0) == (row in rejected)
+
+
+def test_a_fork_of_it_without_a_change_is_the_run_to_the_bit(shaped: Shaped) -> None:
+    before = contents(shaped.folder.path)
+    port = ["--inference_base_port", str(free_port())]
+    command = [*TELESCOPE, "train", "--fork", "shaped", "--at", "2", *port]
+    finish(command, shaped.place, PYTHONPATH=str(shaped.place))
+    fork = RunFolder.open(shaped.place / "runs" / "shaped-fork-2")
+    assert played(fork) == [row for row in played(shaped.folder) if row.step > 2]
+    assert learned(fork) == learned(shaped.folder)
+    weights = "checkpoints/final/hf/model.safetensors"
+    assert contents(fork.path)[weights] == before[weights]
+    (resume,) = fork.info().resumes
+    assert (Path(resume.run), resume.step) == (shaped.folder.path, 2)
+    assert [line.partition(":")[0] for line in resume.changed] == ["inference.inference_base_port"]
+    said = finish([*TELESCOPE, "compare", "shaped", "shaped-fork-2", "--json"], shaped.place)
+    compared = json.loads(said)
+    assert (compared["settings"], compared["code"], compared["fork"]["step"]) == ([], [], 2)
+    assert "scored the same" in compared["verdict"]
+    assert contents(shaped.folder.path) == before
+
+
+def played(folder: RunFolder) -> list[RolloutRow]:
+    """Rollouts with their tokens, without what depends on the clock."""
+    return [replace(row, generate_s=0.0, score_s=0.0) for row in folder.rollouts()]
+
+
+def learned(folder: RunFolder) -> list[dict[str, float]]:
+    of_training = ("loss", "grad_norm", "reward", "advantage", "kl/", "entropy", "mismatch")
+    return [
+        {name: value for name, value in row.items() if name.startswith(of_training)}
+        for row in folder.metrics()
+    ]
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
