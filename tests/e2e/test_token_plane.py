@@ -3,7 +3,7 @@
 import asyncio
 import time
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,18 @@ async def client(vllm_server: str) -> AsyncIterator[TokenClient]:
 
 
 async def generate(
-    client: TokenClient, length: int, *, priority: int = 0, **params: Any
+    client: TokenClient,
+    length: int,
+    *,
+    priority: int = 0,
+    prompt: Sequence[int] = PROMPT,
+    **params: Any,
 ) -> Generation:
     """Sample exactly `length` tokens: a random model's end of turn does not stop it."""
     plane = await client._open_plane()
     sampling = {"max_tokens": length, "logprobs": 0, "ignore_eos": True, "detokenize": False}
     encoded = msgspec.Raw(msgspec.msgpack.encode({**sampling, **params}))
-    asked = plane.request(PROMPT, sampling=encoded, cache_salt="test", priority=priority)
+    asked = plane.request(prompt, sampling=encoded, cache_salt="test", priority=priority)
     # A server that an earlier test left paused answers nothing.
     reply = await asyncio.wait_for(asked, DEADLINE_S)
     return parse_reply(reply, client.base_url)
@@ -394,6 +399,20 @@ async def test_a_seed_decides_the_tokens_whoever_runs_beside_it(client: TokenCli
     assert len({bytes(one.token_ids) for one in alone}) == 4
     unseeded = [await generate(client, 12) for _ in range(2)]
     assert unseeded[0].token_ids != unseeded[1].token_ids
+
+
+async def test_a_seed_decides_the_tokens_of_a_prompt_that_takes_several_steps(
+    client: TokenClient,
+) -> None:
+    """An engine computes 4,096 tokens in a step, and the prompts of others leave it a part."""
+    prompts = [[(place * (number + 1)) % 90 + 5 for place in range(900)] for number in range(12)]
+
+    def asked(number: int):
+        return generate(client, 4, prompt=prompts[number], seed=number)
+
+    beside = await asyncio.gather(*(asked(number) for number in range(len(prompts))))
+    alone = [await asked(number) for number in range(len(prompts))]
+    assert [one.token_ids for one in beside] == [one.token_ids for one in alone]
 
 
 async def test_a_server_is_asked_as_itself_alone(vllm_server: str, server_log: Path) -> None:

@@ -10,7 +10,13 @@ import sys
 
 from telescope_core.base.collector import rare_collections
 from telescope_train.inference.server import CPU_KERNELS_VARIABLE, ENGINE_THREAD_VARIABLE
-from telescope_train.inference.vllm_plugin import adapter, cpu_kernels, engine_thread, http_server
+from telescope_train.inference.vllm_plugin import (
+    adapter,
+    cpu_kernels,
+    engine_thread,
+    http_server,
+    seeded_draws,
+)
 from telescope_train.inference.wire import IDENTITY_VARIABLE, SECRET_VARIABLE, SOCKET_VARIABLE
 
 
@@ -20,6 +26,7 @@ def main() -> None:
     adapter.name_in_every_request()
     if os.environ.get(ENGINE_THREAD_VARIABLE) == "1":
         engine_thread.install()
+        seeded_draws.install()
         # The kernels are registered in this process alone, so the engine has to be in it too.
         if os.environ.get(CPU_KERNELS_VARIABLE) == "1":
             sys.argv += cpu_kernels.install()
