@@ -7,16 +7,13 @@ CPU build is installed under another distribution name.
 import os
 import runpy
 import sys
+from typing import Any
+
+import numpy as np
 
 from telescope_core.base.collector import rare_collections
 from telescope_train.inference.server import CPU_KERNELS_VARIABLE, ENGINE_THREAD_VARIABLE
-from telescope_train.inference.vllm_plugin import (
-    adapter,
-    cpu_kernels,
-    engine_thread,
-    http_server,
-    seeded_draws,
-)
+from telescope_train.inference.vllm_plugin import adapter, cpu_kernels, engine_thread, http_server
 from telescope_train.inference.wire import IDENTITY_VARIABLE, SECRET_VARIABLE, SOCKET_VARIABLE
 
 
@@ -26,7 +23,7 @@ def main() -> None:
     adapter.name_in_every_request()
     if os.environ.get(ENGINE_THREAD_VARIABLE) == "1":
         engine_thread.install()
-        seeded_draws.install()
+        _spare_generators()
         # The kernels are registered in this process alone, so the engine has to be in it too.
         if os.environ.get(CPU_KERNELS_VARIABLE) == "1":
             sys.argv += cpu_kernels.install()
@@ -44,6 +41,34 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _spare_generators() -> None:
+    """Keep the generators of requests with a seed from draws that count for nothing.
+
+    vLLM draws a token at each step that a prompt takes, forgets all but the last one, and sets the
+    request's generator back. Generators of a CPU cannot be set back, and the engine dies of that.
+    """
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    sample: Any = CPUModelRunner._sample
+    keep_books: Any = CPUModelRunner._bookkeeping_sync
+
+    def _sample(self: Any, *arguments: Any, **named: Any) -> Any:
+        batch = self.input_batch
+        forgotten = np.nonzero(self.discard_request_mask.np[: batch.num_reqs])[0].tolist()
+        self._spared_generators = {
+            index: batch.generators.pop(index) for index in forgotten if index in batch.generators
+        }
+        return sample(self, *arguments, **named)
+
+    def _bookkeeping_sync(self: Any, *arguments: Any, **named: Any) -> Any:
+        found = keep_books(self, *arguments, **named)
+        self.input_batch.generators.update(self._spared_generators)
+        return found
+
+    CPUModelRunner._sample = _sample
+    CPUModelRunner._bookkeeping_sync = _bookkeeping_sync
 
 
 if __name__ == "__main__":
