@@ -55,6 +55,7 @@ model calls, spans of 8 ranks, meters of 8 GPUs: {size_gb:.2f} GB in {files:,} f
 | a new step: from its file to its rollouts in an answer | {new_step_ms:.0f} ms | 1,000 ms |
 | a new row of metrics: until a Chromium shows it, median | {row_to_page_ms:.0f} ms | 1,000 ms |
 | the slowest of {num_rows} such rows | {slowest_row_ms:.0f} ms | 1,000 ms |
+| a text of the oldest step, searched as the page does: until its hit | {searched_s:.1f} s | 10 s |
 | summing up the stages of all rollouts for the timeline | {stages_s:.1f} s | |
 | SQLite with the same scalars and texts: loading | {sqlite_load_s:.0f} s | |
 | its size on disk | {sqlite_mb:,.0f} MB | |
@@ -286,6 +287,18 @@ def new_step_ms(server: Server, run: Path, steps: int) -> float:
     return statistics.median(found)
 
 
+def searched_s(server: Server) -> float:
+    """Return the seconds until a text that only the oldest step has is found, newest step first."""
+    began = time.perf_counter()
+    address = f"{RUN}/rollouts?q=%20{PER_STEP + 3}%20"
+    found = server.ask(address)
+    while not found["columns"]["address"]:
+        cursor = found["search"]["next_cursor"]
+        assert cursor is not None, "the text is not found"
+        found = server.ask(f"{address}&cursor={cursor}")
+    return time.perf_counter() - began
+
+
 def summed_up_s(server: Server) -> float:
     """Return the seconds until the stages of all rollouts are on the timeline of the whole run."""
     began = time.perf_counter()
@@ -376,6 +389,7 @@ def measure(folder: Path, rollouts: int) -> dict[str, Any]:
         found["first_page_ms"] = 1000 * (time.perf_counter() - began)
         found["index_s"] = time.perf_counter() - began + indexed(server, folder)
         stages_s = summed_up_s(server)
+        found["searched_s"] = searched_s(server)
         found["index_mb"] = max(f.stat().st_size for f in folder.rglob("*.duckdb")) / 1e6
         found["rows"] = [
             {

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { looksOf, NUM_COLORS, NUM_PATTERNS } from "../src/lib/colors.ts";
 import { barAt, draw, kept, layout, RULER, zoomed, type Drawn, type Painter } from "../src/lib/gantt.ts";
-import type { TimelinePage, TimelineRow } from "../src/lib/types.ts";
+import type { TimelinePage, TimelineRow } from "../src/lib/machineTypes.ts";
 
 function row(source: string, bars: [number, number, number, string][]): TimelineRow {
   return {

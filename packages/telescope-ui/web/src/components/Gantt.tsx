@@ -2,7 +2,7 @@
 
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { barAt, draw, kept, layout, timeScale, zoomed, type Bar, type Drawn, type View } from "../lib/gantt.ts";
-import type { TimelinePage } from "../lib/types.ts";
+import type { TimelinePage } from "../lib/machineTypes.ts";
 import { onCanvas } from "./painters.ts";
 import { useWidth } from "./width.ts";
 

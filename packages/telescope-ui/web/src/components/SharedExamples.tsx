@@ -3,11 +3,21 @@
 import { withQuery } from "../lib/address.ts";
 import { useData } from "../lib/data.ts";
 import { formatNumber } from "../lib/format.ts";
-import type { CompareExamplesPage, RunOf } from "../lib/types.ts";
+import type { IndexState, RunOf } from "../lib/types.ts";
 import { visible } from "../lib/visible.ts";
 import { Link } from "./Link.tsx";
 import { Empty, IndexNote, Ready } from "./States.tsx";
 import { Table } from "./Table.tsx";
+
+interface CompareExamplesPage {
+  runs: RunOf[];
+  examples: {
+    environment: string;
+    example_id: string;
+    runs: Record<string, { count: number; mean: number | null; address: string; side: string }>;
+  }[];
+  index: IndexState;
+}
 
 export function SharedExamples({ runs }: { runs: RunOf[] }) {
   const loaded = useData<CompareExamplesPage>(withQuery("/compare/examples", { run: runs.map((one) => one.key) }));

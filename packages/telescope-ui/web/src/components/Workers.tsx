@@ -3,7 +3,8 @@
 import { ofRun, withQuery } from "../lib/address.ts";
 import { formatByName } from "../lib/format.ts";
 import { go } from "../lib/router.ts";
-import type { InfraPage, StepCurves } from "../lib/types.ts";
+import type { InfraPage } from "../lib/machineTypes.ts";
+import type { StepCurves } from "../lib/types.ts";
 import { Chart } from "./Chart.tsx";
 import { Table } from "./Table.tsx";
 

@@ -2,7 +2,7 @@
 
 import type { Look } from "./colors.ts";
 import { linear, timeTicks, type Scale } from "./scales.ts";
-import type { TimelinePage, TimelineRow } from "./types.ts";
+import type { TimelinePage, TimelineRow } from "./machineTypes.ts";
 import { formatTick } from "./format.ts";
 
 export const RULER = 24;

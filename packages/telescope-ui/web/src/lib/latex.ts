@@ -54,7 +54,9 @@ const SPACES: Record<string, string> = {
 const TEXTS = new Set(["text", "textbf", "textit", "textrm", "texttt", "mathrm", "operatorname", "mbox", "mathtt", "mathsf"]);
 const BOARD: Record<string, string> = { R: "\u211d", Z: "\u2124", N: "\u2115", Q: "\u211a", C: "\u2102", P: "\u2119", F: "\ud835\udd3d", E: "\ud835\udd3c" };
 /** What only says how large something is drawn, or nothing. */
-const SILENT = new Set(["displaystyle", "textstyle", "scriptstyle", "limits", "nolimits", "big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr", "biggl", "biggr", "hline", "nonumber"]);
+const SILENT = new Set(
+  "displaystyle textstyle scriptstyle limits nolimits big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr hline nonumber".split(" "),
+);
 const FENCES: Record<string, [string, string]> = {
   matrix: ["", ""], pmatrix: ["(", ")"], bmatrix: ["[", "]"], vmatrix: ["|", "|"], Vmatrix: ["\u2016", "\u2016"], Bmatrix: ["{", "}"],
   cases: ["{", ""], aligned: ["", ""], align: ["", ""], "align*": ["", ""], gathered: ["", ""], array: ["", ""], split: ["", ""],

@@ -1,7 +1,8 @@
 /** What an export answers of an address with a query: it has each page once, and some of it can be chosen here. */
 
 import { numRows, type Cell, type Columns } from "./columns.ts";
-import type { LogsPage, RolloutsPage } from "./types.ts";
+import type { LogsPage } from "./machineTypes.ts";
+import type { RolloutsPage } from "./types.ts";
 
 /** Pages with curves have all metrics there, and draw of them what is asked for. */
 const CURVES = ["metric", "section", "points", "from", "to", "smooth"];

@@ -8,7 +8,7 @@ import { useData } from "../lib/data.ts";
 import { formatByName, formatDate, formatNumber } from "../lib/format.ts";
 import type { PageProps } from "../lib/page.ts";
 import { exported, go } from "../lib/router.ts";
-import type { InfraPage } from "../lib/types.ts";
+import type { InfraPage } from "../lib/machineTypes.ts";
 
 /** Sources of one chart: more curves than this are told apart by nobody. */
 const MAX_CURVES = 8;

@@ -8,7 +8,7 @@ import { formatBytes, formatClock, formatDate, formatNumber } from "../lib/forma
 import { useLive } from "../lib/live.ts";
 import type { PageProps } from "../lib/page.ts";
 import { exported, go } from "../lib/router.ts";
-import type { LogsPage } from "../lib/types.ts";
+import type { LogsPage } from "../lib/machineTypes.ts";
 import { visible } from "../lib/visible.ts";
 
 interface Held {
@@ -41,7 +41,16 @@ export function Logs({ address, query, run }: PageProps) {
         <Select name="life" label="Start" all="all" values={(first.data?.lives ?? []).map(String)} query={query} onChange={change} />
       </form>
       {first.error && <Trouble message={first.error.message} />}
-      {first.data && !first.isOld && <Lines key={dataAddress(address)} address={address} first={first.data} run={run} folds={query.get("ui.fold") !== "no"} onFold={(fold) => change({ "ui.fold": fold ? null : "no" })} />}
+      {first.data && !first.isOld && (
+        <Lines
+          key={dataAddress(address)}
+          address={address}
+          first={first.data}
+          run={run}
+          folds={query.get("ui.fold") !== "no"}
+          onFold={(folds) => change({ "ui.fold": folds ? null : "no" })}
+        />
+      )}
       {first.data && <Files data={first.data} />}
     </>
   );

@@ -13,7 +13,7 @@ import { draw, layout, zoomed, type Bar, type View } from "../lib/gantt.ts";
 import type { PageProps } from "../lib/page.ts";
 import { exported, go } from "../lib/router.ts";
 import { fileName, saveText } from "../lib/save.ts";
-import type { TimelinePage } from "../lib/types.ts";
+import type { TimelinePage } from "../lib/machineTypes.ts";
 
 const PARTS = ["timeline", "calls", "events", "servers", "evals", "restarts"];
 /** A window is asked for once it has stood still for so long. */
