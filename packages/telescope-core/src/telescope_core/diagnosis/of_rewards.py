@@ -94,8 +94,8 @@ def one_reward(rule: Rule, history: History) -> Found:
 
 
 _AFTER_A_COLLAPSE = (
-    "Go back to a checkpoint from before (--resume), and lower learning_rate; see whether entropy "
-    "or length changed first, as the first of them is mostly the cause."
+    "Go on from a checkpoint before it with a lower learning_rate (telescope train --fork RUN --at "
+    "N); see whether entropy or length changed first, as the first of them is mostly the cause."
 )
 
 
