@@ -47,9 +47,10 @@ interface Course {
   high?: (number | null)[];
 }
 
-/** Hours from the beginning of the run to each step; null where that is not known. */
+/** Hours from the beginning of the run to each step; null where that is not known. A fork has steps from before its own. */
 export function hoursOf(times_s: readonly (number | null)[], started_s: number | null): (number | null)[] {
-  const first = started_s ?? times_s.find((one) => one !== null) ?? null;
+  const known = [started_s, times_s.find((one) => one !== null) ?? null].filter((one) => one !== null);
+  const first = known.length ? Math.min(...known) : null;
   return times_s.map((one) => (one === null || first === null ? null : (one - first) / 3600));
 }
 
