@@ -149,13 +149,13 @@ def rescore_command(
         raise ConfigError(
             f"expected one run or eval, got also {left.environments[0]!r}; grade one at a time"
         )
-    saved = _saved(folder, locate_environment(environment).id, of, steps)
-    settings = _merged(saved.settings, left.settings)
     if adapted(environment) is not None and not ask_judges:
         raise ConfigError(
             f"{environment}: environments of other frameworks may ask judges in ways of their own, "
             "which nothing here can stop; add --ask-judges to allow it"
         )
+    saved = _saved(folder, locate_environment(environment).id, of, steps)
+    settings = _merged(saved.settings, left.settings)
     request = _Request(
         saved=saved,
         environment=environment,
