@@ -76,6 +76,49 @@ def test_what_a_model_wrote_stays_text(page, ui):
     assert shown in page.text()
 
 
+HOSTILE = r"""[a](javascript:alert(1)) ![x](http://evil.example/x.png) <a href=x>y</a>
+<svg onload=alert(1)> $\href{javascript:alert(1)}{x}$ and $\text{<img src=x onerror=alert(1)>}$
+and \(\htmlClass{a}{b}\)
+
+$$\sum_{i=1}^n \frac{1}{i} \includegraphics{http://evil.example/x.png}$$
+
+| <script>alert(2)</script> | b |
+|---|---|
+| `<i onclick=alert(1)>` | **<b>** |
+
+- <iframe src=//evil.example></iframe>
+
+```html
+<script>alert(3)</script>
+```
+"""
+
+
+def test_hostile_markdown_and_formulas_become_text_and_nothing_else(tmp_path, page):
+    run = RunFolder.create(tmp_path / "runs" / "hostile", config={})
+    said = Message(role="assistant", content=HOSTILE, reasoning=HOSTILE)
+    run.write_rollouts(1, [replace(row(1, 0, 0), messages=(said,))])
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        enter(page, ui)
+        ui.get("/runs/hostile/rollouts")
+        for address in ("/runs/hostile/rollouts/1.0/0/1", "/runs/hostile/groups/1.0"):
+            page.complaints.clear()
+            show(page, ui, address)
+            page.evaluate(
+                "document.querySelectorAll('details').forEach(one => { one.open = true; })"
+            )
+            inside = "[...document.querySelectorAll('.rendered, .rendered *')]"
+            tags = page.evaluate(f"[...new Set({inside}.map(one => one.localName))]")
+            assert not {"a", "img", "script", "svg", "iframe", "i", "b", "link"} & set(tags)
+            assert {"math", "mfrac", "munderover", "table", "strong", "code"} <= set(tags)
+            names = page.evaluate(f"[...new Set({inside}.flatMap(one => one.getAttributeNames()))]")
+            assert not [one for one in names if one.startswith("on") or one in ("href", "src")]
+            assert page.evaluate("document.querySelector('mfrac').namespaceURI").endswith("MathML")
+            assert not page.complaints
+            assert "[a](javascript:alert(1))" in page.text()
+        page.open("about:blank")
+
+
 def test_filters_are_in_the_address_and_can_be_taken_back(page, ui):
     show(page, ui, "/runs/first/rollouts")
     total = ui.get("/runs/first/rollouts?reward_from=1")["total"]
@@ -409,7 +452,9 @@ def test_what_is_drawn_over_is_shown_in_all_charts_and_in_the_address(tmp_path, 
         enter(page, ui)
         page.complaints.clear()
         show(page, ui, "/runs/learns")
-        assert page.evaluate("document.querySelector('.run-verdict').innerText").startswith("Learned:")
+        assert page.evaluate("document.querySelector('.run-verdict').innerText").startswith(
+            "Learned:"
+        )
         whole = page.evaluate(ENDS)
         middle = drag(page, 0.4, 0.7)
         page.until(f"location.search.includes('from=') && {SETTLED}")

@@ -21,17 +21,13 @@ interface Found {
   steps: [number, number] | null;
 }
 
-function foundIn({ columns, search }: RolloutsPage, before: Found = { hits: [], cursor: null, steps: null }): Found {
-  const steps = search?.steps_searched ?? null;
-  const [oldest, newest] = [before.steps, steps].map((one) => one ?? [Infinity, -Infinity]) as [number[], number[]];
-  const span: [number, number] = [
-    Math.min(oldest[0] ?? Infinity, newest[0] ?? Infinity),
-    Math.max(oldest[1] ?? -Infinity, newest[1] ?? -Infinity),
-  ];
+/** What is known after one more answer: a search goes from the newest step to the oldest. */
+function foundIn({ columns, search }: RolloutsPage, before?: Found): Found {
+  const [oldest, newest] = search?.steps_searched ?? before?.steps ?? [null, null];
   return {
-    hits: [...before.hits, ...rowsOf<Hit>(columns as never)],
+    hits: [...(before?.hits ?? []), ...rowsOf<Hit>(columns as never)],
     cursor: search?.next_cursor ?? null,
-    steps: Number.isFinite(span[0]) ? span : null,
+    steps: oldest === null || newest === null ? null : [oldest, before?.steps?.[1] ?? newest],
   };
 }
 

@@ -226,7 +226,8 @@ function Calls({ data }: { data: RolloutPage }) {
             ...["stage", "call", "server", "version", "reason"].map((name) => ({
               name: titled(name),
               // There is no call 0: such a stage has none.
-              cell: (row: Record<string, Cell>) => formatCell(name === "call" ? row[name] || null : row[name]),
+              cell: (row: Record<string, Cell>) =>
+                name === "reason" ? formatCell(reasonOf(String(row[name] ?? ""))) : formatCell(name === "call" ? row[name] || null : row[name]),
             })),
           ]}
         />

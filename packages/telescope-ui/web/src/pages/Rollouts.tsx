@@ -21,12 +21,12 @@ type Row = Hit;
 
 /** What people look for most. */
 const PRESETS: [string, Record<string, string>][] = [
-  ["newest", {}],
-  ["worst", { sort: "reward" }],
-  ["best", { sort: "-reward" }],
-  ["longest", { sort: "-num_completion_tokens" }],
-  ["truncated", { truncated: "true" }],
-  ["failed", { status: "failed" }],
+  ["newest first", {}],
+  ["worst first", { sort: "reward" }],
+  ["best first", { sort: "-reward" }],
+  ["longest first", { sort: "-num_completion_tokens" }],
+  ["truncated only", { truncated: "true" }],
+  ["failed only", { status: "failed" }],
 ];
 
 export function Rollouts({ address, query, run }: PageProps) {
@@ -57,7 +57,6 @@ export function Rollouts({ address, query, run }: PageProps) {
               </p>
             )}
             <p class="tools">
-              <span class="faint">First the</span>
               {PRESETS.map(([label, asked]) => (
                 <Link key={label} to={withQuery(parseAddress(address).path, asked)}>
                   {label}
