@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from telescope_core.base.errors import ConfigError
 from telescope_core.records import RunFolder, step_files
 from telescope_core.records.events import AttemptEvent, EventLog, Stage, drop_events
 from telescope_core.records.restarts import Restart
@@ -96,6 +97,15 @@ def test_large_files_and_damaged_ones_stay_as_they_are(run: RunFolder, monkeypat
         facts(step) for step in assert_whole_without
     ]
     assert len(names(run)) == 11
+
+
+def test_a_run_goes_back_behind_a_damaged_file_but_not_into_one(run: RunFolder) -> None:
+    write(run, range(1, 11))
+    (run.token_facts_path / "steps-000001-000004.parquet").write_bytes(b"PAR1 and no more")
+    go_back(run, 6)
+    assert list(run.token_facts(6)) == facts(6)
+    with pytest.raises(ConfigError, match="steps-000001-000004"):
+        go_back(run, 2)
 
 
 def killed_at_each_change(monkeypatch, act) -> Iterator[None]:

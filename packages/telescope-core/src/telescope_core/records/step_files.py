@@ -78,20 +78,22 @@ def groups_in(path: Path) -> dict[int, range]:
     Raises ConfigError that names a file which is none.
     """
     arrow, parquet = arrow_modules()
+    problem = f"{path} is not a readable file of steps; move it away to do without what it holds"
     try:
         metadata: Any = parquet.read_metadata(path)
-        counts = _COUNTS.decode((metadata.metadata or {}).get(_NUM_GROUPS, b""))
+        keys: Mapping[bytes, bytes] = metadata.metadata or {}
+        counts = _COUNTS.decode(keys.get(_NUM_GROUPS, b""))
     except FileNotFoundError:
         return {}
     except (arrow.ArrowException, OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"{path} is not a readable file of steps: {error}") from None
+        raise ConfigError(f"{problem} ({error})") from None
     found: dict[int, range] = {}
     first = 0
     for step, count in counts.items():
         found[step] = range(first, first + count)
         first += count
     if first != metadata.num_row_groups:
-        raise ConfigError(f"{path} is not a readable file of steps: it lacks row groups")
+        raise ConfigError(f"{problem} (it lacks row groups)")
     return found
 
 
@@ -121,8 +123,13 @@ def merge(folder: Path, *, up_to: int, options: Mapping[str, Any]) -> None:
 
 
 def separate(folder: Path, *, after: int, options: Mapping[str, Any]) -> None:
-    """Give each step after `after` a file of its own again, if it has none."""
+    """Give each step after `after` a file of its own again, if it has none.
+
+    Raises ConfigError that names a file which holds such steps and cannot be read.
+    """
     for path in folder.glob("steps-*.parquet"):
+        if int(path.stem.rpartition("-")[2]) <= after:
+            continue
         parts = {step: StepPart(path, groups) for step, groups in groups_in(path).items()}
         apart = [step for step in parts if step > after]
         for step in apart:
