@@ -65,10 +65,10 @@ function Listed({ data, address, query }: { data: RunsPage; address: string; que
   const wanted = (query.get("ui.text") ?? "").toLowerCase();
   const chosen = query.getAll("ui.chosen");
   const open = query.getAll("ui.open");
-  const change = (changes: Record<string, string | string[] | null>) =>
+  const change = (changes: Record<string, string>) =>
     go(withQuery(address, { "ui.page": null, ...changes }), "replace");
   const toggled = (name: string, values: string[], one: string) =>
-    change({ [name]: values.includes(one) ? values.filter((value) => value !== one) : [...values, one] });
+    go(withQuery(address, { [name]: values.includes(one) ? values.filter((value) => value !== one) : [...values, one] }), "replace");
   const asked = FILTERS.filter(([name]) => query.has(`ui.${name}`));
   const shown = runs.filter(
     (run) =>
