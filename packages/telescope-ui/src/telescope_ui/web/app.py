@@ -47,7 +47,6 @@ from telescope_ui.pages.trace import trace_page
 from telescope_ui.web.live import Watcher, events_for
 from telescope_ui.web.shell import STATIC, Shell
 
-
 _OF_REPORT = {
     "content-security-policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'; "
     "img-src data:; frame-ancestors 'none'"
