@@ -190,3 +190,22 @@ def test_debug_messages_are_shown_where_they_are_asked_for(tmp_path, run):
     with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         assert messages(ui.get("/runs/r/logs?level=debug")) == texts
         assert messages(ui.get("/runs/r/logs?level=info")) == texts[1:]
+
+
+def test_a_search_that_is_cut_says_how_far_it_got_and_goes_on_from_there(
+    tmp_path, run, monkeypatch
+):
+    monkeypatch.setattr("telescope_ui.pages.logs.LIMIT_S", -1.0)
+    lines = [
+        {"time_s": BEGAN_S + at, "component": "driver", "message": f"line {at}"} for at in range(20)
+    ]
+    (run.logs_path / "driver.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+    reached, cursor, found = [], "", []
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        while cursor is not None:
+            page = ui.get(f"/runs/r/logs?q=line%203&cursor={cursor}")
+            found += messages(page)
+            reached.append(page["reached_s"])
+            cursor = page["older"]
+    assert found == ["line 3"]
+    assert reached == [BEGAN_S + at for at in reversed(range(20))]
