@@ -79,7 +79,7 @@ def export_runs(
     pages are written, of how many. What is written opens from the beginning, so that an export that
     is interrupted can be read as far as it got.
     """
-    _make_room(target, replaces=replaces)
+    _require_room(target, replaces=replaces)
     page = _page()
     database = Database(cache_folder())
     runs: Runs | None = None
@@ -87,6 +87,9 @@ def export_runs(
         runs = Runs(folders, database)
         found = list(_pages(runs, database, num_rollouts))
         places = {address: f"data/{at:06d}.js" for at, (address, _) in enumerate(found, 1)}
+        # Only now, as the runs can be read, goes what an export left there.
+        for name in ("data", "static"):
+            shutil.rmtree(target / name, ignore_errors=True)
         (target / "data").mkdir(parents=True)
         shutil.copytree(STATIC, target / "static", ignore=shutil.ignore_patterns("index.html"))
         about = {"format": FORMAT, "created_at": now(), "pages": places, "loaded": {}}
@@ -107,8 +110,8 @@ def export_runs(
     return Exported(target / "index.html", len(places))
 
 
-def _make_room(target: Path, *, replaces: bool) -> None:
-    """Take away what an export left in `target`; raises ConfigError where something else is."""
+def _require_room(target: Path, *, replaces: bool) -> None:
+    """Raise ConfigError unless `target` is new, empty, or an export that is replaced."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     is_export = target.is_dir() and (target / _ABOUT).is_file()
@@ -118,10 +121,6 @@ def _make_room(target: Path, *, replaces: bool) -> None:
         raise ConfigError(f"{target} exists and is not an empty folder; choose another --export")
     if not replaces:
         raise ConfigError(f"{target} has an export already; --force writes it anew")
-    for name in ("data", "static"):
-        shutil.rmtree(target / name, ignore_errors=True)
-    for name in ("index.html", _ABOUT):
-        (target / name).unlink(missing_ok=True)
 
 
 def _write_about(target: Path, fields: JsonObject) -> None:
