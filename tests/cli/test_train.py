@@ -195,14 +195,23 @@ def test_help_shows_how_to_resume(capsys):
 
 @pytest.mark.parametrize(
     ("line", "expected"),
-    [("telescope train run.toml --res", "--resume"), ("telescope train --for", "--fork")],
+    [
+        ("telescope train run.toml --res", "--resume"),
+        ("telescope train --for", "--fork"),
+        ("telescope train --fork quick", "quickstart"),
+        ("telescope compare quick", "quickstart"),
+        ("telescope watch quick", "quickstart"),
+    ],
 )
-def test_the_shell_completes_options(line, expected):
+def test_the_shell_completes_options_and_runs(line, expected, tmp_path):
+    (tmp_path / "runs" / "quickstart").mkdir(parents=True)
+    (tmp_path / "runs" / "quickstart" / "run.json").write_text("{}")
     place = f"{len(line.split()) - 1}"
     environ = {"_TELESCOPE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": place}
     done = subprocess.run(
         [Path(sys.executable).with_name("telescope")],
         env=os.environ | environ,
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=60,

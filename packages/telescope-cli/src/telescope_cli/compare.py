@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from telescope_cli.eval.compare import comparison_to_json, difference_cells, difference_to_json
-from telescope_cli.watch import find_run
+from telescope_cli.watch import find_run, run_names
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.terminal import escaped
 from telescope_core.evals import EvalFolder
@@ -21,10 +21,20 @@ WIDTH, MOST_TOLD = 80, 20
 _KEYS = ("before", "after")
 
 BeforeArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="Folder of a run, or the name of one in `runs`.")
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Folder of a run, or the name of one in `runs`.",
+        autocompletion=run_names,
+    ),
 ]
 AfterArgument = Annotated[
-    str, typer.Argument(metavar="FORK", help="The other run: a fork of it, or any that is alike.")
+    str,
+    typer.Argument(
+        metavar="FORK",
+        help="The other run: a fork of it, or any that is alike.",
+        autocompletion=run_names,
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")]
 

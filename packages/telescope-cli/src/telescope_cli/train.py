@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from telescope_cli.watch import find_run
+from telescope_cli.watch import find_run, run_names
 from telescope_core.base.errors import ConfigError
 from telescope_core.records import RunFolder
 from telescope_core.settings.config import split_arguments
@@ -31,8 +31,9 @@ def train_command(
         typer.Option(
             "--fork",
             metavar="RUN",
-            help="Begin another run at step --at of this one, with its settings: its folder, or "
-            "its name in the folder `runs`. Settings that are given are the change.",
+            help="Begin another run at step --at of RUN, with the settings of RUN but for those "
+            "that are given. RUN is a folder, or a name in the folder `runs`.",
+            autocompletion=run_names,
         ),
     ] = None,
     at: Annotated[

@@ -27,8 +27,22 @@ _FILES = {
 }
 """Kind of what happens -> the file that tells it."""
 
+
+def run_names(incomplete: str) -> list[str]:
+    """Return the names of runs in the folder `runs` that a shell may complete to."""
+    return [name for name in _known(Path("runs")) if name.startswith(incomplete)]
+
+
+def _known(runs: Path) -> list[str]:
+    return sorted(one.parent.name for one in runs.glob("*/run.json"))
+
+
 RunArgument = Annotated[
-    str, typer.Argument(help="Folder of the run, or the name of one in the folder `runs`.")
+    str,
+    typer.Argument(
+        help="Folder of the run, or the name of one in the folder `runs`.",
+        autocompletion=run_names,
+    ),
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print everything that happens as one object per line.")
@@ -65,7 +79,7 @@ def find_run(name: str, runs: Path = Path("runs")) -> Path:
     path = Path(name)
     if path.is_dir():
         return path
-    known = sorted(one.parent.name for one in runs.glob("*/run.json"))
+    known = _known(runs)
     if name in known:
         return runs / name
     if known:
