@@ -134,3 +134,16 @@ def test_a_row_is_made_again_when_a_file_of_it_changes_and_only_then(tmp_path, m
         assert (row["step"], row["reward"], row["recent_reward"], len(asked)) == (2, 0.25, 0.375, 2)
         run.finish()
         assert ui.get("/")["runs"][0]["state"] == "finished"
+
+
+@pytest.mark.parametrize("content", ["{}", '{"run": {"name": 3}}', '{"manifest": '])
+def test_an_eval_whose_manifest_is_damaged_says_so_and_the_others_are_shown(
+    tmp_path, evals, content
+):
+    (evals / "evals" / "late" / "eval.json").write_text(content)
+    with answered([evals], tmp_path / "cache") as ui:
+        rows = {one["key"]: one for one in ui.get("/")["evals"]}
+        assert (rows["early"]["error"], rows["late"]["state"]) == (None, "unreadable")
+        assert "eval.json is damaged" in rows["late"]["error"]
+        assert "eval.json is damaged" in ui.get("/evals/late", status=409)["error"]["message"]
+        assert ui.get("/evals/early")["run"]["state"] == "finished"

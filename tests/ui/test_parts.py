@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telescope_core.errors import ConfigError
 from telescope_core.records import RunFolder
 from telescope_ui.base.curves import thinned
 from telescope_ui.base.lanes import (
@@ -236,20 +235,4 @@ def test_runs_are_found_in_folders_below_and_links_out_are_named(tmp_path, datab
     runs = Runs([opened], database)
     assert sorted(run.key for run in runs.all()) == ["a", "seed0", "seed1"]
     assert [link.name for link in runs.left_out()] == ["out"]
-    runs.close()
-
-
-def test_a_folder_of_evals_says_what_shows_them(tmp_path, database):
-    evals = tmp_path / "runs" / "evals"
-    for name in ("math-1", "math-2"):
-        (evals / name).mkdir(parents=True)
-        (evals / name / "eval.json").write_text("{}")
-    for folder in (evals, evals / "math-1", tmp_path / "runs"):
-        with pytest.raises(ConfigError, match=r"math-1.report\.html"):
-            Runs([folder], database)
-    # A folder without anything may get a run, and one with a run shows it.
-    RunFolder.create(tmp_path / "runs" / "r", config={})
-    (tmp_path / "empty").mkdir()
-    runs = Runs([tmp_path / "runs", tmp_path / "empty"], database)
-    assert [run.key for run in runs.all()] == ["r"]
     runs.close()

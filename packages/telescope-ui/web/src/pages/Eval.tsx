@@ -169,7 +169,12 @@ function Tasks({ data, address }: { data: EvalPage; address: string }) {
         columns={[
           { name: "Example", value: (row) => row.example_id, cell: (row) => <Link to={row.address}>{visible(row.example_id)}</Link> },
           { name: "Mean reward", isNumber: true, value: (row) => row.mean, cell: (row) => formatNumber(row.mean, 3) },
-          { name: "Solved", isNumber: true, value: (row) => (row.num_rollouts ? row.num_solved / row.num_rollouts : null), cell: (row) => `${row.num_solved} of ${row.num_rollouts}` },
+          {
+            name: "Solved",
+            isNumber: true,
+            value: (row) => (row.num_rollouts ? row.num_solved / row.num_rollouts : null),
+            cell: (row) => `${row.num_solved} of ${row.num_rollouts}`,
+          },
           { name: "Failed", isNumber: true, value: (row) => row.num_failed, cell: (row) => formatNumber(row.num_failed) },
         ]}
       />

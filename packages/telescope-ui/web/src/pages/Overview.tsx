@@ -1,8 +1,8 @@
 import { Chart, type Mark, type Point, type Series } from "../components/Chart.tsx";
 import { ChartTools } from "../components/ChartTools.tsx";
 import { Facts } from "../components/Facts.tsx";
+import { Happened, SelfTests } from "../components/Happened.tsx";
 import { Link } from "../components/Link.tsx";
-import { LongTable } from "../components/LongTable.tsx";
 import { Metrics } from "../components/Metrics.tsx";
 import { Sections } from "../components/Sections.tsx";
 import { Spark } from "../components/Spark.tsx";
@@ -11,7 +11,7 @@ import { Table } from "../components/Table.tsx";
 import { Findings, VerdictLine } from "../components/Verdict.tsx";
 import { ofRun, withQuery } from "../lib/address.ts";
 import { useData } from "../lib/data.ts";
-import { formatByName, formatDate, formatIso, formatNumber, formatSeconds, formatShare, isShare } from "../lib/format.ts";
+import { formatByName, formatIso, formatNumber, formatSeconds, formatShare, isShare } from "../lib/format.ts";
 import type { PageProps } from "../lib/page.ts";
 import { exported, go } from "../lib/router.ts";
 import { extent } from "../lib/scales.ts";
@@ -393,49 +393,4 @@ function marksOf(data: OverviewPage, series: Series, view: View): Mark[] {
     const label = `restart after step ${one.reached}, from step ${one.step}: ${one.reason}`;
     return x === null ? [] : [{ x, label, kind: "restart" }];
   });
-}
-
-function Happened({ data, address }: { data: OverviewPage; address: string }) {
-  const rows = data.happened;
-  if (!rows.length) return null;
-  return (
-    <>
-      <h2>What happened</h2>
-      <LongTable
-        name="happened"
-        address={address}
-        caption="What happened, newest first"
-        rows={rows}
-        size={15}
-        keyOf={(_, at) => at}
-        rowClass={(row) => (["restart", "server", "step"].includes(row.kind) ? "is-trouble" : undefined)}
-        columns={[
-          { name: "Time", cell: (row) => <span class="number">{formatDate(row.time_s)}</span> },
-          { name: "What", cell: (row) => (row.address ? <Link to={row.address}>{row.text}</Link> : row.text) },
-          { name: "Why", cell: (row) => row.why },
-        ]}
-      />
-    </>
-  );
-}
-
-function SelfTests({ data }: { data: OverviewPage }) {
-  if (!data.self_tests.length) return null;
-  return (
-    <>
-      <h2>What the run proved before it began</h2>
-      <Table
-        caption="Self-tests"
-        rows={data.self_tests}
-        keyOf={(row) => row.name}
-        columns={[
-          { name: "Check", cell: (row) => row.name },
-          { name: "Value", isNumber: true, cell: (row) => formatNumber(row.value) },
-          { name: "Limit", isNumber: true, cell: (row) => formatNumber(row.limit) },
-          { name: "Unit", cell: (row) => row.unit },
-          { name: "Note", cell: (row) => <span class="faint">{row.note}</span> },
-        ]}
-      />
-    </>
-  );
 }
