@@ -1,0 +1,1 @@
+"""What `bench_diagnosis` plants, and the runs in which it does."""
