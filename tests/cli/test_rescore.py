@@ -299,6 +299,7 @@ def test_steps_and_environments_are_chosen(place, capsys):
         (["r", "--env", "sums_env:Sums", "more"], "more"),
         (["r", "--env", "sums_env:Sums", "--stepz", "1"], "--steps"),
         (["r", "--env", "sums_env:Sums", "--env.siz", "3"], "size"),
+        (["r", "--env", "sums_env:Sums", "--concurrency", "0"], "concurrency"),
         (["rr", "--env", "sums_env:Sums"], "did you mean 'r'"),
         (["r", "--env", "gym:FrozenLake-v1", "--of", "sums_env:Sums"], "--ask-judges"),
     ],

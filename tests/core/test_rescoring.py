@@ -344,7 +344,9 @@ async def test_an_older_worker_is_told_as_such_and_asks_no_model():
     row = row_of(await played(Sum(), "4"))
     found = []
     client = OlderWorker(Sum(), name="it")
-    await grade_again(client, [[row]], split=Split.TRAIN, deadline_s=10.0, on_graded=found.extend)
+    await grade_again(
+        client, [[row]], split=Split.TRAIN, deadline_s=10.0, concurrency=4, on_graded=found.extend
+    )
     await client.close()
     assert found[0].reward is None
     assert "install or link it again" in found[0].error

@@ -19,7 +19,12 @@ import typer
 from rich.text import Text
 
 from telescope_cli.eval.flags import unparsed
-from telescope_cli.eval.options import DeadlineSOption, EnvIsolationOption, EnvWorkersOption
+from telescope_cli.eval.options import (
+    ConcurrencyOption,
+    DeadlineSOption,
+    EnvIsolationOption,
+    EnvWorkersOption,
+)
 from telescope_cli.eval.play import recorded
 from telescope_cli.eval.view import print_unreadable, stderr_console
 from telescope_cli.progress import progress_of
@@ -123,9 +128,10 @@ def rescore_command(
     of: OfOption = None,
     steps: StepsOption = None,
     ask_judges: JudgesOption = False,
+    concurrency: ConcurrencyOption = 64,
+    deadline_s: DeadlineSOption = 300.0,
     env_workers: EnvWorkersOption = 1,
     env_isolation: EnvIsolationOption = Isolation.AUTO,
-    deadline_s: DeadlineSOption = 60.0,
     output: OutputOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -164,7 +170,14 @@ def rescore_command(
         processes=ProcessSettings(
             isolation=env_isolation, num_workers=env_workers, asks_models=ask_judges
         ),
-        deadline_s=deadline_s,
+        grading=EvalSettings(
+            num_examples=1,  # until they are counted
+            rollouts=1,
+            sampling=saved.sampling,
+            concurrency=concurrency,
+            deadline_s=deadline_s,
+            split=saved.split,
+        ),
     )
     with ExitStack() as recording, contained():
         outcome = run(_grade(request, output, recording))
@@ -195,7 +208,7 @@ class _Request:
     settings: dict[str, Any]
     record: EnvironmentRecord
     processes: ProcessSettings
-    deadline_s: float
+    grading: EvalSettings
 
     @property
     def title(self) -> str:
@@ -263,7 +276,8 @@ async def _grade(request: _Request, output: Path | None, recording: ExitStack) -
                 environment,
                 saved.groups(),
                 split=saved.split,
-                deadline_s=request.deadline_s,
+                deadline_s=request.grading.deadline_s,
+                concurrency=request.grading.concurrency,
                 on_graded=on_graded,
             )
     finally:
@@ -304,12 +318,10 @@ def _finish(
 ) -> None:
     rows = target.rows()
     sizes = Counter(row.group_id for row in rows)
-    settings = EvalSettings(
+    settings = replace(
+        request.grading,
         num_examples=max(1, len(sizes)),
         rollouts=max(sizes.values(), default=1),
-        sampling=request.saved.sampling,
-        deadline_s=request.deadline_s,
-        split=request.saved.split,
     )
     result = result_of(
         rows, settings, description, model=request.saved.model, duration_s=duration_s

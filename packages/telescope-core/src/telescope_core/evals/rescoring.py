@@ -32,7 +32,6 @@ from telescope_core.records.rows import RolloutRow, rollout_of
 
 GROUP_REWARDS = "group rewards"
 """Stands for the group rewards where they fail or are left out, which happens to all at once."""
-_GROUPS_AT_ONCE = 16
 _FETCHED_AT_ONCE = 64
 _MOST_REPEATED = 2048
 """Examples in a row without a new id after which an endless source is taken to repeat itself."""
@@ -110,16 +109,25 @@ async def grade_again(
     *,
     split: Split,
     deadline_s: float,
+    concurrency: int,
     on_graded: Callable[[Sequence[Graded]], None],
 ) -> None:
     """Grade the rollouts of each group, and pass the group to `on_graded` as it is done.
 
     Each group has all rollouts of one example, whatever became of them. `deadline_s` is for one
-    rollout. Raises EnvironmentProcessError when no worker of the environment can be kept alive.
+    rollout, and `concurrency` how many are graded at the same time. Raises
+    EnvironmentProcessError when no worker of the environment can be kept alive.
     """
     description = await environment.describe()
     examples = ExampleFinder(environment, split, description.num_examples.get(split, 0))
-    grader = _Grader(environment, examples, split, deadline_s, description.has_group_rewards)
+    grader = _Grader(
+        environment=environment,
+        examples=examples,
+        split=split,
+        deadline_s=deadline_s,
+        has_group_rewards=description.has_group_rewards,
+        lanes=asyncio.Semaphore(concurrency),
+    )
     left = iter(groups)
 
     async def work() -> None:
@@ -129,19 +137,20 @@ async def grade_again(
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(_GROUPS_AT_ONCE):
+            for _ in range(concurrency):
                 tasks.create_task(work())
     except BaseExceptionGroup as error:
         raise error.exceptions[0] from None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Grader:
     environment: EnvironmentClient
     examples: ExampleFinder
     split: Split
     deadline_s: float
     has_group_rewards: bool
+    lanes: asyncio.Semaphore
 
     async def group(self, rows: Sequence[RolloutRow]) -> list[Graded]:
         graded = await asyncio.gather(*(self._rollout(row) for row in rows))
@@ -181,7 +190,8 @@ class _Grader:
         async def play(attempt: int) -> Rollout:
             return await self.environment.play(request, nobody.policy(row.group_id))
 
-        rollout = await play_with_attempts(play, max_failed=1)
+        async with self.lanes:
+            rollout = await play_with_attempts(play, max_failed=1)
         return Graded(
             row=row,
             rollout=replace(rollout, messages=saved.messages, turns=saved.turns),

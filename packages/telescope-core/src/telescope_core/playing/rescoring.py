@@ -191,7 +191,7 @@ def _difference(saved: Rollout, messages: Sequence[Message], num_turns: int) -> 
         return ""
     said_then, said_now = saved.messages[then[0] :], messages[now[0] :]
     pairs = zip(said_then, said_now, strict=False)
-    same = next((number for number, (a, b) in enumerate(pairs) if a != b), None)
-    at = min(len(said_then), len(said_now)) if same is None else same
-    turn = sum(one.role == "assistant" for one in said_now[:at])
+    shorter = min(len(said_then), len(said_now))
+    first = next((number for number, (a, b) in enumerate(pairs) if a != b), shorter)
+    turn = sum(one.role == "assistant" for one in said_now[:first])
     return f"the environment says something else after turn {turn} than in the record"
