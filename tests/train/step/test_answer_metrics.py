@@ -71,14 +71,15 @@ def test_what_is_asked_and_what_is_right_make_an_example_not_its_id():
 
 
 def test_a_reward_that_follows_the_length_alone_has_an_order_of_one():
-    by_length = [rollout([3] * n, n / 10) for n in range(1, 7)]
+    by_length = [rollout([3] * n, n / 10) for n in range(1, 10)]
     assert answer_metrics([group(*by_length)])["reward/length_order"] == 1.0
-    against = [rollout([3] * n, -n / 10) for n in range(1, 7)]
+    against = [rollout([3] * n, -n / 10) for n in range(1, 10)]
     assert answer_metrics([group(*against)])["reward/length_order"] == -1.0
     # Equal lengths with different rewards say that it is not the length.
-    same = [rollout([n, 3, 3], float(n % 2)) for n in range(10)]
+    same = [rollout([n, 3, 3], float(n % 2)) for n in range(12)]
     assert answer_metrics([group(*same)])["reward/length_order"] == 0.0
-    # The length of a cut answer is that of the settings.
+    # Of few pairs nothing is said, and the length of a cut answer is that of the settings.
+    assert "reward/length_order" not in answer_metrics([group(*by_length[:6])])
     cut = [rollout([n] * 9, 0.0, cut=True) for n in range(10)]
     assert "reward/length_order" not in answer_metrics([group(*cut, rollout([3], 1.0))])
 
@@ -86,7 +87,7 @@ def test_a_reward_that_follows_the_length_alone_has_an_order_of_one():
 def test_noise_is_what_equal_answers_differ_by():
     lottery = [rollout([3], float(n % 2)) for n in range(10)]
     assert answer_metrics([group(*lottery)])["reward/noise"] == pytest.approx(1.0)
-    fair = [rollout([3 + n % 2], float(n % 2)) for n in range(10)]
+    fair = [rollout([3 + n % 2], float(n % 2)) for n in range(20)]
     assert answer_metrics([group(*fair)])["reward/noise"] == 0.0
     # No two answers are the same, or all rewards are: nothing is known.
     assert "reward/noise" not in answer_metrics([group(*(rollout([n], n) for n in range(10)))])

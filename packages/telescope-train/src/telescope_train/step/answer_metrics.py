@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from telescope_core.base.types import Group, Rollout
 
-FEWEST_PAIRS = 10
-"""Pairs of rollouts that a mean over pairs is taken of at least."""
+FEWEST_PAIRS = 30
+"""Pairs of rollouts that a mean over pairs is taken of at least: one group decides no more."""
 LONGEST_PERIOD, FEWEST_REPEATS, SHORTEST_LOOP = 16, 4, 8
 """A loop repeats up to so many tokens, at least so often, over at least so many tokens."""
 
