@@ -46,6 +46,7 @@ def test_more_bars_than_can_be_drawn_become_their_mean_number_at_once(tmp_path, 
     assert shown["bars"]["columns"]["name"] == []
     assert page["bucket_s"] == pytest.approx((last_s - first_s) / 100)
     found = dict(zip(shown["density"]["bucket"], shown["density"]["busy"], strict=True))
+    assert set(shown["density"]["name"]) == {"call"}
     for bucket in range(100):
         low = first_s + bucket * page["bucket_s"]
         high = low + page["bucket_s"]

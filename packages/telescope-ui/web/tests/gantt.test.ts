@@ -97,9 +97,11 @@ test("no two names of a page look alike, and a name looks the same on every page
   assert.equal(new Set([...many.values()].map((look) => JSON.stringify(look))).size, NUM_COLORS * NUM_PATTERNS);
 });
 
-test("a pattern is drawn over a bar that is wide enough, and within it", () => {
+test("a pattern is drawn over a bar that is wide enough and has no name on it, and within it", () => {
   for (const pattern of [1, 2, 3]) {
-    const one = { ...drawn([row("a", [[10, 20, 0, "x"], [50, 0.2, 0, "x"]])]), lookOf: () => ({ color: 0, pattern }) };
+    // Lanes that are too thin for names.
+    const thin = { ...row("a", [[10, 20, 0, "x"], [50, 0.2, 0, "x"]]), num_lanes: 20 };
+    const one = { ...drawn([thin]), lookOf: () => ({ color: 0, pattern }) };
     const found: [number, number][] = [];
     const bars: [number, number][] = [];
     draw({ rect: (x, _y, width, _h, color) => void (color === "--ground" ? found : bars).push([x, x + width]), text: () => {} }, one);

@@ -263,10 +263,15 @@ def _add_density(
     names = _names(database, chosen, scale)
     for source, found in changes.items():
         busy = mean_numbers(found, num_buckets=scale.num_buckets, bucket_s=scale.bucket_s)
+        shown: list[str] = []
+        for bucket in busy:
+            # Where nothing begins, what began before goes on.
+            before = shown[-1] if shown else ""
+            shown.append(names.get((source, bucket), before))
         rows[source]["density"] = {
             "bucket": list(busy),
             "busy": [round(value, 4) for value in busy.values()],
-            "name": [names.get((source, bucket), "") for bucket in busy],
+            "name": shown,
         }
 
 

@@ -139,9 +139,10 @@ function drawRow(painter: Painter, drawn: Drawn, placed: PlacedRow, x: Scale): v
     }
     const look = lookOf(name[at] ?? "", row.kind);
     painter.rect(left, top - scroll, wide, height, colorOf(look), isFaint ? 0.35 : 1);
-    drawPattern(painter, look, Math.max(left, 0), top - scroll, Math.min(left + wide, width), height);
     const shown = Math.min(right, width) - Math.max(left, 0);
-    if (height >= 10 && shown > 34) {
+    // A name is not to be read over lines, and says more than they do.
+    if (height < 10 || shown <= 34) drawPattern(painter, look, Math.max(left, 0), top - scroll, Math.min(left + wide, width), height);
+    else {
       painter.text(Math.max(left, 0) + 3, top - scroll + 9, name[at] ?? "", "--ground", shown - 6);
     }
   }

@@ -30,7 +30,7 @@ export function Difference({ address }: PageProps) {
               rows={[...FACTS]}
               keyOf={(one) => one}
               columns={[
-                { name: "", cell: (one) => one.replaceAll("_", " ") },
+                { name: "What", cell: (one) => one.replaceAll("_", " ") },
                 { name: "Left", isNumber: true, cell: (one) => formatCell(left.row[one]) },
                 { name: "Right", isNumber: true, cell: (one) => formatCell(right.row[one]) },
               ]}

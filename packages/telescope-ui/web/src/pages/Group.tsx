@@ -78,6 +78,7 @@ function Rollouts({ data, isRaw }: { data: GroupPage; isRaw: boolean }) {
       {rollouts.map(({ row, messages, address: place, said, alike }) => {
         const [left, right] = [best && sideOf(best.address), sideOf(place)];
         const difference = withQuery("/difference", { left, right });
+        const isAllShown = alike <= BEFORE && said.length <= alike + AFTER;
         const isSame = alike === said.length && best?.said === said;
         return (
           <li class="card" key={place}>
@@ -108,10 +109,12 @@ function Rollouts({ data, isRaw }: { data: GroupPage; isRaw: boolean }) {
                 {said.length > alike + AFTER && "\u2026"}
               </pre>
             )}
-            <details>
-              <summary>All of it, {plural(said.length, "character")}</summary>
-              <Conversation messages={messages} isRaw={isRaw} />
-            </details>
+            {!isAllShown && (
+              <details>
+                <summary>All of it, {plural(said.length, "character")}</summary>
+                <Conversation messages={messages} isRaw={isRaw} />
+              </details>
+            )}
           </li>
         );
       })}
