@@ -18,7 +18,7 @@ STOPS = "the run stops"
 """In place of a rule: it ends with an error that says why."""
 NO_SIGNAL = ("no signal", "nothing trained", "one reward")
 LOST = ("collapse", *NO_SIGNAL)
-MISMATCH = ("another model", "mismatch grows")
+MISMATCH = ("another model", "mismatch grows", "few samples count")
 APART = (
     *("collapse", "entropy gone", "entropy explodes", "few samples count", "clipping"),
     *("corrected away", "gradient grows", "far from reference", *NO_SIGNAL),
