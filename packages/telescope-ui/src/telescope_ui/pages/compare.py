@@ -107,7 +107,7 @@ def _estimate(result: EvalResult) -> JsonObject:
     """Return the measure with the least k, or else the reward."""
     k = min(result.pass_at, default=None)
     estimate = result.reward if k is None else result.pass_at[k]
-    numbers = dict.fromkeys(("mean", "low", "high", "num_tasks"))
+    numbers: JsonObject = dict.fromkeys(("mean", "low", "high", "num_tasks"))
     numbers |= {} if estimate is None else asdict(estimate)
     return {"measure": "reward" if k is None else f"pass@{k}", **numbers, "versus": None}
 

@@ -106,7 +106,10 @@ function Settings({ data }: { data: ComparePage }) {
           <SettingTable caption="Names, folders and ports that differ" rows={places} data={data} />
         </details>
       )}
-      <p class="note">{plural(data.num_equal_settings, "other setting")} are the same.</p>
+      <p class="note">
+        {plural(data.num_equal_settings, "other setting")} are the same. <code>telescope compare</code> pairs the rewards of training of two runs step by
+        step, too.
+      </p>
     </>
   );
 }
