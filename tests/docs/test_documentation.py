@@ -27,6 +27,7 @@ from telescope_core.records.timeline import (
     ModelCall,
     TimelineSpan,
 )
+from telescope_envs.validation import CHECKS
 from telescope_train.plan.load import load_train_config
 from telescope_train.sft.config import load_sft_config
 
@@ -438,6 +439,11 @@ def test_the_readme_of_a_package_stands_alone_on_a_package_index():
     """Relative links lead nowhere there."""
     for page in PACKAGE_PAGES:
         assert LINK.findall(page.read_text(encoding="utf-8")) == [], page.parent.name
+
+
+def test_checks_are_counted_right():
+    for path in (ROOT / "README.md", ROOT / "packages/telescope-envs/README.md"):
+        assert f"`telescope env validate` runs {len(CHECKS)} checks" in path.read_text()
 
 
 def test_readme_is_short():
