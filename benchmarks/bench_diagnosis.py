@@ -103,12 +103,18 @@ def accused(case: Case, outcome: Outcome) -> list[str]:
 
 
 def play(
-    cases: Sequence[Case], models: dict[str, Path], rows: Path, *, port: int | None = None
+    cases: Sequence[Case],
+    models: dict[str, Path],
+    rows: Path,
+    *,
+    port: int | None = None,
 ) -> None:
-    """Play cases, and append what was found to `rows`.
+    """Play cases, and append what was found to `rows`; their metrics are in a folder beside it.
 
     `port`: of the vLLM server; 0 = a free one, None = an engine in this process samples.
     """
+    keep = rows.with_suffix("")
+    keep.mkdir(exist_ok=True)
     settings = ServerSettings(
         model_path=str(models["start"]),
         port=port or 0,
@@ -127,7 +133,9 @@ def play(
                         for _ in range(1, case.num_servers)
                     ]
                     asked = [*servers, *more]
-                    outcome = asyncio.run(run(case, asked, models[case.model], seed=seed))
+                    outcome = asyncio.run(
+                        run(case, asked, models[case.model], seed=seed, keep=keep)
+                    )
             except Exception:  # noqa: BLE001
                 # The others are played all the same; the report says that this one is missing.
                 traceback.print_exc()
@@ -249,7 +257,8 @@ def main() -> None:
             if given.only is not None:
                 cases = [case for case in cases if case.name in given.only]
             models = make_models(given.models or Path(folder))
-            play(cases[: given.at_most], models, rows, port=None if given.here else given.port)
+            port = None if given.here else given.port
+            play(cases[: given.at_most], models, rows, port=port)
         if given.only is None and given.at_most is None:
             report(rows)
 

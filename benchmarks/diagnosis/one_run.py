@@ -6,6 +6,7 @@ process, so that one server serves all runs: each begins by sending its own firs
 """
 
 import asyncio
+import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -181,11 +182,16 @@ def config_of(case: Case, model: Path, seed: int = 0) -> TrainConfig:
 
 
 async def run(
-    case: Case, servers: Sequence[ServerProcess], model: Path, *, seed: int = 0
+    case: Case,
+    servers: Sequence[ServerProcess],
+    model: Path,
+    *,
+    keep: Path,
+    seed: int = 0,
 ) -> Outcome:
     """Take the steps of `case`; what stops the run is part of its outcome.
 
-    Without `servers`, an engine in this process samples.
+    Without `servers`, an engine in this process samples. `keep`: where its metrics are left.
     """
     begun_s, watched, stopped = time.monotonic(), Watched(), ""
     config = config_of(case, model, seed)
@@ -204,6 +210,8 @@ async def run(
                 await train(running.parts, after_step=after_step)
         except* TelescopeError as errors:
             stopped = " ".join(str(errors.exceptions[0]).split())
+    lines = [json.dumps(row) + "\n" for row in watched.rows]
+    (keep / f"{case.name}.jsonl").write_text("".join(lines))
     said = [(one.rule, step, one.text) for step, one in watched.found.values()]
     return Outcome(
         case=case.name,

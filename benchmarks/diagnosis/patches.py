@@ -23,7 +23,7 @@ from telescope_core.errors import EndpointError
 from telescope_core.types import Sampling
 from telescope_train.algorithms.terms import Terms, TokenLoss
 from telescope_train.backends.fsdp import backend as fsdp
-from telescope_train.batches.batch import TrainingSample
+from telescope_train.batches.batch import TrainingSample, TurnPart
 from telescope_train.inference.generation import Generation
 from telescope_train.step import credit
 
@@ -134,7 +134,8 @@ def with_prompt(sample: TrainingSample) -> TrainingSample:
     mask = np.arange(len(sample)) > 0
     behavior = np.where(sample.mask, sample.behavior_logprobs, 0.0).astype(np.float32)
     behavior[0] = np.nan
-    return replace(sample, mask=mask, behavior_logprobs=behavior, spans=(), turns=())
+    turns = (TurnPart(0, int(mask.sum())),)
+    return replace(sample, mask=mask, behavior_logprobs=behavior, spans=(), turns=turns)
 
 
 def another_reference(running: Running) -> AbstractContextManager[None]:
