@@ -150,6 +150,7 @@ def test_a_run_that_was_killed_is_told_as_that(folder: RunFolder, capsys):
     # As long as it went on, and not until now.
     assert "0:01:15 watching" in text
     assert "run demo interrupted after step 3" in text
+    assert "The run was interrupted at step 3" in text
 
 
 def test_a_finished_run_is_shown_with_its_summary(folder: RunFolder, capsys):
@@ -161,6 +162,7 @@ def test_a_finished_run_is_shown_with_its_summary(folder: RunFolder, capsys):
     code, text = run(capsys, "demo")
     assert code == 0
     assert "run demo finished" in text
+    assert "Too early to tell: 4 steps done" in text
 
 
 def test_a_name_that_is_misspelt_lists_the_nearest(folder: RunFolder, capsys):

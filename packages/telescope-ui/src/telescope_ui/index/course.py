@@ -8,11 +8,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from telescope_core.reports.verdict import REWARDS
 from telescope_ui.files.line_tail import LineTail
 from telescope_ui.files.run_files import inside
-
-REWARDS = ("task_reward/mean", "reward/mean")
-"""Metrics that say how good the policy is; the first one that is there counts."""
 
 
 class _Line(msgspec.Struct):
