@@ -56,11 +56,7 @@ def compare_page(runs: Sequence[OneRun], asked: CompareParameters) -> JsonObject
         "rewards": _rewards(runs, asked),
         "metric_names": known,
         "sections": [{"name": key, "metrics": own} for key, own in sections_of(known).items()],
-        "usual": [
-            name
-            for name in usual(known)
-            if any(name in usual_of[run.key] for run in runs)
-        ],
+        "usual": [name for name in usual(known) if any(name in usual_of[run.key] for run in runs)],
         "curves": curves,
     }
 
