@@ -1,6 +1,8 @@
 """What the tests of adapters share: linked environments, played in their own virtual environments.
 
 Each framework gets one virtual environment in the session, from pinned versions, as a user's does.
+Published environments are played by a model on vLLM, which says one of the replies that a test
+allows: of a tiny model that says what it likes, every environment would think the same.
 """
 
 import asyncio
@@ -8,10 +10,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from tests.asking import ask
 
 from telescope_core import RolloutStatus, Split
@@ -21,6 +27,38 @@ from telescope_core.scripted import ScriptedClient
 
 LIMIT_S = 2900
 NUM_AT_ONCE = 6
+Choose = Callable[..., Awaitable[Any]]
+"""Returns which of some values the model says next; a `seed` makes it say the same again."""
+ASKS_ONCE = """
+import sys
+from types import ModuleType
+import httpx
+import verifiers.v1 as vf
+from verifiers.v1.harness import Harness
+from verifiers.v1.runtimes import ProgramResult
+
+class Asks(Harness[vf.HarnessConfig]):
+    APPENDS_SYSTEM_PROMPT, EXECUTES_CODE, NEEDS_CONTAINER = True, False, False
+    async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data, **_):
+        system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+        messages = [*system, {"role": "user", "content": data.prompt}]
+        async with httpx.AsyncClient(timeout=None) as client:
+            await client.post(f"{endpoint}/chat/completions",
+                json={"model": ctx.model, "messages": messages},
+                headers={"Authorization": f"Bearer {secret}"})
+        return ProgramResult(0, "", "")
+
+module = ModuleType("asks_once")
+module.Asks, module.__all__ = Asks, ["Asks"]
+sys.modules["asks_once"] = module
+
+def load(taskset):
+    from verifiers.v1.envs.single_agent import SingleAgentEnvConfig
+    return vf.load_environment(SingleAgentEnvConfig.model_validate({
+        "taskset": taskset, "interception": {"type": "server"},
+        "agent": {"harness": {"id": "asks_once"}, "runtime": {"type": "subprocess"}}}))
+"""
+"""The beginning of a program that plays tasksets of `verifiers` by asking the model once a task."""
 
 
 def telescope(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -96,3 +134,44 @@ async def keeps_contract(client, replies: Sequence, reward: float, split=Split.T
     assert "the server is away" in failed.error
     after = await played(client, replies, split=split)
     assert after.reward == reward, "a rollout that failed leaves nothing behind"
+
+
+@asynccontextmanager
+async def model_endpoint(server: str, answer: Callable[[dict[str, Any], Choose], Awaitable[dict]]):
+    """Yield the address at which `answer` makes messages of requests and of what the model chose.
+
+    `server` is the address of the model's own server.
+    """
+    async with httpx.AsyncClient(base_url=server, timeout=LIMIT_S) as model:
+
+        async def chat(request: web.Request) -> web.Response:
+            body = await request.json()
+
+            async def choose(values: Sequence[Any], seed: int | None = None) -> Any:
+                by_text = {str(value): value for value in values}
+                asked = {
+                    "model": "policy",
+                    "messages": [
+                        {"role": one["role"], "content": one.get("content") or ""}
+                        for one in body["messages"]
+                    ],
+                    "structured_outputs": {"choice": list(by_text)},
+                    "max_tokens": max(map(len, by_text)) + 1,
+                    "seed": seed,
+                }
+                answered = await model.post("/v1/chat/completions", json=asked)
+                if not answered.is_success:
+                    raise web.HTTPBadRequest(text=f"the model answered {answered.text}")
+                return by_text[answered.json()["choices"][0]["message"]["content"]]
+
+            message = {"role": "assistant", **await answer(body, choose)}
+            reason = "tool_calls" if message.get("tool_calls") else "stop"
+            choice = {"index": 0, "finish_reason": reason, "message": message}
+            usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+            about = {"id": "c", "object": "chat.completion", "created": 0, "model": body["model"]}
+            return web.json_response({**about, "choices": [choice], "usage": usage})
+
+        app = web.Application(client_max_size=2**24)
+        app.router.add_post("/v1/chat/completions", chat)
+        async with TestServer(app) as served:
+            yield str(served.make_url("/v1"))

@@ -1,29 +1,25 @@
 """Environments as others published them: linked, evaluated by the command, and scored as they do.
 
-Each is played by `telescope eval` against an endpoint whose replies depend on nothing but the first
-question and the number of turns. Then a program that knows the framework alone is given the same
-replies, and every reward must be the same.
+Each is played by `telescope eval` against a model on vLLM. Then a program that knows the framework
+alone is given the same replies, or asks the same model, and every reward must be the same.
 """
 
 import asyncio
 import hashlib
 import importlib
 import json
-import random
 import re
 import subprocess
 import sys
 import zlib
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
-from tests.adapters.linking import by_itself, link, telescope
+from tests.adapters.linking import Choose, by_itself, link, model_endpoint, telescope
 from tests.adapters.test_served_by_openenv import WAIT
 from tests.ports import free_port
 
@@ -228,7 +224,6 @@ entries = {one["question"].strip(): one
 print(json.dumps({name: reasoning_gym.get_score_answer_fn(task)(answer, entries[question])
                   for name, (question, answer) in rollouts.items()}))
 """
-_DRAWN = random.Random(0)
 
 
 def first_seed(task: str) -> int:
@@ -244,48 +239,32 @@ def golds(task: str) -> dict[str, str]:
     return {one["question"].strip(): one["answer"] for one in entries}
 
 
-def answer(body: dict[str, Any]) -> dict[str, Any]:
+async def answer(body: dict[str, Any], choose: Choose) -> dict[str, Any]:
     """Return the message with which the policy, whose name says what it may do, replies."""
     users = [one["content"] for one in body["messages"] if one["role"] == "user"]
     first = users[0] if isinstance(users[0], str) else users[0][0]["text"]
-    turn = sum(one["role"] == "assistant" for one in body["messages"])
-    draw = random.Random(f"{zlib.crc32(first.encode())}/{turn}")
     if body["model"] in REASONING:
         gold = golds(body["model"])[first.rpartition("\n\n")[0]]
-        return {"role": "assistant", "content": f"<answer>{_DRAWN.choice((gold, '0'))}</answer>"}
+        return {"content": f"<answer>{await choose((gold, '0'))}</answer>"}
     if body["model"] != "tools":
-        # What was drawn is in the rollout, which is what the other side is given.
-        return {"role": "assistant", "content": _DRAWN.choice(json.loads(body["model"]))}
+        # What was chosen is in the rollout, which is what the other side is given.
+        return {"content": await choose(json.loads(body["model"]))}
+    turn = sum(one["role"] == "assistant" for one in body["messages"])
     tools = body.get("tools") or []
-    if turn < min(3, len(tools)):
-        about = tools[turn]["function"]
-        words = re.findall(r"\w{4,}", first) or ["it"]
-        named = about["parameters"].get("properties", {})
-        arguments = {key: draw.choice(one.get("enum", words)) for key, one in named.items()}
-        called = {"name": about["name"], "arguments": json.dumps(arguments)}
-        call = {"id": f"call-{turn}", "type": "function", "function": called}
-        return {"role": "assistant", "content": "", "tool_calls": [call]}
-    told = [str(one["content"]) for one in body["messages"] if one["role"] == "tool"]
-    return {"role": "assistant", "content": " ".join(told) or "I do not know."}
-
-
-@asynccontextmanager
-async def endpoint():
-    """Yield the address of the policy."""
-
-    async def chat(request: web.Request) -> web.Response:
-        body = await request.json()
-        message = answer(body)
-        reason = "tool_calls" if message.get("tool_calls") else "stop"
-        choice = {"index": 0, "finish_reason": reason, "message": message}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        about = {"id": "c", "object": "chat.completion", "created": 0, "model": body["model"]}
-        return web.json_response({**about, "choices": [choice], "usage": usage})
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", chat)
-    async with TestServer(app) as server:
-        yield str(server.make_url("/v1"))
+    if turn >= min(3, len(tools)):
+        told = [str(one["content"]) for one in body["messages"] if one["role"] == "tool"]
+        return {"content": " ".join(told) or "I do not know."}
+    about = tools[turn]["function"]
+    words = re.findall(r"[a-zA-Z]{4,}", first) or ["it"]
+    arguments = {
+        key: await choose(one.get("enum", words), seed=zlib.crc32(f"{first}/{turn}/{key}".encode()))
+        for key, one in about["parameters"].get("properties", {}).items()
+    }
+    called = {"name": about["name"], "arguments": json.dumps(arguments)}
+    return {
+        "content": "",
+        "tool_calls": [{"id": f"call-{turn}", "type": "function", "function": called}],
+    }
 
 
 async def evaluated(url: str, name: str, policy: str, folder: Path, *options: str):
@@ -317,18 +296,18 @@ def linked(scheme: str, one: Published) -> str:
 
 
 @pytest.mark.parametrize("one", GYM, ids=lambda one: one.id)
-async def test_games_of_gymnasium(one, tmp_path):
+async def test_games_of_gymnasium(one, model_server, tmp_path):
     python = linked("gym", one)
-    async with endpoint() as url:
+    async with model_endpoint(model_server, answer) as url:
         rows = await evaluated(url, f"gym:{one.id}", json.dumps(one.moves), tmp_path / "eval")
     asked = json.dumps([one.id, WORDS[one.id], replies_in(rows)])
     assert rewards_in(rows) == by_itself(python, GYM_ITSELF, asked)
 
 
 @pytest.mark.parametrize("one", TEXTARENA, ids=lambda one: one.id)
-async def test_games_of_textarena(one, tmp_path):
+async def test_games_of_textarena(one, model_server, tmp_path):
     python = linked("textarena", one)
-    async with endpoint() as url:
+    async with model_endpoint(model_server, answer) as url:
         name = f"textarena:{one.id}"
         rows = await evaluated(url, name, json.dumps(one.moves), tmp_path / "eval")
     assert rewards_in(rows) == by_itself(
@@ -337,9 +316,9 @@ async def test_games_of_textarena(one, tmp_path):
 
 
 @pytest.mark.parametrize("one", INSPECT, ids=lambda one: one.id)
-async def test_tasks_of_inspect(one, tmp_path):
+async def test_tasks_of_inspect(one, model_server, tmp_path):
     python = linked("inspect", one)
-    async with endpoint() as url:
+    async with model_endpoint(model_server, answer) as url:
         rows = await evaluated(url, f"inspect:{one.id}", "tools", tmp_path / "eval")
         asked = json.dumps([one.id, one.settings["scorer"], url, NUM_EXAMPLES])
         theirs = await asyncio.to_thread(by_itself, python, INSPECT_ITSELF, asked)
@@ -362,12 +341,12 @@ def serving(python: str, which: str, folder: Path):
 
 
 @pytest.mark.parametrize("which", SERVERS)
-async def test_servers_of_openenv(which, tmp_path):
+async def test_servers_of_openenv(which, model_server, tmp_path):
     packages, settings, moves = SERVERS[which]
     python = str(environment_for("openenv", packages).python)
     with serving(python, which, tmp_path / "server") as address:
         link(f"openenv:{address}", "--settings", json.dumps(settings))
-        async with endpoint() as url:
+        async with model_endpoint(model_server, answer) as url:
             rows = await evaluated(url, f"openenv:{address}", json.dumps(moves), tmp_path / "eval")
         field = {"korrel": "content", "openenv-dipg-safety": "llm_response"}.get(which, "message")
         asked = json.dumps([address, field, replies_in(rows)])
@@ -376,10 +355,10 @@ async def test_servers_of_openenv(which, tmp_path):
 
 
 @pytest.mark.parametrize("task", REASONING)
-async def test_tasks_of_reasoning_gym(task, tmp_path):
+async def test_tasks_of_reasoning_gym(task, model_server, tmp_path):
     done = telescope("env", "link", str(REASONING_GYM))
     assert done.returncode == 0, done.stderr
-    async with endpoint() as url:
+    async with model_endpoint(model_server, answer) as url:
         options = ("--env.task", task)
         rows = await evaluated(url, "reasoning-gym", task, tmp_path / "eval", *options)
     asked = {

@@ -1,22 +1,27 @@
 """Environments of verifiers as others published them: linked, evaluated, and scored as they do.
 
-Replies depend on the question alone. Each reward of `telescope eval` must be that of their own
-`generate`, or of their own run of a taskset, which ask the same endpoint.
+A model on vLLM plays, and says the same to a question again. Rewards of `telescope eval` must be
+those of their own `generate` or run of a taskset, which ask the same model.
 """
 
 import asyncio
 import json
 import re
 import zlib
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
-from tests.adapters.linking import by_itself, link, telescope
+from tests.adapters.linking import (
+    ASKS_ONCE,
+    Choose,
+    by_itself,
+    link,
+    model_endpoint,
+    telescope,
+)
 
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("home")]
 NUM_EXAMPLES = 12
@@ -30,7 +35,7 @@ class Published:
     packages: tuple[str, ...]
     settings: dict[str, Any] = field(default_factory=dict)
     replies: tuple[str, ...] = ()
-    """What is said, chosen by a digest of the question; empty = a sum of its numbers, or one."""
+    """What the model may say; empty = the sum of a question's numbers, or the first."""
 
 
 CLAIMS = "<claim>The witness says so.</claim> <cite>The witness</cite> "
@@ -89,41 +94,18 @@ print(json.dumps({task.data.prompt: f"```json\\n{json.dumps(task.data.solution)}
                   for task in tasks}))
 """
 """The layouts that its tasks were built from."""
-NEW_ITSELF = """
-import asyncio, itertools, json, sys
-import httpx
-import verifiers.v1 as vf
-from types import ModuleType
-from verifiers.v1.envs.single_agent import SingleAgentEnvConfig
-from verifiers.v1.harness import Harness
-from verifiers.v1.runtimes import ProgramResult
+NEW_ITSELF = f"""{ASKS_ONCE}
+import asyncio, itertools, json
 name, options, url, model, ids = json.loads(sys.argv[1])
 
-class Asks(Harness[vf.HarnessConfig]):
-    APPENDS_SYSTEM_PROMPT, EXECUTES_CODE, NEEDS_CONTAINER = True, False, False
-    async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data, **_):
-        system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
-        messages = [*system, {"role": "user", "content": data.prompt}]
-        async with httpx.AsyncClient(timeout=None) as client:
-            await client.post(f"{endpoint}/chat/completions",
-                json={"model": ctx.model, "messages": messages},
-                headers={"Authorization": f"Bearer {secret}"})
-        return ProgramResult(0, "", "")
-
-module = ModuleType("asks_once")
-module.Asks, module.__all__ = Asks, ["Asks"]
-sys.modules["asks_once"] = module
-
 async def main():
-    env = vf.load_environment(SingleAgentEnvConfig.model_validate({
-        "taskset": {**options, "id": name}, "interception": {"type": "server"},
-        "agent": {"harness": {"id": "asks_once"}, "runtime": {"type": "subprocess"}}}))
+    env = load({{**options, "id": name}})
     context = vf.ModelContext(model=model,
         client=vf.EvalClientConfig(base_url=url, api_key_var="NO_KEY"))
-    rewards = {}
+    rewards = {{}}
     async with env.serving():
         for index, task in enumerate(itertools.islice(iter(env.taskset), 40)):
-            if (key := f"{index}-{task.key[:16]}") in ids:
+            if (key := f"{{index}}-{{task.key[:16]}}") in ids:
                 [trace] = (await env.run_episode(task, context)).traces
                 rewards[key] = trace.reward
     return rewards
@@ -134,39 +116,21 @@ print(json.dumps(found))
 """
 
 
-def reply(replies: list[str], question: str, known: dict[str, str]) -> str:
+async def answer(known: dict[str, str], body: dict[str, Any], choose: Choose) -> dict[str, Any]:
+    """Return the message of a policy whose name is the list of its replies.
+
+    Of the questions that it knows the answers of, it answers about a half.
+    """
+    question = str(body["messages"][-1]["content"])
     draw = zlib.crc32(question.encode())
     if question in known and draw % 2:
-        return known[question]
-    if replies:
-        return replies[draw % len(replies)]
+        return {"content": known[question]}
     numbers = re.findall(r"\d+", question)
-    return f"<answer>{sum(map(int, numbers)) if draw % 3 else numbers[0]}</answer>"
+    said = [f"<answer>{number}</answer>" for number in (sum(map(int, numbers)), *numbers[:1])]
+    return {"content": await choose(json.loads(body["model"]) or said, seed=draw)}
 
 
-@asynccontextmanager
-async def endpoint(known: dict[str, str]):
-    """Yield the address of a policy whose name is the list of its replies.
-
-    Of the questions that it knows the answers of, it answers a half.
-    """
-
-    async def chat(request: web.Request) -> web.Response:
-        body = await request.json()
-        said = reply(json.loads(body["model"]), str(body["messages"][-1]["content"]), known)
-        message = {"role": "assistant", "content": said}
-        choice = {"index": 0, "finish_reason": "stop", "message": message}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        about = {"id": "c", "object": "chat.completion", "created": 0, "model": "m"}
-        return web.json_response({**about, "choices": [choice], "usage": usage})
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", chat)
-    async with TestServer(app) as server:
-        yield str(server.make_url("/v1"))
-
-
-async def both(one: Published, program: str, folder: Path) -> tuple[dict, dict]:
+async def both(one: Published, program: str, server: str, folder: Path) -> tuple[dict, dict]:
     """Return our rewards and theirs by the ids of examples."""
     name, model = f"verifiers:{one.id}", json.dumps(one.replies)
     packages = [part for package in one.packages for part in ("--with", package)]
@@ -178,7 +142,7 @@ async def both(one: Published, program: str, folder: Path) -> tuple[dict, dict]:
     if one in NEW:
         told = json.dumps([one.id, options])
         known = await asyncio.to_thread(by_itself, python, NEW_SOLVED, told)
-    async with endpoint(known) as url:
+    async with model_endpoint(server, partial(answer, known)) as url:
         asked = ("eval", name, "--base-url", url, "--model", model, *played)
         done = await asyncio.to_thread(telescope, *asked, "--output", str(folder))
         assert done.returncode == 0, done.stderr
@@ -191,15 +155,15 @@ async def both(one: Published, program: str, folder: Path) -> tuple[dict, dict]:
 
 
 @pytest.mark.parametrize("one", OLD, ids=lambda one: one.id)
-async def test_environments(one, tmp_path):
-    ours, theirs = await both(one, OLD_ITSELF, tmp_path / "eval")
+async def test_environments(one, model_server, tmp_path):
+    ours, theirs = await both(one, OLD_ITSELF, model_server, tmp_path / "eval")
     assert ours == pytest.approx(theirs, abs=1e-12)
     assert len(set(theirs.values())) > 1
 
 
 @pytest.mark.parametrize("one", NEW, ids=lambda one: json.dumps(one.settings["options"]))
-async def test_tasksets(one, tmp_path):
-    ours, theirs = await both(one, NEW_ITSELF, tmp_path / "eval")
+async def test_tasksets(one, model_server, tmp_path):
+    ours, theirs = await both(one, NEW_ITSELF, model_server, tmp_path / "eval")
     assert ours == theirs
     assert set(theirs.values()) == {0.0, 1.0}
 
