@@ -23,6 +23,9 @@ APART = (
     *("collapse", "entropy gone", "entropy explodes", "few samples count", "clipping"),
     *("corrected away", "gradient grows", "far from reference", *NO_SIGNAL),
 )
+IN_STEP = {"scheduling": {"max_async_rollout": 0}}
+"""With a step ahead, few steps have tokens of the weights that they train, which alone tell how far
+engine and trainer are apart."""
 WHOLE_BATCHES = {"scheduling": {"stream_gradients": False}}
 
 
@@ -156,6 +159,7 @@ GRADERS = (
         what="a part of the reward for the form outweighs the task",
         expects=("form over task",),
         tasks=lambda: {"sums": tasks.Parts()},
+        settings=settings(trainer={"learning_rate": 1e-3}),
         plant=patches.form_counts,
     ),
     Case(
@@ -258,6 +262,7 @@ TRAINER = (
         name="loss of the wrong sign",
         what="the loss of each token is negated",
         expects=LOST,
+        settings=settings(trainer={"learning_rate": 1e-3}),
         plant=patches.loss_times(-1.0),
     ),
     Case(
@@ -310,13 +315,13 @@ TRAINER = (
     ),
     Case(
         name="learning rate too high",
-        what="the learning rate is 50 times as high",
+        what="the learning rate is 5e-2 where 3e-4 is good",
         expects=APART,
         settings=settings(trainer={"learning_rate": 5e-2}),
     ),
     Case(
         name="learning rate too low",
-        what="the learning rate is a thousandth",
+        what="the learning rate is 1e-6 where 3e-4 is good",
         expects=("does not move",),
         settings=settings(trainer={"learning_rate": 1e-6}),
     ),
@@ -334,9 +339,9 @@ TRAINER = (
     ),
     Case(
         name="weight decay too large",
-        what="each step takes a fifth of the weights away",
+        what="each step takes a seventh of the weights away",
         expects=APART,
-        settings=settings(trainer={"weight_decay": 200.0}),
+        settings=settings(trainer={"weight_decay": 500.0}),
     ),
     Case(
         name="batch used too often",
@@ -382,12 +387,14 @@ ENGINE = (
         name="weights of the step before",
         what="the engine gets each update one step late",
         expects=MISMATCH,
+        settings=IN_STEP,
         plant=patches.sends(patches.late_weights),
     ),
     Case(
         name="a matrix lost on the way",
         what="the engine gets zeros for one matrix",
         expects=MISMATCH,
+        settings=IN_STEP,
         plant=patches.sends(patches.one_of_zeros),
     ),
     Case(
@@ -407,22 +414,38 @@ ENGINE = (
         name="wrong temperature",
         what="the engine samples at 0.7 where 1 is set",
         expects=MISMATCH,
+        settings=IN_STEP,
         plant=patches.engine(sampled=lambda sampling: replace(sampling, temperature=0.7)),
     ),
     Case(
         name="top-k that nobody set",
         what="the engine samples from the 2 likeliest tokens",
         expects=MISMATCH,
+        settings=IN_STEP,
         plant=patches.engine(sampled=lambda sampling: replace(sampling, top_k=2)),
     ),
     Case(
         name="inexact log-probs",
         what="log-probs of the engine are wrong by 0.1 nats",
         expects=MISMATCH,
+        settings=IN_STEP,
         plant=patches.engine(answered=patches.with_noise),
     ),
     Case(
         name="prompts cut",
+        what="the engine sees prompts without their first three tokens",
+        expects=MISMATCH,
+        settings=IN_STEP,
+        plant=patches.engine(asked=lambda prompt_ids: prompt_ids[3:]),
+    ),
+    Case(
+        name="wrong temperature, one step ahead",
+        what="the engine samples at 0.7 where 1 is set",
+        expects=MISMATCH,
+        plant=patches.engine(sampled=lambda sampling: replace(sampling, temperature=0.7)),
+    ),
+    Case(
+        name="prompts cut, one step ahead",
         what="the engine sees prompts without their first three tokens",
         expects=MISMATCH,
         plant=patches.engine(asked=lambda prompt_ids: prompt_ids[3:]),
@@ -497,7 +520,7 @@ SETTINGS = (
 FAULTS = (*GRADERS, *DATA, *TRAINER, *ENGINE, *SETTINGS)
 """Every fault."""
 
-HEALTHY_RUN = Case(name="sums", what="the defaults", steps=40)
+HEALTHY_RUN = Case(name="sums", what="the defaults", steps=30)
 ALGORITHMS = ("dapo", "dr_grpo", "gspo", "cispo", "maxrl", "rloo", "reinforce_pp", "sapo")
 
 
@@ -556,21 +579,21 @@ HEALTHY = (
     healthy(
         "four minibatches",
         "four optimizer steps for a batch",
-        settings=settings(algorithm={"number_of_minibatches": 4}, trainer={"learning_rate": 5e-4}),
+        settings=settings(algorithm={"number_of_minibatches": 4}, trainer={"learning_rate": 2e-4}),
     ),
     healthy(
         "two epochs",
         "each batch twice, with recomputed log-probs",
         settings=settings(
             algorithm={"ppo_epochs": 2, "use_decoupled_loss": True, "use_ppo_clip": True},
-            trainer={"learning_rate": 5e-4},
+            trainer={"learning_rate": 2e-4},
         ),
     ),
     healthy("reference", "a KL penalty", settings=settings(algorithm={"kl_penalty_tau": 0.01})),
     healthy(
         "slow rate",
         "a tenth of the learning rate",
-        settings=settings(trainer={"learning_rate": 1e-4}),
+        settings=settings(trainer={"learning_rate": 3e-5}),
     ),
     healthy(
         "warm-up and decay",

@@ -51,7 +51,7 @@ HIDDEN_SIZE, MAX_MODEL_LEN = 128, 1024
 SETTINGS: dict[str, dict[str, Any]] = {
     "rollout": {"group_size": 8, "prompts_batch_size_for_trainer": 16, "max_tokens": 8},
     "trainer": {
-        "learning_rate": 1e-3,
+        "learning_rate": 3e-4,
         "adam_betas": [0.9, 0.99],
         "seq_len": 1024,
         "gradient_checkpointing": False,
