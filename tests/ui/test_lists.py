@@ -67,11 +67,19 @@ def test_an_eval_that_goes_on_says_how_far_it_is(tmp_path, evals):
 
 @pytest.mark.parametrize(
     ("place", "hint"),
-    [("models", "telescope eval"), ("runs/r/checkpoints", "telescope ui"), ("page", "index.html")],
+    [
+        *(("models", "telescope eval"), ("runs/r/checkpoints", "telescope ui")),
+        *(("page", "index.html"), ("base-log", "telescope sft")),
+    ],
 )
 def test_a_folder_with_something_else_in_it_is_refused(tmp_path, place, hint):
     RunFolder.create(tmp_path / "runs" / "r", config={})
-    for name in ("models/a.txt", "runs/r/checkpoints/b", "page/export.js"):
+    for name in (
+        "models/a.txt",
+        "runs/r/checkpoints/b",
+        "page/export.js",
+        "base-log/metrics.jsonl",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     with pytest.raises(ConfigError, match="is a run or an eval") as refused:

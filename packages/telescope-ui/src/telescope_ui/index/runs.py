@@ -215,6 +215,8 @@ def require_shown(folder: Path) -> None:
     around = next((one for one in real.parents if _kind_of(one) is not None), None)
     if (folder / "export.js").is_file():
         how = f"it is an export, which needs no server: open {folder / 'index.html'}"
+    elif (folder / "metrics.jsonl").is_file():
+        how = "it has measurements alone, as of telescope sft, which have no page"
     elif around is not None:
         how = f"it lies in {around}: telescope ui {around}"
     else:
