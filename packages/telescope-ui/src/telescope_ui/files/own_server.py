@@ -37,7 +37,11 @@ class OwnServer:
     """What is kept of the server of a user on this machine; only the holder of the lock writes."""
 
     def __init__(self, state: Path) -> None:
-        """Keep it in `state`, which is made if needed; raises ConfigError if it cannot be."""
+        """Keep it in `state`, which is made if needed.
+
+        Raises ConfigError if nothing can be kept there, or if it belongs to somebody else, who
+        could have put a token there.
+        """
         self._state = state
         name = socket.gethostname()
         self._lock_path = state / f"{name}.server"
@@ -50,10 +54,9 @@ class OwnServer:
             with self._opened(self._lock_path):
                 pass
         except OSError as error:
-            raise ConfigError(
-                f"cannot keep the address of the server in {state}: {error}; set XDG_STATE_HOME to "
-                "another folder, or take --port 0, which keeps nothing"
-            ) from None
+            raise self._unusable(str(error)) from None
+        if state.stat().st_uid != os.getuid():
+            raise self._unusable("it belongs to another user")
 
     def token(self, *, is_loopback: bool) -> str:
         """Return the token, which is made once.
@@ -79,6 +82,9 @@ class OwnServer:
         except BlockingIOError:
             lock.close()
             return False
+        except OSError as error:
+            lock.close()
+            raise self._unusable(f"it knows no locks: {error}") from None
         self._lock = lock
         lock.truncate(0)
         with self._opened(self._folders_path) as stream:
@@ -139,6 +145,12 @@ class OwnServer:
         with self._opened(self._port_path) as stream:
             stream.truncate(0)
             stream.write(str(port))
+
+    def _unusable(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"cannot keep the address of the server in {self._state}: {why}; set XDG_STATE_HOME to "
+            "another folder, or take --port 0, which keeps nothing"
+        )
 
     def _opened(self, path: Path) -> IO[str]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
