@@ -14,7 +14,7 @@ from telescope_core.protocols import EnvironmentPlace
 from telescope_core.records import RunFolder
 from telescope_core.records.identity import RunState
 from telescope_core.reports.before_after import from_first_to_last
-from telescope_core.reports.verdict import Outcome, run_verdict, verdict_of
+from telescope_core.reports.verdict import RunOutcome, run_verdict, verdict_of
 
 
 def judged(rows, *changes, state=RunState.FINISHED, num_steps=None):
@@ -32,11 +32,11 @@ def test_paired_evals_decide_and_say_by_how_much():
     falling = healthy(60, **{"task_reward/mean": rising(0.5, 0.4, at=20)})
     up, down = an_eval_pair("sums", 0.2, 0.7), an_eval_pair("code", 0.7, 0.2)
     for changes, outcome in (
-        ([up], Outcome.LEARNED),
-        ([down], Outcome.WORSE),
-        ([up, down], Outcome.MIXED),
-        ([up, an_eval_pair("code", 0.5, 0.5)], Outcome.LEARNED),
-        ([an_eval_pair("code", 0.5, 0.5)], Outcome.NOT_SHOWN),
+        ([up], RunOutcome.LEARNED),
+        ([down], RunOutcome.WORSE),
+        ([up, down], RunOutcome.MIXED),
+        ([up, an_eval_pair("code", 0.5, 0.5)], RunOutcome.LEARNED),
+        ([an_eval_pair("code", 0.5, 0.5)], RunOutcome.NOT_SHOWN),
     ):
         assert judged(falling, *changes).outcome is outcome, changes
     one = up.comparison.main
@@ -57,7 +57,7 @@ def test_too_few_examples_say_how_many_would_do():
     noisy = an_eval("sums", 0.5, 2), an_eval("sums", 0.5, 3)
     unpaired = from_first_to_last({"before": noisy[0], "after": noisy[1]})
     verdict = judged(healthy(60), unpaired)
-    assert verdict.outcome is Outcome.NOT_SHOWN
+    assert verdict.outcome is RunOutcome.NOT_SHOWN
     needed = int(verdict.text.split(". ")[-1].split(" ")[0].replace(",", ""))
     one = unpaired.comparison.main
     assert needed == pytest.approx(64 * (one.detectable / 0.05) ** 2, rel=0.1)
@@ -92,7 +92,7 @@ def test_without_evals_noise_is_seldom_called_a_trend():
                 {"step": at, "task_reward/mean": draw.gauss(0.3, 0.05)} for at in range(num_steps)
             ]
             outcome = judged(rows).outcome
-            num_wrong[num_steps] += outcome in (Outcome.LEARNED, Outcome.WORSE)
+            num_wrong[num_steps] += outcome in (RunOutcome.LEARNED, RunOutcome.WORSE)
     assert all(num <= 22 for num in num_wrong.values()), num_wrong
     assert sum(num_wrong.values()) <= 48, num_wrong
 
@@ -100,26 +100,26 @@ def test_without_evals_noise_is_seldom_called_a_trend():
 def test_the_reward_of_training_is_named_as_what_it_is():
     rows = healthy(100, **{"task_reward/mean": rising(0.2, 0.6, at=40)})
     verdict = judged(rows)
-    assert verdict.outcome is Outcome.LEARNED
+    assert verdict.outcome is RunOutcome.LEARNED
     assert "from 0.200 over the first 10 steps to 0.600 over the last 10" in verdict.text
     assert "no evals to compare" in verdict.text
     flat = judged(healthy(100, **{"task_reward/mean": 0.25}))
-    assert flat.outcome is Outcome.NO_GAIN
-    assert judged(healthy(5)).outcome is Outcome.TOO_EARLY
-    assert judged([]).outcome is Outcome.TOO_EARLY
+    assert flat.outcome is RunOutcome.NO_GAIN
+    assert judged(healthy(5)).outcome is RunOutcome.TOO_EARLY
+    assert judged([]).outcome is RunOutcome.TOO_EARLY
 
 
 def test_a_run_without_an_optimizer_step_trained_nothing():
     rows = healthy(14, **{"loss/total": None})
     verdict = judged(rows, an_eval_pair("sums", 0.2, 0.2))
-    assert verdict.outcome is Outcome.NOT_TRAINED
+    assert verdict.outcome is RunOutcome.NOT_TRAINED
     assert "none of 14 steps" in verdict.text
 
 
 def test_a_collapse_comes_before_what_evals_say():
     rows = healthy(60, **{"task_reward/mean": rising(0.4, 0.0, at=20)})
     verdict = judged(rows, an_eval_pair("sums", 0.7, 0.0))
-    assert verdict.outcome is Outcome.COLLAPSED
+    assert verdict.outcome is RunOutcome.COLLAPSED
     assert "held-out pass@1 fell" in verdict.text.lower()
     assert "since step" in verdict.text
 

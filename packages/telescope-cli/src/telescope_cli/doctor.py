@@ -10,7 +10,7 @@ import typer
 from telescope_cli.watch import RunArgument, find_run
 from telescope_core.diagnosis import RULES, Finding, History, Kind, diagnose
 from telescope_core.records import RunFolder
-from telescope_core.reports.verdict import Verdict, run_verdict
+from telescope_core.reports.verdict import RunVerdict, run_verdict
 
 WIDTH = 80
 _TITLES = {
@@ -48,7 +48,7 @@ def doctor_command(run: RunArgument, as_json: JsonOption = False) -> None:
     raise typer.Exit(1 if is_broken else 0)
 
 
-def _lines(name: str, verdict: Verdict, history: History, found: list[Finding]) -> Iterator[str]:
+def _lines(name: str, verdict: RunVerdict, history: History, found: list[Finding]) -> Iterator[str]:
     yield from [*textwrap.wrap(f"{name}: {verdict.text}", WIDTH), ""]
     steps = "no step" if not history.last_step else f"{history.last_step} steps"
     if not found:

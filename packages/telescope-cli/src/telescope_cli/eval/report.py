@@ -26,7 +26,7 @@ from telescope_core.records.files import plain
 from telescope_core.records.identity import RunInfo, RunState
 from telescope_core.reports import RunOverview, overview_of, sparkline, write_train_report
 from telescope_core.reports.before_after import before_and_after
-from telescope_core.reports.verdict import Verdict, run_verdict
+from telescope_core.reports.verdict import RunVerdict, run_verdict
 
 
 def show_folder(path: Path, *, as_json: bool) -> None:
@@ -73,7 +73,7 @@ def _show_eval(folder: EvalFolder, *, as_json: bool) -> None:
     console.print(f"{len(rows)} rollouts recorded, {len(scored)} scored{mean}")
 
 
-def _show_run(overview: RunOverview, verdict: Verdict, *, as_json: bool) -> None:
+def _show_run(overview: RunOverview, verdict: RunVerdict, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(_overview_to_json(overview, verdict), indent=2))
         return
@@ -144,7 +144,7 @@ def _eval_table(overview: RunOverview) -> Table:
     return table
 
 
-def _overview_to_json(overview: RunOverview, verdict: Verdict) -> JsonValue:
+def _overview_to_json(overview: RunOverview, verdict: RunVerdict) -> JsonValue:
     return plain(
         {
             "path": str(overview.path),

@@ -29,7 +29,7 @@ _MOST_NAMED = 3
 """Evals that the sentence names."""
 
 
-class Outcome(StrEnum):
+class RunOutcome(StrEnum):
     """What a run has come to."""
 
     LEARNED = "learned"
@@ -51,23 +51,23 @@ class Outcome(StrEnum):
 
 
 _HEADS = {
-    Outcome.LEARNED: ("Learned", "Learned so far"),
-    Outcome.MIXED: ("Learned in part", "Learned in part so far"),
-    Outcome.WORSE: ("Got worse", "Got worse so far"),
-    Outcome.COLLAPSED: ("Collapsed", "Collapsed"),
-    Outcome.NO_GAIN: ("Did not learn", "Has not learned so far"),
-    Outcome.NOT_SHOWN: ("Cannot tell whether it learned", "Cannot tell yet whether it learns"),
-    Outcome.NOT_TRAINED: ("Nothing was trained", "Nothing was trained so far"),
-    Outcome.TOO_EARLY: ("Too early to tell", "Too early to tell"),
+    RunOutcome.LEARNED: ("Learned", "Learned so far"),
+    RunOutcome.MIXED: ("Learned in part", "Learned in part so far"),
+    RunOutcome.WORSE: ("Got worse", "Got worse so far"),
+    RunOutcome.COLLAPSED: ("Collapsed", "Collapsed"),
+    RunOutcome.NO_GAIN: ("Did not learn", "Has not learned so far"),
+    RunOutcome.NOT_SHOWN: ("Cannot tell whether it learned", "Cannot tell yet whether it learns"),
+    RunOutcome.NOT_TRAINED: ("Nothing was trained", "Nothing was trained so far"),
+    RunOutcome.TOO_EARLY: ("Too early to tell", "Too early to tell"),
 }
 """How the sentence begins at the end of a run, and while it goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RunVerdict:
     """Whether a run learned."""
 
-    outcome: Outcome
+    outcome: RunOutcome
     text: str
     """The sentence, and what limits it."""
 
@@ -77,11 +77,11 @@ class Verdict:
 
 
 class _Told(NamedTuple):
-    outcome: Outcome
+    outcome: RunOutcome
     text: str
 
 
-def run_verdict(run: RunFolder, *, state: RunState | None = None) -> Verdict:
+def run_verdict(run: RunFolder, *, state: RunState | None = None) -> RunVerdict:
     """Return the verdict on `run`; `state` is what it will be if its folder does not say so yet."""
     history = History.of_rows(run.metrics())
     found = {folder.name: read_result(folder) for folder in run.eval_folders()}
@@ -103,7 +103,7 @@ def verdict_of(
     *,
     state: RunState,
     num_steps: int | None,
-) -> Verdict:
+) -> RunVerdict:
     """Return the verdict on a run with these metrics, findings and evals.
 
     `num_steps`: how many steps the run is to take; None = not known.
@@ -116,10 +116,10 @@ def verdict_of(
     if told is None and collapse is not None and not collapse.is_over:
         cause = f"{collapse.cause[0].lower()}{collapse.cause[1:]}"
         after = "" if by_evals is None else f" {by_evals.text[0].upper()}{by_evals.text[1:]}"
-        told = _Told(Outcome.COLLAPSED, f"{cause}{after}")
+        told = _Told(RunOutcome.COLLAPSED, f"{cause}{after}")
     told = told or by_evals or _by_reward(history)
     head = _HEADS[told.outcome][state is RunState.RUNNING]
-    if collapse is not None and told.outcome is Outcome.COLLAPSED:
+    if collapse is not None and told.outcome is RunOutcome.COLLAPSED:
         head = f"{head} since step {collapse.first_step}"
     notes = [
         f"{change.name}: {note}"
@@ -128,17 +128,19 @@ def verdict_of(
         for note in cautions(change.comparison)
     ]
     ending = _ending(history, state, num_steps)
-    return Verdict(outcome=told.outcome, text=" ".join([f"{head}: {told.text}", *notes, *ending]))
+    return RunVerdict(
+        outcome=told.outcome, text=" ".join([f"{head}: {told.text}", *notes, *ending])
+    )
 
 
 def _nothing_done(history: History) -> _Told | None:
     if not history.last_step:
-        return _Told(Outcome.TOO_EARLY, "no step has ended.")
+        return _Told(RunOutcome.TOO_EARLY, "no step has ended.")
     played = [step for step, _ in history.named("groups/total")]
     if not played or history.named("loss/total"):
         return None
     steps = "the one step" if len(played) == 1 else f"none of {len(played)} steps"
-    return _Told(Outcome.NOT_TRAINED, f"{steps} took an optimizer step.")
+    return _Told(RunOutcome.NOT_TRAINED, f"{steps} took an optimizer step.")
 
 
 def _by_evals(changes: Sequence[BeforeAfter]) -> _Told | None:
@@ -154,14 +156,16 @@ def _by_evals(changes: Sequence[BeforeAfter]) -> _Told | None:
     fell = [pair for pair in known if pair[1].is_shown and pair[1].change < 0]
     rest = [pair for pair in known if not pair[1].is_shown]
     if rose or fell:
-        outcome = Outcome.MIXED if rose and fell else Outcome.LEARNED if rose else Outcome.WORSE
+        outcome = (
+            RunOutcome.MIXED if rose and fell else RunOutcome.LEARNED if rose else RunOutcome.WORSE
+        )
         moved = [_moves("rose", rose), _moves("fell", fell)]
         text = f"held-out {', but '.join(filter(None, moved))}."
         if rest:
             text += f" No difference is shown {_listed([_named(*pair) for pair in rest])}."
     else:
         is_none = all(one.high is not None and one.high < MATTERS for _, one in rest)
-        outcome = Outcome.NO_GAIN if is_none else Outcome.NOT_SHOWN
+        outcome = RunOutcome.NO_GAIN if is_none else RunOutcome.NOT_SHOWN
         text = f"held-out {_moves('went', rest)}."
         text += "" if is_none else _needed([one for _, one in rest])
     return _Told(outcome, text)
@@ -221,18 +225,18 @@ def _by_reward(history: History) -> _Told:
     change = history.from_start(metric)
     if change is None:
         done = "1 step" if history.last_step == 1 else f"{history.last_step} steps"
-        return _Told(Outcome.TOO_EARLY, f"{done} done, and no evals to compare.")
+        return _Told(RunOutcome.TOO_EARLY, f"{done} done, and no evals to compare.")
     # Neighbors share a step each, so that they say as much as two thirds of their number.
     degrees = max(1, 2 * (len(history.named(metric)) - 1) // 3)
     reach = t_quantile((1 + CONFIDENCE) / 2, degrees) * change.error
     low, high = change.size - reach, change.size + reach
     if low > 0 or high < 0:
-        outcome = Outcome.LEARNED if low > 0 else Outcome.WORSE
+        outcome = RunOutcome.LEARNED if low > 0 else RunOutcome.WORSE
         verb = "rose" if low > 0 else "fell"
     else:
         ends = [value for name in ("reward/min", "reward/max") for _, value in history.named(name)]
         span = max(ends) - min(ends) if ends else 1.0
-        outcome = Outcome.NO_GAIN if high < MATTERS * (span or 1.0) else Outcome.NOT_SHOWN
+        outcome = RunOutcome.NO_GAIN if high < MATTERS * (span or 1.0) else RunOutcome.NOT_SHOWN
         verb = "went"
     return _Told(
         outcome,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from telescope_core.diagnosis import Finding, History, diagnose
 from telescope_core.evals.result import EvalResult
 from telescope_core.reports.before_after import before_and_after
-from telescope_core.reports.verdict import Verdict, seconds_left, verdict_of
+from telescope_core.reports.verdict import RunVerdict, seconds_left, verdict_of
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.files.eval_files import EvalPlace, eval_keys, result_of
 from telescope_ui.index.one_run import OneRun
@@ -17,7 +17,7 @@ from telescope_ui.index.one_run import OneRun
 class Judged(NamedTuple):
     """What is said of a run above everything else."""
 
-    verdict: Verdict
+    verdict: RunVerdict
     findings: list[Finding]
     left_s: float | None
     """Seconds until its last step; None if it has ended, and where that is not known."""
