@@ -1,6 +1,6 @@
 #!/bin/sh
 # Proves, where node is there, that the front end of telescope ui is what its sources say: types,
-# tests of its parts, the same bytes when it is built, and nothing serious that axe-core finds.
+# tests of its parts, the same bytes when it is built, and no fault that axe-core finds.
 # Without node, tests/ui/test_built.py still compares the digest of the sources.
 set -eu
 cd "$(dirname "$0")/.."
