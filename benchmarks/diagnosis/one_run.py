@@ -1,8 +1,9 @@
-"""One run of the real loop over a live vLLM server, with a fault that may be planted on the way.
+"""One run of the real loop, over a live vLLM server, with a fault that may be planted on the way.
 
 Everything but Ray is what `telescope train` uses: sampler, seats, token-exact policy, credit, the
 trainer of one rank, and weights that are sent to the server after each step. The trainer is in this
-process, so that one server serves all runs: each begins by sending its own first weights.
+process, so that one server serves all runs: each begins by sending its own first weights. Without a
+server, an engine in this process samples from the same weights (`local_engine`).
 """
 
 import asyncio
@@ -116,6 +117,8 @@ class Outcome:
     """Why the run ended early."""
     steps: int
     seconds: float
+    engine: str = "in the trainer's process"
+    """What sampled."""
 
 
 @contextmanager
@@ -219,6 +222,7 @@ async def run(
         stopped=stopped,
         steps=len(watched.rows),
         seconds=time.monotonic() - begun_s,
+        **({"engine": "vLLM"} if servers else {}),
     )
 
 
