@@ -67,6 +67,7 @@ def test_it_says_where_it_is_and_ends_when_it_is_interrupted(place, options, hos
         (["--export", "page", "--port", "80"], ["--port", "--export"]),
         (["--export", "runs"], ["runs exists", "--export"]),
         (["other"], ["nothing in other is a run or an eval", "telescope train"]),
+        (["--port", "0", "--allowed-host", "https://x.y"], ["'https://x.y'", "ui.example.org"]),
         (["--export", "page", "--allowed-host", "x"], ["--allowed-host", "--export"]),
     ],
 )

@@ -7,6 +7,7 @@ can be made to point there. Neither gets an answer.
 import hashlib
 import hmac
 import ipaddress
+import re
 import socket
 from collections.abc import Collection, Sequence
 from http.cookies import CookieError, SimpleCookie
@@ -16,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from telescope_core.base.errors import ConfigError
 from telescope_ui.base.answers import as_json, error_body
 
 _HEADERS = {
@@ -30,6 +32,7 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
+_A_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _NO_TOKEN_PAGE = """<!doctype html>
 <html lang="en">
@@ -57,8 +60,14 @@ class Guard:
         """`host` is the address that the server listens on.
 
         `allowed_hosts` are names by which a proxy of the user passes requests on, over https or
-        not.
+        not. Raises ConfigError for anything else than a name.
         """
+        for name in allowed_hosts:
+            if not _A_NAME.fullmatch(name):
+                raise ConfigError(
+                    "--allowed-host: expected the name of a host, such as ui.example.org, without "
+                    f"https://, port and path, got {name!r}"
+                )
         self._app = app
         self._token = token.encode()
         # Cookies do not know ports: two servers must not take each other's.
