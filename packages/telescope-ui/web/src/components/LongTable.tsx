@@ -33,11 +33,11 @@ export function LongTable<Row>(props: Props<Row>) {
   const prefix = name ? `ui.${name}.` : "ui.";
   const { query } = parseAddress(address);
   const sort = query.get(`${prefix}sort`) ?? "";
-  const wanted = (query.get(`${prefix}q`) ?? "").toLowerCase();
+  const text = query.get(`${prefix}q`) ?? "";
   const change = (changes: Record<string, string | number | null>) =>
     go(withQuery(address, Object.fromEntries(Object.entries(changes).map(([key, value]) => [prefix + key, value]))), "replace");
   const by = columns.find((one) => one.value && one.name === sort.replace(/^-/, ""));
-  const found = textOf && wanted ? rows.filter((row) => textOf(row).toLowerCase().includes(wanted)) : rows;
+  const found = textOf && text ? rows.filter((row) => textOf(row).toLowerCase().includes(text.toLowerCase())) : rows;
   const all = by?.value ? ordered(found, by.value, sort.startsWith("-")) : found;
   const shown = paged(all, Number(query.get(`${prefix}page`)), size);
   const first = (shown.page - 1) * size;
@@ -48,7 +48,7 @@ export function LongTable<Row>(props: Props<Row>) {
           {textOf && (
             <label>
               Search
-              <input type="search" value={wanted} aria-label={`Search in: ${caption}`}
+              <input type="search" value={text} aria-label={`Search in: ${caption}`}
                 onInput={(event) => change({ q: event.currentTarget.value || null, page: null })} />
             </label>
           )}

@@ -62,7 +62,7 @@ const FILTERS: [string, string, (run: RunEntry) => (string | null)[]][] = [
 
 function Listed({ data, address, query }: { data: RunsPage; address: string; query: URLSearchParams }) {
   const { runs, seeds } = data;
-  const wanted = (query.get("ui.text") ?? "").toLowerCase();
+  const text = query.get("ui.text") ?? "";
   const chosen = query.getAll("ui.chosen");
   const open = query.getAll("ui.open");
   const change = (changes: Record<string, string>) =>
@@ -72,17 +72,17 @@ function Listed({ data, address, query }: { data: RunsPage; address: string; que
   const asked = FILTERS.filter(([name]) => query.has(`ui.${name}`));
   const shown = runs.filter(
     (run) =>
-      haystack(run).includes(wanted) &&
+      haystack(run).includes(text.toLowerCase()) &&
       asked.every(([name, , values]) => values(run).includes(query.get(`ui.${name}`))),
   );
-  const isNarrowed = wanted !== "" || asked.length > 0;
+  const isNarrowed = text !== "" || asked.length > 0;
   const compared = exported() ? runs.map((run) => run.key) : chosen;
   return (
     <>
       <div class="tools">
         <label>
           Search
-          <input type="search" value={wanted} onInput={(event) => change({ "ui.text": event.currentTarget.value })} />
+          <input type="search" value={text} onInput={(event) => change({ "ui.text": event.currentTarget.value })} />
         </label>
         {FILTERS.map(([name, label, values]) => {
           const choices = [...new Set(runs.flatMap(values))].filter((one): one is string => Boolean(one)).sort();
