@@ -168,7 +168,8 @@ def _pages(runs: Runs, database: Database, num_rollouts: int) -> Iterator[Page]:
 def _whole(page: Callable[[Asked], JsonObject], asked: Asked) -> JsonObject:
     """Return a page with the curves of all of its sections."""
     sections = [one["name"] for one in page(asked)["sections"]]
-    return page(asked.model_copy(update={"section": sections}))
+    # The extremes of so many curves would fill what is kept of a thinned one.
+    return page(asked.model_copy(update={"section": sections, "points": 2000}))
 
 
 def _pages_of(run: OneRun, database: Database, num_rollouts: int) -> Iterator[Page]:
