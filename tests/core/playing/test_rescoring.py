@@ -345,7 +345,13 @@ async def test_an_older_worker_is_told_as_such_and_asks_no_model():
     found = []
     client = OlderWorker(Sum(), name="it")
     await grade_again(
-        client, [[row]], split=Split.TRAIN, deadline_s=10.0, concurrency=4, on_graded=found.extend
+        client,
+        [[row]],
+        split=Split.TRAIN,
+        deadline_s=10.0,
+        concurrency=4,
+        most_examples=9,
+        on_graded=found.extend,
     )
     await client.close()
     assert found[0].reward is None
@@ -365,9 +371,11 @@ class Numbers:
 
 async def test_examples_are_found_wherever_they_are_and_read_once():
     numbers = Numbers()
-    finder = ExampleFinder(numbers, Split.TRAIN, None)
+    finder = ExampleFinder(numbers, Split.TRAIN, None, most=5000)
     assert [await finder.index_of(one) for one in ("7", "0", "11")] == [7, 0, None]
     assert await finder.index_of("12") is None
-    assert numbers.num_read < 5000
-    few = ExampleFinder(Numbers(), Split.TRAIN, 3)
+    assert numbers.num_read < 2200
+    few = ExampleFinder(numbers, Split.TRAIN, None, most=5)
+    assert [await few.index_of(one) for one in ("4", "5")] == [4, None]
+    few = ExampleFinder(Numbers(), Split.TRAIN, 3, most=5000)
     assert [await few.index_of(one) for one in ("2", "3")] == [2, None]

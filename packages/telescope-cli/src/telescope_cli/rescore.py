@@ -61,6 +61,9 @@ from telescope_core.records.files import plain
 from telescope_core.records.rows import RolloutRow
 from telescope_core.reports import write_eval_report
 
+_MORE_EXAMPLES = 10_000
+"""Examples that are searched beyond those that the rollouts are of."""
+
 FolderArgument = Annotated[
     str,
     typer.Argument(
@@ -108,6 +111,8 @@ class Saved:
     record: EnvironmentRecord | None
     """Which code it was; None if that is not recorded."""
     num_rollouts: int
+    most_examples: int
+    """No example of an endless split that was played has a position above this."""
     steps: tuple[int, ...]
     """Steps whose rollouts are graded; empty for an eval."""
 
@@ -278,6 +283,7 @@ async def _grade(request: _Request, output: Path | None, recording: ExitStack) -
                 split=saved.split,
                 deadline_s=request.grading.deadline_s,
                 concurrency=request.grading.concurrency,
+                most_examples=saved.most_examples,
                 on_graded=on_graded,
             )
     finally:
@@ -364,6 +370,7 @@ def _saved(name: str, environment_id: str, of: str | None, steps: str | None) ->
         model=result.model if result is not None else "",
         record=result.environment_record if result is not None else None,
         num_rollouts=len(rows),
+        most_examples=_MORE_EXAMPLES + max(map(_position, rows), default=0) + len(rows),
         steps=(),
     )
 
@@ -385,11 +392,21 @@ def _saved_run(folder: RunFolder, environment_id: str, of: str | None, steps: st
         ),
         model=folder.path.name,
         record=info.environments.get(name),
-        num_rollouts=sum(
-            number for (one, _), number in folder.count_rollouts(chosen).items() if one == name
-        ),
+        num_rollouts=_number_of(name, folder.count_rollouts(chosen)),
+        # Each group has another example, and a few examples are held out of training.
+        most_examples=_MORE_EXAMPLES + _number_of(name, folder.count_rollouts()),
         steps=chosen,
     )
+
+
+def _number_of(name: str, counts: Mapping[tuple[str, RolloutStatus], int]) -> int:
+    return sum(number for (one, _), number in counts.items() if one == name)
+
+
+def _position(row: RolloutRow) -> int:
+    """Return the position of an eval's example; 0 if its group does not tell it."""
+    found = re.fullmatch(r"eval-(\d+)", row.group_id)
+    return int(found[1]) if found else 0
 
 
 def _chosen(names: Sequence[str], environment_id: str, of: str | None, path: Path) -> str:

@@ -35,8 +35,6 @@ GROUP_REWARDS = "group rewards"
 _FETCHED_AT_ONCE = 64
 _MOST_REPEATED = 2048
 """Examples in a row without a new id after which an endless source is taken to repeat itself."""
-_MOST_SEARCHED = 100_000
-"""Examples of an endless split that are searched for an id."""
 _NO_LIMIT = Sampling(max_tokens=1 << 20)
 
 
@@ -71,11 +69,13 @@ class Graded:
 class ExampleFinder:
     """Where examples are in a split of an environment, by their ids; read as far as is needed."""
 
-    def __init__(self, environment: EnvironmentClient, split: Split, size: int | None) -> None:
-        """`size`: number of examples; None = endless, where no more than 100,000 are read."""
+    def __init__(
+        self, environment: EnvironmentClient, split: Split, size: int | None, *, most: int
+    ) -> None:
+        """`size`: number of examples; None = endless, where no more than `most` are read."""
         self._environment = environment
         self._split = split
-        self._end = _MOST_SEARCHED if size is None else size
+        self._end = most if size is None else size
         self._is_endless = size is None
         self._found: dict[str, int] = {}
         self._next = 0
@@ -110,16 +110,19 @@ async def grade_again(
     split: Split,
     deadline_s: float,
     concurrency: int,
+    most_examples: int,
     on_graded: Callable[[Sequence[Graded]], None],
 ) -> None:
     """Grade the rollouts of each group, and pass the group to `on_graded` as it is done.
 
     Each group has all rollouts of one example, whatever became of them. `deadline_s` is for one
-    rollout, and `concurrency` how many are graded at the same time. Raises
-    EnvironmentProcessError when no worker of the environment can be kept alive.
+    rollout, and `concurrency` how many are graded at the same time. Of an endless split the first
+    `most_examples` are searched. Raises EnvironmentProcessError when no worker of the environment
+    can be kept alive.
     """
     description = await environment.describe()
-    examples = ExampleFinder(environment, split, description.num_examples.get(split, 0))
+    size = description.num_examples.get(split, 0)
+    examples = ExampleFinder(environment, split, size, most=most_examples)
     grader = _Grader(
         environment=environment,
         examples=examples,
