@@ -303,6 +303,14 @@ async def test_a_judge_is_not_asked_even_by_code_that_would_give_nothing(environ
     assert "asks a judge" in again.tags[f"{LEFT_OUT}nice"]
 
 
+@pytest.mark.slow
+async def test_a_judge_is_asked_where_it_may_be():
+    """This one has no address, which it says once it is asked."""
+    again = await rescored(JudgedElsewhere(), await played(Sum(), "4"), asks_models=True)
+    assert "base_url" in again.tags[f"{RAISED}nice"]
+    assert not [name for name in again.tags if name.startswith(LEFT_OUT)]
+
+
 async def test_a_group_reward_asks_no_judge():
     client = client_of(JudgedGroups())
     saved = await rescored(JudgedGroups(), await played(Sum(), "4"))
