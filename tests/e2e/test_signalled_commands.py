@@ -125,17 +125,22 @@ def problems_of(ended: Ended) -> list[str]:
 
 
 def each_moment(
-    command: list[str], place: Path, look: Callable[[Ended], list[str]], *, whole_s: float
+    command: Callable[[int], list[str]],
+    place: Path,
+    look: Callable[[int, Ended], list[str]],
+    *,
+    whole_s: float,
 ) -> list[str]:
     """Send a signal in each part of the life of a command; returns all problems, with the moment.
 
-    The parts are of the time that it takes alone, and the last one may be after its end.
+    The parts are of the time that it takes alone, and the last one may be after its end. `command`
+    and `look`, which returns further problems, get the number of the part.
     """
     rng, found = random.Random(1), list[str]()
     for part in range(NUM_MOMENTS):
         after_s = whole_s * (part + rng.random()) / NUM_MOMENTS
-        ended = signalled(command, place, after_s, rng)
-        problems = problems_of(ended) + look(ended)
+        ended = signalled(command(part), place, after_s, rng)
+        problems = problems_of(ended) + look(part, ended)
         sent = "+".join(one.name for one in ended.numbers)
         print(f"{sent} after {after_s:.2f} s: code {ended.code}, {problems}")
         found += [f"after {after_s:.2f} of {whole_s:.2f} s: {one}" for one in problems]
@@ -145,14 +150,15 @@ def each_moment(
 @pytest.mark.parametrize("replaces", [False, True])
 def test_an_export_is_whole_or_absent(tiny_model: Path, tmp_path: Path, replaces: bool) -> None:
     trained = tmp_path / "run"
-    asyncio.run(run(config_of(tmp_path, tiny_model, "--number_of_steps", "1")))
+    flags = ("--number_of_steps", "1", "--warmup_steps", "1")
+    asyncio.run(run(config_of(tmp_path, tiny_model, *flags)))
     # Hundreds of files: most of the time goes into what is written.
     command = ["export", str(trained), "--output", "out/model", "--max-shard-size", "2KB"]
     out = tmp_path / "out" / "model"
     whole_s = seconds_of(command, tmp_path)
     weights = whole_weights(out)
 
-    def look(ended: Ended) -> list[str]:
+    def look(part: int, ended: Ended) -> list[str]:
         beside = {one.name for one in out.parent.iterdir()} - {out.name}
         found = [f"left beside it: {beside}"] if beside else []
         if out.exists():
@@ -169,8 +175,8 @@ def test_an_export_is_whole_or_absent(tiny_model: Path, tmp_path: Path, replaces
         return found
 
     if not replaces:
-        look(Ended(0, "", (), []))
-    assert each_moment(command, tmp_path, look, whole_s=whole_s) == []
+        look(0, Ended(0, "", (), []))
+    assert each_moment(lambda part: command, tmp_path, look, whole_s=whole_s) == []
 
 
 def whole_weights(folder: Path) -> dict[str, list[float]]:
@@ -189,32 +195,29 @@ def test_an_eval_of_a_model_ends_its_server_and_can_go_on(tiny_model: Path, tmp_
     whole_s = seconds_of([*command, "--output", "whole"], tmp_path)
     expected = EvalFolder(tmp_path / "whole").result()
     assert expected is not None
-    out = tmp_path / "out"
-    command += ["--output", "out", "--resume"]
+    interrupted: list[int] = []
 
-    def look(ended: Ended) -> list[str]:
-        if not (out / "eval.json").is_file():
+    def look(part: int, ended: Ended) -> list[str]:
+        folder = EvalFolder(tmp_path / f"out-{part}")
+        if not (folder.path / "eval.json").is_file():
             return [] if ended.code else ["no folder"]
-        folder = EvalFolder(out)
         info, rows = folder.info(), folder.read()
         assert info is not None
         found = [f"unreadable: {rows.problems}"] if rows.problems else []
-        state = RunState.INTERRUPTED if ended.code else RunState.FINISHED
-        # A signal in the imports comes before the folder is opened again.
-        if info.state not in (state, RunState.INTERRUPTED):
+        if info.state is not (RunState.INTERRUPTED if ended.code else RunState.FINISHED):
             found.append(f"eval.json says {info.state}, {info.reason!r}, with code {ended.code}")
-        if "Finished rollouts are in" in ended.words and "--resume" not in ended.words:
-            found.append("it does not say how to go on")
-        if ended.code == 0:
-            folder.path.rename(tmp_path / f"done-{time.monotonic_ns()}")
+        if ended.code:
+            interrupted.append(part)
+            if "--resume" not in ended.words:
+                found.append(f"it does not say how to go on: {ended.words[-500:]}")
         return found
 
-    # The folder must exist to go on in it.
-    first = signalled([*command[:-1]], tmp_path, whole_s / 2, random.Random(2))
-    assert problems_of(first) + look(first) == []
-    assert each_moment(command, tmp_path, look, whole_s=whole_s) == []
-    if out.exists():
-        seconds_of(command, tmp_path)
-        result = EvalFolder(out).result()
-        assert result is not None
-        assert (result.num_scored, result.num_failed) == (expected.num_scored, 0)
+    def begin(part: int) -> list[str]:
+        return [*command, "--output", f"out-{part}"]
+
+    assert each_moment(begin, tmp_path, look, whole_s=whole_s) == []
+    last = interrupted[-1]
+    seconds_of([*begin(last), "--resume"], tmp_path)
+    result = EvalFolder(tmp_path / f"out-{last}").result()
+    assert result is not None
+    assert (result.num_scored, result.num_failed) == (expected.num_scored, 0)
