@@ -282,6 +282,22 @@ def test_a_grader_that_breaks_is_looked_at_before_the_policy_is():
     assert "grader" not in collapsed.remedy
 
 
+def test_a_run_that_has_learned_its_task_is_not_broken_and_a_grader_that_says_yes_is():
+    def solved(reward_before):
+        return {
+            "task_reward/mean": lambda step: 1.0 if step >= 20 else reward_before(step),
+            "groups/discarded": lambda step: 16.0 if step >= 20 else 4.0,
+            "groups/all_at_maximum": lambda step: 16.0 if step >= 20 else 4.0,
+            "groups/all_at_minimum": 0.0,
+            "reward/min": lambda step: 1.0 if step >= 20 else 0.0,
+            "loss/total": lambda step: None if step >= 20 else 0.1,
+        }
+
+    assert found_in(healthy(30, **solved(lambda step: 0.5 + 0.025 * step))) == []
+    jumped = {one.rule for one in found_in(healthy(30, **solved(lambda step: 0.7)))}
+    assert {"no signal", "nothing trained", "one reward"} <= jumped
+
+
 def test_one_environment_may_collapse_alone():
     found = found_in(healthy(100, **{"task_reward/code/mean": rising(0.4, 0.0)}))
     assert [(one.rule, one.environment) for one in found] == [("collapse", "code")]

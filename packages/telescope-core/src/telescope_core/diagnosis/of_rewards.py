@@ -13,7 +13,7 @@ def nothing_trained(rule: Rule, history: History) -> Found:
     trained = dict(history.named("loss/total"))
     steps = [(step, float(step in trained)) for step, _ in history.named("groups/total")]
     stretch = history.stretch(steps, lambda is_trained: not is_trained, least=5)
-    if stretch is None:
+    if stretch is None or _is_solved(history, stretch):
         return
     yield rule.over(
         stretch,
@@ -49,7 +49,7 @@ def no_signal(rule: Rule, history: History) -> Found:
     """Hardly a group has an advantage."""
     wasted = history.share("groups/discarded", "groups/total")
     stretch = history.stretch(wasted, lambda share: share >= 0.8, least=5)
-    if stretch is None:
+    if stretch is None or _is_solved(history, stretch):
         return
     shares = [v for step, v in wasted if stretch.first <= step <= stretch.last]
     totals = {
@@ -73,12 +73,28 @@ def no_signal(rule: Rule, history: History) -> Found:
     )
 
 
+def _is_solved(history: History, stretch: Stretch) -> bool:
+    """Whether a run has come to the highest rewards step by step: it has learned what there is.
+
+    A grader that says yes to everything from some step on makes a jump.
+    """
+    rewards = history.named("task_reward/mean")
+    before = [value for step, value in rewards if step < stretch.first][-3:]
+    during, solved, discarded = (
+        [v for step, v in history.named(name) if stretch.first <= step <= stretch.last]
+        for name in ("task_reward/mean", "groups/all_at_maximum", "groups/discarded")
+    )
+    if len(before) < 3 or not during or sum(solved) < 0.8 * sum(discarded):
+        return False
+    return fmean(before) >= 0.9 * fmean(during)
+
+
 def one_reward(rule: Rule, history: History) -> Found:
     """Every rollout of every step got the same reward."""
     lows, highs = dict(history.named("reward/min")), dict(history.named("reward/max"))
     both = [(step, highs[step] - low) for step, low in lows.items() if step in highs]
     stretch = history.stretch(both, lambda spread: spread == 0.0, least=5)
-    if stretch is None:
+    if stretch is None or _is_solved(history, stretch):
         return
     value = lows[stretch.last]
     if any(lows[step] != value for step, _ in both if stretch.first <= step <= stretch.last):
