@@ -216,7 +216,7 @@ def test_an_installation_whose_python_has_gone_is_not_listed(installed, tmp_path
 def test_listing_imports_no_library_that_takes_long(published, installed, arguments):
     code = (
         "import sys; from telescope_cli.main import main\n"
-        "try:\n    main()\nexcept SystemExit as ended:\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit as ended:\n"
         "    print({'pydantic', 'importlib.metadata', 'httpx'} & set(sys.modules), ended.code)"
     )
     command = [sys.executable, "-c", code, "env", *arguments]
