@@ -58,7 +58,7 @@ def test_examples_and_answers_that_are_the_same_are_counted():
     assert metrics["groups/repeated"] == 1.0
     assert metrics["answers/most_common"] == pytest.approx(0.5)
     assert metrics["answers/looping"] == 0.0
-    assert metrics["rollouts/score_s"] == 0.5
+    assert metrics["time/score_s"] == 0.5
     assert answer_metrics([failed]) == {}
 
 

@@ -397,7 +397,7 @@ def _idle_share(history: History) -> Series:
 def _reward_share(history: History) -> Series:
     """Return how long rewards take of a batch, where the trainer waits for rollouts."""
     waits = dict(_step_share("time/generate_s", history))
-    shares = history.share("rollouts/score_s", "time/batch_s")
+    shares = history.share("time/score_s", "time/batch_s")
     return [(step, share if waits.get(step, 0.0) > 0.6 else 0.0) for step, share in shares]
 
 
@@ -705,7 +705,7 @@ RULES: tuple[Rule, ...] = (
             "The trainer waits for rollouts, and these spend more than half of the time of a batch "
             "in reward functions.",
             "Make the reward faster or async, or give the environment more env_workers.",
-            "rollouts/score_s",
+            "time/score_s",
             "time/batch_s",
             holds=lambda share: share > 0.5,
             least=5,

@@ -35,7 +35,7 @@ def answer_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "groups/repeated": float(len(scored) - len(examples)),
         "answers/most_common": max(said.values()) / len(everything),
         "answers/looping": float(np.mean(loops)),
-        "rollouts/score_s": float(np.mean([rollout.score_s for rollout in everything])),
+        "time/score_s": float(np.mean([rollout.score_s for rollout in everything])),
         **_pair_metrics([_pairs(rollouts) for rollouts in scored]),
     }
 
