@@ -133,7 +133,7 @@ PLANTED = {
     },
     "too old": {"rollouts/off_policy": 100.0},
     "few samples count": {"effective_sample_size": 0.1},
-    "clipping": {"clip_fraction/low": 0.2, "clip_fraction/high": 0.3},
+    "clipping": {"clip_fraction/low": 0.4, "clip_fraction/high": 0.5},
     "corrected away": {"tis/masked_fraction": 0.5},
     "filtered": {"filtered/repetition": 200.0},
     "gradient grows": {"grad_norm": rising(2.0, 200.0)},
@@ -296,6 +296,16 @@ def test_a_run_that_has_learned_its_task_is_not_broken_and_a_grader_that_says_ye
     assert found_in(healthy(30, **solved(lambda step: 0.5 + 0.025 * step))) == []
     jumped = {one.rule for one in found_in(healthy(30, **solved(lambda step: 0.7)))}
     assert {"no signal", "nothing trained", "one reward"} <= jumped
+
+
+def test_a_trainer_that_waits_in_every_second_step_waits():
+    """One step ahead, a step finds its rollouts ready because the one before waited for both."""
+
+    def in_turn(even, odd):
+        return lambda step: odd if step % 2 else even
+
+    waits = {"time/generate_s": in_turn(9.0, 0.0), "time/step_s": in_turn(10.0, 1.5)}
+    assert [one.rule for one in found_in(healthy(30, **waits))] == ["waits for rollouts"]
 
 
 def test_one_environment_may_collapse_alone():

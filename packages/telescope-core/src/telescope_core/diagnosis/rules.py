@@ -373,7 +373,7 @@ def _clipped_share(history: History) -> Series:
 
 def _fill_of_rows(history: History) -> Series:
     """Return how full rows are, where there are enough of them that they could be fuller."""
-    batches = dict(history.named("pack/batches"))
+    batches = dict(history.share("pack/batches", "optimizer/steps"))
     return [(s, fill) for s, fill in history.named("pack/fill") if batches.get(s, 0.0) >= 4]
 
 
@@ -402,15 +402,20 @@ def _reward_share(history: History) -> Series:
 
 
 def _step_share(metric: str, history: History) -> Series:
-    """Return the share of a step that one part of it takes; 0 for less than a second."""
+    """Return the share of two steps that one part of them takes; 0 for less than a second.
+
+    Of two, because a step that waits for rollouts and one that finds them ready take turns.
+    """
     seconds = dict(history.named("time/step_s"))
     parts = [
-        (step, value / seconds[step] if value >= 1.0 else 0.0)
-        for step, value in history.named(metric)
-        if seconds.get(step)
+        (step, value, seconds[step]) for step, value in history.named(metric) if step in seconds
     ]
     # The first step has what every run waits for once.
-    return parts[1:]
+    return [
+        (step, (before + value) / (other_s + step_s) if before + value >= 1.0 else 0.0)
+        for (_, before, other_s), (step, value, step_s) in pairwise(parts[1:])
+        if other_s + step_s
+    ]
 
 
 RULES: tuple[Rule, ...] = (
@@ -644,11 +649,11 @@ RULES: tuple[Rule, ...] = (
         Kind.UNHEALTHY,
         "Are steps small enough?",
         in_a_row(
-            "The clip stopped the gradient of more than 30 % of the tokens.",
+            "The clip stopped the gradient of more than 75 % of the tokens (half is usual for GSPO).",
             "Steps are too large: lower learning_rate, number_of_minibatches or ppo_epochs.",
             "clip_fraction/high",
             "clip_fraction/low",
-            holds=lambda share: share > 0.3,
+            holds=lambda share: share > 0.75,
             series=_clipped_share,
         ),
     ),
