@@ -33,8 +33,8 @@ START = {"Sums": 0.5, "Backwards": 0.2, "Vowels": 0.1, "TwoSums": 0.2}
 PAGE = """# What `telescope doctor` finds
 
 {num_named} of {num_faults} planted faults ({share:.0%}) were named within {limit} steps, by a rule
-that was written down for the fault before it was played; in {num_healthy} healthy runs there were
-{num_alarms} false alarms. {blind}
+that is written beside the fault; what else was said does not count. In {num_healthy} healthy runs
+there were {num_alarms} false alarms. {blind}
 
 A fault that is planted on the way is planted after {healthy} healthy steps; steps are counted from
 there. "Also" is what else was said, which mostly follows from the fault. All runs are of the real
@@ -225,7 +225,7 @@ def report(rows: Path) -> None:
         }
         for case in (*faults, *runs)
     ]
-    facts = facts_of_run("python benchmarks/bench_diagnosis.py", "torch", "vllm")
+    facts = facts_of_run("python benchmarks/bench_diagnosis.py --here", "torch", "transformers")
     write_results("diagnosis", page, facts, results)
 
 
