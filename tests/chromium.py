@@ -129,10 +129,10 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyDown", **enter)
 
     def click(self, selector: str) -> None:
-        """Press the mouse in the middle of an element."""
+        """Press the mouse in the middle of an element, or of its first line."""
         box = self.evaluate(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
-            " e.scrollIntoView(); const b = e.getBoundingClientRect();"
+            " e.scrollIntoView(); const b = e.getClientRects()[0];"
             " return [b.x + b.width / 2, b.y + b.height / 2]; })()"
         )
         at = {"x": box[0], "y": box[1], "button": "left", "clickCount": 1}
