@@ -137,6 +137,9 @@ def signal_once(
         problems.append(f"{one.name()} is left")
         one.kill()
     words = (place / "err").read_text(errors="replace")
+    if how == "twice" and code == 128 + signal.SIGINT:
+        # Of signals that wait while a library computes, Python handles the lowest number first.
+        number = signal.SIGINT
     problems += _problems(run, code, words, number, started_at, temporary)
     state = RunFolder.open(run).info().state if (run / "run.json").is_file() else "no run"
     return Outcome(
