@@ -60,7 +60,7 @@ def note(frame, event, argument):
 threading.setprofile(note)
 sys.setprofile(note)
 try:
-    main()
+    main(sys.argv[1:])
 finally:
     sys.setprofile(None)
     names = sorted(str(pathlib.Path(name).relative_to(inside)) for name in entered)
