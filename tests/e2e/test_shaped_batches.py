@@ -1,6 +1,5 @@
 """Minibatches, recomputed log-probs, rejection and self-tests, by the real command; its fork."""
 
-import hashlib
 import json
 import sys
 import zlib
@@ -10,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 from tests.ports import free_port
+from tests.train.resume_run import contents
 
 from telescope_core.records import RolloutRow, RunFolder
 
@@ -125,11 +125,3 @@ def learned(folder: RunFolder) -> list[dict[str, float]]:
         {name: value for name, value in row.items() if name.startswith(of_training)}
         for row in folder.metrics()
     ]
-
-
-def contents(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }

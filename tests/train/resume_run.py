@@ -300,3 +300,12 @@ def numbers(folder: Path) -> list[dict[str, float]]:
         }
         for row in RunFolder.open(folder).metrics()
     ]
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Return the digest of each file of a folder by its path."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

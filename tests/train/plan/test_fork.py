@@ -1,6 +1,5 @@
 """`--fork RUN --at N`: the settings of RUN, its checkpoint, and what a fork may not change."""
 
-import hashlib
 import json
 import sys
 from dataclasses import replace
@@ -22,7 +21,7 @@ from telescope_train.plan.load import load_train_config
 from telescope_train.rollouts.sampled import SamplerState
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from resume_run import config_of, numbers, records_of, run
+from resume_run import config_of, contents, numbers, records_of, run
 
 
 def checkpoint_at(folder: Path, config, step: int, **changed) -> Path:
@@ -197,14 +196,6 @@ def test_what_differs_by_more_than_a_setting_is_told(source, tmp_path):
     later = {"at": "", "step": 5, "checkpoint": "", "changed": ["trainer.learning_rate: 1 -> 2"]}
     (source.path / "run.json").write_text(json.dumps(info | {"resumes": [later]}))
     assert any("itself went on from step 5" in note for note in notes())
-
-
-def contents(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from typing import Any, TypeAlias
 
 import msgspec
+from starlette.responses import Response
 
 from telescope_core.base.errors import ConfigError
 
@@ -37,3 +38,9 @@ def status_of(error: Exception) -> int:
 def error_body(status: int, message: str) -> JsonObject:
     """Return the answer that tells an error."""
     return {"error": {"status": status, "message": message}}
+
+
+def error_response(status: int, message: str) -> Response:
+    """Return that answer with its status."""
+    body = as_json(error_body(status, message))
+    return Response(body, status_code=status, media_type="application/json")

@@ -18,7 +18,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from telescope_core.base.errors import ConfigError
-from telescope_ui.base.answers import as_json, error_body
+from telescope_ui.base.answers import error_response
 
 _HEADERS = {
     "content-security-policy": (
@@ -95,22 +95,22 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         if scope["method"] != "GET":
-            answer = _error(
+            answer = error_response(
                 405, f"expected GET, got {scope['method']}; nothing can be changed here"
             )
             answer.headers["allow"] = "GET"
             return answer
         if len(scope["raw_path"]) + len(scope["query_string"]) > MAX_TARGET_BYTES:
-            return _error(400, f"the address is longer than {MAX_TARGET_BYTES} bytes")
+            return error_response(400, f"the address is longer than {MAX_TARGET_BYTES} bytes")
         host = headers.get("host", "")
         if not self._is_ours(host):
-            return _error(
+            return error_response(
                 403,
                 f"expected a name of this machine as Host, got {host!r}; "
                 "open the address that telescope ui printed",
             )
         if not self._is_from_here(headers, host):
-            return _error(
+            return error_response(
                 403,
                 "the request comes from another site; open the address in a tab of its own",
             )
@@ -188,17 +188,11 @@ def _cookies(headers: Headers) -> dict[str, str]:
     return {name: morsel.value for name, morsel in found.items()}
 
 
-def _error(status: int, message: str) -> Response:
-    return Response(
-        as_json(error_body(status, message)), status_code=status, media_type="application/json"
-    )
-
-
 def _no_token(headers: Headers) -> Response:
     # What a browser shows in a tab; the pages themselves ask for JSON.
     if "text/html" in headers.get("accept", ""):
         return Response(_NO_TOKEN_PAGE, status_code=401, media_type="text/html")
-    return _error(
+    return error_response(
         401,
         "expected the token: open the address with ?token= that telescope ui printed, or send it "
         "as `Authorization: Bearer TOKEN`",

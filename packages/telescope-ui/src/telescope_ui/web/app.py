@@ -18,7 +18,13 @@ from starlette.types import ASGIApp
 
 from telescope_core.base.errors import TelescopeError, unknown_name
 from telescope_ui.base import parameters as asked_for
-from telescope_ui.base.answers import JsonObject, NotThereError, as_json, error_body, status_of
+from telescope_ui.base.answers import (
+    JsonObject,
+    NotThereError,
+    as_json,
+    error_response,
+    status_of,
+)
 from telescope_ui.base.guard import Guard
 from telescope_ui.base.wrong_addresses import no_page
 from telescope_ui.files.damage import with_details
@@ -241,18 +247,20 @@ def _add_files(app: FastAPI, runs: Runs, watcher: Watcher) -> None:
 
 def _told(_: Request, error: Exception) -> Response:
     status = status_of(error)
-    return _refusal(status, str(error))
+    return error_response(status, str(error))
 
 
 def _told_gone(_: Request, error: Exception) -> Response:
-    return _refusal(404, "a file of the run was deleted while it was read; load the page again")
+    return error_response(
+        404, "a file of the run was deleted while it was read; load the page again"
+    )
 
 
 def _told_disk(_: Request, error: Exception) -> Response:
     assert isinstance(error, OSError)
     name = Path(os.fsdecode(error.filename)).name if error.filename else "a file of the run"
     why = with_details(f"{name} cannot be read from its disk; load the page again", error)
-    return _refusal(409, why)
+    return error_response(409, why)
 
 
 def _told_unreadable(_: Request, error: Exception) -> Response:
@@ -260,14 +268,14 @@ def _told_unreadable(_: Request, error: Exception) -> Response:
         "a file of the run cannot be read: it was written anew meanwhile, or is damaged; load the "
         "page again"
     )
-    return _refusal(409, with_details(why, error))
+    return error_response(409, with_details(why, error))
 
 
 def _told_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     is_nowhere = error.status_code == 404 and request.scope.get("route") is None
     message = no_page(request.url.path) if is_nowhere else error.detail
-    return _refusal(error.status_code, message)
+    return error_response(error.status_code, message)
 
 
 def _told_parameter(request: Request, error: Exception) -> Response:
@@ -275,10 +283,10 @@ def _told_parameter(request: Request, error: Exception) -> Response:
     first: dict[str, Any] = error.errors()[0]
     name = str(first["loc"][1] if len(first["loc"]) > 1 else first["loc"][0])
     if first["type"] == "extra_forbidden":
-        return _refusal(400, str(unknown_name("parameter", name, _known_parameters(request))))
+        return error_response(400, str(unknown_name("parameter", name, _known_parameters(request))))
     if first["type"] == "missing":
-        return _refusal(400, f"the parameter {name!r} is missing, as in: {name}=...")
-    return _refusal(400, f"{name}: {first['msg']}, got {first.get('input')!r}")
+        return error_response(400, f"the parameter {name!r} is missing, as in: {name}=...")
+    return error_response(400, f"{name}: {first['msg']}, got {first.get('input')!r}")
 
 
 def _known_parameters(request: Request) -> list[str]:
@@ -287,9 +295,3 @@ def _known_parameters(request: Request) -> list[str]:
         field.field_info.annotation for field in route.dependant.query_params
     ]
     return [field.alias or name for model in models for name, field in model.model_fields.items()]
-
-
-def _refusal(status: int, message: str) -> Response:
-    return Response(
-        as_json(error_body(status, message)), status_code=status, media_type="application/json"
-    )

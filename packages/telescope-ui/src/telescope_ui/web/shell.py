@@ -7,7 +7,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from telescope_ui.base.answers import as_json, error_body
+from telescope_ui.base.answers import error_response
 
 STATIC = Path(__file__).resolve().parents[1] / "static"
 _ALWAYS_DATA = ("/static/", "/live")
@@ -40,8 +40,7 @@ class Shell:
         formats = [value for name, value in pairs if name == "format"]
         if any(value not in _FORMATS for value in formats):
             message = f"format: expected one of {', '.join(_FORMATS)}, got {formats[0]!r}"
-            body = as_json(error_body(400, message))
-            await Response(body, 400, media_type="application/json")(scope, receive, send)
+            await error_response(400, message)(scope, receive, send)
             return
         wanted = formats[-1] if formats else _accepted(Headers(scope=scope))
         if wanted == "html" and not raw.startswith(_ALWAYS_DATA) and not raw.endswith(_NO_PAGES):
