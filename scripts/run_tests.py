@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,6 +40,8 @@ GROUPS: dict[str, tuple[tuple[str, ...], ...]] = {
 """Folders of `tests` that one batch takes, for each part; one more batch takes all others."""
 NO_TESTS = 5
 """What pytest returns if no test was of that kind."""
+FAILURE = ("FAILED tests/", "ERROR tests/")
+"""How the lines begin that name a failed test: as it fails, and at the end with what it raised."""
 
 
 @dataclass(kw_only=True)
@@ -51,6 +53,7 @@ class Batch:
     began_s: float = 0.0
     ended_s: float = 0.0
     exit_code: int = 0
+    failures: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -97,6 +100,8 @@ def run(batch: Batch, *, lane: int, times: Path, extra: list[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             print(f"{batch.name} | {line.rstrip()}", flush=True)
+            if line.startswith(FAILURE):
+                batch.failures[line.split()[1]] = line.rstrip()
     batch.ended_s = time.monotonic()
     batch.exit_code = process.returncode
 
@@ -122,7 +127,7 @@ def run_all(batches: list[Batch], *, workers: int, times: Path, extra: list[str]
 
 
 def summary(batches: list[Batch], times: Path) -> list[str]:
-    """Return the seconds of each part and batch, and the twenty slowest tests."""
+    """Return the seconds of each part and batch, the slowest tests, and last those that failed."""
     lines = [f"{'seconds':>8}  tests  batch"]
     tests: list[tuple[float, str]] = []
     for batch in batches:
@@ -138,7 +143,9 @@ def summary(batches: list[Batch], times: Path) -> list[str]:
         lines.append(f"{whole_s:8.1f}  {len(tests):5}  in all, side by side")
     lines += ["", "the 20 slowest tests, with the fixtures that they were the first to need:"]
     lines += [f"{seconds:8.1f}  {name}" for seconds, name in sorted(tests, reverse=True)[:20]]
-    return lines
+    # At the very end, where whoever sees only the last lines of a long output finds them.
+    failures = [failure for batch in batches for failure in batch.failures.values()]
+    return [*lines, "", *failures] if failures else lines
 
 
 def main() -> int:

@@ -69,6 +69,9 @@ def test_a_failure_is_told_by_name_and_exit_code_and_the_rest_still_runs(
     (failed,) = (line for line in shown.splitlines() if line.endswith("FAILED (1)"))
     assert failed.split()[1:4] == ["1", "fast", "core"]
     assert re.search(r"^ +\d+\.\d +tests/train/test_sums.py::test_sum$", shown, re.MULTILINE)
+    last = shown.rstrip().splitlines()[-1]
+    assert last.startswith("FAILED tests/core/test_words.py::test_word - ")
+    assert "not the same" in last, "who sees only the end of the output sees what failed"
 
     (small / "tests/core/test_words.py").write_text("def test_word():\n    pass\n")
     assert runner.main() == 0
