@@ -121,7 +121,7 @@ def page_of(played: Sequence[Played], num_rollouts: int, slots: int) -> str:
 The server computes the same tokens either way, and the last rollout ends a little later: towards
 the end fewer rollouts are left to compute together. But with first come, first served every rollout
 takes its next turn behind all others, so that none ends before nearly all do; with later turns
-first, rollouts end one after another. What ends sooner is scored sooner, frees its lane and its
+first, rollouts end one after another. What ends sooner is scored sooner, frees its slot and its
 cache for the next, and with streamed gradients is trained on while the rest is still sampled.
 
 {{facts}}

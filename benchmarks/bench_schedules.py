@@ -1,8 +1,8 @@
 """Schedules compared by simulation: the same GPUs, rollouts and model of servers and ranks.
 
 The run's own loop, sampler, pool and publisher work in virtual time. Each schedule divides the GPUs
-between servers and ranks as suits it best; rules that keep lanes full have as many as suit them
-best. Beside them stand two rules of other systems, by the same simulator: lanes that are always
+between servers and ranks as suits it best; rules that keep slots full have as many as suit them
+best. Beside them stand two rules of other systems, by the same simulator: slots that are always
 full with too old samples dropped, and one-step-off.
 Run: python benchmarks/bench_schedules.py [--quick] [--workloads reasoning ...]
 """
@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from machine import RESULTS, facts_of_run, table, write_results
 from schedules.rules import (
-    KeepLanesFull,
-    KeepLanesFullShort,
+    KeepSlotsFull,
+    KeepSlotsFullShort,
     OneStepOff,
     counting_what_is_replaced,
     with_rule,
@@ -31,15 +31,15 @@ NUM_GPUS, STEPS, GROUPS, GROUP_SIZE, SEEDS = 16, 16, 48, 8, (0,)
 SPLITS = (8, 11, 13, 14)
 """Servers among the GPUs; the others are trainer ranks."""
 BATCHES_OPEN = (1, 2, 3, 5, 8)
-"""Batches for which a rule that keeps lanes full has lanes; ours opens what its bound admits."""
+"""Batches for which a rule that keeps slots full has slots; ours opens what its bound admits."""
 COMMAND = "python benchmarks/bench_schedules.py"
 PAGE = """# Schedules, simulated
 
 {facts}
 
 {gpus} GPUs, batches of {groups} groups x {size} rollouts, {steps} steps, seed 0; the best
-division of the GPUs for each schedule; for the rules that keep lanes full also the best number of
-lanes, of those for {open} batches. "Steps" and "tokens" are optimizer steps and trained tokens per
+division of the GPUs for each schedule; for the rules that keep slots full also the best number of
+slots, of those for {open} batches. "Steps" and "tokens" are optimizer steps and trained tokens per
 hour, relative to the synchronous schedule on the same GPUs. "Length" is the mean length of trained
 over drawn rollouts: below 1, long answers are trained on too rarely, and steps are shorter for that
 alone. "Waste" is the share of sampled tokens that were dropped because they were too old.
@@ -61,9 +61,9 @@ class Schedule:
     """Which groups our own rule trains on: those that were drawn, or those that ended first."""
 
     @property
-    def keeps_lanes_full(self) -> bool:
-        """Whether lanes, and not batches, decide how much is sampled."""
-        return self.rule is not None and issubclass(self.rule, KeepLanesFull)
+    def keeps_slots_full(self) -> bool:
+        """Whether slots, and not batches, decide how much is sampled."""
+        return self.rule is not None and issubclass(self.rule, KeepSlotsFull)
 
 
 SCHEDULES = (
@@ -78,8 +78,8 @@ SCHEDULES = (
     ),
     Schedule("`max_async_rollout` 8, streamed", 8, True),
     Schedule("one-step-off", 0, rule=OneStepOff),
-    Schedule("full lanes, more than 2 behind dropped", 2, rule=KeepLanesFullShort),
-    Schedule("full lanes, more than 8 behind dropped", 8, rule=KeepLanesFull),
+    Schedule("full lanes, more than 2 behind dropped", 2, rule=KeepSlotsFullShort),
+    Schedule("full lanes, more than 8 behind dropped", 8, rule=KeepSlotsFull),
 )
 
 
@@ -99,7 +99,7 @@ class Job:
 def scenario(job: Job) -> Scenario:
     """Return one run."""
     schedule = SCHEDULES[job.schedule]
-    lanes_of = job.batches_open * GROUPS // job.servers if job.batches_open else 32
+    slots_of = job.batches_open * GROUPS // job.servers if job.batches_open else 32
     config = TrainConfig.model_validate(
         {
             "run": {"name": "simulated", "number_of_steps": job.steps, "seed": job.seed},
@@ -114,7 +114,7 @@ def scenario(job: Job) -> Scenario:
             "scheduling": {
                 "max_async_rollout": schedule.ahead,
                 "stream_gradients": "auto" if schedule.streams else False,
-                "max_concurrent_prompts_per_server": max(1, lanes_of),
+                "max_concurrent_prompts_per_server": max(1, slots_of),
                 "batch_order": schedule.order,
                 "max_off_policy_steps": schedule.ahead if schedule.order == "finished" else -1,
             },
@@ -164,7 +164,7 @@ def measured(job: Job) -> dict[str, object]:
 
 
 def best(rows: list[dict]) -> dict:
-    """Return the mean over seeds of the fastest division of the GPUs, with the best lanes."""
+    """Return the mean over seeds of the fastest division of the GPUs, with the best slots."""
     by_split: dict[tuple[int, int | None], list[dict]] = {}
     for row in rows:
         by_split.setdefault((row["servers"], row["batches_open"]), []).append(row)
@@ -184,7 +184,7 @@ def jobs_of(workloads: list[str], *, is_quick: bool) -> list[Job]:
         Job(workload, index, servers, steps, seed, batches_open)
         for workload in workloads
         for index, schedule in enumerate(SCHEDULES)
-        for batches_open in (BATCHES_OPEN if schedule.keeps_lanes_full else (None,))
+        for batches_open in (BATCHES_OPEN if schedule.keeps_slots_full else (None,))
         for servers in splits
         for seed in SEEDS
     ]

@@ -14,10 +14,10 @@ from telescope_train.rollouts.sampled import SampledBatch
 from telescope_train.rollouts.sampler import RolloutSampler
 
 
-class KeepLanesFull(RolloutSampler):
+class KeepSlotsFull(RolloutSampler):
     """Samples all the time; a batch is the groups that ended first, without those that are too old.
 
-    A group begins as soon as fewer rollouts are open than there are lanes. It is too old if the
+    A group begins as soon as fewer rollouts are open than there are slots. It is too old if the
     weights have been updated more than `max_behind` times since it began.
     """
 
@@ -41,7 +41,7 @@ class KeepLanesFull(RolloutSampler):
         self.seats._open.leave = leave_and_refill
 
     def advance(self, version: int) -> None:
-        """Note the new weights, and fill the lanes."""
+        """Note the new weights, and fill the slots."""
         self._version = version
         self._refill()
 
@@ -58,7 +58,7 @@ class KeepLanesFull(RolloutSampler):
                 break
             done, _ = await asyncio.wait(self._playing, return_when=asyncio.FIRST_COMPLETED)
             self._collect(done)
-        # Tasks that ended meanwhile free their lanes at once.
+        # Tasks that ended meanwhile free their slots at once.
         taken, self._ready = self._ready[:wanted], self._ready[wanted:]
         duration_s = asyncio.get_running_loop().time() - began_s
         return SampledBatch(groups=tuple(group for _, group in taken), duration_s=duration_s)
@@ -79,7 +79,7 @@ class KeepLanesFull(RolloutSampler):
 
     def _refill(self) -> None:
         group_size = next(iter(self._player.environments.values())).group_size
-        while not self._is_closed and self._num_open < self.seats.lanes.limit:
+        while not self._is_closed and self._num_open < self.seats.slots.limit:
             self._num_open += group_size
             # Batch 0 in every id, since a group belongs to no batch before it has ended.
             place = Place(batch=0, position=self._begun, drawn=self._examples.next())
@@ -89,7 +89,7 @@ class KeepLanesFull(RolloutSampler):
             self._begun += 1
 
 
-class KeepLanesFullShort(KeepLanesFull):
+class KeepSlotsFullShort(KeepSlotsFull):
     """With the bound of 2 that a default of two steps of lag has."""
 
     max_behind = 2

@@ -90,7 +90,7 @@ def test_the_run_is_drawn_over_time_and_as_a_page(settings, capsys, tmp_path):
     few = ("--gpus", "8", "--parameters", "8B", "--steps", "3", "--page", str(page))
     code, text, _ = run(capsys, settings, *few)
     assert code == 0
-    for name in ("servers busy", "ranks busy", "lane queue", "groups ready", "staleness"):
+    for name in ("servers busy", "ranks busy", "slot queue", "groups ready", "staleness"):
         assert name in text
     assert page.read_text().count('<svg class="chart"') == 4
 

@@ -60,7 +60,7 @@ async def episodes(factory: str, settings: dict, *, at_once: int) -> list[tuple[
     golds = [await client.gold(Split.EVAL, index) for index in range(NUM_EXAMPLES)]
     texts = [[m.content for m in gold.messages if m.role == "assistant"] for gold in golds if gold]
     assert len(texts) == NUM_EXAMPLES, "every example has a gold answer"
-    lanes = asyncio.Semaphore(at_once)
+    slots = asyncio.Semaphore(at_once)
 
     async def episode(number: int, replies: list[str]) -> tuple[object, ...]:
         request = ask(
@@ -71,7 +71,7 @@ async def episodes(factory: str, settings: dict, *, at_once: int) -> list[tuple[
             deadline_s=600,
         )
         policy = ScriptedClient(replies, delay_s=0.001 if at_once > 1 else 0.0).policy("r")
-        async with lanes:
+        async with slots:
             return outcome(await client.play(request, policy))
 
     said = scripts(texts)

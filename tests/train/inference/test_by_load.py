@@ -30,7 +30,7 @@ def slow_least(leases: list[Lease]) -> Lease | None:
     serving = [one for one in leases if one.takes_requests]
     return min(
         serving,
-        key=lambda one: (Fraction(one.num_in_lanes, one.most_in_lanes), one.num_requests),
+        key=lambda one: (Fraction(one.num_in_slots, one.most_in_slots), one.num_requests),
         default=None,
     )
 
@@ -41,7 +41,7 @@ def slow_least(leases: list[Lease]) -> Lease | None:
     st.booleans(),
 )
 def test_the_least_loaded_is_found_whatever_happens(
-    events: list[tuple[str, int]], in_lanes: bool
+    events: list[tuple[str, int]], in_slots: bool
 ) -> None:
     async def main() -> None:
         leases = [Lease(client) for client in clients(7)]
@@ -51,12 +51,12 @@ def test_the_least_loaded_is_found_whatever_happens(
             lease = leases[number]
             if kind in "send" and (least := by_load.least()) is not None:
                 assert least is slow_least(leases)
-                by_load.add(least, 1, in_lanes=in_lanes)
+                by_load.add(least, 1, in_slots=in_slots)
                 sent.append(least)
             elif kind in "lo" and sent:
-                by_load.add(sent.pop(number % len(sent)), -1, in_lanes=in_lanes)
+                by_load.add(sent.pop(number % len(sent)), -1, in_slots=in_slots)
             elif kind in "rm":
-                lease.most_in_lanes = 1 + 3 * number
+                lease.most_in_slots = 1 + 3 * number
                 by_load.add(lease)
             elif kind in "ba" and lease.takes_requests:
                 lease.become(ServerState.LOST)

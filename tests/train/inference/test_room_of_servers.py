@@ -1,4 +1,4 @@
-"""No server works for more than its share of lanes, as long as another one has room."""
+"""No server works for more than its share of slots, as long as another one has room."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from telescope_core.types import Sampling
 from telescope_train.inference.pool import Turn
 from telescope_train.observability.calls import Watching
 from telescope_train.rollouts.concurrency import Concurrency
-from telescope_train.rollouts.lanes import Lanes
+from telescope_train.rollouts.slots import Slots
 from telescope_train.simulation.servers import TOKENS_PER_ID, Planned
 
 Plan = Sequence[tuple[int, int]]
@@ -20,12 +20,12 @@ Plan = Sequence[tuple[int, int]]
 
 
 class Crowd:
-    """Rollouts with several turns over the servers of a world, each call in a lane."""
+    """Rollouts with several turns over the servers of a world, each call in a slot."""
 
     def __init__(self, world: World, most: int) -> None:
         num_servers = len(world.pool.leases)
         self.world = world
-        self.lanes = Lanes(most * num_servers)
+        self.slots = Slots(most * num_servers)
         self.most_seen = [0] * num_servers
         self.servers_of: dict[str, list[int]] = {}
         world.pool.limit(most)
@@ -33,11 +33,11 @@ class Crowd:
     async def play(self, rollout_id: str, turns: Plan) -> None:
         ids: list[int] = [3]
         for num_tokens, tool_steps in turns:
-            await self.lanes.enter((0,))
+            await self.slots.enter((0,))
             try:
                 ids = [*ids, *await self._call(rollout_id, ids, num_tokens)]
             finally:
-                self.lanes.leave()
+                self.slots.leave()
             await asyncio.sleep(0.01 * tool_steps)
 
     async def _call(self, rollout_id: str, ids: list[int], num_tokens: int) -> list[int]:
@@ -58,7 +58,7 @@ class Crowd:
             )
         )
         await asyncio.sleep(0)
-        now = [lease.num_in_lanes for lease in pool.leases]
+        now = [lease.num_in_slots for lease in pool.leases]
         self.most_seen = list(map(max, self.most_seen, now))
         return list((await calling).token_ids)
 
@@ -85,7 +85,7 @@ def test_no_server_works_for_more_than_it_may(
             )
         )
         assert max(crowd.most_seen) <= most
-        assert not any(lease.num_in_lanes for lease in world.pool.leases)
+        assert not any(lease.num_in_slots for lease in world.pool.leases)
 
     in_world(main, num_servers=num_servers)
 
@@ -109,7 +109,7 @@ def test_what_a_lost_server_was_doing_waits_for_no_room() -> None:
         await asyncio.sleep(0.1)
         world.engines[0].die("killed")
         await asyncio.sleep(0.05)
-        assert world.pool.leases[1].num_in_lanes == 4
+        assert world.pool.leases[1].num_in_slots == 4
         await asyncio.gather(*playing)
 
     in_world(main, num_servers=2)
@@ -119,7 +119,7 @@ def test_the_settings_of_a_run_bound_each_of_its_servers() -> None:
     async def main(world: World) -> None:
         config = scenario().config
         most = config.scheduling.max_concurrent_prompts_per_server * config.largest_group
-        Concurrency.of(config, Lanes(2 * most), world.pool)
-        assert [lease.most_in_lanes for lease in world.pool.leases] == [most] * 2
+        Concurrency.of(config, Slots(2 * most), world.pool)
+        assert [lease.most_in_slots for lease in world.pool.leases] == [most] * 2
 
     in_world(main, num_servers=2)

@@ -57,7 +57,7 @@ def sampler_over(
     environment: Environment | None = None,
     groups: int = GROUPS,
     timeout_s: float = 300.0,
-    lanes: int = 4,
+    slots: int = 4,
     seed: int | None = None,
     events: "EventList | None" = None,
     **settings: Any,
@@ -76,7 +76,7 @@ def sampler_over(
         **settings,
     )
     examples = TrainingExamples(draw, {"echo": environment.client}, {})
-    seats = Seats(lanes, EventList() if events is None else events)
+    seats = Seats(slots, EventList() if events is None else events)
     return RolloutSampler({"echo": environment}, examples, client, sampler_settings, seats)
 
 

@@ -105,7 +105,7 @@ async def test_an_attempt_begins_when_the_one_before_has_really_ended() -> None:
         [],
     )
     assert sampler.seats.num_playing == 0
-    assert sampler.seats.lanes.num_held == 0
+    assert sampler.seats.slots.num_held == 0
 
 
 @pytest.mark.parametrize("has_begun_to_wait", [False, True])
@@ -131,15 +131,15 @@ async def test_a_run_that_ends_waits_for_attempts_that_are_being_stopped(
 
 async def test_an_attempt_takes_no_seat_away_but_its_own() -> None:
     seats = sampler_over(ScriptedClient(echo), ahead=0).seats
-    async with seats.taken("0.0/0", KEY, seats.lanes, (1,)):
-        async with seats.taken("0.0/0", KEY, seats.lanes, (2,)) as second:
+    async with seats.taken("0.0/0", KEY, seats.slots, (1,)):
+        async with seats.taken("0.0/0", KEY, seats.slots, (2,)) as second:
             pass
-        async with seats.taken("0.0/0", KEY, seats.lanes, (2,)) as second:
+        async with seats.taken("0.0/0", KEY, seats.slots, (2,)) as second:
             inner = seats.seat_of("0.0/0")
         assert inner is second
         assert seats.seat_of("0.0/0") is None
-    first = seats.taken("0.0/0", KEY, seats.lanes, (1,))
-    later = seats.taken("0.0/0", KEY, seats.lanes, (2,))
+    first = seats.taken("0.0/0", KEY, seats.slots, (1,))
+    later = seats.taken("0.0/0", KEY, seats.slots, (2,))
     await first.__aenter__()
     seat = await later.__aenter__()
     await first.__aexit__(None, None, None)
@@ -147,10 +147,10 @@ async def test_an_attempt_takes_no_seat_away_but_its_own() -> None:
     await later.__aexit__(None, None, None)
 
 
-async def test_attempts_that_wait_for_a_lane_when_the_run_ends_have_rows() -> None:
+async def test_attempts_that_wait_for_a_slot_when_the_run_ends_have_rows() -> None:
     held, events = Held(), EventList()
     held.hold("0.")
-    sampler = finished(held, events, ahead=0, lanes=2)
+    sampler = finished(held, events, ahead=0, slots=2)
     sampler.advance(0)
     await until(lambda: len(held.asked) == 2)
     rows = await rows_after_close(sampler)
@@ -178,7 +178,7 @@ async def test_attempts_that_end_the_run_have_a_row_and_a_last_event(kind: str) 
     }[kind]
     events = EventList()
     reply = error if kind == "no access" else "x"
-    sampler = sampler_over(ScriptedClient([reply]), ahead=0, events=events, lanes=2)
+    sampler = sampler_over(ScriptedClient([reply]), ahead=0, events=events, slots=2)
     if kind != "no access":
 
         async def play(request, policy) -> Rollout:
@@ -212,7 +212,7 @@ async def stages_when(
 async def test_an_attempt_that_is_canceled_while_it_is_scored_was_scored() -> None:
     environment, events = SlowToScore(), EventList()
     sampler = sampler_over(
-        ScriptedClient(echo), ahead=0, environment=environment, events=events, lanes=40
+        ScriptedClient(echo), ahead=0, environment=environment, events=events, slots=40
     )
     all_score = GROUPS * GROUP_SIZE
     for life in await stages_when(sampler, events, lambda: environment.num_scoring == all_score):
@@ -233,7 +233,7 @@ class Unscorable(Echo):
 async def test_an_attempt_whose_reward_fails_was_scored() -> None:
     events = EventList()
     sampler = sampler_over(
-        ScriptedClient(echo), ahead=0, environment=Unscorable(), events=events, lanes=40
+        ScriptedClient(echo), ahead=0, environment=Unscorable(), events=events, slots=40
     )
     sampler.advance(0)
     with pytest.raises(TelescopeError, match="rollouts of a batch failed"):

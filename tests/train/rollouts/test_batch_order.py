@@ -76,7 +76,7 @@ class HeldPolicy:
 
 
 def sampler_of(held: Held, events: EventList | None = None, **settings) -> RolloutSampler:
-    options = {"ahead": 1, "batches": VERSIONS, "lanes": 1000, "timeout_s": 600.0}
+    options = {"ahead": 1, "batches": VERSIONS, "slots": 1000, "timeout_s": 600.0}
     sampler = sampler_over(held, events=events, **{**options, **settings})
     held.seats = sampler.seats
     return sampler

@@ -1,4 +1,4 @@
-"""Lanes that follow the servers' caches: in steps, and against a simulated server."""
+"""Slots that follow the servers' caches: in steps, and against a simulated server."""
 
 import asyncio
 from dataclasses import replace
@@ -7,8 +7,8 @@ import pytest
 from tests.train.simulation.test_simulated_runs import scenario
 
 from telescope_train.inference.load import ServerLoad, parse_load
-from telescope_train.rollouts.concurrency import MOST_READ, Concurrency, LaneLimit
-from telescope_train.rollouts.lanes import Lanes
+from telescope_train.rollouts.concurrency import MOST_READ, Concurrency, SlotLimit
+from telescope_train.rollouts.slots import Slots
 from telescope_train.simulation.engine import EngineSpeed
 from telescope_train.simulation.run import simulate
 
@@ -39,8 +39,8 @@ def test_the_metrics_of_vllm_are_read() -> None:
     assert parse_load("<html>not found</html>") is None
 
 
-def test_lanes_grow_while_they_are_all_used_and_there_is_room() -> None:
-    limit = LaneLimit(100)
+def test_slots_grow_while_they_are_all_used_and_there_is_room() -> None:
+    limit = SlotLimit(100)
     assert limit.limit == 25
     assert limit.follow(load(0.2), is_used_up=False) == 25
     assert limit.follow(load(0.2), is_used_up=True) == 29
@@ -50,8 +50,8 @@ def test_lanes_grow_while_they_are_all_used_and_there_is_room() -> None:
     assert limit.follow(load(0.9), is_used_up=True) == 100
 
 
-def test_lanes_shrink_when_the_cache_is_full_or_somebody_lost_it() -> None:
-    limit = LaneLimit(100)
+def test_slots_shrink_when_the_cache_is_full_or_somebody_lost_it() -> None:
+    limit = SlotLimit(100)
     limit.limit = 100
     assert limit.follow(load(0.96), is_used_up=True) == 80
     assert limit.follow(load(0.8, preemptions=1), is_used_up=True) == 64
@@ -62,8 +62,8 @@ def test_lanes_shrink_when_the_cache_is_full_or_somebody_lost_it() -> None:
     assert limit.limit == 1
 
 
-def test_requests_that_begin_anew_at_a_change_of_weights_take_no_lanes_away() -> None:
-    limit = LaneLimit(100)
+def test_requests_that_begin_anew_at_a_change_of_weights_take_no_slots_away() -> None:
+    limit = SlotLimit(100)
     limit.limit = 100
     for preemptions in range(10):
         limit.follow(load(0.02, preemptions=preemptions, running=4), is_used_up=False)
@@ -74,23 +74,23 @@ def test_requests_that_begin_anew_at_a_change_of_weights_take_no_lanes_away() ->
     assert limit.limit < 80, "also when it has room again a moment later"
 
 
-def test_a_server_that_says_nothing_has_all_its_lanes() -> None:
-    limit = LaneLimit(100)
+def test_a_server_that_says_nothing_has_all_its_slots() -> None:
+    limit = SlotLimit(100)
     assert limit.follow(None, is_used_up=True) == 100
-    limit = LaneLimit(100)
+    limit = SlotLimit(100)
     limit.follow(load(0.2), is_used_up=False)
     assert limit.follow(None, is_used_up=True) == 25, "it did before: nothing changes"
 
 
-def test_lanes_of_groups_are_counted_in_groups() -> None:
-    limit = LaneLimit(10, calls_per_lane=8)
+def test_slots_of_groups_are_counted_in_groups() -> None:
+    limit = SlotLimit(10, calls_per_slot=8)
     limit.limit = 10
     assert limit.follow(load(0.96, running=64), is_used_up=True) == 6
 
 
-async def test_the_lanes_of_a_run_are_those_of_all_its_servers() -> None:
+async def test_the_slots_of_a_run_are_those_of_all_its_servers() -> None:
     answers = [load(0.2), load(0.96, running=4)]
-    lanes = Lanes(20)
+    slots = Slots(20)
 
     async def first() -> ServerLoad | None:
         return answers[0]
@@ -98,12 +98,12 @@ async def test_the_lanes_of_a_run_are_those_of_all_its_servers() -> None:
     async def second() -> ServerLoad | None:
         return answers[1]
 
-    following = Concurrency(lanes, [first, second])
-    assert lanes.limit == 4, "a quarter of ten for each"
-    waiting = [asyncio.create_task(lanes.enter((0, n))) for n in range(8)]
+    following = Concurrency(slots, [first, second])
+    assert slots.limit == 4, "a quarter of ten for each"
+    waiting = [asyncio.create_task(slots.enter((0, n))) for n in range(8)]
     await asyncio.sleep(0)
     await following.read_once()
-    assert lanes.limit == 3 + 1
+    assert slots.limit == 3 + 1
     for task in waiting:
         task.cancel()
 
@@ -122,45 +122,45 @@ class Reader:
 
 
 @pytest.mark.parametrize("follows", [True, False])
-async def test_a_server_that_is_lost_takes_its_lanes_with_it_and_brings_them_back(
+async def test_a_server_that_is_lost_takes_its_slots_with_it_and_brings_them_back(
     follows: bool,
 ) -> None:
     """Otherwise those that are left would work for twice as many rollouts as they may."""
-    servers, lanes = [Reader(None), Reader(None)], Lanes(64)
+    servers, slots = [Reader(None), Reader(None)], Slots(64)
     following = Concurrency(
-        lanes,
+        slots,
         [one.load for one in servers],
         serves=lambda index: servers[index].serves,
         follows_load=follows,
     )
     await following.read_once()
-    assert lanes.limit == 64
-    held = [lanes.enter_now() for _ in range(64)]
+    assert slots.limit == 64
+    held = [slots.enter_now() for _ in range(64)]
     assert all(held)
     servers[0].serves = False
     await following.read_once()
-    assert lanes.limit == 32
+    assert slots.limit == 32
     assert servers[0].num_asked == (1 if follows else 0), (
         "a dead one would only keep others waiting"
     )
     for _ in range(32):
-        lanes.leave()
-        assert not lanes.enter_now(), "what the lost server did is done by nobody else at first"
-    lanes.leave()
-    assert lanes.enter_now()
+        slots.leave()
+        assert not slots.enter_now(), "what the lost server did is done by nobody else at first"
+    slots.leave()
+    assert slots.enter_now()
     servers[1].serves = False
     await following.read_once()
-    assert lanes.limit == 1, "requests wait for a server to come back"
+    assert slots.limit == 1, "requests wait for a server to come back"
     servers[0].serves = servers[1].serves = True
     await following.read_once()
-    assert lanes.limit == 64
+    assert slots.limit == 64
 
 
-async def test_lanes_of_many_servers_follow_those_that_are_lost_in_their_turn() -> None:
+async def test_slots_of_many_servers_follow_those_that_are_lost_in_their_turn() -> None:
     servers = [Reader(None) for _ in range(MOST_READ + 2)]
-    lanes = Lanes(2 * len(servers))
+    slots = Slots(2 * len(servers))
     following = Concurrency(
-        lanes,
+        slots,
         [one.load for one in servers],
         serves=lambda index: servers[index].serves,
         follows_load=False,
@@ -168,14 +168,14 @@ async def test_lanes_of_many_servers_follow_those_that_are_lost_in_their_turn() 
     servers[-1].serves = False
     await following.read_once()
     await following.read_once()
-    assert lanes.limit == 2 * (len(servers) - 1)
+    assert slots.limit == 2 * (len(servers) - 1)
 
 
-async def test_a_run_whose_settings_do_not_follow_caches_has_all_lanes_at_once() -> None:
-    lanes, server = Lanes(40), Reader(0.99)
-    following = Concurrency(lanes, [server.load], follows_load=False)
+async def test_a_run_whose_settings_do_not_follow_caches_has_all_slots_at_once() -> None:
+    slots, server = Slots(40), Reader(0.99)
+    following = Concurrency(slots, [server.load], follows_load=False)
     await following.read_once()
-    assert (lanes.limit, server.num_asked) == (40, 0)
+    assert (slots.limit, server.num_asked) == (40, 0)
 
 
 async def test_many_servers_are_asked_in_turns() -> None:
@@ -189,7 +189,7 @@ async def test_many_servers_are_asked_in_turns() -> None:
 
         return read
 
-    following = Concurrency(Lanes(num_servers), [reader(number) for number in range(num_servers)])
+    following = Concurrency(Slots(num_servers), [reader(number) for number in range(num_servers)])
     sizes: list[int] = []
     for _ in range(6):
         before = len(asked)
@@ -200,8 +200,8 @@ async def test_many_servers_are_asked_in_turns() -> None:
 
 
 @pytest.mark.slow
-def test_a_full_cache_throws_hardly_anything_out_when_lanes_follow_it() -> None:
-    """The cache has room for about half of what all lanes would fill."""
+def test_a_full_cache_throws_hardly_anything_out_when_slots_follow_it() -> None:
+    """The cache has room for about half of what all slots would fill."""
     plain = scenario(groups=64, steps=6, ahead=2, engine=EngineSpeed(cache_tokens=300_000))
     found = {}
     for follows in (True, False):

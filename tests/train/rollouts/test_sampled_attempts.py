@@ -86,7 +86,7 @@ def test_rollouts_over_the_deadline_are_played_once_and_stay_in_their_groups() -
 
     async def main() -> SampledBatch:
         sampler = sampler_over(
-            walkers, ahead=0, environment=Walk(), groups=50, timeout_s=2.0, lanes=150
+            walkers, ahead=0, environment=Walk(), groups=50, timeout_s=2.0, slots=150
         )
         sampler.advance(0)
         batch = await sampler.take(0)
@@ -113,7 +113,7 @@ async def test_every_attempt_is_returned_once_with_its_number() -> None:
         asked[prompt] = asked.get(prompt, 0) + 1
         return RuntimeError("hiccup") if asked[prompt] <= 2 else echo(messages)
 
-    sampler = sampler_over(ScriptedClient(fails_twice), ahead=0, batches=1, lanes=1)
+    sampler = sampler_over(ScriptedClient(fails_twice), ahead=0, batches=1, slots=1)
     sampler.advance(0)
     batch = await sampler.take(0)
     final = [rollout for group in batch.groups for rollout in group.rollouts]
@@ -139,7 +139,7 @@ async def test_closing_returns_what_the_run_did_not_get_to() -> None:
             inner = super().policy(rollout_id, sampling)
             return inner if rollout_id.startswith("0.0") else Walker(num_turns=17).hanging()
 
-    sampler = sampler_over(Policies(echo), ahead=0, lanes=6)
+    sampler = sampler_over(Policies(echo), ahead=0, slots=6)
     sampler.advance(0)
     async with asyncio.timeout(120):
         while not sampler._places[0][0].is_done:  # noqa: ASYNC110

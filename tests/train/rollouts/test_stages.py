@@ -110,7 +110,7 @@ async def test_every_attempt_of_a_run_has_one_whole_life() -> None:
             raise RuntimeError("broken")
 
     events = EventList()
-    sampler = sampler_over(Policies(echo), ahead=1, lanes=40, events=events, environment=None)
+    sampler = sampler_over(Policies(echo), ahead=1, slots=40, events=events, environment=None)
     sampler.advance(0)
     batch = await sampler.take(0)
     await sampler._places[1][1].task
@@ -136,19 +136,19 @@ async def test_every_attempt_of_a_run_has_one_whole_life() -> None:
 
 
 @pytest.mark.parametrize("until_end", [False, True])
-async def test_tools_and_rewards_hold_no_lane_unless_asked_for(until_end: bool) -> None:
-    """The environment waits until others have been with the servers, which needs their lane."""
-    lanes, most = 1, 0
-    seats = Seats(lanes, EventList(), until_end=until_end)
+async def test_tools_and_rewards_hold_no_slot_unless_asked_for(until_end: bool) -> None:
+    """The environment waits until others have been with the servers, which needs their slot."""
+    slots, most = 1, 0
+    seats = Seats(slots, EventList(), until_end=until_end)
     both = asyncio.Barrier(2)
 
     async def rollout(index: int) -> None:
         nonlocal most
         key = AttemptKey(step=1, environment="e", group_id="0.0", index=index, attempt=1)
-        async with seats.taken(f"0.0/{index}", key, seats.lanes, (1, index)) as seat:
+        async with seats.taken(f"0.0/{index}", key, seats.slots, (1, index)) as seat:
             async with seat.call() as sent:
                 sent("server", 0)
-                most = max(most, seats.lanes.num_held)
+                most = max(most, seats.slots.num_held)
                 await asyncio.sleep(0)
             await both.wait()
             async with seat.call() as sent:
@@ -167,7 +167,7 @@ async def test_tools_and_rewards_hold_no_lane_unless_asked_for(until_end: bool) 
         async with asyncio.timeout(120):
             await rollouts
     assert most == 1
-    assert seats.lanes.num_held == 0
+    assert seats.slots.num_held == 0
     assert seats.num_playing == 0
 
 
@@ -179,7 +179,7 @@ async def test_open_rollouts_are_bounded() -> None:
     async def rollout(index: int) -> None:
         nonlocal most
         key = AttemptKey(step=1, environment="e", group_id="0.0", index=index, attempt=1)
-        async with seats.taken(f"0.0/{index}", key, seats.lanes, (1, index)) as seat:
+        async with seats.taken(f"0.0/{index}", key, seats.slots, (1, index)) as seat:
             async with seat.call():
                 pass
             most = max(most, seats.num_playing)
@@ -188,14 +188,14 @@ async def test_open_rollouts_are_bounded() -> None:
     rollouts = [asyncio.create_task(rollout(index)) for index in range(8)]
     for _ in range(100):
         await asyncio.sleep(0)
-    assert seats.num_playing == 3, "one more than there are lanes, for those with the environment"
+    assert seats.num_playing == 3, "one more than there are slots, for those with the environment"
     assert seats.num_waiting == 5
     release.set()
     await asyncio.gather(*rollouts)
     assert most == 3
 
 
-async def test_programs_that_ask_many_things_at_once_get_a_lane_for_each() -> None:
+async def test_programs_that_ask_many_things_at_once_get_a_slot_for_each() -> None:
     seats = Seats(2, EventList())
     inside = most = 0
 
@@ -208,8 +208,8 @@ async def test_programs_that_ask_many_things_at_once_get_a_lane_for_each() -> No
             await asyncio.sleep(0)
             inside -= 1
 
-    async with seats.taken("0.0/0", KEY, seats.lanes, (1,)) as seat:
+    async with seats.taken("0.0/0", KEY, seats.slots, (1,)) as seat:
         await asyncio.gather(*(call(seat) for _ in range(6)))
         assert seat.life.stage is Stage.ENVIRONMENT
     assert most == 2
-    assert seats.lanes.num_held == 0
+    assert seats.slots.num_held == 0

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from telescope_train.rollouts.lanes import Lanes
 from telescope_train.rollouts.places import Place
 from telescope_train.rollouts.playing import Player
 from telescope_train.rollouts.sampled import SamplerState
 from telescope_train.rollouts.sampler import RolloutSampler
+from telescope_train.rollouts.slots import Slots
 from telescope_train.rollouts.stages import AttemptLife
 from telescope_train.simulation.faults import KINDS, Ledger, play, played, schedule
 from telescope_train.simulation.virtual_time import Deadlock
@@ -84,10 +84,10 @@ def first_with(problem: str, kind: str, numbers: range = range(12)) -> int | Non
     return None
 
 
-def test_a_lane_that_is_not_given_back_is_a_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Lanes, "leave", lambda self: None)
+def test_a_slot_that_is_not_given_back_is_a_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Slots, "leave", lambda self: None)
     with pytest.raises(Deadlock):
-        played(schedule("one-lane", 0), Ledger())
+        played(schedule("one-slot", 0), Ledger())
 
 
 def test_a_checkpoint_that_skips_a_batch_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def test_a_long_run_has_no_more_readings_than_a_short_one(found: Simulated) -> N
     assert len(found.usage) <= 240
 
 
-def test_queues_are_seen_where_there_are_fewer_lanes_than_rollouts() -> None:
+def test_queues_are_seen_where_there_are_fewer_slots_than_rollouts() -> None:
     roomy = scenario(steps=3, groups=32, num_servers=1)
     update = {"max_concurrent_prompts_per_server": 2}
     section = roomy.config.scheduling.model_copy(update=update)

@@ -195,7 +195,7 @@ def _show(console: Console, found: "Estimate", kind: str) -> None:
     _bar(console, one)
     console.print(
         f"Staleness: mean {one.staleness_mean:.2f}, at most {one.staleness_max:.0f} updates. "
-        f"Groups ready when asked: {one.groups_ready:.1f}; rollouts waiting for a lane: "
+        f"Groups ready when asked: {one.groups_ready:.1f}; rollouts waiting for a slot: "
         f"{one.rollouts_waiting:.0f}; preemptions: {one.num_preemptions}."
     )
     table = Table(box=box.SIMPLE, title="other divisions of the GPUs", title_justify="left")

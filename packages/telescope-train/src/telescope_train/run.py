@@ -246,7 +246,7 @@ async def _while_watched(opened: Opened, joined: Joined) -> None:
     if apart := joined.logs.nodes:
         opened.view.note(f"logs are fetched from {', '.join(apart)}")
     watches = [*keeping(opened), timing_ranks(opened), joined.logs.run(), opened.head.watch()]
-    watches.append(Concurrency.of(config, policies.seats.lanes, policies.pool).run())
+    watches.append(Concurrency.of(config, policies.seats.slots, policies.pool).run())
     if (meters := run_meters(opened)) is not None:
         watches.append(meters.run())
     await supervised(_train(opened), watches)

@@ -129,7 +129,7 @@ async def grade_again(
         split=split,
         deadline_s=deadline_s,
         has_group_rewards=description.has_group_rewards,
-        lanes=asyncio.Semaphore(concurrency),
+        slots=asyncio.Semaphore(concurrency),
     )
     left = iter(groups)
 
@@ -153,7 +153,7 @@ class _Grader:
     split: Split
     deadline_s: float
     has_group_rewards: bool
-    lanes: asyncio.Semaphore
+    slots: asyncio.Semaphore
 
     async def group(self, rows: Sequence[RolloutRow]) -> list[Graded]:
         graded = await asyncio.gather(*(self._rollout(row) for row in rows))
@@ -193,7 +193,7 @@ class _Grader:
         async def play(attempt: int) -> Rollout:
             return await self.environment.play(request, nobody.policy(row.group_id))
 
-        async with self.lanes:
+        async with self.slots:
             rollout = await play_with_attempts(play, max_failed=1)
         return Graded(
             row=row,

@@ -39,7 +39,7 @@ class Stage(StrEnum):
     DRAWN = "drawn"
     """It is known what is to be played."""
     WAITING = "waiting"
-    """It waits for a lane: to begin, or to ask the model again."""
+    """It waits for a slot: to begin, or to ask the model again."""
     GENERATING = "generating"
     """A server is working for it."""
     ENVIRONMENT = "environment"

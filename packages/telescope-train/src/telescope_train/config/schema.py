@@ -167,10 +167,10 @@ class SchedulingSection(Section):
     counted. A new group goes to the server with the fewest requests, and later turns go where their
     prefix is, unless that server has as many as it may: then the rollout goes on at another one."""
     enable_individual_sample_lanes: bool = True
-    """Give each rollout a lane of its own; false = a lane for each group, whose rollouts begin
+    """Give each rollout a slot of its own; false = a slot for each group, whose rollouts begin
     together and which is free when all of them are."""
     free_lane_after_generation: bool = True
-    """Hold a lane for each model call only, so that tools and rewards hold none; false = to the end
+    """Hold a slot for each model call only, so that tools and rewards hold none; false = to the end
     of the rollout."""
     follow_kv_cache_use: bool = True
     """Work on fewer rollouts than `max_concurrent_prompts_per_server` allows while the cache of the
@@ -181,7 +181,7 @@ class SchedulingSection(Section):
     """Prompts that are ready ahead of their turn."""
     max_open_rollouts: Count | None = None
     """Most rollouts that have begun and not ended, those included that are with their environment;
-    null = 4 for each lane."""
+    null = 4 for each slot."""
 
 
 class CheckpointSection(Section):

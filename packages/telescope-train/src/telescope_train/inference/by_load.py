@@ -13,12 +13,12 @@ _MOST_PER_SERVER = 4
 _FEW = 64
 """Entries that are never too many."""
 Load = tuple[float, int]
-"""The lowest one has the most room: the share of its lanes that is held, and its requests."""
+"""The lowest one has the most room: the share of its slots that is held, and its requests."""
 
 
 def load_of(lease: Lease) -> Load:
     """Return how busy a server is."""
-    return lease.num_in_lanes / lease.most_in_lanes, lease.num_requests
+    return lease.num_in_slots / lease.most_in_slots, lease.num_requests
 
 
 class ByLoad:
@@ -40,10 +40,10 @@ class ByLoad:
             heapq.heappop(self._entries)
         return None
 
-    def add(self, lease: Lease, num_requests: int = 0, *, in_lanes: bool = False) -> None:
+    def add(self, lease: Lease, num_requests: int = 0, *, in_slots: bool = False) -> None:
         """Note that a server has that many requests more, or that its room has changed."""
         lease.num_requests += num_requests
-        lease.num_in_lanes += num_requests if in_lanes else 0
+        lease.num_in_slots += num_requests if in_slots else 0
         if len(self._entries) >= _FEW + _MOST_PER_SERVER * len(self._leases):
             self._make_anew()
         heapq.heappush(self._entries, (load_of(lease), self._numbers[id(lease)]))

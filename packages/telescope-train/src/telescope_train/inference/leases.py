@@ -159,10 +159,10 @@ class Lease:
         """Whether it has sampled a token in its present life."""
         self.num_requests = 0
         """Requests that its pool has sent there and that have not ended."""
-        self.num_in_lanes = 0
-        """Those of them that hold a lane: the requests of rollouts that are trained on."""
-        self.most_in_lanes = UNLIMITED
-        """Most requests with a lane that are sent there while another server has room for them."""
+        self.num_in_slots = 0
+        """Those of them that hold a slot: the requests of rollouts that are trained on."""
+        self.most_in_slots = UNLIMITED
+        """Most requests with a slot that are sent there while another server has room for them."""
         self._ended_identity = ""
         """Of the life before, while that of the present one is not known."""
         self._on_event = on_event
@@ -176,8 +176,8 @@ class Lease:
 
     @property
     def has_room(self) -> bool:
-        """Whether it may be sent one more request with a lane."""
-        return self.num_in_lanes < self.most_in_lanes
+        """Whether it may be sent one more request with a slot."""
+        return self.num_in_slots < self.most_in_slots
 
     @property
     def takes_weights(self) -> bool:

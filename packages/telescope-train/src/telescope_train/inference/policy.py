@@ -138,7 +138,7 @@ class TokenPolicy(RecordingPolicy):
                 sampling,
                 stop_token_ids=self._renderer.stop_token_ids,
                 group_id=self._group_id,
-                # Later turns go first: a rollout that is nearly done frees its lane and its cache.
+                # Later turns go first: a rollout that is nearly done frees its slot and its cache.
                 priority=-len(self.turns),
             )
             generation = until_stop(generation, sampling.stop, self._renderer.decode)

@@ -54,7 +54,7 @@ def server_priority(priority: int, step: int, *, is_again: bool) -> int:
 
 
 class Turn(NamedTuple):
-    """A turn of a rollout that is trained on, which holds a lane."""
+    """A turn of a rollout that is trained on, which holds a slot."""
 
     rollout_id: str
     step: int
@@ -111,19 +111,19 @@ class ServerPool:
     ) -> Generation:
         """Sample one continuation on the group's server; a lower `priority` goes first.
 
-        `turn`: of a rollout that holds a lane for it; None = it is not of any. Among equals, those
+        `turn`: of a rollout that holds a slot for it; None = it is not of any. Among equals, those
         of a lower step go first, and of these the ones that are sent again. If the group's server
         has all it may have, the rollout goes on at another one, where its later turns go as well.
         """
         begun: Generation | None = None
         is_again = False
-        in_lanes, step = turn is not None, 0 if turn is None else turn.step
+        in_slots, step = turn is not None, 0 if turn is None else turn.step
         watched = _Watched(len(prompt_ids), watching)
         while True:
             lease = self._route(group_id, turn) or await self._wait_for_route(group_id, turn)
             life = lease.life
             watched.is_sent(lease.client.base_url, self.version, begun)
-            self._by_load.add(lease, 1, in_lanes=in_lanes)
+            self._by_load.add(lease, 1, in_slots=in_slots)
             try:
                 # vLLM shares cached prefixes only between requests with the same salt, so that a
                 # prefix computed under older weights is never reused.
@@ -160,7 +160,7 @@ class ServerPool:
                 _note_tokens(lease, life, begun, generation)
                 return generation
             finally:
-                self._by_load.add(lease, -1, in_lanes=in_lanes)
+                self._by_load.add(lease, -1, in_slots=in_slots)
 
     async def until_down(self) -> None:
         """Wait until no server takes requests."""
@@ -186,10 +186,10 @@ class ServerPool:
             self._by_load.add(lease)
         self._serves.set()
 
-    def limit(self, most_in_lanes: int) -> None:
-        """Bound the requests with a lane of each server, as long as another one has room."""
+    def limit(self, most_in_slots: int) -> None:
+        """Bound the requests with a slot of each server, as long as another one has room."""
         for lease in self.leases:
-            lease.most_in_lanes = most_in_lanes
+            lease.most_in_slots = most_in_slots
             self._by_load.add(lease)
 
     async def close(self) -> None:

@@ -33,9 +33,9 @@ from telescope_train.rollouts.accept import AcceptFn, discarded, is_scored, reje
 from telescope_train.rollouts.draw import Drawn
 from telescope_train.rollouts.failures import boundary_of
 from telescope_train.rollouts.held_out import Cleared, TrainingExamples
-from telescope_train.rollouts.lanes import Holding, to_begin
 from telescope_train.rollouts.places import OFF_POLICY, Place, off_policy, oldest_version
 from telescope_train.rollouts.seats import Seat, Seats
+from telescope_train.rollouts.slots import Holding, to_begin
 from telescope_train.rollouts.stages import AttemptKey
 
 
@@ -212,7 +212,7 @@ class Player:
                 place.ended.append(failed)
             require_others(failed, f"environment {name}")
 
-        # The lane is given back between attempts, so that others go on while a server recovers.
+        # The slot is given back between attempts, so that others go on while a server recovers.
         return await play_with_attempts(
             lambda attempt: self._attempt(playing, attempt),
             first=playing.num_attempts + 1,
@@ -312,7 +312,7 @@ class _Playing:
         """Keep a record of an attempt that `error` has ended; `ended`: what is known of it."""
         place = self.place
         if isinstance(error, asyncio.CancelledError):
-            # Without a seat it waited for a lane, and nothing of it was too old.
+            # Without a seat it waited for a slot, and nothing of it was too old.
             reason = ended.status_reason if seat is None else seat.reason
             is_replaced = reason == OFF_POLICY
             kept = place.replaced if is_replaced else place.ended

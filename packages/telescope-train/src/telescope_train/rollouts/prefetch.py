@@ -1,4 +1,4 @@
-"""Examples are read, rendered and tokenized ahead, so that a free lane waits for no prompt."""
+"""Examples are read, rendered and tokenized ahead, so that a free slot waits for no prompt."""
 
 import asyncio
 import logging

@@ -22,7 +22,7 @@ class SampledBatch:
     failed_attempts: Mapping[Boundary, int] = field(default_factory=dict[Boundary, int])
     """Number of failed attempts by cause, including those that a later attempt replaced."""
     queues: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Groups that were ready, and rollouts that were playing or waiting for a lane, when the
+    """Groups that were ready, and rollouts that were playing or waiting for a slot, when the
     trainer asked for the batch."""
     workers: Mapping[str, float] = field(default_factory=dict[str, float])
     """State of the processes of each environment at that time, as `environment/number`."""

@@ -1,6 +1,6 @@
 """Seats: the attempts that are being played, and what each of their model calls waits for.
 
-`SeatedPool` is what policies ask. A call of an attempt with a seat waits for a lane and is noted in
+`SeatedPool` is what policies ask. A call of an attempt with a seat waits for a slot and is noted in
 the attempt's life; any other call, such as one of an eval, goes straight to the servers.
 """
 
@@ -14,11 +14,11 @@ from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.generation import Generation
 from telescope_train.inference.pool import ServerPool, Turn
 from telescope_train.observability.calls import UNRECORDED_CALLS, Caller, CallLog
-from telescope_train.rollouts.lanes import GroupLane, Holding, Lanes, Priority, to_go_on
+from telescope_train.rollouts.slots import GroupSlot, Holding, Priority, Slots, to_go_on
 from telescope_train.rollouts.stages import AttemptKey, AttemptLife
 
-OPEN_PER_LANE = 4
-"""Rollouts that may be open for each lane; all but those in the lanes are with environments."""
+OPEN_PER_SLOT = 4
+"""Rollouts that may be open for each slot; all but those in the slots are with environments."""
 
 OnSent = Callable[[str, WeightVersion], None]
 """Gets the address of the server and the live weights, when a call is sent there."""
@@ -29,24 +29,24 @@ class Seats:
 
     def __init__(
         self,
-        num_lanes: int,
+        num_slots: int,
         log: EventSink,
         *,
         calls: CallLog = UNRECORDED_CALLS,
         max_open: int | None = None,
-        a_lane_per_group: bool = False,
+        a_slot_per_group: bool = False,
         until_end: bool = False,
     ) -> None:
-        """`until_end`: a lane is held until the rollout has ended, or its group.
+        """`until_end`: a slot is held until the rollout has ended, or its group.
 
-        `max_open`: rollouts that may be open; None = `OPEN_PER_LANE` for each lane.
+        `max_open`: rollouts that may be open; None = `OPEN_PER_SLOT` for each slot.
         """
-        self.lanes = Lanes(num_lanes)
+        self.slots = Slots(num_slots)
         self.log = log
         self.calls = calls
         self.until_end = until_end
-        self._a_lane_per_group = a_lane_per_group
-        self._open = Lanes(OPEN_PER_LANE * num_lanes if max_open is None else max_open)
+        self._a_slot_per_group = a_slot_per_group
+        self._open = Slots(OPEN_PER_SLOT * num_slots if max_open is None else max_open)
         self._taken: dict[str, Seat] = {}
 
     @classmethod
@@ -62,17 +62,17 @@ class Seats:
         section = config.scheduling
         num_groups = section.max_concurrent_prompts_per_server * num_servers
         group_size = config.largest_group
-        a_lane_per_group = not section.enable_individual_sample_lanes
+        a_slot_per_group = not section.enable_individual_sample_lanes
         max_open = section.max_open_rollouts
         if max_open is None:
-            max_open = OPEN_PER_LANE * num_groups * group_size
+            max_open = OPEN_PER_SLOT * num_groups * group_size
         return cls(
-            num_groups if a_lane_per_group else num_groups * group_size,
+            num_groups if a_slot_per_group else num_groups * group_size,
             log,
             calls=calls,
-            # A group that has its lane has to get all of its rollouts in.
-            max_open=max(max_open, group_size) if a_lane_per_group else max_open,
-            a_lane_per_group=a_lane_per_group,
+            # A group that has its slot has to get all of its rollouts in.
+            max_open=max(max_open, group_size) if a_slot_per_group else max_open,
+            a_slot_per_group=a_slot_per_group,
             until_end=not section.free_lane_after_generation,
         )
 
@@ -83,18 +83,18 @@ class Seats:
 
     @property
     def num_waiting(self) -> int:
-        """Attempts and calls that wait for a lane, or to be opened."""
-        return self.lanes.num_waiting + self._open.num_waiting
+        """Attempts and calls that wait for a slot, or to be opened."""
+        return self.slots.num_waiting + self._open.num_waiting
 
     def for_group(self) -> Holding:
         """Return what the rollouts of one group enter."""
-        return GroupLane(self.lanes) if self._a_lane_per_group else self.lanes
+        return GroupSlot(self.slots) if self._a_slot_per_group else self.slots
 
     @asynccontextmanager
     async def taken(
         self, rollout_id: str, key: AttemptKey, holding: Holding, priority: Priority
     ) -> "AsyncIterator[Seat]":
-        """Wait for a lane, and hold the seat of this attempt."""
+        """Wait for a slot, and hold the seat of this attempt."""
         life = AttemptLife(key, self.log.add)
         seat = Seat(life, holding, until_end=self.until_end)
         try:
@@ -102,7 +102,7 @@ class Seats:
             await self._open.enter(priority)
             try:
                 await holding.enter(priority)
-                seat.has_lane = True
+                seat.has_slot = True
                 life.begins()
                 self._taken[rollout_id] = seat
                 yield seat
@@ -130,14 +130,14 @@ class Seat:
         self.life = life
         self.reason = "cancelled"
         """Why it is canceled, if it is."""
-        self.has_lane = False
-        """Whether it holds a lane outside its calls: for its first one, or all the time."""
+        self.has_slot = False
+        """Whether it holds a slot outside its calls: for its first one, or all the time."""
         self._holding = holding
         self._until_end = until_end
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[OnSent]:
-        """Wait for a lane and hold it for one model call; yields what to tell where it is sent."""
+        """Wait for a slot and hold it for one model call; yields what to tell where it is sent."""
         life, is_sent = self.life, False
 
         def sent(server: str, version: WeightVersion) -> None:
@@ -168,14 +168,14 @@ class Seat:
         )
 
     def close(self) -> None:
-        """Give back the lane that is held outside calls."""
-        if self.has_lane:
-            self.has_lane = False
+        """Give back the slot that is held outside calls."""
+        if self.has_slot:
+            self.has_slot = False
             self._holding.leave()
 
     async def _enter(self) -> None:
-        if self.has_lane:
-            self.has_lane = self._until_end
+        if self.has_slot:
+            self.has_slot = self._until_end
             return
         if self._holding.enter_now():
             return
@@ -209,7 +209,7 @@ class SeatedPool:
         group_id: str,
         priority: int = 0,
     ) -> Generation:
-        """Sample one continuation, once there is a lane for it."""
+        """Sample one continuation, once there is a slot for it."""
         seat = self._seats.seat_of(self._rollout_id)
         if seat is None:
             return await self._pool.generate(

@@ -80,7 +80,7 @@ class AttemptLife:
         return self.stage in _ENDS
 
     def waits_to_begin(self) -> None:
-        """It waits for its first lane."""
+        """It waits for its first slot."""
         self._move(Stage.WAITING)
 
     def begins(self) -> None:
@@ -88,12 +88,12 @@ class AttemptLife:
         self._move(Stage.ENVIRONMENT)
 
     def waits(self) -> None:
-        """A model call waits for a lane."""
+        """A model call waits for a slot."""
         self._num_waiting += 1
         self._settle()
 
     def no_longer_waits(self) -> None:
-        """The call has its lane, or was canceled before it had one."""
+        """The call has its slot, or was canceled before it had one."""
         self._num_waiting -= 1
 
     def is_sent(self, server: str, version: WeightVersion) -> None:

@@ -75,7 +75,7 @@ class Expected:
     groups_ready: float
     """Groups that have ended when the trainer asks for its batch."""
     rollouts_waiting: float
-    """Rollouts that wait for a lane at that time."""
+    """Rollouts that wait for a slot at that time."""
     num_preemptions: int
     generate_s: float
     """Seconds of a step in which the trainer waits for rollouts."""

@@ -173,7 +173,7 @@ def _answers_get_lost(plan: Plan, chance: random.Random) -> None:
     plan.disturb = disturb
 
 
-def _one_lane(plan: Plan, chance: random.Random) -> None:
+def _one_slot(plan: Plan, chance: random.Random) -> None:
     plan.scheduling |= {"max_concurrent_prompts_per_server": 1, "max_open_rollouts": 1}
     plan.scheduling["enable_individual_sample_lanes"] = chance.random() < 0.5
     plan.rollout["group_size"] = 2
@@ -259,7 +259,7 @@ _SINGLE: Mapping[str, Callable[[Plan, random.Random], None]] = {
     "servers-die-in-updates": _servers_die_in_updates,
     "restarts-fail": _restarts_fail,
     "weights-arrive-changed": _weights_arrive_changed,
-    "one-lane": _one_lane,
+    "one-slot": _one_slot,
     "finished-order": _late_in_finished_order,
     "ranks-die": _ranks_die,
     "ranks-die-in-updates": _ranks_die_in_updates,

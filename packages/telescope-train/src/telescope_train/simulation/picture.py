@@ -90,7 +90,7 @@ def write_page(path: Path, estimate: Estimate, *, title: str) -> None:
             ]
         ),
         _figure("Share of the time in use", [curves["servers busy"], curves["ranks busy"]]),
-        _figure("What waits", [curves["lane queue"], curves["server queue"]]),
+        _figure("What waits", [curves["slot queue"], curves["server queue"]]),
         _figure("Groups that have ended and wait for the trainer", [curves["groups ready"]]),
         _figure("Weight updates between sampling and training", [curves["staleness"]]),
         "<h2>Divisions of the GPUs</h2>",
@@ -107,7 +107,7 @@ def _curves(course: Course) -> list[_Curve]:
     return [
         of("servers busy", lambda one: one.servers_busy, is_share=True),
         of("ranks busy", lambda one: one.ranks_busy, is_share=True),
-        of("lane queue", lambda one: one.rollouts_waiting),
+        of("slot queue", lambda one: one.rollouts_waiting),
         of("server queue", lambda one: one.requests_waiting),
         of("groups ready", lambda one: one.groups_ready),
         _Curve(name="staleness", spans=list(_staleness(course))),

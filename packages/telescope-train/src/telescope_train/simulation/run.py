@@ -248,10 +248,10 @@ class SimulatedRun:
         await supervised(work, [keeping.run()], grace_s=0.0)
 
     def follow(self, parts: LoopParts) -> None:
-        """Let the lanes follow the servers until the simulation ends, as far as they may change."""
+        """Let the slots follow the servers until the simulation ends, as far as they may change."""
         config = self._scenario.config
-        lanes = parts.sampler.seats.lanes
-        following = Concurrency.of(config, lanes, self.pool, read_all=read_in_turn)
+        slots = parts.sampler.seats.slots
+        following = Concurrency.of(config, slots, self.pool, read_all=read_in_turn)
         if config.scheduling.follow_kv_cache_use or self._scenario.fleet is not None:
             in_background(following.run())
 

@@ -29,7 +29,7 @@ class Usage:
     ranks_busy: float
     """Share of the time in which the ranks computed, 0 to 1."""
     rollouts_waiting: float
-    """Rollouts and calls that waited for a lane, or to begin."""
+    """Rollouts and calls that waited for a slot, or to begin."""
     requests_waiting: float
     """Requests that waited in the queues of the servers."""
     groups_ready: float

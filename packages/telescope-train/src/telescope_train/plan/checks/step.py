@@ -101,7 +101,7 @@ def _unused_scheduling(config: TrainConfig) -> Iterator[str]:
     if not section.free_lane_after_generation and (open_rollouts or 0) >= most:
         yield (
             f"scheduling.max_open_rollouts ({open_rollouts}) has no effect with "
-            "free_lane_after_generation = false, where each open rollout holds a lane and there "
+            "free_lane_after_generation = false, where each open rollout holds a slot and there "
             f"are {most}; lower it, or remove it"
         )
 

@@ -1,11 +1,11 @@
-"""Lanes: how many at a time, who is next, and that none is lost by a cancellation."""
+"""Slots: how many at a time, who is next, and that none is lost by a cancellation."""
 
 import asyncio
 import random
 
 import pytest
 
-from telescope_train.rollouts.lanes import GroupLane, Lanes, to_begin, to_go_on
+from telescope_train.rollouts.slots import GroupSlot, Slots, to_begin, to_go_on
 
 
 async def settled() -> None:
@@ -14,14 +14,14 @@ async def settled() -> None:
 
 
 async def test_later_turns_go_first_then_older_batches() -> None:
-    lanes = Lanes(1)
-    await lanes.enter(to_begin(0, 0, 0))
+    slots = Slots(1)
+    await slots.enter(to_begin(0, 0, 0))
     order: list[str] = []
 
     async def one(name: str, priority: tuple[int, ...]) -> None:
-        await lanes.enter(priority)
+        await slots.enter(priority)
         order.append(name)
-        lanes.leave()
+        slots.leave()
 
     tasks = [
         asyncio.create_task(one("new, batch 1", to_begin(1, 0, 0))),
@@ -31,7 +31,7 @@ async def test_later_turns_go_first_then_older_batches() -> None:
         asyncio.create_task(one("turn 4, batch 0", to_go_on(0, 3))),
     ]
     await settled()
-    lanes.leave()
+    slots.leave()
     await asyncio.gather(*tasks)
     assert order == [
         *("turn 4, batch 0", "turn 2, batch 0", "turn 2, batch 1"),
@@ -41,10 +41,10 @@ async def test_later_turns_go_first_then_older_batches() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("kind", ["own", "group"])
-async def test_no_lane_is_lost_or_held_twice_whatever_is_cancelled(seed: int, kind: str) -> None:
+async def test_no_slot_is_lost_or_held_twice_whatever_is_cancelled(seed: int, kind: str) -> None:
     chance = random.Random(seed)
-    lanes = Lanes(3)
-    groups = [GroupLane(lanes) if kind == "group" else lanes for _ in range(5)]
+    slots = Slots(3)
+    groups = [GroupSlot(slots) if kind == "group" else slots for _ in range(5)]
     inside: set[tuple[int, int]] = set()
     most = 0
 
@@ -66,23 +66,23 @@ async def test_no_lane_is_lost_or_held_twice_whatever_is_cancelled(seed: int, ki
         if chance.random() < 0.3:
             tasks[chance.randrange(60)].cancel()
         if chance.random() < 0.05:
-            lanes.resize(chance.randrange(1, 4))
+            slots.resize(chance.randrange(1, 4))
     async with asyncio.timeout(120):
         await asyncio.wait(tasks)
-    assert lanes.num_held == 0
-    assert lanes.num_waiting == 0
+    assert slots.num_held == 0
+    assert slots.num_waiting == 0
     assert 1 <= most <= 3
-    assert lanes.enter_now(), "a lane is free"
+    assert slots.enter_now(), "a slot is free"
 
 
-async def test_a_group_has_one_lane_however_many_of_it_are_inside() -> None:
-    lanes = Lanes(1)
-    first, second = GroupLane(lanes), GroupLane(lanes)
+async def test_a_group_has_one_slot_however_many_of_it_are_inside() -> None:
+    slots = Slots(1)
+    first, second = GroupSlot(slots), GroupSlot(slots)
     for _ in range(3):
         await first.enter((0,))
     waiting = asyncio.create_task(second.enter((0,)))
     await settled()
-    assert lanes.num_held == 1
+    assert slots.num_held == 1
     assert not waiting.done()
     assert not second.enter_now()
     first.leave()
@@ -92,19 +92,19 @@ async def test_a_group_has_one_lane_however_many_of_it_are_inside() -> None:
     first.leave()
     await waiting
     second.leave()
-    assert lanes.num_held == 0
+    assert slots.num_held == 0
 
 
-async def test_fewer_lanes_take_effect_as_they_are_given_back() -> None:
-    lanes = Lanes(4)
+async def test_fewer_slots_take_effect_as_they_are_given_back() -> None:
+    slots = Slots(4)
     for _ in range(4):
-        assert lanes.enter_now()
-    lanes.resize(2)
-    waiting = asyncio.create_task(lanes.enter((0,)))
-    lanes.leave()
-    lanes.leave()
+        assert slots.enter_now()
+    slots.resize(2)
+    waiting = asyncio.create_task(slots.enter((0,)))
+    slots.leave()
+    slots.leave()
     await settled()
     assert not waiting.done()
-    lanes.resize(3)
+    slots.resize(3)
     await waiting
-    assert lanes.num_held == 3
+    assert slots.num_held == 3

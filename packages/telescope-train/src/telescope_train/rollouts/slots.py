@@ -1,7 +1,7 @@
-"""Lanes: how many model calls are under way at a time, and who gets the next one that is free.
+"""Slots: how many model calls are under way at a time, and who gets the next one that is free.
 
-A lane is held while a server works for a rollout, and no longer: tools and rewards hold none. A new
-rollout begins when a lane is free for its first call and no other rollout waits to go on. So
+A slot is held while a server works for a rollout, and no longer: tools and rewards hold none. A new
+rollout begins when a slot is free for its first call and no other rollout waits to go on. So
 whatever was begun ends soon, and what is open stays little.
 """
 
@@ -11,7 +11,7 @@ from itertools import count
 from typing import Protocol
 
 Priority = tuple[int, ...]
-"""The lowest one gets the next lane."""
+"""The lowest one gets the next slot."""
 
 
 def to_begin(batch: int, position: int, index: int) -> Priority:
@@ -24,37 +24,37 @@ def to_go_on(batch: int, num_calls: int) -> Priority:
     return (0, batch, -num_calls)
 
 
-class Lanes:
-    """A number of lanes, which may change while some are held."""
+class Slots:
+    """A number of slots, which may change while some are held."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        """Lanes that may be held; more are held for a while after it was lowered."""
+        """Slots that may be held; more are held for a while after it was lowered."""
         self.num_held = 0
         self._waiting: list[tuple[Priority, int, Future[None]]] = []
         self._numbers = count()
 
     @property
     def num_waiting(self) -> int:
-        """How many wait for a lane."""
+        """How many wait for a slot."""
         return sum(not future.done() for _, _, future in self._waiting)
 
     def enter_now(self) -> bool:
-        """Hold a lane if one is free and nobody waits for it; returns whether it does."""
+        """Hold a slot if one is free and nobody waits for it; returns whether it does."""
         if self.num_held >= self.limit or self.num_waiting:
             return False
         self.num_held += 1
         return True
 
     async def enter(self, priority: Priority) -> None:
-        """Hold a lane, once one is free and nobody with a lower `priority` waits."""
+        """Hold a slot, once one is free and nobody with a lower `priority` waits."""
         future = get_running_loop().create_future()
         heapq.heappush(self._waiting, (priority, next(self._numbers), future))
         self._wake()
         try:
             await future
         except CancelledError:
-            # The lane may have been handed over at the same moment.
+            # The slot may have been handed over at the same moment.
             if future.done() and not future.cancelled():
                 self.leave()
             else:
@@ -62,7 +62,7 @@ class Lanes:
             raise
 
     def leave(self) -> None:
-        """Give back a lane."""
+        """Give back a slot."""
         self.num_held -= 1
         self._wake()
 
@@ -81,7 +81,7 @@ class Lanes:
 
 
 class Holding(Protocol):
-    """What a rollout enters for each model call: lanes of its own, or the lane of its group."""
+    """What a rollout enters for each model call: slots of its own, or the slot of its group."""
 
     def enter_now(self) -> bool:
         """Return whether the call may be made at once; it is then begun."""
@@ -96,28 +96,28 @@ class Holding(Protocol):
         ...
 
 
-class GroupLane:
-    """One lane for a whole group: held while any of its rollouts has entered."""
+class GroupSlot:
+    """One slot for a whole group: held while any of its rollouts has entered."""
 
-    def __init__(self, lanes: Lanes) -> None:
-        self._lanes = lanes
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
         self._num_inside = 0
         self._entering: Future[None] | None = None
 
     def enter_now(self) -> bool:
-        """Hold the lane that the group has, or a free one; returns whether it does."""
-        if self._num_inside == 0 and (self._entering is not None or not self._lanes.enter_now()):
+        """Hold the slot that the group has, or a free one; returns whether it does."""
+        if self._num_inside == 0 and (self._entering is not None or not self._slots.enter_now()):
             return False
         self._num_inside += 1
         return True
 
     async def enter(self, priority: Priority) -> None:
-        """Wait until the group has its lane; the first to come asks for it."""
+        """Wait until the group has its slot; the first to come asks for it."""
         while self._num_inside == 0:
             if self._entering is None:
                 self._entering = get_running_loop().create_future()
                 try:
-                    await self._lanes.enter(priority)
+                    await self._slots.enter(priority)
                     self._num_inside += 1
                     return
                 finally:
@@ -129,7 +129,7 @@ class GroupLane:
         self._num_inside += 1
 
     def leave(self) -> None:
-        """Give the lane back once nobody is inside."""
+        """Give the slot back once nobody is inside."""
         self._num_inside -= 1
         if self._num_inside == 0:
-            self._lanes.leave()
+            self._slots.leave()
