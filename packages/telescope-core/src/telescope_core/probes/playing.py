@@ -212,7 +212,7 @@ async def play_at_once(
     played: list[Played] = []
     span = Span(meter, limits)
 
-    async def lane() -> None:
+    async def worker() -> None:
         while pending and span.cut is None:
             attempt = pending.pop()
             delay_s = rng.random() * _MAX_DELAY_S
@@ -222,7 +222,7 @@ async def play_at_once(
 
     async with asyncio.TaskGroup() as group:
         for _ in range(num_at_once):
-            group.create_task(lane())
+            group.create_task(worker())
     return played
 
 
