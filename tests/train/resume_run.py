@@ -26,11 +26,11 @@ from telescope_train.batches.packing import Packing
 from telescope_train.checkpoints.resume import newest_to_go_on, open_run_folder, resume_point
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
 from telescope_train.config.schema import TrainConfig
-from telescope_train.lives import Restarts, live, restart_at
 from telescope_train.loop import LoopParts, train
 from telescope_train.models.facts import read_model_facts
 from telescope_train.models.tiny import END, character_tokenizer
 from telescope_train.plan.load import load_train_config
+from telescope_train.restarts import Restarts, restart_at, run_with_restarts
 from telescope_train.rollouts import environments
 from telescope_train.rollouts.mix import make_sampler, training_environments
 from telescope_train.rollouts.sampled import BEGINNING
@@ -232,7 +232,7 @@ async def _run(config: TrainConfig, rank: MortalRank, killed_after: int | None) 
             await ranks.load_checkpoint(begun.state_path, begun.state_proofs)
         return begun
 
-    await live(
+    await run_with_restarts(
         None if point is None else point.checkpoint,
         lambda begun: _take_steps(config, ranks, folder, begun, killed_after),
         go_back=go_back,

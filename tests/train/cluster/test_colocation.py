@@ -10,8 +10,8 @@ from telescope_train.cluster.colocation import SharedGpu, Turns, sleep_level
 from telescope_train.cluster.placement import bundles_of
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.sleep import SleepingLeases
-from telescope_train.opened import one_after_another
 from telescope_train.plan.load import load_train_config
+from telescope_train.resources import one_after_another
 
 FLAGS = ["--name", "x", "--number_of_steps", "2", "--model", "m", "--max_async_rollout", "0"]
 ENVIRONMENTS = ["--environments", '[{"name": "a"}]']

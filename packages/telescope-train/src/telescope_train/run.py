@@ -44,13 +44,12 @@ from telescope_train.checkpoints.saver import Checkpointer, SavedRun
 from telescope_train.cluster.placement import bundles_of
 from telescope_train.cluster.ray_cluster import HeadProcesses, cluster_has_gpus, ray_cluster
 from telescope_train.cluster.supervision import supervised
+from telescope_train.cluster_session import ClusterSession, open_nodes
 from telescope_train.config.eval_folders import AFTER, BEFORE
 from telescope_train.diagnostics.engine_check import check_engine
 from telescope_train.ending import end_early
 from telescope_train.evals.beside import AfterEvals, EvalsBeside, TurnsAfterEvals
 from telescope_train.evals.live import LiveEvals
-from telescope_train.joined import Joined, open_nodes
-from telescope_train.lives import Restarts, live, restart_at
 from telescope_train.loop import LoopParts, train
 from telescope_train.observability.terminal import (
     LiveView,
@@ -59,8 +58,12 @@ from telescope_train.observability.terminal import (
     print_summary,
     restart_text,
 )
-from telescope_train.opened import (
-    Opened,
+from telescope_train.plan.node_checks import with_absolute_model
+from telescope_train.plan.notes import notes_of
+from telescope_train.plan.prepared import Prepared
+from telescope_train.recording import open_recording, run_logs, run_secrets
+from telescope_train.resources import (
+    Resources,
     keeping,
     open_gateway,
     open_policies,
@@ -71,10 +74,7 @@ from telescope_train.opened import (
     threads_of,
     timing_ranks,
 )
-from telescope_train.plan.node_checks import with_absolute_model
-from telescope_train.plan.notes import notes_of
-from telescope_train.plan.prepared import Prepared
-from telescope_train.recorded import open_recording, run_logs, run_secrets
+from telescope_train.restarts import Restarts, restart_at, run_with_restarts
 from telescope_train.rollouts.concurrency import Concurrency
 from telescope_train.rollouts.held_out import require_untrained
 from telescope_train.rollouts.mix import (
@@ -202,7 +202,7 @@ async def _run(prepared: Prepared, folder: RunFolder, head: HeadProcesses) -> No
         LiveView(config.run.number_of_steps, names, rows_before=before) as view,
         showing_troubles(view.warn),
     ):
-        async with open_nodes(prepared, folder) as joined:
+        async with open_nodes(prepared, folder) as session:
             renderer = await open_renderer(prepared, folder, view)
             view.phase("starting inference servers and trainer ranks")
             async with (
@@ -211,10 +211,10 @@ async def _run(prepared: Prepared, folder: RunFolder, head: HeadProcesses) -> No
                     prepared,
                     folder,
                     view,
-                    reached_at=joined.traces_at(config),
-                    secret=joined.secret,
+                    reached_at=session.traces_at(config),
+                    secret=session.secret,
                 ) as recording,
-                open_processes(prepared, folder, joined, recording.traces_endpoint) as processes,
+                open_processes(prepared, folder, session, recording.traces_endpoint) as processes,
                 open_policies(
                     prepared,
                     folder,
@@ -225,7 +225,7 @@ async def _run(prepared: Prepared, folder: RunFolder, head: HeadProcesses) -> No
                     say=view.warn,
                 ) as policies,
             ):
-                opened = Opened(
+                resources = Resources(
                     prepared=prepared,
                     folder=folder,
                     view=view,
@@ -234,22 +234,27 @@ async def _run(prepared: Prepared, folder: RunFolder, head: HeadProcesses) -> No
                     head=head,
                 )
                 try:
-                    await _while_watched(opened, joined)
+                    await _while_watched(resources, session)
                 finally:
                     # No signal cuts short what is closed from here on.
                     closing.enter_context(interrupts.held())
 
 
-async def _while_watched(opened: Opened, joined: Joined) -> None:
+async def _while_watched(resources: Resources, session: ClusterSession) -> None:
     """Train, while everything is watched that the run consists of."""
-    policies, config = opened.policies, opened.prepared.config
-    if apart := joined.logs.nodes:
-        opened.view.note(f"logs are fetched from {', '.join(apart)}")
-    watches = [*keeping(opened), timing_ranks(opened), joined.logs.run(), opened.head.watch()]
+    policies, config = resources.policies, resources.prepared.config
+    if apart := session.logs.nodes:
+        resources.view.note(f"logs are fetched from {', '.join(apart)}")
+    watches = [
+        *keeping(resources),
+        timing_ranks(resources),
+        session.logs.run(),
+        resources.head.watch(),
+    ]
     watches.append(Concurrency.of(config, policies.seats.slots, policies.pool).run())
-    if (meters := run_meters(opened)) is not None:
+    if (meters := run_meters(resources)) is not None:
         watches.append(meters.run())
-    await supervised(_train(opened), watches)
+    await supervised(_train(resources), watches)
     if meters is not None:
         # Also a run that is shorter than the interval has what happened in it.
         await meters.read()
@@ -259,43 +264,43 @@ async def _while_watched(opened: Opened, joined: Joined) -> None:
 class _Ready:
     """What is there before the first step, and stays when trainer ranks are started again."""
 
-    opened: Opened
+    resources: Resources
     evals: EvalsBeside
     mix: Mix
     packing: Packing
     losses: Losses
 
 
-async def _train(opened: Opened) -> None:
+async def _train(resources: Resources) -> None:
     """Get everything ready that the loop touches, take the steps, and evaluate."""
-    prepared, view = opened.prepared, opened.view
-    evals, ranks = prepared.config.evals, opened.processes.ranks
+    prepared, view = resources.prepared, resources.view
+    evals, ranks = prepared.config.evals, resources.processes.ranks
     grace_s = RANK_DEATH_SHOWS_WITHIN_S
-    ready = await supervised(_get_ready(opened), [ranks.watch()], grace_s=grace_s)
+    ready = await supervised(_get_ready(resources), [ranks.watch()], grace_s=grace_s)
     restarts = Restarts(prepared.config.ray.max_trainer_restarts)
-    await live(
+    await run_with_restarts(
         None if prepared.resume is None else prepared.resume.checkpoint,
         lambda begun: supervised(_take_steps(ready, begun), [ranks.watch()], grace_s=grace_s),
-        go_back=lambda died: _go_back(opened, died),
-        died=partial(_note_death, opened, restarts),
+        go_back=lambda died: _go_back(resources, died),
+        died=partial(_note_death, resources, restarts),
     )
     if evals.eval_after_training:
         view.phase("evals after training")
         await ready.evals.whole_round(AFTER, prepared.config.run.number_of_steps)
 
 
-def _note_death(opened: Opened, restarts: Restarts, died: RankDiedError) -> None:
+def _note_death(resources: Resources, restarts: Restarts, died: RankDiedError) -> None:
     # If Ray itself has died, new ranks cannot be started.
-    opened.head.check()
-    restarts.count(died, opened.folder.last_step())
+    resources.head.check()
+    restarts.count(died, resources.folder.last_step())
 
 
-async def _get_ready(opened: Opened) -> _Ready:
+async def _get_ready(resources: Resources) -> _Ready:
     """Open what the loop touches, give ranks and servers the first weights, and prove it all."""
-    prepared, folder, view = opened.prepared, opened.folder, opened.view
-    config, ranks = prepared.config, opened.processes.ranks
-    publisher, environments = opened.policies.publisher, prepared.environments
-    evals = _evals(opened)
+    prepared, folder, view = resources.prepared, resources.folder, resources.view
+    config, ranks = prepared.config, resources.processes.ranks
+    publisher, environments = resources.policies.publisher, prepared.environments
+    evals = _evals(resources)
     await publisher.connect()
     training = _recorded(environments.opened.training, view)
     played = evals.environments
@@ -310,12 +315,12 @@ async def _get_ready(opened: Opened) -> _Ready:
     )
     first_version = await _restore(prepared, ranks, publisher)
     packing = _packing(prepared, mix, ranks)
-    await _prove(opened, mix, packing)
+    await _prove(resources, mix, packing)
     if config.evals.eval_before_training and not first_version:
         view.phase("evals before training")
         await evals.whole_round(BEFORE, first_version)
     losses = Losses(view.warn)
-    return _Ready(opened=opened, evals=evals, mix=mix, packing=packing, losses=losses)
+    return _Ready(resources=resources, evals=evals, mix=mix, packing=packing, losses=losses)
 
 
 async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
@@ -323,11 +328,11 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
 
     None = from the beginning. Can be called again once it has ended.
     """
-    opened, mix = ready.opened, ready.mix
-    prepared, folder, view = opened.prepared, opened.folder, opened.view
-    config, ranks, source = prepared.config, opened.processes.ranks, opened.policies.source
+    resources, mix = ready.resources, ready.mix
+    prepared, folder, view = resources.prepared, resources.folder, resources.view
+    config, ranks, source = prepared.config, resources.processes.ranks, resources.policies.source
     evals = ready.evals
-    seats = opened.policies.seats
+    seats = resources.policies.seats
     # Each task that plays a place inherits it: this process itself calls the author's function.
     hold_watch = HoldWatch()
     if config.rollout.should_accept_fn is not None:
@@ -341,13 +346,15 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
         ranks,
         sampler,
         resumed_from=None if begun is None else begun.path,
-        timeline=opened.policies.recording.timeline,
+        timeline=resources.policies.recording.timeline,
     )
     known: dict[str, float] = {}
 
     def take_known() -> dict[str, float]:
         known.clear()
-        known.update(evals.take_known(), **{"servers/lost": float(opened.policies.pool.num_lost)})
+        known.update(
+            evals.take_known(), **{"servers/lost": float(resources.policies.pool.num_lost)}
+        )
         return known
 
     parts = LoopParts(
@@ -356,20 +363,20 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
         packing=ready.packing,
         sampler=sampler,
         trainer=ranks,
-        publisher=AfterEvals(publisher=opened.policies.publisher, evals=evals),
+        publisher=AfterEvals(publisher=resources.policies.publisher, evals=evals),
         folder=folder,
         machine=_machine(prepared, ranks),
         first_version=0 if begun is None else begun.step,
         streams_gradients=streams_gradients(config),
-        timeline=opened.policies.recording.timeline,
-        turns=TurnsAfterEvals(turns=opened.policies.turns, evals=evals),
+        timeline=resources.policies.recording.timeline,
+        turns=TurnsAfterEvals(turns=resources.policies.turns, evals=evals),
         losses=ready.losses,
         take_known=take_known,
     )
     view.phase("training")
     try:
         await evals.go_on(parts.first_version)
-        await train(parts, after_step=_after_step(opened, evals, checkpointer, known))
+        await train(parts, after_step=_after_step(resources, evals, checkpointer, known))
         view.phase("saving the checkpoint")
         # Before the evals end: what was trained is safe then, whatever becomes of them.
         if begun is None or not begun.ends(config.run.number_of_steps):
@@ -379,17 +386,17 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
         await evals.close()
         await checkpointer.close()
         record_unfinished(folder, await sampler.close())
-        opened.policies.recording.events.flush()
+        resources.policies.recording.events.flush()
         hold_watch.stop()
 
 
-async def _go_back(opened: Opened, died: RankDiedError) -> RunCheckpoint | None:
+async def _go_back(resources: Resources, died: RankDiedError) -> RunCheckpoint | None:
     """Start the ranks again; everything is then as at the newest whole checkpoint.
 
     Returns the checkpoint; None = as at the beginning of the run.
     """
-    prepared, folder, view = opened.prepared, opened.folder, opened.view
-    ranks, publisher = opened.processes.ranks, opened.policies.publisher
+    prepared, folder, view = resources.prepared, resources.folder, resources.view
+    ranks, publisher = resources.processes.ranks, resources.policies.publisher
     # First of all, because servers in the middle of an update wait for them.
     await ranks.close()
     # Until new ranks have their weights, there are none for a server that comes back.
@@ -399,7 +406,7 @@ async def _go_back(opened: Opened, died: RankDiedError) -> RunCheckpoint | None:
     view.warn(restart_text(restart))
     folder.go_back(restart)
     view.go_back(restart.step)
-    await opened.policies.turns.trainer_works()
+    await resources.policies.turns.trainer_works()
     try:
         await ranks.start_again(rank_settings(prepared), num_threads=threads_of(prepared))
     except ConfigError as error:
@@ -407,31 +414,31 @@ async def _go_back(opened: Opened, died: RankDiedError) -> RunCheckpoint | None:
         raise ProcessDiedError(f"{died}. The ranks cannot start again: {error}") from None
     if begun is not None:
         await restore(ranks, begun, by_moving_it)
-    await opened.policies.turns.servers_work()
+    await resources.policies.turns.servers_work()
     await publisher.restore(restart.step)
     return begun
 
 
-def _evals(opened: Opened) -> EvalsBeside:
-    prepared, policies = opened.prepared, opened.policies
+def _evals(resources: Resources) -> EvalsBeside:
+    prepared, policies = resources.prepared, resources.policies
     live = LiveEvals(
         config=prepared.config,
-        environments=_recorded(prepared.environments.opened.evals, opened.view),
+        environments=_recorded(prepared.environments.opened.evals, resources.view),
         policies=policies.eval_source,
-        folder=opened.folder,
+        folder=resources.folder,
         concurrency=prepared.config.inference.max_num_seqs,
     )
     return EvalsBeside(
         live,
         policies.eval_servers,
         policies.publisher,
-        say=opened.view.note,
+        say=resources.view.note,
         on_result=policies.recording.evaluated,
     )
 
 
 def _after_step(
-    opened: Opened,
+    resources: Resources,
     evals: EvalsBeside,
     checkpointer: Checkpointer,
     known: Mapping[str, float],
@@ -440,8 +447,8 @@ def _after_step(
 
     `known`: what else has been written into the metrics of the step, such as numbers of evals.
     """
-    view, recording = opened.view, opened.policies.recording
-    rows = opened.folder.metrics()
+    view, recording = resources.view, resources.policies.recording
+    rows = resources.folder.metrics()
     said: set[tuple[str, str | None]] = set()
 
     async def after_step(step: int, row: dict[str, float]) -> None:
@@ -483,24 +490,24 @@ async def _restore(
     return checkpoint.step
 
 
-async def _prove(opened: Opened, mix: Mix, packing: Packing) -> None:
+async def _prove(resources: Resources, mix: Mix, packing: Packing) -> None:
     """Run the last self-test, show all of them and write them down."""
-    ranks = opened.processes.ranks
+    ranks = resources.processes.ranks
     agreement = await check_engine(
-        opened.policies.source,
+        resources.policies.source,
         {name: one.sampling for name, one in mix.playing.items()},
         packing,
         ranks.logprobs,
-        dtype=opened.prepared.dtype,
-        why_silent=lambda: next((x.reason for x in opened.policies.pool.leases if x.reason), ""),
+        dtype=resources.prepared.dtype,
+        why_silent=lambda: next((x.reason for x in resources.policies.pool.leases if x.reason), ""),
     )
     tests = [*ranks.self_tests, agreement]
-    opened.view.phase("self-tests passed: " + ", ".join(test.text for test in tests))
+    resources.view.phase("self-tests passed: " + ", ".join(test.text for test in tests))
     if (reason := ranks.why_nothing_is_shared) is not None:
-        opened.view.phase(f"prompts are computed for each rollout: {reason}")
+        resources.view.phase(f"prompts are computed for each rollout: {reason}")
     if ranks.activations:
-        opened.view.phase(ranks.activations)
-    opened.folder.write_self_tests([asdict(test) for test in tests])
+        resources.view.phase(ranks.activations)
+    resources.folder.write_self_tests([asdict(test) for test in tests])
 
 
 def _packing(prepared: Prepared, mix: Mix, ranks: RayRanks) -> Packing:

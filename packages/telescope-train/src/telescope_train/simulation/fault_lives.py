@@ -23,8 +23,8 @@ from telescope_train.checkpoints.resume import LATEST, newest_to_go_on, resume_p
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
 from telescope_train.cluster.supervision import supervised
 from telescope_train.config.schema import TrainConfig
-from telescope_train.lives import live
 from telescope_train.loop import LoopParts, train
+from telescope_train.restarts import run_with_restarts
 from telescope_train.rollouts.sampled import BEGINNING
 from telescope_train.simulation.disk import Weights, describe_nothing, read_weights
 from telescope_train.simulation.ledger import Ledger
@@ -146,7 +146,7 @@ class Lives:
 
         if begun is not None:
             await run.ranks.load_checkpoint(begun.state_path, begun.state_proofs)
-        await live(
+        await run_with_restarts(
             begun,
             lambda begun: supervised(self._steps(run, begun), [run.ranks.watch()], grace_s=0.0),
             go_back=go_back,

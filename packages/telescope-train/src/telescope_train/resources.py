@@ -23,6 +23,7 @@ from telescope_train.cluster.colocation import SharedGpu, Turns, sleep_level
 from telescope_train.cluster.network import Network
 from telescope_train.cluster.node_meters import metered_nodes
 from telescope_train.cluster.ray_cluster import HeadProcesses
+from telescope_train.cluster_session import ClusterSession
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.evals.servers import EvalCalls, EvalServers
 from telescope_train.inference.client import TokenClient
@@ -34,7 +35,6 @@ from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.server import SERVED_MODEL_NAME
 from telescope_train.inference.sleep import InTurn, Sleeping, SleepingLeases, brought_in_turn
-from telescope_train.joined import Joined
 from telescope_train.models.served_adapter import served_adapter
 from telescope_train.observability.meters import Meters, show_nobody
 from telescope_train.observability.prometheus import ServerStanding
@@ -42,7 +42,7 @@ from telescope_train.observability.recording import Recording
 from telescope_train.observability.terminal import LiveView
 from telescope_train.observability.timeline import RankSpans, Timeline
 from telescope_train.plan.prepared import Prepared
-from telescope_train.recorded import run_logs
+from telescope_train.recording import run_logs
 from telescope_train.rollouts.environments import RunEnvironments
 from telescope_train.rollouts.seats import SeatedPool, Seats
 from telescope_train.trainer.ray_ranks import RayRanks
@@ -87,7 +87,7 @@ class Policies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class Resources:
     """What is open while the loop works."""
 
     prepared: Prepared
@@ -136,14 +136,14 @@ async def open_gateway(prepared: Prepared) -> AsyncIterator[Gateway]:
 
 @asynccontextmanager
 async def open_processes(
-    prepared: Prepared, folder: RunFolder, joined: Joined, traces_endpoint: str | None
+    prepared: Prepared, folder: RunFolder, session: ClusterSession, traces_endpoint: str | None
 ) -> AsyncIterator[Processes]:
     """Start servers and ranks where there is room; they are healthy when the context begins.
 
     Servers that have not started are named: one of those that rollouts ask is enough to begin.
     """
     config = prepared.config
-    rooms = await joined.find_room(prepared)
+    rooms = await session.find_room(prepared)
     settings = server_settings(
         config,
         device=prepared.device,
@@ -151,14 +151,14 @@ async def open_processes(
         max_model_len=prepared.max_model_len,
         log_folder=folder.logs_path.absolute(),
         traces_endpoint=traces_endpoint,
-        secret=joined.secret,
+        secret=session.secret,
     )
-    seat = ServerSeat.of(config, joined.network)
+    seat = ServerSeat.of(config, session.network)
     servers = ServerGroup.start(settings, rooms.servers.places(), seat, config)
     ranks = RayRanks(
         rooms.ranks,
         run_logs(config, folder),
-        network=joined.network,
+        network=session.network,
         timeout_s=config.ray.worker_progress_timeout_s,
         layout=layout_of(rank_settings(prepared)),
     )
@@ -172,12 +172,12 @@ async def open_processes(
                 healthy,
                 loaded,
                 servers,
-                joined.secret,
+                session.secret,
                 takes_turns=config.inference.colocate is True,
             )
         else:
             failed, _ = await asyncio.gather(healthy, loaded)
-        yield Processes(servers=servers, ranks=ranks, failed_servers=failed, secret=joined.secret)
+        yield Processes(servers=servers, ranks=ranks, failed_servers=failed, secret=session.secret)
     finally:
         await servers.close()
         await ranks.close()
@@ -324,10 +324,10 @@ def _lose(number: int, reason: str, pool: ServerPool, own: ServerPool | None) ->
         pool.lose(pool.leases[number], reason)
 
 
-def keeping(opened: Opened) -> Sequence[Coroutine[Any, Any, None]]:
+def keeping(resources: Resources) -> Sequence[Coroutine[Any, Any, None]]:
     """Return what brings lost servers back."""
-    policies, say = opened.policies, opened.view.warn
-    fleet = InTurn(opened.processes.servers, policies.turns)
+    policies, say = resources.policies, resources.view.warn
+    fleet = InTurn(resources.processes.servers, policies.turns)
     pool, own = policies.pool, policies.eval_servers.own
     bring_in = brought_in_turn(policies.publisher.give, policies.turns)
     works = [Keeping(pool, fleet, bring_in, say=say).run()]
@@ -342,19 +342,19 @@ def keeping(opened: Opened) -> Sequence[Coroutine[Any, Any, None]]:
     return works
 
 
-def timing_ranks(opened: Opened) -> Coroutine[Any, Any, None]:
+def timing_ranks(resources: Resources) -> Coroutine[Any, Any, None]:
     """Return what asks the ranks what they do, for the timeline."""
-    return opened.policies.rank_spans.run()
+    return resources.policies.rank_spans.run()
 
 
-def run_meters(opened: Opened) -> Meters | None:
+def run_meters(resources: Resources) -> Meters | None:
     """Return what reads the meters of machines and servers; None if nobody wants to."""
-    policies, section = opened.policies, opened.prepared.config.observability
+    policies, section = resources.policies, resources.prepared.config.observability
     if not section.system_metrics_collection_interval_seconds:
         return None
     shown = policies.recording.shown
     return Meters(
-        metered_nodes(opened.folder.path),
+        metered_nodes(resources.folder.path),
         lambda: policies.clients,
         policies.recording.meter,
         interval_s=section.system_metrics_collection_interval_seconds,

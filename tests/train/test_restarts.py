@@ -3,7 +3,7 @@
 import pytest
 
 from telescope_train.backends.protocol import RankDiedError
-from telescope_train.lives import Restarts, live
+from telescope_train.restarts import Restarts, run_with_restarts
 
 
 class Run:
@@ -30,7 +30,7 @@ class Run:
         return self.step - self.step % 10
 
     async def play(self):
-        await live(
+        await run_with_restarts(
             0,
             self.take_steps,
             go_back=self.go_back,

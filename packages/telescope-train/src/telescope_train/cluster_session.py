@@ -26,7 +26,7 @@ from telescope_train.plan.prepared import Prepared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
+class ClusterSession:
     """The cluster that a run has joined, or its own."""
 
     network: Network
@@ -66,23 +66,25 @@ class Joined:
 
 
 @asynccontextmanager
-async def open_nodes(prepared: Prepared, folder: RunFolder) -> AsyncIterator[Joined]:
+async def open_nodes(prepared: Prepared, folder: RunFolder) -> AsyncIterator[ClusterSession]:
     """Look at the nodes, and have environments' workers start where they belong.
 
     The logs of nodes far away are complete when the context ends.
     """
-    joined = await _look_at_nodes(prepared, folder)
-    await _place_environments(prepared, joined.network)
+    session = await _look_at_nodes(prepared, folder)
+    await _place_environments(prepared, session.network)
     try:
-        yield joined
+        yield session
     finally:
-        await joined.logs.finish()
+        await session.logs.finish()
 
 
-async def _look_at_nodes(prepared: Prepared, folder: RunFolder) -> Joined:
+async def _look_at_nodes(prepared: Prepared, folder: RunFolder) -> ClusterSession:
     config, secret = prepared.config, server_secret(os.environ)
     if config.ray.ray_address is None:
-        return Joined(network=Network(is_local=True), logs=LogsHome.of_none(), secret=secret)
+        return ClusterSession(
+            network=Network(is_local=True), logs=LogsHome.of_none(), secret=secret
+        )
     network = Network(is_local=False, driver=Network(is_local=False).address())
     # Environments here reach the gateway at that address too.
     os.environ.update(network.reached_directly(os.environ))
@@ -90,7 +92,7 @@ async def _look_at_nodes(prepared: Prepared, folder: RunFolder) -> Joined:
         nodes = await asyncio.to_thread(living_nodes)
         seen = await ask_nodes(nodes, look_here, wanted)
     apart = [node for node, one in seen.items() if not one.shares_run]
-    return Joined(
+    return ClusterSession(
         network=network,
         logs=logs_home(folder.logs_path.absolute(), apart),
         secret=secret,

@@ -1,6 +1,6 @@
-"""A run has several lives: when trainer ranks die, its steps go on from the newest checkpoint.
+"""Restarts of a run: when trainer ranks die, its steps go on from the newest checkpoint.
 
-    live
+    run_with_restarts
       |    take_steps(begun)    sampler and loop, from a checkpoint to the last step
       |        | RankDiedError
       `--- go_back(died)        new ranks; ranks, servers and records are as they were at the newest
@@ -18,7 +18,7 @@ from telescope_train.backends.protocol import RankDiedError
 from telescope_train.checkpoints.folders import RunCheckpoint
 
 Begun = TypeVar("Begun")
-"""Where a life begins."""
+"""Where the steps begin, or begin again."""
 
 
 class Restarts:
@@ -59,7 +59,7 @@ def restart_at(begun: RunCheckpoint | None, died: RankDiedError, reached: int) -
     )
 
 
-async def live(
+async def run_with_restarts(
     begun: Begun,
     take_steps: Callable[[Begun], Awaitable[None]],
     *,
