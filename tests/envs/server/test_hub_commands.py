@@ -6,6 +6,7 @@ import pytest
 from tests.envs.projects import toy_publication
 
 from telescope_cli import main as cli
+from telescope_cli.hub.serve import plain_http_warning
 from telescope_envs.server.database import FILE
 from telescope_envs.server.hub import HubStore
 
@@ -111,3 +112,13 @@ def test_an_owner_is_suspended_and_restored(hub):
         "new tokens",
     ]
     assert hub("namespace", "suspend", "acme")[0] == 2, "without a reason"
+
+
+def test_a_server_that_other_machines_reach_without_a_proxy_says_so():
+    for host in ("0.0.0.0", "::", "hub.example.org"):
+        said = plain_http_warning(host, has_proxy=False)
+        assert host in said
+        assert "--trust-proxy" in said
+        assert plain_http_warning(host, has_proxy=True) == ""
+    for host in ("127.0.0.1", "::1", "localhost"):
+        assert plain_http_warning(host, has_proxy=False) == ""

@@ -72,7 +72,7 @@ def test_what_is_withheld_is_served_to_nobody_until_it_is_restored(hub, client, 
     hub.store.suspend("acme", reason="a court", is_withheld=True)
     assert [client.get(place).status_code for place in places] == [451] * 4
     assert client.get("v1/index.json").json() == []
-    assert client.get("api/search?q=toy").json()["total"] == 0
+    assert "acme/toy" not in client.get("").text
     assert "acme-toy" not in client.get("simple/").text
     registry = opened(hub, tmp_path)
     with pytest.raises(RegistryError, match="namespace 'acme' is suspended, so its environments"):
@@ -81,7 +81,7 @@ def test_what_is_withheld_is_served_to_nobody_until_it_is_restored(hub, client, 
         registry.wheel_bytes(toy_publication().release)
     hub.store.restore("acme", reason="another court")
     assert [client.get(place).status_code for place in places] == [200] * 4
-    assert client.get("api/search?q=toy").json()["total"] == 1
+    assert "acme/toy" in client.get("").text
 
 
 def test_the_log_has_it_and_cannot_be_rewritten(hub):

@@ -11,7 +11,7 @@ import typer
 
 from telescope_cli.env.options import JsonOption
 from telescope_cli.hub.options import DataOption
-from telescope_core.base.addresses import without_brackets
+from telescope_core.base.addresses import is_loopback, without_brackets
 from telescope_core.base.errors import ConfigError
 from telescope_envs.registry.config import parse_address
 
@@ -56,7 +56,7 @@ def serve(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve a registry: web pages, its files, a simple index for pip and uv, and publishing.
+    """Serve a registry: its files, a simple index for pip and uv, and publishing.
 
     The data folder is created if it does not exist. The server stops on Ctrl-C and SIGTERM. Put a
     proxy with TLS in front of it if other machines can reach it.
@@ -73,6 +73,8 @@ def serve(
         line = {"address": address, "data": str(data), "private": private}
         typer.echo(json.dumps(line) if as_json else f"serving {data} at {address}")
         sys.stdout.flush()
+        if warning := plain_http_warning(without_brackets(host), has_proxy=bool(proxies)):
+            typer.echo(warning, err=True)
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     proxies = tuple(map(_network, trust_proxy or ()))
@@ -103,10 +105,21 @@ def serve(
         hub.close()
 
 
+def plain_http_warning(host: str, *, has_proxy: bool) -> str:
+    """Return what to tell an operator whose server other machines reach without a proxy."""
+    if is_loopback(host) or has_proxy:
+        return ""
+    return (
+        f"warning: with --host {host}, other machines reach this server over plain HTTP, where "
+        "anyone on the way can read tokens and change wheels; put a proxy with TLS in front of it, "
+        "and give --trust-proxy and --public-address"
+    )
+
+
 def _require_packages() -> None:
     missing = [
         package
-        for package in ("fastapi", "jinja2", "uvicorn", "python_multipart")
+        for package in ("fastapi", "uvicorn", "python_multipart")
         if find_spec(package) is None
     ]
     if missing:

@@ -43,8 +43,8 @@ from telescope_envs.rules.wheel import read_release
 
 _GENERATED = ("v1", "simple")
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
-HTML_TYPE = "application/vnd.pypi.simple.v1+html"
 _API_VERSION = "1.1"
+_SIMPLE_HEAD = f'<meta name="pypi:repository-version" content="{_API_VERSION}">\n'
 
 
 class SimpleFile(NamedTuple):
@@ -81,7 +81,7 @@ def simple_files(
 def projects_html(projects: Sequence[str]) -> str:
     """Return the page that lists all distributions and links to their pages."""
     links = [f'<a href="{quote(name)}/">{escape(name)}</a><br>' for name in sorted(projects)]
-    return _page("Simple index", links)
+    return html_page("Simple index", links, head=_SIMPLE_HEAD)
 
 
 def projects_json(projects: Sequence[str]) -> str:
@@ -92,7 +92,7 @@ def projects_json(projects: Sequence[str]) -> str:
 
 def project_html(project: str, files: Sequence[SimpleFile]) -> str:
     """Return the page of one distribution."""
-    return _page(f"Links for {project}", [_link(file) for file in files])
+    return html_page(f"Links for {project}", [_link(file) for file in files], head=_SIMPLE_HEAD)
 
 
 def project_json(project: str, files: Sequence[SimpleFile]) -> str:
@@ -140,11 +140,11 @@ def _as_json(file: SimpleFile) -> Mapping[str, object]:
     }
 
 
-def _page(title: str, lines: Sequence[str]) -> str:
+def html_page(title: str, lines: Sequence[str], *, head: str = "") -> str:
+    """Return a page of `lines`, which are HTML, as is `head`; `title` is text."""
     body = "".join(f"{line}\n" for line in lines)
     return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="pypi:repository-version" content="{_API_VERSION}">\n'
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{head}'
         f"<title>{escape(title)}</title>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n"
         f"{body}</body>\n</html>\n"
     )

@@ -1,4 +1,6 @@
-"""The server's routes: the registry's tree, publishing, and changing a status.
+"""The server's routes: the registry's tree, a simple index, publishing, and changing a status.
+
+Besides, `/` and `/environments/OWNER/NAME` are plain pages with the commands that use them.
 
 Reads run on the event loop, because each is one small query or a cache lookup. A publication is
 checked and stored in a thread. Those of one publisher wait for each other; those of different
@@ -10,21 +12,34 @@ import logging
 import sqlite3
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from html import escape
 from http import HTTPStatus
+from urllib.parse import quote
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import FileResponse, JSONResponse, RedirectResponse
+from packaging.utils import canonicalize_name
 from starlette.exceptions import HTTPException
 
-from telescope_core.base.errors import RegistryError
+from telescope_core.base.addresses import in_url
+from telescope_core.base.errors import RegistryError, unknown_name
 from telescope_envs.records.release import Release, Status
+from telescope_envs.registry.static_view import (
+    JSON_TYPE,
+    SimpleFile,
+    html_page,
+    project_html,
+    project_json,
+    projects_html,
+    projects_json,
+    simple_files,
+)
 from telescope_envs.server.answers import Answers, Guard, etag_of, host_names, is_known, refuse
 from telescope_envs.server.auth import Callers, Scope, Token
 from telescope_envs.server.connections import ConnectionLimits, Network
 from telescope_envs.server.hub import API, HubStore
 from telescope_envs.server.refusals import Limit, Refusal, failure_of, refusal_of
-from telescope_envs.server.site import SiteRoutes
 from telescope_envs.server.uploads import (
     Sent,
     bounded,
@@ -36,13 +51,14 @@ from telescope_envs.server.uploads import (
 )
 
 _READ = ["GET", "HEAD"]
+_HTML = "text/html; charset=utf-8"
+_JSON_TYPES = (JSON_TYPE, "application/vnd.pypi.simple.latest+json")
 _MEDIA_TYPES = {
     "json": "application/json",
     "jsonl": "application/x-ndjson",
     "toml": "application/toml",
     "txt": "text/plain; charset=utf-8",
 }
-_KEPT_HEADERS = {"www-authenticate", "retry-after"}
 _SENT_AT_ONCE_BYTES = 1024 * 1024
 _MAX_STATUS_BYTES = 64 * 1024
 _STATUS_ARRIVES_WITHIN_S = 60.0
@@ -94,6 +110,89 @@ class HubApp:
                 HTTPStatus.NOT_FOUND, f"there is nothing at {path!r}", "start from the front page"
             )
         return found
+
+    async def simple(self, request: Request, project: str = "") -> Response:
+        """Return the list of distributions, or of the wheels of `project`: HTML, or JSON."""
+        self.callers.reader(request)
+        name = canonicalize_name(project)
+        has_slash = request.url.path.endswith("/")
+        if name != project or not has_slash:
+            # Relative, because a proxy may serve this below a path of its own, and with a dot in
+            # front, because a name such as `https:example.org` would be an address.
+            there = f"{'..' if has_slash else '.'}/{name or 'simple'}/"
+            return RedirectResponse(there, HTTPStatus.MOVED_PERMANENTLY)
+        accepted = request.headers.get("accept", "")
+        is_json = any(kind in accepted for kind in _JSON_TYPES)
+
+        def build() -> tuple[bytes, str] | None:
+            if name:
+                found = self.hub.releases.environment_of(name)
+                if found is None:
+                    return None
+                files = self._simple_files(found)
+                text = project_json(name, files) if is_json else project_html(name, files)
+            else:
+                names = self.hub.releases.distributions()
+                text = projects_json(names) if is_json else projects_html(names)
+            return text.encode(), JSON_TYPE if is_json else _HTML
+
+        found = self.answers.answer(request, f"simple/{name}/ {is_json}", build)
+        if found is None:
+            raise Refusal(
+                HTTPStatus.NOT_FOUND,
+                f"this registry has no distribution {project!r}",
+                "install other packages from your package index",
+            )
+        return found
+
+    async def front_page(self, request: Request) -> Response:
+        """List the environments, for people."""
+        self.callers.reader(request)
+        address = self._address_in(request)
+
+        def build() -> tuple[bytes, str]:
+            lines = [_command(f"telescope env search --registry {address}")]
+            for row in self.hub.catalog():
+                mark = " (deprecated)" if row.deprecated else ""
+                lines.append(
+                    f'<p><a href="environments/{quote(row.id)}">{escape(row.id)}</a> '
+                    f"{escape(row.version + mark)}: {escape(row.summary)}</p>"
+                )
+            return html_page(self.hub.name, lines).encode(), _HTML
+
+        return self.answers.answer(request, address, build) or Response()
+
+    async def environment_page(self, request: Request, owner: str, name: str) -> Response:
+        """Say how to install one environment, and list its wheels, for people."""
+        self.callers.reader(request)
+        environment_id, address = f"{owner}/{name}", self._address_in(request)
+
+        def build() -> tuple[bytes, str]:
+            self.hub.require_served(environment_id)
+            rows = {row.id: row for row in self.hub.catalog()}
+            if environment_id not in rows:
+                unknown = str(unknown_name("environment", environment_id, rows))
+                raise Refusal(HTTPStatus.NOT_FOUND, unknown, "look for it in the list")
+            status = self.hub.releases.status(environment_id)
+            row, notes = rows[environment_id], [f"Advisory: {text}" for text in status.advisories]
+            if row.deprecated:
+                notes.append(f"Deprecated: {row.deprecated}")
+            lines = [f"<p>{escape(text)}</p>" for text in (row.summary, *notes)]
+            lines += [
+                _command(f"telescope env {verb} {environment_id} --registry {address}")
+                for verb in ("install", "info")
+            ]
+            for file in reversed(self._simple_files(environment_id)):
+                mark = f" (yanked: {file.yanked})" if file.yanked is not None else ""
+                wheel = file.release.wheel
+                lines.append(
+                    f'<p><a href="{escape(file.url)}">{escape(wheel.filename)}</a>'
+                    f"{escape(mark)}<br>sha256 {escape(wheel.sha256)}</p>"
+                )
+            return html_page(environment_id, lines).encode(), _HTML
+
+        key = f"{address}/environments/{environment_id}"
+        return self.answers.answer(request, key, build) or Response()
 
     async def publish(self, request: Request) -> Response:
         """Store the release and its files from a multipart request."""
@@ -180,6 +279,21 @@ class HubApp:
         )
         return release, is_new
 
+    def _simple_files(self, environment_id: str) -> list[SimpleFile]:
+        self.hub.require_served(environment_id)
+        releases = self.hub.releases.all_of(environment_id)
+        status = self.hub.releases.status(environment_id)
+        return simple_files(releases, status, to_root="../../", has_metadata=True)
+
+    def _address_in(self, request: Request) -> str:
+        """Return the address as a user gives it to `--registry`.
+
+        Never the Host of the request: whoever sends that would choose what others copy.
+        """
+        host, port = request.scope["server"]
+        root = request.scope.get("root_path", "")
+        return self.options.public_address or f"{request.url.scheme}://{in_url(host)}:{port}{root}"
+
     def _file(self, path: str, media_type: str) -> tuple[bytes, str] | None:
         found = self.hub.read(path)
         return (found, media_type) if found is not None else None
@@ -208,18 +322,14 @@ def create_app(hub: HubStore, options: ServerOptions) -> FastAPI:
     app.add_api_route(f"/{API}/releases", served.publish, methods=["POST"])
     app.add_api_route(f"/{API}/status/{{owner}}/{{name}}", served.change_status, methods=["PUT"])
     app.add_api_route(f"/{API}/token", served.about_token)
-    site = SiteRoutes(hub, served.callers, served.answers, public_address=options.public_address)
-    site.add_to(app)
+    app.add_api_route("/", served.front_page, methods=_READ)
+    app.add_api_route("/environments/{owner}/{name}", served.environment_page, methods=_READ)
+    for path in ("/simple", "/simple/", "/simple/{project}", "/simple/{project}/"):
+        app.add_api_route(path, served.simple, methods=_READ)
     app.add_api_route("/{path:path}", served.tree, methods=_READ)
 
     async def refused(request: Request, error: Exception) -> Response:
-        refusal = _refusal(request, error)
-        answer = refuse(refusal)
-        if "text/html" not in request.headers.get("accept", ""):
-            return answer
-        page = site.problem(request, refusal)
-        page.headers.update({k: v for k, v in answer.headers.items() if k in _KEPT_HEADERS})
-        return page
+        return refuse(_refusal(request, error))
 
     for kind in (RegistryError, HTTPException, RequestValidationError, OSError, sqlite3.Error):
         app.add_exception_handler(kind, refused)
@@ -229,6 +339,10 @@ def create_app(hub: HubStore, options: ServerOptions) -> FastAPI:
         names=host_names(options.host, options.public_address),
     )
     return app
+
+
+def _command(text: str) -> str:
+    return f"<pre>{escape(text)}</pre>"
 
 
 def _refusal(request: Request, error: Exception) -> Refusal:
