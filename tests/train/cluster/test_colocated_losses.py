@@ -19,9 +19,9 @@ from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.sleep import (
     SLEEP_PATH,
     WAKE_PATH,
-    InTurn,
+    SharedGpuFleet,
     SleepingLeases,
-    brought_in_turn,
+    bring_in_when_awake,
 )
 from telescope_train.simulation.disk import Learned
 from telescope_train.simulation.engine import SimulatedEngine
@@ -105,14 +105,14 @@ class World:
         self.pool = ServerPool(self.clients, is_kept=True)
         self.publisher = WeightPublisher(self.pool, self.ranks, in_flight="continue")
         self.fleet = Fleet(self)
-        self.turns = SharedGpu(SleepingLeases(self.pool, self.fleet, level=2), self)
+        self.gpu_sharing = SharedGpu(SleepingLeases(self.pool, self.fleet, level=2), self)
 
     async def free_cached_memory(self) -> None:
         self.gpus.trainer(WAITS)
 
     def keeping(self) -> Keeping:
-        bring_in = brought_in_turn(self.publisher.give, self.turns)
-        return Keeping(self.pool, InTurn(self.fleet, self.turns), bring_in)
+        bring_in = bring_in_when_awake(self.publisher.give, self.gpu_sharing)
+        return Keeping(self.pool, SharedGpuFleet(self.fleet, self.gpu_sharing), bring_in)
 
     def die(self, index: int) -> None:
         """The process is gone, and its memory with it."""
@@ -139,12 +139,12 @@ class World:
 
     async def step(self, step: int) -> None:
         await self.sample(step)
-        await self.turns.trainer_works()
+        await self.gpu_sharing.trainer_works()
         await self.publisher.weights_change()
         self.gpus.trainer(WORKS)
         await asyncio.sleep(TRAIN_S)
         self.learn()
-        await self.turns.servers_work()
+        await self.gpu_sharing.servers_work()
         await self.publisher.publish(step)
 
     async def until_all_serve(self) -> None:
@@ -174,14 +174,14 @@ def test_a_server_that_dies_while_the_trainer_works_starts_in_the_servers_turn()
         clock = asyncio.get_running_loop()
         await world.step(1)
         await world.sample(2)
-        await world.turns.trainer_works()
+        await world.gpu_sharing.trainer_works()
         world.gpus.trainer(WORKS)
         world.die(0)
         await asyncio.sleep(TRAIN_S)
         assert world.fleet.starts == []
         world.learn()
         begun_s = clock.time()
-        await world.turns.servers_work()
+        await world.gpu_sharing.servers_work()
         await world.publisher.publish(2)
         await world.until_all_serve()
         assert world.fleet.starts == [pytest.approx(begun_s + TIMES.round_trip_s)]
@@ -197,10 +197,10 @@ def test_a_server_that_does_not_sleep_is_ended_before_the_trainer_works() -> Non
     async def main(world: World) -> None:
         await world.step(1)
         world.engines[1].hang()
-        await world.turns.trainer_works()
+        await world.gpu_sharing.trainer_works()
         assert world.gpus.servers == [ASLEEP, 0]
         world.gpus.trainer(WORKS)
-        await world.turns.servers_work()
+        await world.gpu_sharing.servers_work()
         await world.until_all_serve()
         assert [client._received for client in world.clients] == ["", world.ranks.digest]
         await world.publisher.publish(2)
@@ -216,12 +216,12 @@ def test_the_trainers_turn_waits_for_a_server_that_starts() -> None:
         world.die(0)
         await world.sample(2)
         assert clock.time() < world.fleet.starts[0] + 40.0, "the other one has played the batch"
-        await world.turns.trainer_works()
+        await world.gpu_sharing.trainer_works()
         assert clock.time() >= world.fleet.starts[0] + 40.0
         world.gpus.trainer(WORKS)
         assert world.pool.leases[0].state in (ServerState.LOADING, ServerState.SERVING)
         world.learn()
-        await world.turns.servers_work()
+        await world.gpu_sharing.servers_work()
         await world.publisher.publish(2)
         assert [one.version for one in world.engines] == [2, 2]
 

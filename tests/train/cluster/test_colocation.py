@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from telescope_core.errors import TelescopeError
-from telescope_train.cluster.colocation import SharedGpu, Turns, sleep_level
+from telescope_train.cluster.colocation import GpuSharing, SharedGpu, sleep_level
 from telescope_train.cluster.placement import bundles_of
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.sleep import SleepingLeases
@@ -55,13 +55,13 @@ def shared(gpu: Any, *, level: int) -> SharedGpu:
 def test_server_and_rank_never_need_more_than_the_gpu_has():
     async def main() -> None:
         gpu: Any = Gpu()
-        turns = shared(gpu, level=2)
+        gpu_sharing = shared(gpu, level=2)
         for _ in range(3):
-            await turns.trainer_works()
-            await turns.trainer_works()
+            await gpu_sharing.trainer_works()
+            await gpu_sharing.trainer_works()
             await gpu.train()
-            await turns.servers_work()
-            await turns.servers_work()
+            await gpu_sharing.servers_work()
+            await gpu_sharing.servers_work()
         sleeps, wakes = gpu.calls[::2], gpu.calls[1::2]
         assert sleeps == ["/sleep?level=2&mode=wait"] * 3
         assert wakes == ["/wake_up"] * 3
@@ -84,9 +84,9 @@ def test_a_server_with_a_request_does_not_sleep():
 
 def test_who_has_a_gpu_of_their_own_waits_for_nobody():
     async def main() -> None:
-        await Turns().trainer_works()
-        await Turns().servers_work()
-        async with Turns().servers_turn():
+        await GpuSharing().trainer_works()
+        await GpuSharing().servers_work()
+        async with GpuSharing().servers_turn():
             pass
 
     asyncio.run(main())

@@ -28,7 +28,7 @@ from telescope_core.base.types import WeightVersion
 from telescope_train.backends.protocol import Ranks
 from telescope_train.batches.batch import StepPlan
 from telescope_train.batches.packing import Packing
-from telescope_train.cluster.colocation import Turns
+from telescope_train.cluster.colocation import GpuSharing
 from telescope_train.config.schema import TrainConfig
 from telescope_train.observability.timeline import UNRECORDED, Timeline
 from telescope_train.rollouts.sampled import SampledBatch
@@ -72,7 +72,7 @@ class LoopParts:
     """Version that is live at the start: the steps done before, when a run is resumed."""
     streams_gradients: bool = False
     """Train on finished groups before their batch is complete."""
-    turns: Turns = field(default_factory=Turns)
+    gpu_sharing: GpuSharing = field(default_factory=GpuSharing)
     """Whose turn it is on a GPU that trainer and server share."""
     timeline: Timeline = UNRECORDED
     """Is told how the driver spends its time."""
@@ -111,7 +111,7 @@ async def train(
             if reference_is_due(step, parts.config):
                 await trainer.update_reference()
             clock.lap("train")
-            await parts.turns.servers_work()
+            await parts.gpu_sharing.servers_work()
             await parts.publisher.publish(step)
             clock.lap("sync")
             # Before metrics are written: the servers would idle in the meantime.
@@ -135,7 +135,7 @@ async def _whole_batch(parts: LoopParts, version: WeightVersion, clock: StepCloc
     rules, trainer = parts.rules, parts.trainer
     batch = await parts.sampler.take(version)
     clock.lap("generate")
-    await parts.turns.trainer_works()
+    await parts.gpu_sharing.trainer_works()
     kl = await kl_penalties(batch.groups, rules, parts.packing, trainer.reference_logprobs)
     clock.lap("train")
     # In threads, because rollouts of the next batch may be going on in this event loop.

@@ -19,7 +19,7 @@ from telescope_train.backends.protocol import BackendSettings
 from telescope_train.backends.transfer import Wire
 from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.renderer import Renderer, load_renderer
-from telescope_train.cluster.colocation import SharedGpu, Turns, sleep_level
+from telescope_train.cluster.colocation import GpuSharing, SharedGpu, sleep_level
 from telescope_train.cluster.network import Network
 from telescope_train.cluster.node_meters import metered_nodes
 from telescope_train.cluster.ray_cluster import HeadProcesses
@@ -34,7 +34,12 @@ from telescope_train.inference.leases import Lease
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.server import SERVED_MODEL_NAME
-from telescope_train.inference.sleep import InTurn, Sleeping, SleepingLeases, brought_in_turn
+from telescope_train.inference.sleep import (
+    SharedGpuFleet,
+    Sleeping,
+    SleepingLeases,
+    bring_in_when_awake,
+)
 from telescope_train.models.served_adapter import served_adapter
 from telescope_train.observability.meters import Meters, show_nobody
 from telescope_train.observability.prometheus import ServerStanding
@@ -80,7 +85,7 @@ class Policies:
     rank_spans: RankSpans
     clients: Sequence[TokenClient]
     """The ways to all servers."""
-    turns: Turns
+    gpu_sharing: GpuSharing
     """Whose turn it is on a GPU that ranks and servers share."""
     eval_servers: EvalServers
     eval_source: TokenPolicySource
@@ -275,7 +280,7 @@ async def open_policies(
             recording=recording,
             rank_spans=rank_spans,
             clients=clients,
-            turns=_turns(prepared, processes, pool),
+            gpu_sharing=_gpu_sharing(prepared, processes, pool),
             eval_servers=eval_servers,
             eval_source=source(lambda rollout_id: EvalCalls(eval_servers, calls, rollout_id)),
         )
@@ -289,9 +294,9 @@ async def open_policies(
         log.flush()
 
 
-def _turns(prepared: Prepared, processes: Processes, pool: ServerPool) -> Turns:
+def _gpu_sharing(prepared: Prepared, processes: Processes, pool: ServerPool) -> GpuSharing:
     if prepared.config.inference.colocate is not True:
-        return Turns()
+        return GpuSharing()
     level = sleep_level(prepared.config)
     return SharedGpu(SleepingLeases(pool, processes.servers, level=level), processes.ranks)
 
@@ -327,9 +332,9 @@ def _lose(number: int, reason: str, pool: ServerPool, own: ServerPool | None) ->
 def keeping(resources: Resources) -> Sequence[Coroutine[Any, Any, None]]:
     """Return what brings lost servers back."""
     policies, say = resources.policies, resources.view.warn
-    fleet = InTurn(resources.processes.servers, policies.turns)
+    fleet = SharedGpuFleet(resources.processes.servers, policies.gpu_sharing)
     pool, own = policies.pool, policies.eval_servers.own
-    bring_in = brought_in_turn(policies.publisher.give, policies.turns)
+    bring_in = bring_in_when_awake(policies.publisher.give, policies.gpu_sharing)
     works = [Keeping(pool, fleet, bring_in, say=say).run()]
     if own is not None:
 

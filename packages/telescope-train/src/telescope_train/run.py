@@ -48,7 +48,7 @@ from telescope_train.cluster_session import ClusterSession, open_nodes
 from telescope_train.config.eval_folders import AFTER, BEFORE
 from telescope_train.diagnostics.engine_check import check_engine
 from telescope_train.ending import end_early
-from telescope_train.evals.beside import AfterEvals, EvalsBeside, TurnsAfterEvals
+from telescope_train.evals.beside import AfterEvals, EvalsBeside, SharingAfterEvals
 from telescope_train.evals.live import LiveEvals
 from telescope_train.loop import LoopParts, train
 from telescope_train.observability.terminal import (
@@ -369,7 +369,7 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
         first_version=0 if begun is None else begun.step,
         streams_gradients=streams_gradients(config),
         timeline=resources.policies.recording.timeline,
-        turns=TurnsAfterEvals(turns=resources.policies.turns, evals=evals),
+        gpu_sharing=SharingAfterEvals(gpu_sharing=resources.policies.gpu_sharing, evals=evals),
         losses=ready.losses,
         take_known=take_known,
     )
@@ -406,7 +406,7 @@ async def _go_back(resources: Resources, died: RankDiedError) -> RunCheckpoint |
     view.warn(restart_text(restart))
     folder.go_back(restart)
     view.go_back(restart.step)
-    await resources.policies.turns.trainer_works()
+    await resources.policies.gpu_sharing.trainer_works()
     try:
         await ranks.start_again(rank_settings(prepared), num_threads=threads_of(prepared))
     except ConfigError as error:
@@ -414,7 +414,7 @@ async def _go_back(resources: Resources, died: RankDiedError) -> RunCheckpoint |
         raise ProcessDiedError(f"{died}. The ranks cannot start again: {error}") from None
     if begun is not None:
         await restore(ranks, begun, by_moving_it)
-    await resources.policies.turns.servers_work()
+    await resources.policies.gpu_sharing.servers_work()
     await publisher.restore(restart.step)
     return begun
 

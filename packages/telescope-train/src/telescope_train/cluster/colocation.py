@@ -36,7 +36,7 @@ class FreesMemory(Protocol):
         ...
 
 
-class Turns:
+class GpuSharing:
     """Everybody has a GPU of their own: nobody waits for a turn."""
 
     async def trainer_works(self) -> None:
@@ -51,7 +51,7 @@ class Turns:
         yield
 
 
-class SharedGpu(Turns):
+class SharedGpu(GpuSharing):
     """Trainer and servers take turns. Servers are awake at first."""
 
     def __init__(self, servers: Sleeps, ranks: FreesMemory) -> None:

@@ -23,7 +23,7 @@ from telescope_core.base.types import WeightVersion
 from telescope_core.evals.result import EvalResult
 from telescope_core.records import RunFolder
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
-from telescope_train.cluster.colocation import SharedGpu, Turns
+from telescope_train.cluster.colocation import GpuSharing, SharedGpu
 from telescope_train.config.eval_folders import eval_folder_name, step_tag
 from telescope_train.config.schema import EvalEntry
 from telescope_train.evals.live import LiveEvals, PlayedEval
@@ -242,21 +242,21 @@ class EvalsBeside:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnsAfterEvals(Turns):
+class SharingAfterEvals(GpuSharing):
     """Turns on a shared GPU; a server that evals still ask does not sleep."""
 
-    turns: Turns
+    gpu_sharing: GpuSharing
     evals: EvalsBeside
 
     async def trainer_works(self) -> None:
         """Wait for evals on these servers, and let the trainer have the GPU."""
-        if isinstance(self.turns, SharedGpu):
+        if isinstance(self.gpu_sharing, SharedGpu):
             await self.evals.leave_servers()
-        await self.turns.trainer_works()
+        await self.gpu_sharing.trainer_works()
 
     async def servers_work(self) -> None:
         """Let the servers have the GPU."""
-        await self.turns.servers_work()
+        await self.gpu_sharing.servers_work()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from telescope_core.base.errors import EndpointError, TelescopeError
 from telescope_core.records.servers import ServerState
-from telescope_train.cluster.colocation import Turns
+from telescope_train.cluster.colocation import GpuSharing
 from telescope_train.inference.keeping import Fleet
 from telescope_train.inference.leases import Lease, Loss, Member, Reached, ServerClient
 from telescope_train.inference.pool import ServerPool
@@ -100,12 +100,12 @@ class SleepingLeases:
             self._pool.lose(lease, f"it did not wake: {error}", life=member.life)
 
 
-class InTurn:
+class SharedGpuFleet:
     """A fleet that starts servers only while they may use the memory of their GPU."""
 
-    def __init__(self, fleet: Fleet, turns: Turns) -> None:
+    def __init__(self, fleet: Fleet, gpu_sharing: GpuSharing) -> None:
         self._fleet = fleet
-        self._turns = turns
+        self._gpu_sharing = gpu_sharing
 
     async def until_lost(self, index: int, heard_s: Callable[[], float]) -> Loss:
         """Return why a server has died or hangs; see `keeping.Fleet`."""
@@ -113,17 +113,17 @@ class InTurn:
 
     async def start_again(self, index: int) -> Reached:
         """Start a server in the servers' turn; returns its address once it is healthy."""
-        async with self._turns.servers_turn():
+        async with self._gpu_sharing.servers_turn():
             return await self._fleet.start_again(index)
 
 
-def brought_in_turn(
-    give: Callable[[Lease], Coroutine[Any, Any, None]], turns: Turns
+def bring_in_when_awake(
+    give: Callable[[Lease], Coroutine[Any, Any, None]], gpu_sharing: GpuSharing
 ) -> Callable[[Lease], Coroutine[Any, Any, None]]:
     """Return what brings a server in: `give` gives it the present weights, in the servers' turn."""
 
     async def bring_in(lease: Lease) -> None:
-        async with turns.servers_turn():
+        async with gpu_sharing.servers_turn():
             await give(lease)
         # Not within the turn: where the ranks are ahead, it gets weights after their turn.
         await lease.until(ServerState.SERVING, ServerState.LOST)
