@@ -44,6 +44,7 @@ def test_every_harness_is_listed_with_what_it_needs():
         "command": True,
         "mini-swe-agent": False,
         "openai-agents": False,
+        "shell-agent": True,
     }
     assert "openai-agents==" in ran("list").stdout
     assert "not installed" in ran("list").stdout

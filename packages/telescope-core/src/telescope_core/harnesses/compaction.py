@@ -1,0 +1,88 @@
+"""The harness `shell-agent`: a shell, a context that is compacted as asked, and sub-agents."""
+
+import json
+from pathlib import Path
+from typing import Literal, get_args
+
+from telescope_core.base.errors import ConfigError, unknown_name
+from telescope_core.harnesses.command import endpoint_variables
+from telescope_core.harnesses.protocol import AGENT_FOLDER, AgentProgram, AgentTask
+
+ContextStrategy = Literal["none", "summarize", "drop_tool_results", "sliding_window"]
+"""What becomes of a history that is too long: nothing; the model's own summary replaces it; the
+results of tools are left out, but for the last turns; the last turns alone are kept."""
+
+_PROGRAM = f"{AGENT_FOLDER}/shell_agent.py"
+_TASK = f"{AGENT_FOLDER}/task.json"
+_ANSWER = f"{AGENT_FOLDER}/answer.txt"
+_INSTRUCTIONS = (
+    "You work on a computer through the tool `shell`. Files stay between calls, variables do not. "
+    "When the task is done, answer without a call of a tool."
+)
+
+
+class ShellAgent:
+    """A small agent with the tool `shell`, whose context and sub-agents are settings."""
+
+    name = "shell-agent"
+    requirements: tuple[str, ...] = ()
+    offers_tools = True
+
+    def __init__(
+        self,
+        *,
+        context_strategy: ContextStrategy = "none",
+        max_context_tokens: int = 8192,
+        keep_turns: int = 2,
+        sub_agents: bool = False,
+        instructions: str = _INSTRUCTIONS,
+        tool_timeout_s: float = 60.0,
+    ) -> None:
+        """`context_strategy` acts when a request and its answer had over `max_context_tokens`.
+
+        `keep_turns` of the latest turns stay as they are, except with `summarize`. With
+        `sub_agents` there is the tool `delegate` too. `instructions` are the system message;
+        `tool_timeout_s` is for one call of the shell. Raises ConfigError.
+        """
+        if context_strategy not in get_args(ContextStrategy):
+            raise unknown_name("context_strategy", context_strategy, get_args(ContextStrategy))
+        # Options come from a settings file as they are written there.
+        counts: dict[str, object] = {
+            "max_context_tokens": max_context_tokens,
+            "keep_turns": keep_turns,
+        }
+        for option, value in counts.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(
+                    f"harness {self.name!r}: {option} must be a whole number of at least 1, "
+                    f"got {value!r}"
+                )
+        self._asked = {
+            "context_strategy": context_strategy,
+            "max_context_tokens": max_context_tokens,
+            "keep_turns": keep_turns,
+            "sub_agents": sub_agents,
+            "instructions": instructions,
+            "tool_timeout_s": tool_timeout_s,
+        }
+
+    def program(self, task: AgentTask) -> AgentProgram:
+        """Return the program; the task and the options are in a file."""
+        asked = {
+            **self._asked,
+            "task": task.text,
+            "model": task.model,
+            "max_turns": task.max_turns,
+            "answer_file": _ANSWER,
+        }
+        source = Path(__file__).with_name("compaction_program.py").read_text(encoding="utf-8")
+        return AgentProgram(
+            argv=(task.python, "-I", _PROGRAM, _TASK),
+            environment=endpoint_variables(task),
+            files={_PROGRAM: source, _TASK: json.dumps(asked)},
+            answer_file=_ANSWER,
+        )
+
+    def answer(self, written: str) -> str:
+        """Return all of it."""
+        return written.strip()

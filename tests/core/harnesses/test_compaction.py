@@ -1,0 +1,85 @@
+"""What each strategy makes of a history, and which options the harness takes."""
+
+import pytest
+
+from telescope_core.errors import ConfigError, UnknownNameError
+from telescope_core.harnesses import open_harness
+from telescope_core.harnesses.compaction_program import LEFT_OUT, SUMMARIZE, SUMMARY, compacted
+
+
+def history(num_turns: int) -> list[dict]:
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "count"},
+    ]
+    for turn in range(num_turns):
+        call = {"id": f"{turn}", "function": {"name": "shell", "arguments": "{}"}}
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": f"{turn}", "content": f"result {turn}"})
+    return messages
+
+
+def never(messages):
+    raise AssertionError("no summary is asked for")
+
+
+def test_results_are_dropped_but_for_the_last_turns():
+    before = history(4)
+    after = compacted(before, "drop_tool_results", keep_turns=1, summarize=never)
+    assert [one["content"] for one in after if one["role"] == "tool"] == [
+        *[LEFT_OUT] * 3,
+        "result 3",
+    ]
+    # Calls stay as they are, and each still has its result.
+    assert [one for one in after if one["role"] != "tool"] == [
+        one for one in before if one["role"] != "tool"
+    ]
+    assert before == history(4)
+
+
+def test_a_window_keeps_the_opening_and_the_last_turns():
+    after = compacted(history(4), "sliding_window", keep_turns=2, summarize=never)
+    assert after == [*history(4)[:2], *history(4)[-4:]]
+
+
+@pytest.mark.parametrize("strategy", ["drop_tool_results", "sliding_window"])
+def test_fewer_turns_than_are_kept_change_nothing(strategy):
+    assert compacted(history(2), strategy, keep_turns=3, summarize=never) == history(2)
+
+
+def test_a_summary_stands_behind_the_task_and_replaces_the_one_before():
+    asked = []
+
+    def summarize(messages):
+        asked.append(messages)
+        return f"summary {len(asked)}"
+
+    first = compacted(history(2), "summarize", keep_turns=1, summarize=summarize)
+    assert asked[0] == [*history(2), {"role": "user", "content": SUMMARIZE}]
+    assert first == [
+        history(0)[0],
+        {"role": "user", "content": f"count\n\n{SUMMARY}\nsummary 1"},
+    ]
+    second = compacted([*first, *history(1)[2:]], "summarize", keep_turns=1, summarize=summarize)
+    assert second[-1]["content"] == f"count\n\n{SUMMARY}\nsummary 2"
+
+
+def test_without_a_summary_the_last_turns_are_kept():
+    after = compacted(history(3), "summarize", keep_turns=1, summarize=lambda messages: "")
+    assert after == [*history(3)[:2], *history(3)[-2:]]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"context_strategy": "summarise"}, UnknownNameError),
+        ({"max_context_tokens": 0}, ConfigError),
+        ({"keep_turns": True}, ConfigError),
+        ({"keep_turns": "2"}, ConfigError),
+    ],
+)
+def test_options_that_mean_nothing_are_refused_by_name(options, error):
+    with pytest.raises(error) as refused:
+        open_harness("shell-agent", **options)
+    [name] = options
+    assert name in str(refused.value)

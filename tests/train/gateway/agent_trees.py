@@ -1,0 +1,132 @@
+"""Rollouts of `shell-agent` with compactions and sub-agents, through a real gateway, in tokens."""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+from scripted_pool import ScriptedPool, make_renderer
+
+from telescope_core.gateway import Gateway
+from telescope_core.harnesses.compaction_program import DELEGATE, SHELL, SUMMARIZE, Agents
+from telescope_core.types import Rollout, Sampling
+from telescope_train.inference.generation import Generation
+from telescope_train.inference.policy import TokenPolicySource
+
+SAMPLING = Sampling(max_tokens=400, temperature=0.9)
+
+
+def call(name: str, **arguments: str) -> str:
+    """Return the text of a turn that calls a tool."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+class CountedPool(ScriptedPool):
+    """Gives each sampled token of a rollout a log-prob of its own, and keeps what it answered."""
+
+    def __init__(self, renderer, reply: Callable[[str], str]) -> None:
+        super().__init__(renderer, reply)
+        self.answered: list[tuple[tuple[int, ...], Generation]] = []
+        self._numbers = count(1)
+
+    async def generate(self, prompt_ids, sampling, **options):
+        found = await super().generate(prompt_ids, sampling, **options)
+        logprobs = tuple(-next(self._numbers) / 4096 for _ in found.token_ids)
+        found = Generation(
+            token_ids=found.token_ids,
+            logprobs=logprobs,
+            finish_reason=found.finish_reason,
+            spans=found.spans,
+        )
+        self.answered.append((tuple(prompt_ids), found))
+        return found
+
+
+@dataclass
+class Script:
+    """What the model says: the main agent calls tools, and the sub-agents run one command each."""
+
+    commands: Sequence[str]
+    """What the main agent runs; one that begins with `delegate ` goes to a sub-agent."""
+    num_summaries: int = 0
+    delegated: list[str] = field(default_factory=list)
+    _at: int = 0
+
+    def __call__(self, prompt: str) -> str:
+        if SUMMARIZE in prompt.rpartition("<|user|>")[2]:
+            self.num_summaries += 1
+            return f"so far {self.num_summaries} times"
+        if "You are a sub-agent" in prompt:
+            is_done = "<|tool|>" in prompt.rpartition("<|user|>")[2]
+            return "the part is done" if is_done else call("shell", command="echo part")
+        if self._at == len(self.commands):
+            return "all is done"
+        command = self.commands[self._at]
+        self._at += 1
+        if command.startswith("delegate "):
+            self.delegated.append(command)
+            return call("delegate", task=command.removeprefix("delegate "))
+        return "<think>hm</think>" * (self._at % 2) + call("shell", command=command)
+
+
+@asynccontextmanager
+async def gateway_of():
+    """Yield a gateway."""
+    made = Gateway(model="policy")
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def play(
+    commands: Sequence[str], *, group_id="0.0", index=0, keep_thinking=True, **options
+) -> tuple[Rollout, CountedPool, Script]:
+    """Return a rollout of the program, what the server was asked, and what it said."""
+    renderer, script = make_renderer(keep_thinking=keep_thinking), Script(commands)
+    pool = CountedPool(renderer, script)
+    async with gateway_of() as gateway:
+        source = TokenPolicySource(pool, renderer, max_model_len=None, gateway=gateway)
+        policy = source.policy(f"{group_id}/{index}", SAMPLING)
+        assert policy.endpoint is not None
+        asked = {
+            "model": policy.endpoint.model,
+            "max_turns": 60,
+            "context_strategy": "none",
+            "max_context_tokens": 1500,
+            "keep_turns": 1,
+            "tool_timeout_s": 60.0,
+            **options,
+        }
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("OPENAI_BASE_URL", policy.endpoint.base_url)
+            patched.setenv("OPENAI_API_KEY", policy.endpoint.api_key)
+            answer = await asyncio.to_thread(
+                Agents(asked).answer, "be brief", "find the number", [SHELL, DELEGATE]
+            )
+        assert answer == "all is done"
+        rollout = Rollout(
+            environment="agent",
+            example_id="e",
+            group_id=group_id,
+            index=index,
+            turns=tuple(policy.turns),
+            conversations=policy.recorder.conversations,
+            reward=float(index % 2),
+        )
+        policy.close()
+    return rollout, pool, script
+
+
+def three_compactions_and_two_sub_agents(seed: int) -> list[str]:
+    """Return what the main agent does; its context is nearly full after about two commands."""
+    chance = random.Random(seed)
+    prints = [
+        f"printf '%0{chance.randrange(300, 330)}d' {chance.randrange(1000)}" for _ in range(6)
+    ]
+    return [prints[0], "delegate part one", *prints[1:4], "delegate part two", *prints[4:]]

@@ -1,0 +1,49 @@
+"""An agent whose context is compacted, and its sub-agents: what was sampled is trained on once."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from agent_trees import play, three_compactions_and_two_sub_agents
+
+from telescope_core.base.chains import chains_of
+from telescope_train.batches.samples import samples_from_rollout
+
+
+def require_as_sampled(samples, pool) -> None:
+    """Every sampled token is trained on once, behind exactly the tokens that the server saw."""
+    trained = np.concatenate([one.behavior_logprobs[one.mask] for one in samples])
+    sampled = np.concatenate([found.logprobs for _, found in pool.answered]).astype(np.float32)
+    assert len(set(sampled)) == len(sampled)
+    assert sorted(trained) == sorted(sampled)
+    for prompt_ids, found in pool.answered:
+        whole = [*prompt_ids, *found.token_ids]
+        there = slice(len(prompt_ids), len(whole))
+        assert any(
+            one.token_ids[: len(whole)].tolist() == whole
+            and one.behavior_logprobs[there].tolist() == np.float32(found.logprobs).tolist()
+            for one in samples
+        )
+
+
+@pytest.mark.parametrize("keep_thinking", [True, False])
+@pytest.mark.parametrize("strategy", ["none", "summarize", "drop_tool_results", "sliding_window"])
+async def test_each_strategy_trains_each_sampled_token_once(strategy, keep_thinking):
+    rollout, pool, script = await play(
+        three_compactions_and_two_sub_agents(0),
+        context_strategy=strategy,
+        keep_thinking=keep_thinking,
+    )
+    samples = samples_from_rollout(rollout, 1.0, 1.0)
+    print(
+        strategy,
+        keep_thinking,
+        len(samples),
+        script.num_summaries,
+        [len(p) for p, _ in pool.answered],
+    )
+    require_as_sampled(samples, pool)
+    assert len(samples) == len(chains_of(turn.completion.tokens for turn in rollout.turns))
