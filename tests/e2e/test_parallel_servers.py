@@ -68,7 +68,7 @@ async def test_both_processes_take_every_update(
             await publisher.publish(version + 1)
             assert pool.version == version + 1
         assert await mismatch(policies, ranks, NUM_UPDATES, trains=False) <= 1e-3
-        assert pool.leases[0].state is ServerState.SERVING
+        assert pool.servers[0].state is ServerState.SERVING
         await refuses_to_sleep(client)
         await refuses_strangers(parallel_server)
     finally:

@@ -278,4 +278,4 @@ async def update_that_fails_once(
     async with asyncio.timeout(TRANSFER_DEADLINE_S / 2):
         await publisher.publish(pool.version + 1)
     assert worker._sending._sender is not sending
-    assert [lease.life for lease in pool.leases] == [1]
+    assert [server.life for server in pool.servers] == [1]

@@ -9,7 +9,7 @@ import random
 from typing import Any
 
 import pytest
-from tests.train.inference.test_leases import SPEED, TIMES
+from tests.train.inference.test_servers import SPEED, TIMES
 
 from telescope_core.records.servers import ServerState
 from telescope_core.types import Sampling
@@ -20,7 +20,7 @@ from telescope_train.inference.sleep import (
     SLEEP_PATH,
     WAKE_PATH,
     SharedGpuFleet,
-    SleepingLeases,
+    SleepingServers,
     bring_in_when_awake,
 )
 from telescope_train.simulation.disk import Learned
@@ -105,7 +105,7 @@ class World:
         self.pool = ServerPool(self.clients, is_kept=True)
         self.publisher = WeightPublisher(self.pool, self.ranks, in_flight="continue")
         self.fleet = Fleet(self)
-        self.gpu_sharing = SharedGpu(SleepingLeases(self.pool, self.fleet, level=2), self)
+        self.gpu_sharing = SharedGpu(SleepingServers(self.pool, self.fleet, level=2), self)
 
     async def free_cached_memory(self) -> None:
         self.gpus.trainer(WAITS)
@@ -148,8 +148,8 @@ class World:
         await self.publisher.publish(step)
 
     async def until_all_serve(self) -> None:
-        for lease in self.pool.leases:
-            await lease.until(ServerState.SERVING)
+        for server in self.pool.servers:
+            await server.until(ServerState.SERVING)
 
 
 def in_world(main: Any) -> Any:
@@ -188,7 +188,7 @@ def test_a_server_that_dies_while_the_trainer_works_starts_in_the_servers_turn()
         # With the weights of this step, and proof of them.
         assert [client._received for client in world.clients] == [world.ranks.digest] * 2
         assert [one.version for one in world.engines] == [2, 2]
-        assert [one.life for one in world.pool.leases] == [2, 1]
+        assert [one.life for one in world.pool.servers] == [2, 1]
 
     in_world(main)
 
@@ -219,7 +219,7 @@ def test_the_trainers_turn_waits_for_a_server_that_starts() -> None:
         await world.gpu_sharing.trainer_works()
         assert clock.time() >= world.fleet.starts[0] + 40.0
         world.gpus.trainer(WORKS)
-        assert world.pool.leases[0].state in (ServerState.LOADING, ServerState.SERVING)
+        assert world.pool.servers[0].state in (ServerState.LOADING, ServerState.SERVING)
         world.learn()
         await world.gpu_sharing.servers_work()
         await world.publisher.publish(2)

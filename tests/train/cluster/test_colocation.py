@@ -9,7 +9,7 @@ from telescope_core.errors import TelescopeError
 from telescope_train.cluster.colocation import GpuSharing, SharedGpu, sleep_level
 from telescope_train.cluster.placement import bundles_of
 from telescope_train.inference.pool import ServerPool
-from telescope_train.inference.sleep import SleepingLeases
+from telescope_train.inference.sleep import SleepingServers
 from telescope_train.plan.load import load_train_config
 from telescope_train.resources import one_after_another
 
@@ -49,7 +49,7 @@ class Gpu:
 
 
 def shared(gpu: Any, *, level: int) -> SharedGpu:
-    return SharedGpu(SleepingLeases(ServerPool([gpu]), gpu, level=level), gpu)
+    return SharedGpu(SleepingServers(ServerPool([gpu]), gpu, level=level), gpu)
 
 
 def test_server_and_rank_never_need_more_than_the_gpu_has():

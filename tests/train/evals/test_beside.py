@@ -220,8 +220,8 @@ def test_an_eval_server_that_comes_back_gets_the_weights_of_the_next_evals(tmp_p
         own = world.servers.own
         assert own is not None
 
-        async def until_serving(lease) -> None:
-            await lease.until(ServerState.SERVING, ServerState.LOST)
+        async def until_serving(server) -> None:
+            await server.until(ServerState.SERVING, ServerState.LOST)
 
         fleet = SimulatedFleet([*world.run.engines, *world.own_engines], start_s=1.0)
         keeping = Keeping(own, fleet, until_serving, first=2, is_needed=False)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from telescope_core.records.servers import ServerState
 from telescope_train.inference.by_load import ByLoad
 from telescope_train.inference.control import MOST_AT_ONCE, ControlCall, call_servers
-from telescope_train.inference.leases import Lease
+from telescope_train.inference.servers import Server
 from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
 from telescope_train.simulation.servers import ServerTimes, SimulatedClient, call_in_step
 from telescope_train.simulation.virtual_time import run_in_virtual_time
@@ -26,8 +26,8 @@ def clients(count: int) -> list[SimulatedClient]:
     ]
 
 
-def slow_least(leases: list[Lease]) -> Lease | None:
-    serving = [one for one in leases if one.takes_requests]
+def slow_least(servers: list[Server]) -> Server | None:
+    serving = [one for one in servers if one.takes_requests]
     return min(
         serving,
         key=lambda one: (Fraction(one.num_in_slots, one.most_in_slots), one.num_requests),
@@ -44,39 +44,39 @@ def test_the_least_loaded_is_found_whatever_happens(
     events: list[tuple[str, int]], in_slots: bool
 ) -> None:
     async def main() -> None:
-        leases = [Lease(client) for client in clients(7)]
-        by_load = ByLoad(leases)
-        sent: list[Lease] = []
+        servers = [Server(client) for client in clients(7)]
+        by_load = ByLoad(servers)
+        sent: list[Server] = []
         for kind, number in events:
-            lease = leases[number]
+            server = servers[number]
             if kind in "send" and (least := by_load.least()) is not None:
-                assert least is slow_least(leases)
+                assert least is slow_least(servers)
                 by_load.add(least, 1, in_slots=in_slots)
                 sent.append(least)
             elif kind in "lo" and sent:
                 by_load.add(sent.pop(number % len(sent)), -1, in_slots=in_slots)
             elif kind in "rm":
-                lease.most_in_slots = 1 + 3 * number
-                by_load.add(lease)
-            elif kind in "ba" and lease.takes_requests:
-                lease.become(ServerState.LOST)
-            elif lease.state is ServerState.LOST:
-                lease.become(ServerState.STARTING)
-                lease.become(ServerState.LOADING)
-                lease.become(ServerState.SERVING)
-                by_load.add(lease)
-        assert by_load.least() is slow_least(leases)
+                server.most_in_slots = 1 + 3 * number
+                by_load.add(server)
+            elif kind in "ba" and server.takes_requests:
+                server.become(ServerState.LOST)
+            elif server.state is ServerState.LOST:
+                server.become(ServerState.STARTING)
+                server.become(ServerState.LOADING)
+                server.become(ServerState.SERVING)
+                by_load.add(server)
+        assert by_load.least() is slow_least(servers)
 
     run_in_virtual_time(main)
 
 
 def test_what_is_remembered_does_not_grow_with_the_requests() -> None:
     async def main() -> int:
-        leases = [Lease(client) for client in clients(3)]
-        by_load = ByLoad(leases)
+        servers = [Server(client) for client in clients(3)]
+        by_load = ByLoad(servers)
         for _ in range(2000):
             for change in (1, 1, -1, -1):
-                by_load.add(leases[2], change)
+                by_load.add(servers[2], change)
         return len(by_load._entries)
 
     assert run_in_virtual_time(main) < 100

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ray.exceptions import ActorUnavailableError
-from tests.train.inference.test_leases import World, in_world
+from tests.train.inference.test_servers import World, in_world
 
 from telescope_core.errors import ConfigError, EndpointError, ProcessDiedError
 from telescope_core.records.servers import ServerState
@@ -19,8 +19,8 @@ from telescope_train.inference import fleet
 from telescope_train.inference.fleet import ServerGroup
 from telescope_train.inference.keeper import ServerHandle, ServerSeat, Startup
 from telescope_train.inference.keeping import MOST_RESTARTS
-from telescope_train.inference.leases import CONTROL_DEADLINE_S, Loss, Reached, ServerDiedError
 from telescope_train.inference.server import ServerSettings
+from telescope_train.inference.servers import CONTROL_DEADLINE_S, Loss, Reached, ServerDiedError
 from telescope_train.simulation.trainer import TrainerSpeed
 from telescope_train.simulation.virtual_time import run_in_virtual_time
 from telescope_train.weights.publish import LEFT_ALONE_S, MOST_SPOILED
@@ -66,8 +66,8 @@ def test_a_server_that_cannot_join_is_given_up_and_the_run_goes_on() -> None:
         async def work() -> None:
             answers_with_errors(world, 0, JOIN)
             world.engines[0].die("killed")
-            await world.pool.leases[0].until(ServerState.GIVEN_UP)
-            assert "it will not" in world.pool.leases[0].reason
+            await world.pool.servers[0].until(ServerState.GIVEN_UP)
+            assert "it will not" in world.pool.servers[0].reason
             await world.publisher.publish(1)
             assert (await world.sample("a", 5)).spans[0].version == 1
 
@@ -84,7 +84,7 @@ def test_a_living_server_that_spoils_updates_is_lost_and_the_others_get_theirs(p
         refused = answers_with_errors(world, 1, path)
         await world.publisher.publish(1)
         assert len(refused) == MOST_SPOILED
-        states = [lease.state for lease in world.pool.leases]
+        states = [server.state for server in world.pool.servers]
         assert states == [ServerState.SERVING, ServerState.LOST, ServerState.SERVING]
         assert [engine.version for engine in world.engines] == [1, 0, 1]
 
@@ -98,8 +98,8 @@ def test_a_server_that_dies_or_spoils_the_first_group_is_left_out_and_comes_back
 
         async def work() -> None:
             await world.publisher.connect()
-            assert world.pool.leases[2].state is ServerState.SERVING
-            await world.pool.leases[0].until(ServerState.SERVING)
+            assert world.pool.servers[2].state is ServerState.SERVING
+            await world.pool.servers[0].until(ServerState.SERVING)
             await world.publisher.publish(1)
             assert [engine.version for engine in world.engines][::2] == [1, 1]
 
@@ -110,12 +110,12 @@ def test_a_server_that_dies_or_spoils_the_first_group_is_left_out_and_comes_back
 
 def test_a_group_that_no_living_server_joins_ends_the_run_at_once() -> None:
     async def main(world: World) -> None:
-        for server in range(2):
-            answers_with_errors(world, server, JOIN)
+        for index in range(2):
+            answers_with_errors(world, index, JOIN)
         with pytest.raises(TransferError):
             await world.publisher.connect()
         assert asyncio.get_running_loop().time() < CONTROL_DEADLINE_S, "nothing is waited for"
-        assert {lease.state for lease in world.pool.leases} == {ServerState.LOST}
+        assert {server.state for server in world.pool.servers} == {ServerState.LOST}
 
     in_world(main)
 
@@ -132,12 +132,12 @@ def test_a_server_that_comes_back_when_a_rank_dies_waits_for_the_new_ranks() -> 
         async def work() -> None:
             world.ranks.send_weights = dies  # type: ignore[method-assign]
             world.engines[0].die("killed")
-            await world.pool.leases[0].until(ServerState.LOADING)
+            await world.pool.servers[0].until(ServerState.LOADING)
             await asyncio.sleep(60.0)
-            assert world.pool.leases[0].state is ServerState.LOADING
+            assert world.pool.servers[0].state is ServerState.LOADING
             await world.publisher.restore(0)
-            assert world.pool.leases[0].state is ServerState.SERVING
-            assert world.pool.leases[0].life == 2
+            assert world.pool.servers[0].state is ServerState.SERVING
+            assert world.pool.servers[0].life == 2
 
         await world.keeping(work(), start_s=1.0)
 
@@ -149,10 +149,10 @@ def test_a_transfer_may_take_as_long_as_it_moves() -> None:
         await world.publisher.connect()
         slow_s = 10 * CONTROL_DEADLINE_S
         world.ranks.speed = TrainerSpeed(send_s=slow_s)
-        for server in range(2):
-            takes_longer(world, server, slow_s + 1.0)
+        for index in range(2):
+            takes_longer(world, index, slow_s + 1.0)
         await world.publisher.publish(1)
-        assert [lease.state for lease in world.pool.leases] == [ServerState.SERVING] * 2
+        assert [server.state for server in world.pool.servers] == [ServerState.SERVING] * 2
         assert asyncio.get_running_loop().time() > slow_s
 
     in_world(main)
@@ -163,9 +163,9 @@ def test_a_server_that_is_silent_after_everything_was_sent_is_lost() -> None:
         await world.publisher.connect()
         takes_longer(world, 1, 10**6)
         await world.publisher.publish(1)
-        lease = world.pool.leases[1]
-        assert lease.state is ServerState.LOST
-        assert lease.reason.startswith("everything has been sent")
+        server = world.pool.servers[1]
+        assert server.state is ServerState.LOST
+        assert server.reason.startswith("everything has been sent")
         now_s = asyncio.get_running_loop().time()
         assert CONTROL_DEADLINE_S < now_s < CONTROL_DEADLINE_S + LEFT_ALONE_S
 
@@ -194,7 +194,7 @@ def test_a_death_where_updates_begin_costs_no_other_server() -> None:
 
             client.control = strict  # type: ignore[method-assign]
         await world.publisher.publish(1)
-        states = [lease.state for lease in world.pool.leases]
+        states = [server.state for server in world.pool.servers]
         assert states == [ServerState.SERVING, ServerState.LOST, ServerState.SERVING]
 
     in_world(main, num_servers=3)
@@ -211,7 +211,7 @@ def test_a_server_that_serves_between_kills_is_never_given_up() -> None:
                 else:
                     await world.sample(f"rollout {kill}", 3)
                 world.engines[0].die("killed")
-                await world.pool.leases[0].until(ServerState.SERVING)
+                await world.pool.servers[0].until(ServerState.SERVING)
 
         told = await world.keeping(work(), start_s=1.0)
         # Without a pause before it is started again: these were no losses in a row.
@@ -243,12 +243,12 @@ def test_a_server_that_dies_before_it_serves_is_given_up_after_pauses_that_grow(
 
         async def work() -> None:
             for life in range(1, MOST_RESTARTS + 2):
-                assert world.pool.leases[1].life == life
+                assert world.pool.servers[1].life == life
                 world.engines[1].die("killed")
-                await world.pool.leases[1].until(ServerState.LOST)
+                await world.pool.servers[1].until(ServerState.LOST)
                 if life <= MOST_RESTARTS:
-                    await world.pool.leases[1].until(ServerState.SERVING)
-            await world.pool.leases[1].until(ServerState.GIVEN_UP)
+                    await world.pool.servers[1].until(ServerState.SERVING)
+            await world.pool.servers[1].until(ServerState.GIVEN_UP)
 
         told = await world.keeping(work(), start_s=1.0)
         assert "is given up, and the run goes on without it" in told[-1]
@@ -438,8 +438,8 @@ def test_a_restart_that_is_refused_for_any_reason_does_not_end_the_run(tmp_path:
 
         async def work() -> None:
             world.engines[0].die("killed")
-            await world.pool.leases[0].until(ServerState.GIVEN_UP)
-            assert "no port is free" in world.pool.leases[0].reason
+            await world.pool.servers[0].until(ServerState.GIVEN_UP)
+            assert "no port is free" in world.pool.servers[0].reason
             assert len((await world.sample("a", 3)).token_ids) == 3
 
         await world.keeping(work(), fleet=Fleet())
@@ -497,18 +497,18 @@ def test_deaths_of_several_causes_or_of_none_are_tried_again(causes: list[str]) 
 def test_a_death_while_a_server_waits_for_weights_is_noticed_then() -> None:
     async def main(world: World) -> None:
         await world.publisher.connect()
-        lease = world.pool.leases[0]
+        server = world.pool.servers[0]
 
         async def work() -> None:
             await world.publisher.weights_change()
             for life in (2, 3):
                 world.engines[0].die("killed")
-                await lease.until(ServerState.STARTING)
-                await lease.until(ServerState.LOADING)
-                assert lease.life == life
+                await server.until(ServerState.STARTING)
+                await server.until(ServerState.LOADING)
+                assert server.life == life
             await world.publisher.publish(1)
-            assert lease.state is ServerState.SERVING
-            assert lease.life == 3
+            assert server.state is ServerState.SERVING
+            assert server.life == 3
 
         await world.keeping(work(), start_s=1.0)
 

@@ -150,8 +150,8 @@ async def lose_one_answer(path: str) -> None:
         await world.publisher.publish(1)
         await world.publisher.publish(2)
         assert world.servers[1].num_lost == 1
-        assert [lease.state for lease in world.pool.leases] == [ServerState.SERVING] * 2
-        assert [lease.version for lease in world.pool.leases] == [2, 2]
+        assert [server.state for server in world.pool.servers] == [ServerState.SERVING] * 2
+        assert [server.version for server in world.pool.servers] == [2, 2]
         assert [engine.version for engine in world.engines] == ["2", "2"]
         for once in ("/start_weight_update", "/update_weights", "/finish_weight_update"):
             assert world.engines[1].made.count(once) == 2
@@ -168,7 +168,7 @@ async def test_answers_to_everything_may_be_lost_in_one_update(stays_open: bool)
             server.stays_open = stays_open
             server.loses = [path for path in CALLS if path not in collective]
         await world.publisher.publish(1)
-        assert [lease.state for lease in world.pool.leases] == [ServerState.SERVING] * 2
+        assert [server.state for server in world.pool.servers] == [ServerState.SERVING] * 2
         assert [engine.version for engine in world.engines] == ["1", "1"]
 
 

@@ -5,7 +5,7 @@ import itertools
 from typing import Any
 
 import msgspec
-from tests.train.inference.test_leases import World, in_world
+from tests.train.inference.test_servers import World, in_world
 
 from telescope_core.types import Sampling
 from telescope_train.evals.servers import BEHIND_ROLLOUTS, EvalServers

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.train.inference.test_leases import World, in_world
+from tests.train.inference.test_servers import World, in_world
 from tests.train.simulation.test_simulated_runs import scenario
 
 from telescope_core.types import Sampling
@@ -23,7 +23,7 @@ class Crowd:
     """Rollouts with several turns over the servers of a world, each call in a slot."""
 
     def __init__(self, world: World, most: int) -> None:
-        num_servers = len(world.pool.leases)
+        num_servers = len(world.pool.servers)
         self.world = world
         self.slots = Slots(most * num_servers)
         self.most_seen = [0] * num_servers
@@ -43,9 +43,9 @@ class Crowd:
     async def _call(self, rollout_id: str, ids: list[int], num_tokens: int) -> list[int]:
         pool = self.world.pool
 
-        def sent(server: str, version: int) -> None:
-            names = [lease.client.base_url for lease in pool.leases]
-            self.servers_of.setdefault(rollout_id, []).append(names.index(server))
+        def sent(address: str, version: int) -> None:
+            names = [server.client.base_url for server in pool.servers]
+            self.servers_of.setdefault(rollout_id, []).append(names.index(address))
 
         calling = asyncio.create_task(
             pool.generate(
@@ -58,7 +58,7 @@ class Crowd:
             )
         )
         await asyncio.sleep(0)
-        now = [lease.num_in_slots for lease in pool.leases]
+        now = [server.num_in_slots for server in pool.servers]
         self.most_seen = list(map(max, self.most_seen, now))
         return list((await calling).token_ids)
 
@@ -85,7 +85,7 @@ def test_no_server_works_for_more_than_it_may(
             )
         )
         assert max(crowd.most_seen) <= most
-        assert not any(lease.num_in_slots for lease in world.pool.leases)
+        assert not any(server.num_in_slots for server in world.pool.servers)
 
     in_world(main, num_servers=num_servers)
 
@@ -109,7 +109,7 @@ def test_what_a_lost_server_was_doing_waits_for_no_room() -> None:
         await asyncio.sleep(0.1)
         world.engines[0].die("killed")
         await asyncio.sleep(0.05)
-        assert world.pool.leases[1].num_in_slots == 4
+        assert world.pool.servers[1].num_in_slots == 4
         await asyncio.gather(*playing)
 
     in_world(main, num_servers=2)
@@ -120,6 +120,6 @@ def test_the_settings_of_a_run_bound_each_of_its_servers() -> None:
         config = scenario().config
         most = config.scheduling.max_concurrent_prompts_per_server * config.largest_group
         Concurrency.of(config, Slots(2 * most), world.pool)
-        assert [lease.most_in_slots for lease in world.pool.leases] == [most] * 2
+        assert [server.most_in_slots for server in world.pool.servers] == [most] * 2
 
     in_world(main, num_servers=2)

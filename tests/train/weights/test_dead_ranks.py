@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.train.inference.test_leases import World, in_world
+from tests.train.inference.test_servers import World, in_world
 
 from telescope_core.errors import EndpointError
 from telescope_core.records.servers import ServerState
@@ -86,8 +86,8 @@ def test_an_update_that_ranks_left_is_made_again(cancelled_after_s: float | None
         assert update.groups == [3, 3]
         assert set(update.queries) == {"?cache=clear"}
         assert world.pool.version == 6
-        assert [lease.state for lease in world.pool.leases] == [ServerState.SERVING] * 2
-        assert [lease.version for lease in world.pool.leases] == [6, 6]
+        assert [server.state for server in world.pool.servers] == [ServerState.SERVING] * 2
+        assert [server.version for server in world.pool.servers] == [6, 6]
         answer = await world.sample("a", 5)
         assert [span.version for span in answer.spans] == [6]
         await world.publisher.publish(7)
@@ -113,9 +113,9 @@ def test_servers_that_wait_for_ranks_that_left_are_not_waited_for(error: Excepti
         with pytest.raises(type(error)):
             await world.publisher.connect()
         assert asyncio.get_running_loop().time() - began_s == pytest.approx(LEFT_ALONE_S, abs=1)
-        assert world.pool.leases[0].state is ServerState.LOST
-        assert "that the trainer has left" in world.pool.leases[0].reason
-        assert world.pool.leases[1].state is not ServerState.LOST
+        assert world.pool.servers[0].state is ServerState.LOST
+        assert "that the trainer has left" in world.pool.servers[0].reason
+        assert world.pool.servers[1].state is not ServerState.LOST
 
     in_world(main)
 

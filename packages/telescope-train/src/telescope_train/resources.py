@@ -30,14 +30,14 @@ from telescope_train.inference.client import TokenClient
 from telescope_train.inference.fleet import ServerGroup, server_settings
 from telescope_train.inference.keeper import ServerSeat
 from telescope_train.inference.keeping import Keeping
-from telescope_train.inference.leases import Lease
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.server import SERVED_MODEL_NAME
+from telescope_train.inference.servers import Server
 from telescope_train.inference.sleep import (
     SharedGpuFleet,
     Sleeping,
-    SleepingLeases,
+    SleepingServers,
     bring_in_when_awake,
 )
 from telescope_train.models.served_adapter import served_adapter
@@ -247,7 +247,10 @@ async def open_policies(
     log, calls = recording.events, recording.calls
     if recording.shown is not None:
         recording.shown.servers = lambda: [
-            _standing(lease) for pool in (pool, eval_servers.own) if pool for lease in pool.leases
+            _standing(server)
+            for pool in (pool, eval_servers.own)
+            if pool
+            for server in pool.servers
         ]
     rank_spans = RankSpans(lambda: processes.ranks.timed, recording.timeline)
     _note_replaced_workers(prepared, recording.timeline, say)
@@ -298,7 +301,7 @@ def _gpu_sharing(prepared: Prepared, processes: Processes, pool: ServerPool) -> 
     if prepared.config.inference.colocate is not True:
         return GpuSharing()
     level = sleep_level(prepared.config)
-    return SharedGpu(SleepingLeases(pool, processes.servers, level=level), processes.ranks)
+    return SharedGpu(SleepingServers(pool, processes.servers, level=level), processes.ranks)
 
 
 def _note_replaced_workers(
@@ -322,11 +325,11 @@ def _eval_pool(clients: Sequence[TokenClient], folder: RunFolder) -> ServerPool 
 
 def _lose(number: int, reason: str, pool: ServerPool, own: ServerPool | None) -> None:
     """Leave out server `number` of the run until it has been started again."""
-    place = number - len(pool.leases)
+    place = number - len(pool.servers)
     if place >= 0 and own is not None:
-        own.lose(own.leases[place], reason)
+        own.lose(own.servers[place], reason)
     else:
-        pool.lose(pool.leases[number], reason)
+        pool.lose(pool.servers[number], reason)
 
 
 def keeping(resources: Resources) -> Sequence[Coroutine[Any, Any, None]]:
@@ -338,10 +341,10 @@ def keeping(resources: Resources) -> Sequence[Coroutine[Any, Any, None]]:
     works = [Keeping(pool, fleet, bring_in, say=say).run()]
     if own is not None:
 
-        async def wait_for_evals(lease: Lease) -> None:
-            await lease.until(ServerState.SERVING, ServerState.LOST)
+        async def wait_for_evals(server: Server) -> None:
+            await server.until(ServerState.SERVING, ServerState.LOST)
 
-        first = len(pool.leases)
+        first = len(pool.servers)
         own_keeping = Keeping(own, fleet, wait_for_evals, say=say, first=first, is_needed=False)
         works.append(own_keeping.run())
     return works
@@ -367,12 +370,12 @@ def run_meters(resources: Resources) -> Meters | None:
     )
 
 
-def _standing(lease: Lease) -> ServerStanding:
+def _standing(server: Server) -> ServerStanding:
     return ServerStanding(
-        address=lease.client.base_url,
-        is_serving=lease.state is ServerState.SERVING,
-        version=lease.version,
-        life=lease.life,
+        address=server.client.base_url,
+        is_serving=server.state is ServerState.SERVING,
+        version=server.version,
+        life=server.life,
     )
 
 

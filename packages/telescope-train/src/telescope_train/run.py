@@ -499,7 +499,9 @@ async def _prove(resources: Resources, mix: Mix, packing: Packing) -> None:
         packing,
         ranks.logprobs,
         dtype=resources.prepared.dtype,
-        why_silent=lambda: next((x.reason for x in resources.policies.pool.leases if x.reason), ""),
+        why_silent=lambda: next(
+            (x.reason for x in resources.policies.pool.servers if x.reason), ""
+        ),
     )
     tests = [*ranks.self_tests, agreement]
     resources.view.phase("self-tests passed: " + ", ".join(test.text for test in tests))

@@ -38,13 +38,13 @@ class EvalServers:
     @property
     def why_down(self) -> str:
         """Why one of the servers was lost."""
-        return next((one.reason for pool in self._used for one in pool.leases if one.reason), "")
+        return next((one.reason for pool in self._used for one in pool.servers if one.reason), "")
 
     @property
     def num_servers(self) -> int:
         """Servers that are asked, those that are about to come back too; at least 1."""
-        leases = [one for pool in self._used for one in pool.leases]
-        return max(1, sum(one.state is not ServerState.GIVEN_UP for one in leases))
+        servers = [one for pool in self._used for one in pool.servers]
+        return max(1, sum(one.state is not ServerState.GIVEN_UP for one in servers))
 
     def use_own(self) -> None:
         """Ask the servers of evals; those of rollouts if there are no others."""
@@ -131,5 +131,5 @@ class EvalCalls:
 
 
 def _requests_per_server(pool: ServerPool) -> float:
-    busy = [one.client.num_in_flight for one in pool.leases if one.takes_requests]
+    busy = [one.client.num_in_flight for one in pool.servers if one.takes_requests]
     return sum(busy) / len(busy) if busy else float("inf")

@@ -7,7 +7,7 @@ is dropped when it comes up, and all are made anew before they outnumber the ser
 import heapq
 from collections.abc import Sequence
 
-from telescope_train.inference.leases import Lease
+from telescope_train.inference.servers import Server
 
 _MOST_PER_SERVER = 4
 _FEW = 64
@@ -16,42 +16,42 @@ Load = tuple[float, int]
 """The lowest one has the most room: the share of its slots that is held, and its requests."""
 
 
-def load_of(lease: Lease) -> Load:
+def load_of(server: Server) -> Load:
     """Return how busy a server is."""
-    return lease.num_in_slots / lease.most_in_slots, lease.num_requests
+    return server.num_in_slots / server.most_in_slots, server.num_requests
 
 
 class ByLoad:
     """The servers of a pool, ordered by their room; among equals, in the order of the pool."""
 
-    def __init__(self, leases: Sequence[Lease]) -> None:
-        self._leases = leases
-        self._numbers = {id(lease): number for number, lease in enumerate(leases)}
+    def __init__(self, servers: Sequence[Server]) -> None:
+        self._servers = servers
+        self._numbers = {id(server): number for number, server in enumerate(servers)}
         self._entries: list[tuple[Load, int]] = []
         self._make_anew()
 
-    def least(self) -> Lease | None:
+    def least(self) -> Server | None:
         """Return the server with the most room of those that take requests; None if none does."""
         while self._entries:
             load, number = self._entries[0]
-            lease = self._leases[number]
-            if load == load_of(lease) and lease.takes_requests:
-                return lease
+            server = self._servers[number]
+            if load == load_of(server) and server.takes_requests:
+                return server
             heapq.heappop(self._entries)
         return None
 
-    def add(self, lease: Lease, num_requests: int = 0, *, in_slots: bool = False) -> None:
+    def add(self, server: Server, num_requests: int = 0, *, in_slots: bool = False) -> None:
         """Note that a server has that many requests more, or that its room has changed."""
-        lease.num_requests += num_requests
-        lease.num_in_slots += num_requests if in_slots else 0
-        if len(self._entries) >= _FEW + _MOST_PER_SERVER * len(self._leases):
+        server.num_requests += num_requests
+        server.num_in_slots += num_requests if in_slots else 0
+        if len(self._entries) >= _FEW + _MOST_PER_SERVER * len(self._servers):
             self._make_anew()
-        heapq.heappush(self._entries, (load_of(lease), self._numbers[id(lease)]))
+        heapq.heappush(self._entries, (load_of(server), self._numbers[id(server)]))
 
     def _make_anew(self) -> None:
         self._entries = [
-            (load_of(lease), number)
-            for number, lease in enumerate(self._leases)
-            if lease.takes_requests
+            (load_of(server), number)
+            for number, server in enumerate(self._servers)
+            if server.takes_requests
         ]
         heapq.heapify(self._entries)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from telescope_core.base.errors import EndpointError
-from telescope_train.inference.leases import CONTROL_DEADLINE_S, ServerClient
+from telescope_train.inference.servers import CONTROL_DEADLINE_S, ServerClient
 
 MOST_AT_ONCE = 256
 """Servers that are called at the same time: each call has a task and a connection of its own."""

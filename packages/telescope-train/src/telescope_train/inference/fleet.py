@@ -18,8 +18,8 @@ from telescope_core.records.output_logs import INFERENCE
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.keeper import ServerHandle, ServerSeat, Startup
-from telescope_train.inference.leases import Loss, Reached, ServerDiedError
 from telescope_train.inference.server import ServerSettings, Silence
+from telescope_train.inference.servers import Loss, Reached, ServerDiedError
 from telescope_train.inference.wire import SECRET_VARIABLE
 from telescope_train.models.served_adapter import served_adapter
 

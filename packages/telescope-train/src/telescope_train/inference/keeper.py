@@ -17,8 +17,8 @@ from telescope_train.cluster.ray_cluster import UnreachableError, answer, is_bac
 from telescope_train.cluster.starting import Stages, stages, until_started
 from telescope_train.config.fields import was_set
 from telescope_train.config.schema import TrainConfig
-from telescope_train.inference.leases import Reached
 from telescope_train.inference.server import ServerProcess, ServerSettings
+from telescope_train.inference.servers import Reached
 
 _LOGGER = logging.getLogger(__name__)
 PROGRESS_S = 120.0

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from telescope_core.base.errors import ProcessDiedError, TelescopeError
 from telescope_core.records.servers import ServerState
 from telescope_train.inference.death_cause import is_same_cause
-from telescope_train.inference.leases import Lease, Loss, Reached, ServerDiedError
 from telescope_train.inference.pool import ServerPool
+from telescope_train.inference.servers import Loss, Reached, Server, ServerDiedError
 
 CAUSE_SHOWS_WITHIN_S = 5.0
 """Seconds after the loss of a server in use within which its keeper may say what it died of."""
@@ -54,7 +54,7 @@ class Keeping:
         self,
         pool: ServerPool,
         fleet: Fleet,
-        bring_in: Callable[[Lease], Coroutine[Any, Any, None]],
+        bring_in: Callable[[Server], Coroutine[Any, Any, None]],
         *,
         say: Callable[[str], None] = lambda text: None,
         first: int = 0,
@@ -75,8 +75,8 @@ class Keeping:
     async def run(self) -> None:
         """Never return; raises ProcessDiedError when no server is left."""
         keeping = [
-            asyncio.create_task(self._keep(index, lease))
-            for index, lease in enumerate(self._pool.leases)
+            asyncio.create_task(self._keep(index, server))
+            for index, server in enumerate(self._pool.servers)
         ]
         try:
             await asyncio.gather(*keeping)
@@ -85,37 +85,37 @@ class Keeping:
                 task.cancel()
             await asyncio.wait(keeping)
 
-    async def _keep(self, index: int, lease: Lease) -> None:
+    async def _keep(self, index: int, server: Server) -> None:
         num_restarts = 0
         began_s = asyncio.get_running_loop().time()
         last_cause = ""
         while True:
-            cause = await self._until_lost(index, lease)
-            while lease.state is ServerState.LOST:
-                if lease.has_served or asyncio.get_running_loop().time() - began_s > GOOD_LIFE_S:
+            cause = await self._until_lost(index, server)
+            while server.state is ServerState.LOST:
+                if server.has_served or asyncio.get_running_loop().time() - began_s > GOOD_LIFE_S:
                     num_restarts = 0
-                if not lease.has_sampled and is_same_cause(cause, last_cause):
+                if not server.has_sampled and is_same_cause(cause, last_cause):
                     self._give_up(
-                        lease, "twice in a row, before it had sampled a token, of one cause"
+                        server, "twice in a row, before it had sampled a token, of one cause"
                     )
                     return
                 if num_restarts == MOST_RESTARTS:
                     times = f"{MOST_RESTARTS + 1} times in a row without having done anything"
-                    self._give_up(lease, f"{times}, the last time because")
+                    self._give_up(server, f"{times}, the last time because")
                     return
                 await asyncio.sleep(BACKOFF_S[num_restarts])
                 num_restarts += 1
-                last_cause = "" if lease.has_sampled else cause
-                began_s, cause = await self._restart(index, lease, num_restarts)
+                last_cause = "" if server.has_sampled else cause
+                began_s, cause = await self._restart(index, server, num_restarts)
 
-    async def _until_lost(self, index: int, lease: Lease) -> str:
-        """Return when the lease is lost: its process has died, or it was lost in use.
+    async def _until_lost(self, index: int, server: Server) -> str:
+        """Return when the server is lost: its process has died, or it was lost in use.
 
         Returns the first error that it printed, if it has died of one.
         """
         number = self._first + index
-        watch = asyncio.create_task(self._fleet.until_lost(number, lambda: lease.client.heard_s))
-        in_use = asyncio.create_task(lease.until(ServerState.LOST))
+        watch = asyncio.create_task(self._fleet.until_lost(number, lambda: server.client.heard_s))
+        in_use = asyncio.create_task(server.until(ServerState.LOST))
         try:
             await asyncio.wait([watch, in_use], return_when=asyncio.FIRST_COMPLETED)
             # A request hears first that the engine or the connection is gone, and not why.
@@ -123,51 +123,51 @@ class Keeping:
             if not watch.done():
                 return ""
             loss = watch.result()
-            self._pool.lose(lease, loss.reason)
-            lease.reason = loss.reason
+            self._pool.lose(server, loss.reason)
+            server.reason = loss.reason
             return loss.cause
         finally:
             for task in (watch, in_use):
                 task.cancel()
             await asyncio.wait([watch, in_use])
 
-    async def _restart(self, index: int, lease: Lease, number: int) -> tuple[float, str]:
+    async def _restart(self, index: int, server: Server, number: int) -> tuple[float, str]:
         """Bring a server back, or lose it again; returns when it was healthy, and why it died."""
         clock = asyncio.get_running_loop()
         healthy_s, cause = math.inf, ""
-        address = lease.client.base_url
+        address = server.client.base_url
         self._say(
             f"inference server {address} is lost and started again ({number} of {MOST_RESTARTS}): "
-            f"{lease.reason}"
+            f"{server.reason}"
         )
-        lease.become(ServerState.STARTING, reason=lease.reason)
+        server.become(ServerState.STARTING, reason=server.reason)
         try:
             # It is elsewhere if its node was lost, or its port was taken meanwhile.
             address, identity = await self._fleet.start_again(self._first + index)
-            lease.client.base_url, lease.client.identity = address, identity
+            server.client.base_url, server.client.identity = address, identity
             healthy_s = clock.time()
-            lease.become(ServerState.LOADING)
-            cause = await self._until_brought_in(index, lease)
+            server.become(ServerState.LOADING)
+            cause = await self._until_brought_in(index, server)
         except TelescopeError as error:
             cause = error.cause if isinstance(error, ServerDiedError) else ""
             # Whatever it is, such as a port that is taken, the other servers go on.
-            self._pool.lose(lease, str(error))
-        if lease.takes_requests:
-            self._say(f"inference server {address} is back, with weights {lease.version}")
+            self._pool.lose(server, str(error))
+        if server.takes_requests:
+            self._say(f"inference server {address} is back, with weights {server.version}")
         return healthy_s, cause
 
-    async def _until_brought_in(self, index: int, lease: Lease) -> str:
+    async def _until_brought_in(self, index: int, server: Server) -> str:
         """Return when a server that is loading serves, or is lost; then with why it died.
 
         It may wait for the next weights for long, so its process is watched meanwhile.
         """
         number = self._first + index
-        bringing = asyncio.create_task(self._bring_in(lease))
-        watch = asyncio.create_task(self._fleet.until_lost(number, lambda: lease.client.heard_s))
+        bringing = asyncio.create_task(self._bring_in(server))
+        watch = asyncio.create_task(self._fleet.until_lost(number, lambda: server.client.heard_s))
         try:
             await asyncio.wait([bringing, watch], return_when=asyncio.FIRST_COMPLETED)
             if watch.done():
-                self._pool.lose(lease, watch.result().reason)
+                self._pool.lose(server, watch.result().reason)
             await bringing
             return watch.result().cause if watch.done() else ""
         finally:
@@ -175,12 +175,12 @@ class Keeping:
                 task.cancel()
             await asyncio.wait([bringing, watch])
 
-    def _give_up(self, lease: Lease, how: str) -> None:
+    def _give_up(self, server: Server, how: str) -> None:
         """Go on without a server; raises ProcessDiedError if it was the last one."""
-        reason = lease.reason
-        lease.become(ServerState.GIVEN_UP, reason=reason)
-        address = lease.client.base_url
-        is_last = all(one.state is ServerState.GIVEN_UP for one in self._pool.leases)
+        reason = server.reason
+        server.become(ServerState.GIVEN_UP, reason=reason)
+        address = server.client.base_url
+        is_last = all(one.state is ServerState.GIVEN_UP for one in self._pool.servers)
         if is_last and self._is_needed:
             raise ProcessDiedError(
                 f"no inference server is left: {address} was lost {how}: {reason}"

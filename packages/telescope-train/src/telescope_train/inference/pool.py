@@ -13,7 +13,7 @@ from telescope_core.base.types import Sampling, WeightVersion
 from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
 from telescope_train.inference.by_load import ByLoad
 from telescope_train.inference.generation import Generation, RequestAbortedError, ServerLostError
-from telescope_train.inference.leases import ROUTABLE, Lease, ServerClient
+from telescope_train.inference.servers import ROUTABLE, Server, ServerClient
 from telescope_train.observability.calls import UNWATCHED, CallEnd, Watching
 
 MOST_STEPS = 2**20
@@ -76,27 +76,27 @@ class ServerPool:
         role: ServerRole = ServerRole.ROLLOUT,
     ) -> None:
         """`is_kept`: a lost server comes back, so that requests wait if no other one serves."""
-        self.leases = [Lease(client, role=role, on_event=on_event) for client in clients]
-        self._by_load = ByLoad(self.leases)
+        self.servers = [Server(client, role=role, on_event=on_event) for client in clients]
+        self._by_load = ByLoad(self.servers)
         self.version: WeightVersion = 0
         self._is_kept = is_kept
         self._serves = asyncio.Event()
-        self._routes: OrderedDict[str, Lease] = OrderedDict()
+        self._routes: OrderedDict[str, Server] = OrderedDict()
 
     @property
     def clients(self) -> list[ServerClient]:
         """The ways to all servers, lost ones too."""
-        return [lease.client for lease in self.leases]
+        return [server.client for server in self.servers]
 
     @property
     def is_down(self) -> bool:
         """Whether no server takes requests."""
-        return not any(lease.takes_requests for lease in self.leases)
+        return not any(server.takes_requests for server in self.servers)
 
     @property
     def num_lost(self) -> int:
         """Servers that take no requests now."""
-        return sum(not lease.takes_requests for lease in self.leases)
+        return sum(not server.takes_requests for server in self.servers)
 
     async def generate(
         self,
@@ -120,14 +120,14 @@ class ServerPool:
         in_slots, step = turn is not None, 0 if turn is None else turn.step
         watched = _Watched(len(prompt_ids), watching)
         while True:
-            lease = self._route(group_id, turn) or await self._wait_for_route(group_id, turn)
-            life = lease.life
-            watched.is_sent(lease.client.base_url, self.version, begun)
-            self._by_load.add(lease, 1, in_slots=in_slots)
+            server = self._route(group_id, turn) or await self._wait_for_route(group_id, turn)
+            life = server.life
+            watched.is_sent(server.client.base_url, self.version, begun)
+            self._by_load.add(server, 1, in_slots=in_slots)
             try:
                 # vLLM shares cached prefixes only between requests with the same salt, so that a
                 # prefix computed under older weights is never reused.
-                generation = await lease.client.generate(
+                generation = await server.client.generate(
                     prompt_ids,
                     sampling,
                     stop_token_ids=stop_token_ids,
@@ -138,16 +138,16 @@ class ServerPool:
                 )
             except RequestAbortedError as error:
                 watched.has_ended(error.begun, error="ended for an update of the weights")
-                _note_tokens(lease, life, begun, error.begun)
+                _note_tokens(server, life, begun, error.begun)
                 begun = error.begun or begun
                 # Only then the request is of the new weights, and says so.
-                await lease.until_updated()
+                await server.until_updated()
                 is_again = True
             except ServerLostError as error:
                 watched.has_ended(error.begun, error=str(error))
-                _note_tokens(lease, life, begun, error.begun)
+                _note_tokens(server, life, begun, error.begun)
                 begun = error.begun
-                self.lose(lease, str(error), life=life)
+                self.lose(server, str(error), life=life)
                 if self.is_down and not self._is_kept:
                     raise
                 is_again = True
@@ -157,40 +157,40 @@ class ServerPool:
                 raise
             else:
                 watched.has_ended(generation)
-                _note_tokens(lease, life, begun, generation)
+                _note_tokens(server, life, begun, generation)
                 return generation
             finally:
-                self._by_load.add(lease, -1, in_slots=in_slots)
+                self._by_load.add(server, -1, in_slots=in_slots)
 
     async def until_down(self) -> None:
         """Wait until no server takes requests."""
         others = [state for state in ServerState if state not in ROUTABLE]
-        while serving := next((one for one in self.leases if one.takes_requests), None):
+        while serving := next((one for one in self.servers if one.takes_requests), None):
             await serving.until(*others)
 
-    def lose(self, lease: Lease, reason: str, *, life: int | None = None) -> None:
+    def lose(self, server: Server, reason: str, *, life: int | None = None) -> None:
         """Send nothing more to a server. What an earlier `life` of it says changes nothing."""
-        if lease.has_ended or (life is not None and life != lease.life):
+        if server.has_ended or (life is not None and life != server.life):
             return
-        lease.become(ServerState.LOST, reason=reason)
-        _LOST.add(task := asyncio.ensure_future(lease.client.drop(reason)))
+        server.become(ServerState.LOST, reason=reason)
+        _LOST.add(task := asyncio.ensure_future(server.client.drop(reason)))
         task.add_done_callback(_LOST.discard)
         if self.is_down:
             self._serves.clear()
 
-    def serve(self, lease: Lease, version: WeightVersion) -> None:
+    def serve(self, server: Server, version: WeightVersion) -> None:
         """Send requests to a server, which holds the weights `version`."""
-        is_back = not lease.takes_requests
-        lease.become(ServerState.SERVING, version=version)
+        is_back = not server.takes_requests
+        server.become(ServerState.SERVING, version=version)
         if is_back:
-            self._by_load.add(lease)
+            self._by_load.add(server)
         self._serves.set()
 
     def limit(self, most_in_slots: int) -> None:
         """Bound the requests with a slot of each server, as long as another one has room."""
-        for lease in self.leases:
-            lease.most_in_slots = most_in_slots
-            self._by_load.add(lease)
+        for server in self.servers:
+            server.most_in_slots = most_in_slots
+            self._by_load.add(server)
 
     async def close(self) -> None:
         """Close all connections. Idempotent."""
@@ -200,42 +200,44 @@ class ServerPool:
     # Nothing is awaited from here until the request is counted in `num_requests`. The other
     # rollouts of the group, which ask at the same moment, therefore find its route, and the next
     # group sees how busy this server has become.
-    def _route(self, group_id: str, turn: Turn | None) -> Lease | None:
+    def _route(self, group_id: str, turn: Turn | None) -> Server | None:
         """Return the server of a rollout; None if none serves."""
         names = [group_id] if turn is None else [turn.rollout_id, group_id]
         found = {name: self._routes.get(name) for name in names}
         known = [one for one in found.values() if one is not None and one.takes_requests]
-        for lease in known:
-            if lease.has_room or turn is None:
-                return lease
-        lease = self._by_load.least()
-        if lease is None:
+        for server in known:
+            if server.has_room or turn is None:
+                return server
+        server = self._by_load.least()
+        if server is None:
             return None
-        if known and not lease.has_room:
+        if known and not server.has_room:
             # Nobody has room: what a lost server was working on goes on at once.
             return known[0]
         # Only this rollout moves, if its group has a server.
-        self._remember(names[0] if found[group_id] in known else group_id, lease)
-        return lease
+        self._remember(names[0] if found[group_id] in known else group_id, server)
+        return server
 
-    def _remember(self, name: str, lease: Lease) -> None:
-        self._routes[name] = lease
+    def _remember(self, name: str, server: Server) -> None:
+        self._routes[name] = server
         if len(self._routes) > MAX_ROUTES:
             self._routes.popitem(last=False)
 
-    async def _wait_for_route(self, group_id: str, turn: Turn | None) -> Lease:
-        while (lease := self._route(group_id, turn)) is None:
+    async def _wait_for_route(self, group_id: str, turn: Turn | None) -> Server:
+        while (server := self._route(group_id, turn)) is None:
             if not self._is_kept:
-                raise ServerLostError(f"no inference server is left: {self.leases[0].reason}")
+                raise ServerLostError(f"no inference server is left: {self.servers[0].reason}")
             await self._serves.wait()
-        return lease
+        return server
 
 
-def _note_tokens(lease: Lease, life: int, begun: Generation | None, now: Generation | None) -> None:
+def _note_tokens(
+    server: Server, life: int, begun: Generation | None, now: Generation | None
+) -> None:
     """Note that a server has sampled something, if `now` is more than `begun`."""
     num_begun = 0 if begun is None else len(begun.token_ids)
-    if life == lease.life and now is not None and len(now.token_ids) > num_begun:
-        lease.has_served = lease.has_sampled = True
+    if life == server.life and now is not None and len(now.token_ids) > num_begun:
+        server.has_served = server.has_sampled = True
 
 
 class _Watched:

@@ -36,7 +36,7 @@ from telescope_train.chat.template import template_in
 from telescope_train.cluster.ports import cannot_listen, holder_of, listening
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.inference.death_cause import DeathCause
-from telescope_train.inference.leases import ServerDiedError
+from telescope_train.inference.servers import ServerDiedError
 from telescope_train.inference.tool_calls import tool_call_arguments
 from telescope_train.inference.wire import (
     ENGINE_PATH,

@@ -12,8 +12,8 @@ from telescope_core.base.errors import EndpointError, TelescopeError
 from telescope_core.records.servers import ServerState
 from telescope_train.cluster.colocation import GpuSharing
 from telescope_train.inference.keeping import Fleet
-from telescope_train.inference.leases import Lease, Loss, Member, Reached, ServerClient
 from telescope_train.inference.pool import ServerPool
+from telescope_train.inference.servers import Loss, Member, Reached, Server, ServerClient
 
 SLEEP_PATH = "/sleep"
 WAKE_PATH = "/wake_up"
@@ -55,7 +55,7 @@ class Sleeping:
         )
 
 
-class SleepingLeases:
+class SleepingServers:
     """Puts the servers of a pool to sleep and wakes them; those that do not obey are lost."""
 
     def __init__(self, pool: ServerPool, processes: Ends, *, level: int) -> None:
@@ -67,25 +67,25 @@ class SleepingLeases:
 
     async def sleep(self) -> None:
         """Return when all memory has been given back. Nothing may be in flight."""
-        _require_idle([one.client for one in self._pool.leases if one.takes_requests])
+        _require_idle([one.client for one in self._pool.servers if one.takes_requests])
         self._asleep = []
-        leases = enumerate(self._pool.leases)
-        await asyncio.gather(*(self._put_to_sleep(index, lease) for index, lease in leases))
+        servers = enumerate(self._pool.servers)
+        await asyncio.gather(*(self._put_to_sleep(index, server) for index, server in servers))
 
     async def wake(self) -> None:
         """Return when the servers that sleep have their memory again, or are lost."""
         await asyncio.gather(*(self._wake(one) for one in self._asleep if one.is_left))
 
-    async def _put_to_sleep(self, index: int, lease: Lease) -> None:
-        member = Member(lease, lease.life)
-        if lease.takes_weights:
+    async def _put_to_sleep(self, index: int, server: Server) -> None:
+        member = Member(server, server.life)
+        if server.takes_weights:
             try:
-                await lease.client.control(
+                await server.client.control(
                     SLEEP_PATH, query=_query(self._level), is_repeatable=True
                 )
             except EndpointError as error:
                 reason = f"it did not give its memory back: {error}"
-                self._pool.lose(lease, reason, life=member.life)
+                self._pool.lose(server, reason, life=member.life)
         if member.is_left:
             self._asleep.append(member)
         else:
@@ -93,11 +93,11 @@ class SleepingLeases:
             await self._processes.end(index)
 
     async def _wake(self, member: Member) -> None:
-        lease = member.lease
+        server = member.server
         try:
-            await lease.client.control(WAKE_PATH, is_repeatable=True)
+            await server.client.control(WAKE_PATH, is_repeatable=True)
         except EndpointError as error:
-            self._pool.lose(lease, f"it did not wake: {error}", life=member.life)
+            self._pool.lose(server, f"it did not wake: {error}", life=member.life)
 
 
 class SharedGpuFleet:
@@ -118,15 +118,15 @@ class SharedGpuFleet:
 
 
 def bring_in_when_awake(
-    give: Callable[[Lease], Coroutine[Any, Any, None]], gpu_sharing: GpuSharing
-) -> Callable[[Lease], Coroutine[Any, Any, None]]:
+    give: Callable[[Server], Coroutine[Any, Any, None]], gpu_sharing: GpuSharing
+) -> Callable[[Server], Coroutine[Any, Any, None]]:
     """Return what brings a server in: `give` gives it the present weights, in the servers' turn."""
 
-    async def bring_in(lease: Lease) -> None:
+    async def bring_in(server: Server) -> None:
         async with gpu_sharing.servers_turn():
-            await give(lease)
+            await give(server)
         # Not within the turn: where the ranks are ahead, it gets weights after their turn.
-        await lease.until(ServerState.SERVING, ServerState.LOST)
+        await server.until(ServerState.SERVING, ServerState.LOST)
 
     return bring_in
 

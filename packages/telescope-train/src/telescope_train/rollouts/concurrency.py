@@ -122,12 +122,12 @@ class Concurrency:
         read_all: ReadAll = read_at_once,
     ) -> "Concurrency":
         """Return what the settings ask for; from then on they bound each server of `pool`."""
-        section, leases = config.scheduling, pool.leases
+        section, servers = config.scheduling, pool.servers
         pool.limit(section.max_concurrent_prompts_per_server * config.largest_group)
         return cls(
             slots,
-            [lease.client.load for lease in leases],
-            serves=lambda index: leases[index].takes_requests,
+            [server.client.load for server in servers],
+            serves=lambda index: servers[index].takes_requests,
             follows_load=section.follow_kv_cache_use,
             calls_per_slot=1 if section.enable_individual_sample_lanes else config.largest_group,
             read_all=read_all,

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from telescope_core.base.errors import ProcessDiedError
-from telescope_train.inference.leases import Loss, Reached
+from telescope_train.inference.servers import Loss, Reached
 from telescope_train.simulation.engine import SimulatedEngine
 
 

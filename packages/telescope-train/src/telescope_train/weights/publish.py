@@ -18,8 +18,8 @@ from telescope_train.backends.protocol import RankDiedError, Ranks, TransferErro
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.inference.control import CallServers, ControlCall, call_servers
 from telescope_train.inference.generation import ServerLostError
-from telescope_train.inference.leases import CONTROL_DEADLINE_S, Lease, Member
 from telescope_train.inference.pool import ServerPool
+from telescope_train.inference.servers import CONTROL_DEADLINE_S, Member, Server
 from telescope_train.inference.wire import (
     PAUSE_AND_ABORT,
     PAUSE_AND_CLEAR,
@@ -89,7 +89,9 @@ class WeightPublisher:
         """
         self._call = call
         self._pool = pool
-        self._pool_by_lease = {id(lease): one for one in (pool, *others) for lease in one.leases}
+        self._pool_by_server = {
+            id(server): one for one in (pool, *others) for server in one.servers
+        }
         self._ranks = ranks
         self._sends_adapter = sends_adapter
         self._wire = wire or Wire()
@@ -172,20 +174,20 @@ class WeightPublisher:
                 for member in _remaining(members):
                     self._lose(member, error)
 
-    async def bring_in(self, lease: Lease) -> None:
+    async def bring_in(self, server: Server) -> None:
         """Give a server that is loading the present weights; returns when it serves, or is lost.
 
         The others are not disturbed. If the ranks' weights are newer than those that the others
         have, it gets them with the next `publish`.
         """
-        await self.give(lease)
-        await lease.until(ServerState.SERVING, ServerState.LOST)
+        await self.give(server)
+        await server.until(ServerState.SERVING, ServerState.LOST)
 
-    async def give(self, lease: Lease) -> None:
+    async def give(self, server: Server) -> None:
         """Give a server that is loading the present weights, if the ranks still have them."""
         async with self._sending:
-            if lease.state is ServerState.LOADING and not self._are_ranks_ahead:
-                await self._bring_in_alone(Member(lease, lease.life))
+            if server.state is ServerState.LOADING and not self._are_ranks_ahead:
+                await self._bring_in_alone(Member(server, server.life))
 
     async def _bring_in_alone(self, member: Member) -> None:
         alone = [member]
@@ -201,7 +203,7 @@ class WeightPublisher:
 
     async def _look(self, member: Member) -> None:
         """Lose a server that gives no sign of life."""
-        if not await member.lease.client.is_alive(within_s=SIGN_WITHIN_S):
+        if not await member.server.client.is_alive(within_s=SIGN_WITHIN_S):
             silent = f"it gave no sign of life for {SIGN_WITHIN_S:g} s"
             self._lose(member, ServerLostError(silent))
 
@@ -216,8 +218,8 @@ class WeightPublisher:
         members = _members_of(pool)
         for member in members:
             # One that is loading gets no requests before it has weights.
-            if member.lease.state is ServerState.SERVING:
-                member.lease.become(ServerState.UPDATING)
+            if member.server.state is ServerState.SERVING:
+                member.server.become(ServerState.UPDATING)
         # First of all, because the next call takes the weights out of the layers: a forward pass
         # after it would fail or mix two versions.
         await self._each(members, PAUSE_PATH, query=pause_query, is_repeatable=True)
@@ -237,10 +239,10 @@ class WeightPublisher:
     async def _resume(self, members: Sequence[Member], version: WeightVersion) -> None:
         await self._each(members, "/resume", is_repeatable=True)
         for member in _remaining(members):
-            self._pool_of(member.lease).serve(member.lease, version)
+            self._pool_of(member.server).serve(member.server, version)
 
-    def _pool_of(self, lease: Lease) -> ServerPool:
-        return self._pool_by_lease[id(lease)]
+    def _pool_of(self, server: Server) -> ServerPool:
+        return self._pool_by_server[id(server)]
 
     async def _until_sent(
         self, members: Sequence[Member], version: WeightVersion
@@ -330,7 +332,7 @@ class WeightPublisher:
         sent = await self._together(self._ranks.send_weights(), members, receive)
         _LOGGER.debug(
             "weights %d went to %s in %.3f s, digest %s",
-            *(version, ", ".join(one.lease.client.base_url for one in members)),
+            *(version, ", ".join(one.server.client.base_url for one in members)),
             *(asyncio.get_running_loop().time() - begun_s, sent),
         )
         if self._sends_adapter:
@@ -438,7 +440,7 @@ class WeightPublisher:
             else:
                 hear(remaining[number], answer)
 
-        await self._call([one.lease.client for one in remaining], call, note)
+        await self._call([one.server.client for one in remaining], call, note)
 
     async def _together(
         self, of_ranks: Awaitable[Any], members: Sequence[Member], call: ControlCall
@@ -449,7 +451,7 @@ class WeightPublisher:
         """
         answers: dict[int, Any] = {}
         # None is cancelled: a transfer cannot be interrupted and has a deadline of its own.
-        clients = [member.lease.client for member in members]
+        clients = [member.server.client for member in members]
         calling = asyncio.ensure_future(self._call(clients, call, answers.__setitem__))
         (from_ranks,) = await asyncio.gather(of_ranks, return_exceptions=True)
         # Their waits end when nothing moves any more. Only then time counts for the servers.
@@ -470,7 +472,7 @@ class WeightPublisher:
             if isinstance(answer, EndpointError):
                 self._open_updates.discard(member)
                 is_gone = isinstance(answer, ServerLostError)
-                if is_gone or not await member.lease.client.is_alive():
+                if is_gone or not await member.server.client.is_alive():
                     self._lose(member, answer)
                 else:
                     failures.append((member, answer))
@@ -478,20 +480,20 @@ class WeightPublisher:
         if have_failed and not (failures and isinstance(from_ranks, TransferError)):
             raise from_ranks
         if failures:
-            told = "; ".join(f"{one.lease.client.base_url}: {error}" for one, error in failures)
+            told = "; ".join(f"{one.server.client.base_url}: {error}" for one, error in failures)
             raise SpoiledError(told, failures[0][0])
         return from_ranks
 
     def _are_main(self, members: Sequence[Member]) -> bool:
         """Whether they are of the pool that rollouts ask."""
-        return all(self._pool_of(member.lease) is self._pool for member in members)
+        return all(self._pool_of(member.server) is self._pool for member in members)
 
     def _deadline_s(self, members: Sequence[Member]) -> float:
         """Return the longest wait for an answer of `members`, in seconds."""
         return CONTROL_DEADLINE_S if self._are_main(members) else OTHERS_WAIT_S
 
     def _lose(self, member: Member, error: TelescopeError) -> None:
-        self._pool_of(member.lease).lose(member.lease, str(error), life=member.life)
+        self._pool_of(member.server).lose(member.server, str(error), life=member.life)
 
 
 async def to_its_end(work: Coroutine[Any, Any, Result]) -> Result:
@@ -506,7 +508,7 @@ async def to_its_end(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 def _members_of(pool: ServerPool) -> list[Member]:
-    return [Member(one, one.life) for one in pool.leases if one.takes_weights]
+    return [Member(one, one.life) for one in pool.servers if one.takes_weights]
 
 
 def _remaining(members: Sequence[Member]) -> list[Member]:

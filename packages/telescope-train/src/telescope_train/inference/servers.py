@@ -1,4 +1,4 @@
-r"""Inference servers as leases: each may be lost at any moment, and comes back as a new life.
+r"""Inference servers and their states: each may be lost at any moment, and comes back.
 
     starting --> loading --> serving <--> updating
         \__________\___________\____________\___> lost --> starting | given up
@@ -131,7 +131,7 @@ class ServerClient(Protocol):
         ...
 
 
-class Lease:
+class Server:
     """One server under its address, through all of its lives."""
 
     def __init__(
@@ -249,10 +249,10 @@ class Lease:
 class Member(NamedTuple):
     """A server in one of its lives, such as while it takes part in an update."""
 
-    lease: Lease
+    server: Server
     life: int
 
     @property
     def is_left(self) -> bool:
         """Whether that life goes on, and takes weights."""
-        return self.lease.life == self.life and self.lease.takes_weights
+        return self.server.life == self.life and self.server.takes_weights

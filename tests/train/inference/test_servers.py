@@ -12,8 +12,8 @@ from telescope_core.records.servers import ServerEvent, ServerState
 from telescope_core.types import Sampling
 from telescope_train.inference.generation import ServerLostError
 from telescope_train.inference.keeping import GOOD_LIFE_S, MOST_RESTARTS, Fleet, Keeping
-from telescope_train.inference.leases import _NEXT, Lease
 from telescope_train.inference.pool import ServerPool
+from telescope_train.inference.servers import _NEXT, Server
 from telescope_train.observability.calls import CallEnd, Watching
 from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
 from telescope_train.simulation.fleet import SimulatedFleet
@@ -110,8 +110,8 @@ def test_a_request_goes_on_elsewhere_after_the_tokens_that_it_had() -> None:
         # Of the 40 ids that had been sampled there, at most the one in work is sampled again.
         moved = world.engines[1].num_tokens_written - 100 * TOKENS_PER_ID
         assert moved <= 61 * TOKENS_PER_ID
-        assert world.pool.leases[0].state is ServerState.LOST
-        assert "killed" in world.pool.leases[0].reason
+        assert world.pool.servers[0].state is ServerState.LOST
+        assert "killed" in world.pool.servers[0].reason
         assert world.pool.num_lost == 1
 
     in_world(main)
@@ -191,7 +191,7 @@ def test_requests_that_an_update_ends_go_on_under_the_new_weights() -> None:
         for answer in await asyncio.gather(*asked):
             assert [span.version for span in answer.spans] == [1, 2]
             assert sum(span.num_tokens for span in answer.spans) == len(answer.token_ids) == 50
-        assert [lease.state for lease in world.pool.leases] == ["serving", "serving"]
+        assert [server.state for server in world.pool.servers] == ["serving", "serving"]
         assert [engine.num_running for engine in world.engines] == [0, 0]
 
     in_world(main)
@@ -212,7 +212,7 @@ def test_requests_wait_for_the_only_server_and_it_serves_the_present_weights() -
         told = await world.keeping(work(), start_s=40.0)
         assert asyncio.get_running_loop().time() > 40.0
         assert world.states(0)[-4:] == ["lost", "starting", "loading", "serving"]
-        assert world.pool.leases[0].life == 2
+        assert world.pool.servers[0].life == 2
         assert ["killed" in line for line in told] == [True, False]
 
     in_world(main, num_servers=1)
@@ -233,13 +233,13 @@ def test_without_a_keeper_the_last_loss_is_the_callers() -> None:
 
 def test_what_an_earlier_life_says_changes_nothing() -> None:
     async def main(world: World) -> None:
-        lease = world.pool.leases[0]
-        world.pool.lose(lease, "killed")
-        lease.become(ServerState.STARTING)
-        world.pool.lose(lease, "a late answer", life=1)
-        assert lease.state is ServerState.STARTING
-        world.pool.lose(lease, "it died at its start", life=2)
-        assert lease.state is ServerState.LOST
+        server = world.pool.servers[0]
+        world.pool.lose(server, "killed")
+        server.become(ServerState.STARTING)
+        world.pool.lose(server, "a late answer", life=1)
+        assert server.state is ServerState.STARTING
+        world.pool.lose(server, "it died at its start", life=2)
+        assert server.state is ServerState.LOST
 
     in_world(main)
 
@@ -247,14 +247,14 @@ def test_what_an_earlier_life_says_changes_nothing() -> None:
 def test_states_follow_the_drawn_machine_alone() -> None:
     async def main(world: World) -> None:
         for before, after in itertools.product(ServerState, ServerState):
-            lease = Lease(world.clients[0])
-            lease.state = before
+            server = Server(world.clients[0])
+            server.state = before
             if after is before or after in _NEXT[before]:
-                lease.become(after)
-                assert lease.state is after
+                server.become(after)
+                assert server.state is after
             else:
                 with pytest.raises(AssertionError, match=f"cannot be {after} after {before}"):
-                    lease.become(after)
+                    server.become(after)
 
     in_world(main)
 
@@ -269,7 +269,7 @@ def test_a_server_that_dies_in_an_update_is_left_out_of_it(delay_s: float) -> No
         await publishing
         await world.publisher.publish(2)
         assert world.pool.version == world.engines[0].version == 2
-        assert world.pool.leases[1].state is ServerState.LOST
+        assert world.pool.servers[1].state is ServerState.LOST
         assert (await world.sample("a", 5)).spans[0].version == 2
 
     in_world(main)
@@ -301,10 +301,10 @@ def test_a_server_that_comes_back_before_a_publish_gets_its_weights() -> None:
             await world.publisher.weights_change()
             await asyncio.sleep(100.0)
             # It is healthy, but the weights that the ranks have now are not those of version 0.
-            assert world.pool.leases[1].state is ServerState.LOADING
-            assert not world.pool.leases[1].takes_requests
+            assert world.pool.servers[1].state is ServerState.LOADING
+            assert not world.pool.servers[1].takes_requests
             await world.publisher.publish(1)
-            assert world.pool.leases[1].state is ServerState.SERVING
+            assert world.pool.servers[1].state is ServerState.SERVING
             assert world.engines[1].version == 1
 
         await world.keeping(work())
@@ -317,8 +317,8 @@ def test_a_server_that_holds_other_weights_is_lost_and_says_which() -> None:
         await world.publisher.connect()
         world.clients[1].corrupts = lambda: True
         await world.publisher.publish(1)
-        assert [lease.state for lease in world.pool.leases] == ["serving", "lost"]
-        assert world.pool.leases[1].reason == (
+        assert [server.state for server in world.pool.servers] == ["serving", "lost"]
+        assert world.pool.servers[1].reason == (
             "it holds other weights than were sent: 1 of 1 tensors differ: weights"
         )
 
@@ -343,7 +343,7 @@ def test_a_server_that_never_starts_is_given_up_and_the_run_goes_on_with_the_oth
     async def main(world: World) -> None:
         async def work() -> None:
             world.engines[0].die("killed")
-            await world.pool.leases[0].until(ServerState.GIVEN_UP)
+            await world.pool.servers[0].until(ServerState.GIVEN_UP)
             assert len((await world.sample("a", 5)).token_ids) == 5
 
         told = await world.keeping(work(), failed_starts=10**6, start_s=1.0)
@@ -362,7 +362,7 @@ def test_a_run_ends_with_its_last_server_and_says_why() -> None:
 
         with pytest.raises(ProcessDiedError, match=rf"\b{MOST_RESTARTS + 1} times"):
             await world.keeping(work(), failed_starts=10**6, start_s=1.0)
-        assert {lease.state for lease in world.pool.leases} <= {
+        assert {server.state for server in world.pool.servers} <= {
             ServerState.GIVEN_UP,
             ServerState.STARTING,
             ServerState.LOST,
@@ -379,7 +379,7 @@ def test_losses_long_ago_are_not_held_against_a_server() -> None:
             for _ in range(2 * MOST_RESTARTS):
                 world.engines[0].die("killed")
                 await asyncio.sleep(GOOD_LIFE_S + 100.0)
-            assert world.pool.leases[0].state is ServerState.SERVING
+            assert world.pool.servers[0].state is ServerState.SERVING
 
         await world.keeping(work())
 
@@ -393,8 +393,8 @@ def test_a_server_that_served_before_it_had_weights_would_be_noticed(monkeypatch
         await world.publisher.connect()
         await world.publisher.publish(4)
 
-        async def serve(lease: Lease) -> None:
-            world.pool.serve(lease, 4)
+        async def serve(server: Server) -> None:
+            world.pool.serve(server, 4)
 
         monkeypatch.setattr(world.publisher, "bring_in", serve)
 
