@@ -14,6 +14,7 @@ from telescope_core import RolloutStatus, StopReason
 from telescope_core.errors import ConfigError, EnvironmentLoadError, UnknownNameError
 from telescope_core.gateway import Gateway
 from telescope_core.harnesses import AgentConfig, AgentEnvironment, CommandHarness
+from telescope_core.harnesses.environment import opened_to
 from telescope_core.sandboxes import Network, SandboxSpec
 
 LIFE_S = 2_000_000 + os.getpid()
@@ -193,10 +194,9 @@ async def test_a_sandbox_with_the_whole_network_gets_the_address_as_it_is():
     class Whole(Counted):
         sandbox_spec = replace(SPEC, network=Network.FULL)
 
-    environment = Whole()
-    async with environment._opened(None, "https://somewhere/v1") as seen:
+    async with opened_to(None, Whole().place(None), "https://somewhere/v1") as seen:
         assert seen == "https://somewhere/v1"
     with pytest.raises(ConfigError, match="endpoints of http alone"):
-        async with Marked()._opened(None, "https://somewhere/v1"):
+        async with opened_to(None, Marked().place(None), "https://somewhere/v1"):
             pass
     assert issubclass(Whole, AgentEnvironment)

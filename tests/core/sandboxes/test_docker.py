@@ -1,8 +1,10 @@
 """The provider `docker`, over a real podman: the checks of every provider, and what is its own."""
 
 import asyncio
+import io
 import os
 import subprocess
+import tarfile
 import tempfile
 from pathlib import Path
 
@@ -164,3 +166,40 @@ async def test_without_a_service_it_is_refused_with_what_to_do(tmp_path):
         await missing.create(SandboxSpec())
     await missing.close()
     assert os.listdir(tmp_path) == []
+
+
+async def test_as_its_image_a_container_is_roots_and_can_be_written(address):
+    made = open_provider("docker", base_url=address, image=IMAGE, as_image=True)
+    try:
+        with pytest.raises(SandboxLimitError, match="disk_mb"):
+            await made.create(SandboxSpec(disk_mb=8))
+        box = await made.create(SandboxSpec(memory_mb=128))
+        done = await box.run(["sh", "-c", "id -u; echo 1 > /usr/x; cat /usr/x"])
+        assert done.text == "0\n1\n", done
+        await box.write("/app/x", b"2")
+        assert await box.read("/app/x") == b"2"
+    finally:
+        await made.close()
+
+
+def _context(dockerfile: str) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, text in (("Dockerfile", dockerfile), ("words", "a b\n")):
+            info = tarfile.TarInfo(name)
+            info.size = len(text)
+            tar.addfile(info, io.BytesIO(text.encode()))
+    return packed.getvalue()
+
+
+async def test_an_image_is_built_once_and_one_that_cannot_be_says_why(provider):
+    told = f"FROM {IMAGE}\nWORKDIR /app\nCOPY words words\nENV MARK=yes\n"
+    first = await provider.build(_context(told), "telescope-built:1", 300.0)
+    again = await provider.build(b"not looked at", "telescope-built:1", 300.0)
+    assert first == again
+    box = await provider.create(SandboxSpec(image="telescope-built:1"))
+    done = await box.run(["sh", "-c", "cat /app/words; echo $MARK"])
+    assert done.text == "a b\nyes\n", done
+    failing = _context(f"FROM {IMAGE}\nRUN echo no such words; false\n")
+    with pytest.raises(SandboxError, match="no such words"):
+        await provider.build(failing, "telescope-built:2", 300.0)

@@ -449,3 +449,22 @@ def test_memory_is_counted_with_that_of_children():
     child.wait()
     assert not Path(f"/proc/{child.pid}").exists()
     assert held_bytes(child.pid) == 0
+
+
+async def test_further_folders_can_be_written_and_nothing_else_can():
+    """As tasks expect it whose programs write to folders of their image."""
+    provider = LocalProvider(writable=("/app", "/logs"))
+    try:
+        box = await provider.create(SandboxSpec(disk_mb=8, memory_mb=128))
+        await box.write("/app/part/one", b"1")
+        done = await box.run(["sh", "-c", "cd part && pwd && echo 2 > /logs/x"], folder="/app")
+        assert (done.text, done.error_text) == ("/app/part\n", "")
+        assert await box.read("/logs/x") == b"2\n"
+        for path in ("/x", "/usr/x", "/other/x"):
+            assert not (await box.run(["sh", "-c", f"echo > {path}"])).succeeded
+        fill = "open('/app/x', 'wb').write(b'x' * (7 << 20) + b'y' * (2 << 20))"
+        assert not (await box.run(["python3", "-c", fill])).succeeded
+        other = await provider.create(SandboxSpec(memory_mb=128))
+        assert await other.list("/app") == []
+    finally:
+        await provider.close()

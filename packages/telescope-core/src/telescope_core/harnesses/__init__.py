@@ -9,13 +9,14 @@ from telescope_core.base.lazy import lazy_names
 
 if TYPE_CHECKING:
     from telescope_core.harnesses.command import CommandHarness
-    from telescope_core.harnesses.environment import AgentConfig, AgentEnvironment
+    from telescope_core.harnesses.environment import AgentConfig, AgentEnvironment, AgentPlace
     from telescope_core.harnesses.lookup import harness_names, open_harness
     from telescope_core.harnesses.protocol import AgentProgram, AgentTask, Harness
 
 __all__ = [
     "AgentConfig",
     "AgentEnvironment",
+    "AgentPlace",
     "AgentProgram",
     "AgentTask",
     "CommandHarness",

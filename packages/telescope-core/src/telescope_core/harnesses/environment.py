@@ -4,8 +4,9 @@ The sandbox reaches the rollout's endpoint and nothing else. Requests there are 
 policy, recorded, and trained on as every turn is. Rewards look at the files that are left.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -48,6 +49,22 @@ class AgentConfig(EnvironmentConfig):
     """Seconds after which the program is ended, and what it did is scored."""
     max_sandboxes: int = Field(default=16, ge=1)
     """Most sandboxes at once; further rollouts wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentPlace:
+    """Where the agent of one rollout works, and for how long."""
+
+    spec: SandboxSpec
+    """What its sandbox has."""
+    folder: str | None = None
+    """Where the program starts; None = the folder in which all commands do."""
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Variables of the program beside those of its harness."""
+    timeout_s: float
+    """Seconds after which the program is ended, and what it did is scored."""
+    opens_endpoint: bool
+    """Whether the endpoint has to be opened to the sandbox, which reaches nothing else."""
 
 
 class AgentEnvironment(Environment):
@@ -98,9 +115,21 @@ class AgentEnvironment(Environment):
         """
         return None
 
+    def local_provider(self, read_only: tuple[str, ...]) -> SandboxProvider:
+        """Return the provider of sandboxes on this machine, whose programs may read `read_only`."""
+        return LocalProvider(read_only=read_only)
+
+    def place(self, episode: Episode[Any]) -> AgentPlace:
+        """Return where the agent of a rollout works; the same for all unless overridden."""
+        return AgentPlace(
+            spec=self.sandbox_spec,
+            timeout_s=self.config.agent_timeout_s,
+            opens_endpoint=self.sandbox_spec.network is not Network.FULL,
+        )
+
     async def sandbox(self, episode: Episode[Any]) -> Sandbox:
         """Return the sandbox of a rollout, which is made when it is first asked for."""
-        return await self._sandboxes.sandbox(episode)
+        return await self._sandboxes.sandbox(episode, self.place(episode).spec)
 
     async def file_text(self, episode: Episode[Any], path: str) -> str | None:
         """Return a file of the sandbox as text; None if it cannot be read."""
@@ -111,9 +140,9 @@ class AgentEnvironment(Environment):
 
     async def play(self, episode: Episode[Any]) -> StopReason:
         """Run the program to its end; raises SandboxError when the provider fails."""
-        box = await self.sandbox(episode)
+        box, place = await self.sandbox(episode), self.place(episode)
         endpoint = episode.endpoint
-        async with self._opened(box, endpoint.base_url) as base_url:
+        async with opened_to(box, place, endpoint.base_url) as base_url:
             program = self._harness.program(
                 AgentTask(
                     text="\n\n".join(message.content for message in episode.messages),
@@ -128,8 +157,9 @@ class AgentEnvironment(Environment):
                 await box.write(path, text.encode())
             done = await box.run(
                 program.argv,
-                environment={"HOME": AGENT_FOLDER, **program.environment},
-                timeout_s=self.config.agent_timeout_s,
+                environment={"HOME": AGENT_FOLDER, **place.environment, **program.environment},
+                timeout_s=place.timeout_s,
+                folder=place.folder,
             )
         _record(episode, done)
         answer = await self._answer(box, program, done)
@@ -173,24 +203,9 @@ class AgentEnvironment(Environment):
             return given, self.agent_python
         interpreter = find_interpreter().path
         if not self._harness.requirements:
-            return LocalProvider(), interpreter
+            return self.local_provider(()), interpreter
         folder = require_installed(self._harness, interpreter)
-        return LocalProvider(read_only=(str(folder),)), str(folder / "bin" / "python")
-
-    @asynccontextmanager
-    async def _opened(self, box: Sandbox, base_url: str) -> AsyncGenerator[str]:
-        """Yield the address of the endpoint as the sandbox reaches it."""
-        if self.sandbox_spec.network is Network.FULL:
-            yield base_url
-            return
-        parts = urlsplit(base_url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise ConfigError(
-                f"a sandbox is opened to endpoints of http alone, got {base_url!r}; set "
-                "network=Network.FULL in sandbox_spec, with a provider that gives it"
-            )
-        async with box.opened(parts.hostname, parts.port or 80) as address:
-            yield urlunsplit(parts._replace(netloc=address))
+        return self.local_provider((str(folder),)), str(folder / "bin" / "python")
 
     async def _answer(self, box: Sandbox, program: AgentProgram, done: CommandResult) -> str:
         """Return what the program answered; empty if it left nothing that can be read."""
@@ -202,6 +217,22 @@ class AgentEnvironment(Environment):
         except (SandboxFileError, ValueError, LookupError, TypeError, AttributeError):
             # The model's commands can reach the file too, so what it holds proves nothing.
             return ""
+
+
+@asynccontextmanager
+async def opened_to(box: Sandbox, place: AgentPlace, base_url: str) -> AsyncGenerator[str]:
+    """Yield the address of the endpoint as the sandbox reaches it."""
+    if not place.opens_endpoint:
+        yield base_url
+        return
+    parts = urlsplit(base_url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise ConfigError(
+            f"a sandbox is opened to endpoints of http alone, got {base_url!r}; set "
+            "network=Network.FULL in sandbox_spec, with a provider that gives it"
+        )
+    async with box.opened(parts.hostname, parts.port or 80) as address:
+        yield urlunsplit(parts._replace(netloc=address))
 
 
 def _record(episode: Episode[Any], done: CommandResult) -> None:

@@ -1,11 +1,12 @@
 """The provider `docker`: containers of Docker, or of podman through its Docker-compatible service.
 
-The root of a container is read-only, its user is nobody, and it has no capabilities. The extra
-`telescope-core[docker]` brings the SDK.
+The root of a container is read-only, its user is nobody, and it has no capabilities, unless
+`as_image` asks for what its image says. The extra `telescope-core[docker]` brings the SDK.
 """
 
 import asyncio
 import contextlib
+import io
 import math
 import os
 from collections.abc import Callable, Generator, Mapping
@@ -48,13 +49,22 @@ class DockerProvider:
 
     name = "docker"
 
-    def __init__(self, *, base_url: str | None = None, image: str = _DEFAULT_IMAGE) -> None:
+    def __init__(
+        self,
+        *,
+        base_url: str | None = None,
+        image: str = _DEFAULT_IMAGE,
+        as_image: bool = False,
+    ) -> None:
         """`base_url` is the service's, such as unix:///run/podman/podman.sock; None asks Docker's.
 
-        `image` is for specs that name none; it must be there, and is not pulled.
+        `image` is for specs that name none; it must be there, and is not pulled. With `as_image`
+        programs run as the user of the image, mostly root, may write its whole file system and
+        have the capabilities that Docker usually gives; a limit of the disk is then refused.
         """
         self._base_url = base_url
         self._image = image
+        self._as_image = as_image
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="docker-sandbox")
         self._client: Any = None
         self._amounts: Mapping[Limit, Amount] = _AMOUNTS
@@ -64,7 +74,7 @@ class DockerProvider:
     @property
     def limits(self) -> Mapping[Limit, str]:
         """What containers can have."""
-        return {
+        given = {
             Limit.IMAGE: "image of the container",
             Limit.CPUS: "control group of the container",
             Limit.MEMORY: "control group of the container",
@@ -75,16 +85,27 @@ class DockerProvider:
             Limit.NETWORK_ENDPOINT: "the same, with a program inside that listens for this process",
             Limit.NETWORK_FULL: "the default network of the service",
         }
+        if self._as_image:
+            # The size of what is written over an image can be limited on few file systems.
+            del given[Limit.DISK]
+        return given
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Start a container; raises SandboxUnavailableError where there is no service or image."""
         require_limits(self.name, spec, self.limits, _AMOUNTS)
-        async with self._opening:
-            if self._client is None:
-                self._client, self._amounts = await self._call(self._connect)
+        await self._connected()
         require_limits(self.name, spec, self.limits, self._amounts)
         image = spec.image or self._image
         return await self._sandboxes.add(spec, self._started(image, spec))
+
+    async def build(self, context: bytes, tag: str, timeout_s: float) -> str:
+        """Return the id of the image `tag`, built of a tar with a Dockerfile unless it is there.
+
+        Images that it begins with are pulled. Raises SandboxError with the end of what the build
+        said when it fails or takes longer than `timeout_s`.
+        """
+        await self._connected()
+        return await self._call(lambda: self._built(context, tag), timeout_s)
 
     async def close(self) -> None:
         """Remove the containers that are still open, and leave the service."""
@@ -94,6 +115,28 @@ class DockerProvider:
             if self._client is not None:
                 await self._call(self._client.close)
                 self._client = None
+
+    async def _connected(self) -> None:
+        async with self._opening:
+            if self._client is None:
+                self._client, self._amounts = await self._call(self._connect)
+
+    def _built(self, context: bytes, tag: str) -> str:
+        from docker import errors
+
+        with _told():
+            with contextlib.suppress(errors.ImageNotFound):
+                return str(self._client.images.get(tag).id)
+            try:
+                image, _ = self._client.images.build(
+                    fileobj=io.BytesIO(context), custom_context=True, tag=tag, rm=True, forcerm=True
+                )
+            except errors.BuildError as error:
+                said = "".join(str(line.get("stream", "")) for line in error.build_log)
+                raise SandboxError(
+                    f"image {tag} cannot be built: {error}; the build said last: {said[-500:]}"
+                ) from error
+            return str(image.id)
 
     async def _started(self, image: str, spec: SandboxSpec) -> "_Container":
         container = _Container(await self._call(lambda: self._start(image, spec)), self._call)
@@ -148,7 +191,7 @@ class DockerProvider:
                     image,
                     ["sleep", str(math.ceil(spec.time_to_live_s))],
                     labels={**spec.labels, "telescope-sandbox": str(os.getpid())},
-                    **_settings(spec),
+                    **_settings(spec, as_image=self._as_image),
                 )
             except errors.APIError as error:
                 if error.status_code == _REFUSED:
@@ -156,20 +199,23 @@ class DockerProvider:
                 raise
 
 
-def _settings(spec: SandboxSpec) -> dict[str, Any]:
+def _settings(spec: SandboxSpec, *, as_image: bool) -> dict[str, Any]:
     """Return what the SDK is asked for with a container."""
     from docker.types import Ulimit
 
-    opens = spec.network is Network.ENDPOINT
+    opens = spec.network is not Network.NONE
     network = {"network_mode": "none", "network_disabled": not opens}
-    return {
-        "detach": True,
-        "auto_remove": True,
+    closed = {
         "read_only": True,
         "tmpfs": {"/tmp": f"size={spec.disk_mb or _DEFAULT_DISK_MB}m,mode=1777"},
         "user": _NOBODY,
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges"],
+    }
+    return {
+        "detach": True,
+        "auto_remove": True,
+        **({} if as_image else closed),
         "mem_limit": f"{spec.memory_mb or _DEFAULT_MEMORY_MB}m",
         # The first process is one, and what listens inside another.
         "pids_limit": (spec.max_processes or _DEFAULT_PROCESSES) + 1 + opens,

@@ -68,7 +68,7 @@ def refused_by_service(provider: str, spec: SandboxSpec, said: object) -> Sandbo
 
 def require_endpoint(sandbox: str, spec: SandboxSpec) -> None:
     """Raise SandboxLimitError unless addresses can be opened to a sandbox made by `spec`."""
-    if spec.network is not Network.ENDPOINT:
+    if spec.network is Network.NONE:
         raise SandboxLimitError(
             f"sandbox {sandbox} was made with network={spec.network}, so no address can be opened "
             "to it; make it with SandboxSpec(network=Network.ENDPOINT)"

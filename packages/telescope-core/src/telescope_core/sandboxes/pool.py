@@ -55,6 +55,7 @@ class PoolUsage:
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Held:
     sandbox: Sandbox
+    max_uses: int
     began_s: float = field(default_factory=time.monotonic)
     num_uses: int = 0
 
@@ -115,14 +116,16 @@ class SandboxPool:
                 raise one
 
     @asynccontextmanager
-    async def take(self) -> AsyncGenerator[Sandbox]:
+    async def take(self, spec: SandboxSpec | None = None) -> AsyncGenerator[Sandbox]:
         """Yield a sandbox that nobody else uses; waits while `max_open` are in use.
+
+        One made for a `spec` of its own is used once.
 
         Raises SandboxError when the provider cannot make one, and when the pool is closed.
         """
         began_s = time.monotonic()
         async with self._places:
-            held = await self._next()
+            held = await self._next(spec)
             waited_s = time.monotonic() - began_s
             self._count(num_taken=1, num_reused=int(held.num_uses > 0))
             self._usage = replace(self._usage, waited_s=self._usage.waited_s + waited_s)
@@ -169,10 +172,12 @@ class SandboxPool:
     def _room(self) -> int:
         return max(0, self._max_open - self._num_open())
 
-    async def _next(self) -> _Held:
+    async def _next(self, spec: SandboxSpec | None) -> _Held:
         """Return one that is ready and alive, or make one."""
         if self._is_closed:
             raise SandboxError("the pool of sandboxes is closed; no further one can be taken")
+        if spec is not None:
+            return await self._make(spec)
         while self._ready:
             held = self._ready.popleft()
             left_s = self._spec.time_to_live_s - (time.monotonic() - held.began_s)
@@ -182,18 +187,18 @@ class SandboxPool:
             await self._close(held)
         return await self._make()
 
-    async def _make(self) -> _Held:
+    async def _make(self, spec: SandboxSpec | None = None) -> _Held:
         self._num_making += 1
         self._usage = replace(self._usage, max_open=max(self._usage.max_open, self._num_open()))
         try:
-            sandbox = await self._provider.create(self._spec)
+            sandbox = await self._provider.create(spec or self._spec)
         except Exception:
             self._count(num_failed=1)
             raise
         finally:
             self._num_making -= 1
         self._count(num_created=1)
-        return _Held(sandbox=sandbox)
+        return _Held(sandbox=sandbox, max_uses=self._max_uses if spec is None else 1)
 
     async def _put_back(self, held: _Held) -> None:
         if self._is_closed:
@@ -203,7 +208,7 @@ class SandboxPool:
 
     async def _after_use(self, held: _Held, *, is_whole: bool) -> None:
         """Make a sandbox ready for its next use, or close it."""
-        is_again = is_whole and not self._is_closed and held.num_uses < self._max_uses
+        is_again = is_whole and not self._is_closed and held.num_uses < held.max_uses
         if is_again:
             try:
                 done = await held.sandbox.run(["sh", "-c", _EMPTY], timeout_s=_EMPTY_S)

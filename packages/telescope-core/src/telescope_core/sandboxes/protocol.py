@@ -215,8 +215,8 @@ class Sandbox(Protocol):
     def opened(self, host: str, port: int) -> AbstractAsyncContextManager[str]:
         """Open one address of this machine's network to the programs inside, for a block.
 
-        Yields the `host:port` by which they reach it. Raises SandboxLimitError unless the sandbox
-        was made with `Network.ENDPOINT`.
+        Yields the `host:port` by which they reach it. Raises SandboxLimitError for a sandbox that
+        was made with `Network.NONE`, and SandboxError where the provider cannot open it.
         """
         ...
 

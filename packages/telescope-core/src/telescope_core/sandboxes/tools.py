@@ -90,16 +90,17 @@ class EpisodeSandboxes:
         """
         return await self._run(episode, ["bash", "-c", command])
 
-    async def sandbox(self, episode: Episode[Any]) -> Sandbox:
+    async def sandbox(self, episode: Episode[Any], spec: SandboxSpec | None = None) -> Sandbox:
         """Return the sandbox of a rollout, for instance to put files in or to grade what is there.
 
-        Raises SandboxError when the provider cannot make one, which fails the rollout.
+        `spec` counts when it is made, in place of that of all rollouts. Raises SandboxError when
+        the provider cannot make one, which fails the rollout.
         """
         place = self._places.setdefault(episode, _Place())
         async with place.lock:
             if place.sandbox is None:
                 opened = self._opened or await asyncio.to_thread(self._open_once)
-                place.sandbox = await place.stack.enter_async_context(opened.pool.take())
+                place.sandbox = await place.stack.enter_async_context(opened.pool.take(spec))
             return place.sandbox
 
     async def release(self, episode: Episode[Any]) -> None:

@@ -50,6 +50,8 @@ class InnerLimits:
     """Address space of each process; 0 where a control group limits the memory."""
     time_to_live_s: int
     """When the supervisor ends by itself, should nobody have ended it before."""
+    writable: tuple[str, ...] = ()
+    """Folders beside `/tmp` that programs may write, each of the size of the disk."""
 
 
 def drop_words() -> list[str]:
@@ -73,18 +75,19 @@ def bubblewrap_words(
     read_only: tuple[str, ...] = (),
 ) -> list[str]:
     """Return the words that start the supervisor in a sandbox of its own."""
-    path = _path(interpreter)
+    path, disk = _path(interpreter), str(limits.disk_bytes)
     supervisor = [
         *(interpreter.path, "-I", "-S", "/run/supervisor.pyc"),
         *(descriptors.connection, limits.max_processes, limits.disk_bytes, limits.address_bytes),
-        limits.time_to_live_s,
+        *(limits.time_to_live_s, *limits.writable),
     ]
     return [
         *(program, "--disable-userns", "--cap-drop", "ALL"),
         *_apart(path, interpreter),
         *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"),
         *("--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
-        *("--size", str(limits.disk_bytes), "--tmpfs", "/tmp", "--dir", WORK_FOLDER),
+        *("--size", disk, "--tmpfs", "/tmp", "--dir", WORK_FOLDER),
+        *(word for path in limits.writable for word in ("--size", disk, "--tmpfs", path)),
         *(word for path in read_only for word in ("--ro-bind", path, path)),
         *("--ro-bind-data", str(descriptors.code), "/run/supervisor.pyc", "--remount-ro", "/"),
         *("--chdir", WORK_FOLDER, "--json-status-fd", str(descriptors.status)),

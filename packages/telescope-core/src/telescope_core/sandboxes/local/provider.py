@@ -53,24 +53,28 @@ class LocalProvider:
         *,
         python: str | None = None,
         read_only: tuple[str, ...] = (),
+        writable: tuple[str, ...] = (),
         use_control_groups: bool = True,
         use_template: bool = True,
     ) -> None:
         """`python` is the interpreter inside; None takes one that every user can run.
 
-        `read_only` are further paths of this machine that programs may read. Without control
+        `read_only` are further paths of this machine that programs may read, and `writable` empty
+        folders that programs find beside `/tmp` and may write, each with the room that
+        `disk_mb` gives. Sandboxes with such folders are not forked of a template. Without control
         groups, memory is held by each process's address space and a watch of their sum. Without a
         template, or where none can be had, bubblewrap starts each sandbox by itself.
         """
         self._python = python
         self._read_only = read_only
+        self._writable = writable
         self._controllers = (
             usable_controllers() if use_control_groups else Controllers(version=2, folders={})
         )
         self._ingredients: Ingredients | None = None
         self._preparing = asyncio.Lock()
         self._open: set[LocalSandbox] = set()
-        self._uses_template = use_template
+        self._uses_template = use_template and not writable
         self._template: Template | None = None
 
     @property
@@ -197,6 +201,7 @@ class LocalProvider:
             max_processes=max_processes + 1,
             address_bytes=0 if has_group else memory_bytes,
             time_to_live_s=math.ceil(spec.time_to_live_s) + _GRACE_S,
+            writable=self._writable,
         )
         group: Group | None = None
         try:

@@ -41,7 +41,7 @@ def _syscall(*arguments):
     return _call("syscall", *arguments)
 
 
-def landlock():
+def landlock(writable):
     """Return a descriptor of the rules for programs, or -1 where the kernel has no Landlock.
 
     They repeat what the mounts say, so that a mistake in one of the two is not enough.
@@ -55,7 +55,7 @@ def landlock():
     rules = _syscall(_RULESET_CREATE, attributes, len(attributes), 0)
     if rules < 0:
         return -1
-    for path, rights in {"/": _READ, **_WRITABLE}.items():
+    for path, rights in {"/": _READ, **_WRITABLE, **dict.fromkeys(writable, _ALL)}.items():
         folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
         rule = (rights & known).to_bytes(8, sys.byteorder) + folder.to_bytes(4, sys.byteorder)
         if _syscall(_RULESET_ADD, rules, 1, rule, 0) < 0:
@@ -256,7 +256,7 @@ def _listen(connection):
     listener.close()
 
 
-def serve(descriptor, max_processes, max_file_bytes, max_address_bytes, time_to_live_s):
+def serve(descriptor, max_processes, max_file_bytes, max_address_bytes, time_to_live_s, *writable):
     """Answer requests until the other end is gone; returns a Program where one is to run.
 
     The kernel closes the other end when the process that made the sandbox is killed. A fork of that
@@ -281,7 +281,7 @@ def serve(descriptor, max_processes, max_file_bytes, max_address_bytes, time_to_
     ]
     if max_address_bytes:
         limits.append((resource.RLIMIT_AS, max_address_bytes))
-    rules = landlock()
+    rules = landlock(writable)
     _answer(connection, b"r", b"1" if rules >= 0 else b"0")
     while True:
         request, descriptors = _next_request(connection)
@@ -350,4 +350,4 @@ def _leave(main, code):
 
 
 if __name__ == "__main__":
-    run_program(serve(*map(int, sys.argv[1:])))
+    run_program(serve(*map(int, sys.argv[1:6]), *sys.argv[6:]))
