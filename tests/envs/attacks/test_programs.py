@@ -82,10 +82,10 @@ def test_or_when_the_program_dies(tmp_path: Path, end: str) -> None:
     assert not is_running(int(note.read_text()))
 
 
-def test_a_program_that_stops_its_keeper_is_killed_all_the_same(
+def test_a_program_that_stops_its_supervisor_is_killed_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subprocesses, "KEEPER_S", 0.0)
+    monkeypatch.setattr(subprocesses, "SUPERVISOR_S", 0.0)
     note, limit_s = tmp_path / "pid", 0.5
     code = (
         f"import os, time\nopen({str(note)!r}, 'w').write(str(os.getpid()))\n"

@@ -150,8 +150,8 @@ def test_or_when_its_time_is_over(trial, started):
     assert [pid for pid in started() if psutil.pid_exists(pid)] == []
 
 
-def test_a_keeper_that_was_stopped_is_killed_and_its_probe_with_it(trial, started, monkeypatch):
-    monkeypatch.setattr(subprocesses, "KEEPER_S", 0.0)
+def test_a_supervisor_that_was_stopped_is_killed_and_its_probe_with_it(trial, started, monkeypatch):
+    monkeypatch.setattr(subprocesses, "SUPERVISOR_S", 0.0)
     hanging = trial("note(os.getpid())\nos.kill(os.getppid(), signal.SIGSTOP)\ntime.sleep(600)")
     job = make_job(hanging.place, "load", hanging.factory, 1, cuts_network=True)
     limit_s = 0.5

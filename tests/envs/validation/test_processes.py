@@ -355,7 +355,7 @@ def test_probes_end_when_the_validation_is_killed(project):
     while "load checks" not in validating.stderr.readline():
         assert validating.poll() is None
     deadline_s = time.monotonic() + 120
-    # Two probes, and the keeper of each.
+    # Two probes, and the supervisor of each.
     while len(probes := psutil.Process(validating.pid).children(recursive=True)) < 4:
         assert time.monotonic() < deadline_s
     validating.kill()

@@ -14,7 +14,6 @@ from tests.train.inference.test_servers import SPEED, TIMES
 from telescope_core.records.servers import ServerState
 from telescope_core.types import Sampling
 from telescope_train.cluster.colocation import SharedGpu
-from telescope_train.inference.keeping import Keeping
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.sleep import (
     SLEEP_PATH,
@@ -23,6 +22,7 @@ from telescope_train.inference.sleep import (
     SleepingServers,
     bring_in_when_awake,
 )
+from telescope_train.inference.supervisor import Supervisor
 from telescope_train.simulation.disk import Learned
 from telescope_train.simulation.engine import SimulatedEngine
 from telescope_train.simulation.fleet import SimulatedFleet
@@ -110,9 +110,9 @@ class World:
     async def free_cached_memory(self) -> None:
         self.gpus.trainer(WAITS)
 
-    def keeping(self) -> Keeping:
+    def supervising(self) -> Supervisor:
         bring_in = bring_in_when_awake(self.publisher.give, self.gpu_sharing)
-        return Keeping(self.pool, SharedGpuFleet(self.fleet, self.gpu_sharing), bring_in)
+        return Supervisor(self.pool, SharedGpuFleet(self.fleet, self.gpu_sharing), bring_in)
 
     def die(self, index: int) -> None:
         """The process is gone, and its memory with it."""
@@ -156,7 +156,7 @@ def in_world(main: Any) -> Any:
     async def run() -> Any:
         world = World()
         await world.publisher.connect()
-        kept = asyncio.create_task(world.keeping().run())
+        kept = asyncio.create_task(world.supervising().run())
         working = asyncio.create_task(main(world))
         await asyncio.wait([kept, working], return_when=asyncio.FIRST_COMPLETED)
         for task in (kept, working):

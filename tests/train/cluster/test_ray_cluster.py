@@ -318,12 +318,12 @@ async def test_a_process_that_does_not_even_say_so_is_reported() -> None:
 async def test_what_a_constructor_raised_is_the_cause_of_a_death() -> None:
     why = "telescope_core.base.errors.ConfigError: port 8100 on 127.0.0.1 is in use"
     raised = ray.exceptions.RayTaskError(
-        "Keeper.__init__", f"Traceback (most recent call last):\n{why}", ConfigError(why)
+        "Actor.__init__", f"Traceback (most recent call last):\n{why}", ConfigError(why)
     )
     reference = asyncio.get_running_loop().create_future()
     reference.set_exception(ray.exceptions.ActorDiedError(raised))
     with pytest.raises(ProcessDiedError) as caught:
-        await answer(reference, process="the keeper", timeout_s=1.0)
-    for fact in ("the keeper", "ConfigError", "port 8100"):
+        await answer(reference, process="the actor", timeout_s=1.0)
+    for fact in ("the actor", "ConfigError", "port 8100"):
         assert fact in str(caught.value)
     assert "Traceback" not in str(caught.value)

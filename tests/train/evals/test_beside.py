@@ -23,8 +23,8 @@ from telescope_train.evals.beside import AfterEvals, EvalsBeside
 from telescope_train.evals.live import LiveEvals
 from telescope_train.evals.servers import EvalServers
 from telescope_train.inference.generation import ServerLostError
-from telescope_train.inference.keeping import Keeping
 from telescope_train.inference.pool import ServerPool
+from telescope_train.inference.supervisor import Supervisor
 from telescope_train.loop import train
 from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
 from telescope_train.simulation.environments import SimulatedEnvironment, Workload, lognormal
@@ -224,12 +224,12 @@ def test_an_eval_server_that_comes_back_gets_the_weights_of_the_next_evals(tmp_p
             await server.until(ServerState.SERVING, ServerState.LOST)
 
         fleet = SimulatedFleet([*world.run.engines, *world.own_engines], start_s=1.0)
-        keeping = Keeping(own, fleet, until_serving, first=2, is_needed=False)
+        supervisor = Supervisor(own, fleet, until_serving, first=2, is_needed=False)
 
         async def work() -> None:
             await asyncio.gather(world.train(), lose_it())
 
-        await supervised(work(), [keeping.run()], grace_s=0.0)
+        await supervised(work(), [supervisor.run()], grace_s=0.0)
 
     world = in_world(main, tmp_path, num_own=1, workload=SHORT)
     first, *later = world.points
@@ -247,12 +247,12 @@ def test_weights_do_not_wait_for_an_eval_whose_only_server_waits_for_them(tmp_pa
                 engine.die("killed")
 
         fleet = SimulatedFleet(world.run.engines, start_s=1.0)
-        keeping = Keeping(world.run.pool, fleet, world.publisher.bring_in)
+        supervisor = Supervisor(world.run.pool, fleet, world.publisher.bring_in)
 
         async def work() -> None:
             await asyncio.gather(world.train(), lose_it())
 
-        await supervised(work(), [keeping.run()], grace_s=0.0)
+        await supervised(work(), [supervisor.run()], grace_s=0.0)
 
     one = replace(scenario(), num_servers=1, fleet=lambda engines: SimulatedFleet(engines))
     world = in_world(main, tmp_path, scenario=one, workload=LONG)

@@ -19,8 +19,8 @@ from telescope_train.config.inference_section import InferenceSection
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.fleet import AT_ITS_NODE, server_secret
 from telescope_train.inference.generation import ServerLostError
-from telescope_train.inference.keeper import ServerSeat
 from telescope_train.inference.server import ServerSettings
+from telescope_train.inference.server_actor import ServerPorts
 from telescope_train.inference.vllm_plugin import http_server
 from telescope_train.inference.wire import ENGINE_PATH, SECRET_VARIABLE, TOKEN_PLANE_PATH
 from telescope_train.observability.otlp_receiver import OtlpReceiver
@@ -197,8 +197,8 @@ def test_a_server_has_the_address_of_its_node_and_a_secret_of_its_run(
     settings = ServerSettings(
         model_path="m", host=host, port=8100, log_path=tmp_path / "a.jsonl", secret=SECRET
     )
-    seat = ServerSeat(network=ElsewhereNetwork(is_local=is_local, driver="10.77.0.1"))
-    settled = seat.settled(settings)
+    ports = ServerPorts(network=ElsewhereNetwork(is_local=is_local, driver="10.77.0.1"))
+    settled = ports.settled(settings)
     assert settled.base_url == base_url
     assert settled.environment()[SECRET_VARIABLE] == SECRET
     assert settled.environment()["GLOO_SOCKET_IFNAME"] == "eth0"

@@ -17,10 +17,10 @@ from telescope_train.backends.protocol import RankDiedError, TransferError
 from telescope_train.cluster.network import Network
 from telescope_train.inference import fleet
 from telescope_train.inference.fleet import ServerGroup
-from telescope_train.inference.keeper import ServerHandle, ServerSeat, Startup
-from telescope_train.inference.keeping import MOST_RESTARTS
 from telescope_train.inference.server import ServerSettings
+from telescope_train.inference.server_actor import ServerHandle, ServerPorts, Startup
 from telescope_train.inference.servers import CONTROL_DEADLINE_S, Loss, Reached, ServerDiedError
+from telescope_train.inference.supervisor import MOST_RESTARTS
 from telescope_train.simulation.trainer import TrainerSpeed
 from telescope_train.simulation.virtual_time import run_in_virtual_time
 from telescope_train.weights.publish import LEFT_ALONE_S, MOST_SPOILED
@@ -71,7 +71,7 @@ def test_a_server_that_cannot_join_is_given_up_and_the_run_goes_on() -> None:
             await world.publisher.publish(1)
             assert (await world.sample("a", 5)).spans[0].version == 1
 
-        await world.keeping(work(), start_s=1.0)
+        await world.supervising(work(), start_s=1.0)
 
     in_world(main)
 
@@ -103,7 +103,7 @@ def test_a_server_that_dies_or_spoils_the_first_group_is_left_out_and_comes_back
             await world.publisher.publish(1)
             assert [engine.version for engine in world.engines][::2] == [1, 1]
 
-        await world.keeping(work(), start_s=1.0)
+        await world.supervising(work(), start_s=1.0)
 
     in_world(main, num_servers=3)
 
@@ -139,7 +139,7 @@ def test_a_server_that_comes_back_when_a_rank_dies_waits_for_the_new_ranks() -> 
             assert world.pool.servers[0].state is ServerState.SERVING
             assert world.pool.servers[0].life == 2
 
-        await world.keeping(work(), start_s=1.0)
+        await world.supervising(work(), start_s=1.0)
 
     in_world(main)
 
@@ -213,7 +213,7 @@ def test_a_server_that_serves_between_kills_is_never_given_up() -> None:
                 world.engines[0].die("killed")
                 await world.pool.servers[0].until(ServerState.SERVING)
 
-        told = await world.keeping(work(), start_s=1.0)
+        told = await world.supervising(work(), start_s=1.0)
         # Without a pause before it is started again: these were no losses in a row.
         assert asyncio.get_running_loop().time() < 100
         assert all(f"1 of {MOST_RESTARTS}" in line for line in told if "started again" in line)
@@ -232,7 +232,7 @@ def test_tokens_of_a_request_that_goes_on_elsewhere_are_service_too() -> None:
                 world.engines[0].die("killed")
             await asked
 
-        await world.keeping(work(), start_s=1.0)
+        await world.supervising(work(), start_s=1.0)
 
     in_world(main, num_servers=1)
 
@@ -250,7 +250,7 @@ def test_a_server_that_dies_before_it_serves_is_given_up_after_pauses_that_grow(
                     await world.pool.servers[1].until(ServerState.SERVING)
             await world.pool.servers[1].until(ServerState.GIVEN_UP)
 
-        told = await world.keeping(work(), start_s=1.0)
+        told = await world.supervising(work(), start_s=1.0)
         assert "is given up, and the run goes on without it" in told[-1]
         began_s = [one.time_s for one in world.events if one.state is ServerState.STARTING]
         assert len(began_s) == MOST_RESTARTS
@@ -260,7 +260,7 @@ def test_a_server_that_dies_before_it_serves_is_given_up_after_pauses_that_grow(
 
 
 class ScriptedHandle(ServerHandle):
-    """A server whose keeper says what a test plans."""
+    """A server whose actor says what a test plans."""
 
     def __init__(self, says: Callable[[str], Any], place: Path) -> None:
         settings = ServerSettings(model_path="none", port=1, log_path=place / "inference.log")
@@ -301,7 +301,7 @@ def test_a_server_that_does_not_start_is_named_and_the_others_begin(tmp_path: Pa
     run_in_virtual_time(main)
 
 
-def test_a_server_is_ended_by_its_keeper_or_with_it(
+def test_a_server_is_ended_by_its_actor_or_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
@@ -309,7 +309,7 @@ def test_a_server_is_ended_by_its_keeper_or_with_it(
         killed: list[Any] = []
         monkeypatch.setattr(fleet.ray, "kill", killed.append)
         group = group_of(tmp_path, asked.append, dies)
-        object.__setattr__(group.servers[1], "keeper", "that of server 1")
+        object.__setattr__(group.servers[1], "actor", "that of server 1")
         await group.end(0)
         assert (asked, killed) == (["close"], [])
         await group.end(1)
@@ -330,8 +330,8 @@ def test_only_the_engine_s_own_signs_of_life_count(tmp_path: Path) -> None:
     run_in_virtual_time(main)
 
 
-class Keeper:
-    """Stands for Ray's handle of a keeper, which answers at `answers_s`."""
+class Actor:
+    """Stands for Ray's handle of an actor, which answers at `answers_s`."""
 
     def __init__(
         self, *, moves_until_s: float = 0.0, answers_s: float = math.inf, cut_s: float = 0.0
@@ -357,31 +357,31 @@ class Keeper:
             raise ActorUnavailableError("the connection is reset", b"ab" * 8)
 
 
-def handle_of(keeper: Keeper, place: Path, *, starts_until_s: float = 0.0) -> ServerHandle:
+def handle_of(actor: Actor, place: Path, *, starts_until_s: float = 0.0) -> ServerHandle:
     settings = ServerSettings(model_path="none", port=1, log_path=place / "inference.log")
-    seat = ServerSeat(network=Network(is_local=True))
+    ports = ServerPorts(network=Network(is_local=True))
     return ServerHandle(
         settings=settings,
-        seat=seat,
+        ports=ports,
         place={},
-        keeper=keeper,
+        actor=actor,
         progress_s=10.0,
         look=lambda: min(asyncio.get_running_loop().time(), starts_until_s),
     )
 
 
-def test_a_keeper_may_take_any_time_as_long_as_it_moves_on(tmp_path: Path) -> None:
+def test_an_actor_may_take_any_time_as_long_as_it_moves_on(tmp_path: Path) -> None:
     async def main() -> None:
-        slow = handle_of(Keeper(moves_until_s=5000.0, answers_s=5000.0), tmp_path)
+        slow = handle_of(Actor(moves_until_s=5000.0, answers_s=5000.0), tmp_path)
         assert await slow.ask("start_again") == "done"
         assert asyncio.get_running_loop().time() >= 5000
 
     run_in_virtual_time(main)
 
 
-def test_a_keeper_that_stands_still_is_dead(tmp_path: Path) -> None:
+def test_an_actor_that_stands_still_is_dead(tmp_path: Path) -> None:
     async def main() -> None:
-        stuck = handle_of(Keeper(moves_until_s=95.0), tmp_path)
+        stuck = handle_of(Actor(moves_until_s=95.0), tmp_path)
         with pytest.raises(
             ProcessDiedError, match=r"no progress for 10 s; .* raise inference_progress_timeout_s"
         ):
@@ -391,21 +391,21 @@ def test_a_keeper_that_stands_still_is_dead(tmp_path: Path) -> None:
     run_in_virtual_time(main)
 
 
-def test_a_keeper_that_was_cut_off_is_asked_again(tmp_path: Path) -> None:
+def test_an_actor_that_was_cut_off_is_asked_again(tmp_path: Path) -> None:
     async def main() -> None:
-        back = handle_of(Keeper(cut_s=30.0, answers_s=0.0), tmp_path)
+        back = handle_of(Actor(cut_s=30.0, answers_s=0.0), tmp_path)
         assert await back.ask("start_again") == "done"
         assert asyncio.get_running_loop().time() >= 30
-        gone = handle_of(Keeper(cut_s=math.inf), tmp_path)
-        with pytest.raises(ProcessDiedError, match=r"connection to the keeper .* was lost"):
+        gone = handle_of(Actor(cut_s=math.inf), tmp_path)
+        with pytest.raises(ProcessDiedError, match=r"connection to the actor .* was lost"):
             await gone.ask("start_again")
 
     run_in_virtual_time(main)
 
 
-def test_a_keeper_that_does_not_start_is_named_with_its_limit(tmp_path: Path) -> None:
+def test_an_actor_that_does_not_start_is_named_with_its_limit(tmp_path: Path) -> None:
     async def main() -> None:
-        group = ServerGroup([handle_of(Keeper(), tmp_path)], silence_s=1.0, progress_s=1.0)
+        group = ServerGroup([handle_of(Actor(), tmp_path)], silence_s=1.0, progress_s=1.0)
         with pytest.raises(ProcessDiedError, match=r"not start, .* for 300 s .*ray_placement_time"):
             await group.wait_until_healthy(num_needed=1)
         assert asyncio.get_running_loop().time() < 310
@@ -413,15 +413,15 @@ def test_a_keeper_that_does_not_start_is_named_with_its_limit(tmp_path: Path) ->
     run_in_virtual_time(main)
 
 
-def test_a_keeper_may_take_any_time_to_start_while_the_cluster_does_something(
+def test_an_actor_may_take_any_time_to_start_while_the_cluster_does_something(
     tmp_path: Path,
 ) -> None:
     async def main() -> None:
-        slow = handle_of(Keeper(answers_s=5000.0), tmp_path, starts_until_s=4900.0)
+        slow = handle_of(Actor(answers_s=5000.0), tmp_path, starts_until_s=4900.0)
         await slow.until_started(300.0)
         assert asyncio.get_running_loop().time() >= 5000
         with pytest.raises(TimeoutError):
-            await handle_of(Keeper(), tmp_path, starts_until_s=9000.0).until_started(300.0)
+            await handle_of(Actor(), tmp_path, starts_until_s=9000.0).until_started(300.0)
         assert 9300 <= asyncio.get_running_loop().time() < 9310
 
     run_in_virtual_time(main)
@@ -442,7 +442,7 @@ def test_a_restart_that_is_refused_for_any_reason_does_not_end_the_run(tmp_path:
             assert "no port is free" in world.pool.servers[0].reason
             assert len((await world.sample("a", 3)).token_ids) == 3
 
-        await world.keeping(work(), fleet=Fleet())
+        await world.supervising(work(), fleet=Fleet())
 
     in_world(main)
 
@@ -473,7 +473,7 @@ def test_two_deaths_of_one_cause_before_any_token_end_the_run() -> None:
 
         causes = ["ValueError: head of 16 at 0x1a", "ValueError: head of 16 at 0x2b"]
         with pytest.raises(ProcessDiedError, match=r"twice in a row.*one cause.*head of 16"):
-            await world.keeping(work(), fleet=DyingFleet(world, causes))
+            await world.supervising(work(), fleet=DyingFleet(world, causes))
         lives = [one for one in world.events if one.state is ServerState.STARTING]
         assert [one.reason for one in lives] == ["it died of ValueError: head of 16 at 0x1a"]
         assert asyncio.get_running_loop().time() < 10
@@ -489,7 +489,7 @@ def test_deaths_of_several_causes_or_of_none_are_tried_again(causes: list[str]) 
             await asyncio.Event().wait()
 
         with pytest.raises(ProcessDiedError, match=rf"{MOST_RESTARTS + 1} times in a row"):
-            await world.keeping(work(), fleet=DyingFleet(world, causes))
+            await world.supervising(work(), fleet=DyingFleet(world, causes))
 
     in_world(main, num_servers=1)
 
@@ -510,6 +510,6 @@ def test_a_death_while_a_server_waits_for_weights_is_noticed_then() -> None:
             assert server.state is ServerState.SERVING
             assert server.life == 3
 
-        await world.keeping(work(), start_s=1.0)
+        await world.supervising(work(), start_s=1.0)
 
     in_world(main)

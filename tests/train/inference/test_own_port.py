@@ -15,8 +15,8 @@ import pytest
 from telescope_core.errors import ConfigError, ProcessDiedError
 from telescope_train.cluster.network import Network
 from telescope_train.cluster.ports import listening
-from telescope_train.inference.keeper import ServerKeeper, ServerSeat
 from telescope_train.inference.server import ServerProcess, ServerSettings
+from telescope_train.inference.server_actor import ServerActor, ServerPorts
 
 DEADLINE_S = 120.0
 SERVES = """
@@ -79,9 +79,9 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def is_gone(keeper: ServerKeeper) -> bool:
+def is_gone(actor: ServerActor) -> bool:
     try:
-        keeper.check()
+        actor.check()
     except ProcessDiedError:
         return True
     return False
@@ -132,39 +132,39 @@ def test_another_program_at_the_address_is_not_taken_for_the_server(tmp_path: Pa
 @pytest.mark.slow
 def test_a_server_starts_again_though_its_port_is_taken(tmp_path: Path):
     """Its own engine that has outlived it is ended first; of another program the port is left."""
-    seat = ServerSeat(network=Network(is_local=True))
+    ports = ServerPorts(network=Network(is_local=True))
     with listening("127.0.0.1") as free:
         port = free.getsockname()[1]
     settings = script(tmp_path, LEAVES_AN_ENGINE, port=port)
-    keeper = ServerKeeper(settings, seat)
+    actor = ServerActor(settings, ports)
     try:
-        until(lambda: keeper.startup().is_healthy)
-        first = keeper.startup().reached
-        os.kill(keeper.pid(), signal.SIGKILL)
-        until(lambda: is_gone(keeper))
-        keeper.start_again()
-        until(lambda: keeper.startup().is_healthy)
-        second = keeper.startup().reached
+        until(lambda: actor.startup().is_healthy)
+        first = actor.startup().reached
+        os.kill(actor.pid(), signal.SIGKILL)
+        until(lambda: is_gone(actor))
+        actor.start_again()
+        until(lambda: actor.startup().is_healthy)
+        second = actor.startup().reached
         assert second.base_url == first.base_url
         assert second.identity != first.identity
-        keeper.close()
+        actor.close()
         with listening("127.0.0.1", port):
-            keeper.start_again()
-            until(lambda: keeper.startup().is_healthy)
-            assert keeper.startup().reached.base_url not in (first.base_url, "")
+            actor.start_again()
+            until(lambda: actor.startup().is_healthy)
+            assert actor.startup().reached.base_url not in (first.base_url, "")
     finally:
-        keeper.close()
+        actor.close()
 
 
 def test_a_port_that_was_set_is_refused_with_who_has_it(tmp_path: Path):
     with listening("127.0.0.1") as other:
         port = other.getsockname()[1]
-        keeper = ServerKeeper(
-            script(tmp_path, port=port), ServerSeat(network=Network(is_local=True))
+        actor = ServerActor(
+            script(tmp_path, port=port), ServerPorts(network=Network(is_local=True))
         )
         with pytest.raises(ConfigError, match=rf"{port}.*process {os.getpid()} .*inference_base_p"):
-            keeper.startup()
-        keeper.close()
+            actor.startup()
+        actor.close()
 
 
 @pytest.mark.parametrize(

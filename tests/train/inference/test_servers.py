@@ -11,9 +11,9 @@ from telescope_core.errors import EndpointLostError, ProcessDiedError
 from telescope_core.records.servers import ServerEvent, ServerState
 from telescope_core.types import Sampling
 from telescope_train.inference.generation import ServerLostError
-from telescope_train.inference.keeping import GOOD_LIFE_S, MOST_RESTARTS, Fleet, Keeping
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.servers import _NEXT, Server
+from telescope_train.inference.supervisor import GOOD_LIFE_S, MOST_RESTARTS, Fleet, Supervisor
 from telescope_train.observability.calls import CallEnd, Watching
 from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
 from telescope_train.simulation.fleet import SimulatedFleet
@@ -64,18 +64,18 @@ class World:
             )
         )
 
-    async def keeping(
+    async def supervising(
         self, work: Coroutine[Any, Any, None], *, fleet: Fleet | None = None, **options: Any
     ) -> list[str]:
         """Do `work` while lost servers come back; returns what a person was told."""
         told: list[str] = []
-        keeping = Keeping(
+        supervisor = Supervisor(
             self.pool,
             fleet or SimulatedFleet(self.engines, **options),
             self.publisher.bring_in,
             say=told.append,
         )
-        kept = asyncio.create_task(keeping.run())
+        kept = asyncio.create_task(supervisor.run())
         working = asyncio.create_task(work)
         await asyncio.wait([kept, working], return_when=asyncio.FIRST_COMPLETED)
         for task in (kept, working):
@@ -209,7 +209,7 @@ def test_requests_wait_for_the_only_server_and_it_serves_the_present_weights() -
             assert (await asked).spans[-1].version == 4
             assert (await world.sample("b", 3)).spans[0].version == 4
 
-        told = await world.keeping(work(), start_s=40.0)
+        told = await world.supervising(work(), start_s=40.0)
         assert asyncio.get_running_loop().time() > 40.0
         assert world.states(0)[-4:] == ["lost", "starting", "loading", "serving"]
         assert world.pool.servers[0].life == 2
@@ -218,7 +218,7 @@ def test_requests_wait_for_the_only_server_and_it_serves_the_present_weights() -
     in_world(main, num_servers=1)
 
 
-def test_without_a_keeper_the_last_loss_is_the_callers() -> None:
+def test_without_a_supervisor_the_last_loss_is_the_callers() -> None:
     async def main(world: World) -> None:
         asked = world.sample("a", 10)
         await asyncio.sleep(0.1)
@@ -287,7 +287,7 @@ def test_an_update_that_no_server_survives_is_live_on_those_that_come_back() -> 
             await world.publisher.publish(8)
             assert [engine.version for engine in world.engines] == [8, 8]
 
-        await world.keeping(work())
+        await world.supervising(work())
 
     in_world(main)
 
@@ -307,7 +307,7 @@ def test_a_server_that_comes_back_before_a_publish_gets_its_weights() -> None:
             assert world.pool.servers[1].state is ServerState.SERVING
             assert world.engines[1].version == 1
 
-        await world.keeping(work())
+        await world.supervising(work())
 
     in_world(main)
 
@@ -333,7 +333,7 @@ def test_a_server_that_hangs_is_lost_and_its_requests_go_on() -> None:
             world.engines[0].hang()
             assert [len((await one).token_ids) for one in asked] == [20] * 4
 
-        told = await world.keeping(work(), progress_s=30.0)
+        told = await world.supervising(work(), progress_s=30.0)
         assert "it hangs: it was silent for 30 s" in told[0]
 
     in_world(main)
@@ -346,7 +346,7 @@ def test_a_server_that_never_starts_is_given_up_and_the_run_goes_on_with_the_oth
             await world.pool.servers[0].until(ServerState.GIVEN_UP)
             assert len((await world.sample("a", 5)).token_ids) == 5
 
-        told = await world.keeping(work(), failed_starts=10**6, start_s=1.0)
+        told = await world.supervising(work(), failed_starts=10**6, start_s=1.0)
         assert len(told) == MOST_RESTARTS + 1
         assert "is given up, and the run goes on without it" in told[-1]
 
@@ -361,7 +361,7 @@ def test_a_run_ends_with_its_last_server_and_says_why() -> None:
             await asyncio.Event().wait()
 
         with pytest.raises(ProcessDiedError, match=rf"\b{MOST_RESTARTS + 1} times"):
-            await world.keeping(work(), failed_starts=10**6, start_s=1.0)
+            await world.supervising(work(), failed_starts=10**6, start_s=1.0)
         assert {server.state for server in world.pool.servers} <= {
             ServerState.GIVEN_UP,
             ServerState.STARTING,
@@ -381,7 +381,7 @@ def test_losses_long_ago_are_not_held_against_a_server() -> None:
                 await asyncio.sleep(GOOD_LIFE_S + 100.0)
             assert world.pool.servers[0].state is ServerState.SERVING
 
-        await world.keeping(work())
+        await world.supervising(work())
 
     in_world(main)
 
@@ -402,7 +402,7 @@ def test_a_server_that_served_before_it_had_weights_would_be_noticed(monkeypatch
             world.engines[0].die("killed")
             assert (await world.sample("a", 3)).spans[0].version == 0
 
-        await world.keeping(work())
+        await world.supervising(work())
 
     in_world(main, num_servers=1)
 

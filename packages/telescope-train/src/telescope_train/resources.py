@@ -28,11 +28,10 @@ from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.evals.servers import EvalCalls, EvalServers
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.fleet import ServerGroup, server_settings
-from telescope_train.inference.keeper import ServerSeat
-from telescope_train.inference.keeping import Keeping
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.server import SERVED_MODEL_NAME
+from telescope_train.inference.server_actor import ServerPorts
 from telescope_train.inference.servers import Server
 from telescope_train.inference.sleep import (
     SharedGpuFleet,
@@ -40,6 +39,7 @@ from telescope_train.inference.sleep import (
     SleepingServers,
     bring_in_when_awake,
 )
+from telescope_train.inference.supervisor import Supervisor
 from telescope_train.models.served_adapter import served_adapter
 from telescope_train.observability.meters import Meters, show_nobody
 from telescope_train.observability.prometheus import ServerStanding
@@ -158,8 +158,8 @@ async def open_processes(
         traces_endpoint=traces_endpoint,
         secret=session.secret,
     )
-    seat = ServerSeat.of(config, session.network)
-    servers = ServerGroup.start(settings, rooms.servers.places(), seat, config)
+    ports = ServerPorts.of(config, session.network)
+    servers = ServerGroup.start(settings, rooms.servers.places(), ports, config)
     ranks = RayRanks(
         rooms.ranks,
         run_logs(config, folder),
@@ -332,21 +332,23 @@ def _lose(number: int, reason: str, pool: ServerPool, own: ServerPool | None) ->
         pool.lose(pool.servers[number], reason)
 
 
-def keeping(resources: Resources) -> Sequence[Coroutine[Any, Any, None]]:
+def supervising(resources: Resources) -> Sequence[Coroutine[Any, Any, None]]:
     """Return what brings lost servers back."""
     policies, say = resources.policies, resources.view.warn
     fleet = SharedGpuFleet(resources.processes.servers, policies.gpu_sharing)
     pool, own = policies.pool, policies.eval_servers.own
     bring_in = bring_in_when_awake(policies.publisher.give, policies.gpu_sharing)
-    works = [Keeping(pool, fleet, bring_in, say=say).run()]
+    works = [Supervisor(pool, fleet, bring_in, say=say).run()]
     if own is not None:
 
         async def wait_for_evals(server: Server) -> None:
             await server.until(ServerState.SERVING, ServerState.LOST)
 
         first = len(pool.servers)
-        own_keeping = Keeping(own, fleet, wait_for_evals, say=say, first=first, is_needed=False)
-        works.append(own_keeping.run())
+        own_supervisor = Supervisor(
+            own, fleet, wait_for_evals, say=say, first=first, is_needed=False
+        )
+        works.append(own_supervisor.run())
     return works
 
 

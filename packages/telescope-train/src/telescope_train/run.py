@@ -64,13 +64,13 @@ from telescope_train.plan.prepared import Prepared
 from telescope_train.recording import open_recording, run_logs, run_secrets
 from telescope_train.resources import (
     Resources,
-    keeping,
     open_gateway,
     open_policies,
     open_processes,
     open_renderer,
     rank_settings,
     run_meters,
+    supervising,
     threads_of,
     timing_ranks,
 )
@@ -246,7 +246,7 @@ async def _while_watched(resources: Resources, session: ClusterSession) -> None:
     if apart := session.logs.nodes:
         resources.view.note(f"logs are fetched from {', '.join(apart)}")
     watches = [
-        *keeping(resources),
+        *supervising(resources),
         timing_ranks(resources),
         session.logs.run(),
         resources.head.watch(),

@@ -2,7 +2,7 @@
 
 A process whose interpreter is held, or that has ended, cannot tell what it was doing. So each call
 of an author's code is noted before it begins, in memory that is shared with the process that
-watches this one: the keeper of a worker, or the watcher of a driver.
+watches this one: the supervisor of a worker, or the watcher of a driver.
 
 A note costs about a microsecond. Only calls on behalf of a request are noted (`CURRENT`). The
 module `held` has the form of the memory, and reads it.

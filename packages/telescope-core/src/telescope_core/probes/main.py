@@ -21,7 +21,7 @@ _RUNS = {
 
 
 def main(text: str) -> None:
-    """Run the job that `text` describes; it ends at once when its keeper does."""
+    """Run the job that `text` describes; it ends at once when its supervisor does."""
     job = Job.read(text)
     end_with_parent(os.getppid())
     answers = Answers(Path(job.output))

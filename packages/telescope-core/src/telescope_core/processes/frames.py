@@ -222,10 +222,10 @@ class Beat(_Frame, tag="beat"):
     trouble: str = ""
     """Trouble since the last beat with endpoints that the environment's own code asks."""
     is_held: bool = False
-    """Whether the whole interpreter stands still, for `blocked_s` seconds; then the worker's keeper
-    sends the beat."""
+    """Whether the whole interpreter stands still, for `blocked_s` seconds; then the worker's
+    supervisor sends the beat."""
     ended_by: int = -1
-    """Id of the request whose code has ended the process; from the keeper, and the last beat."""
+    """Id of the request whose code has ended the process; in the supervisor's last beat."""
 
 
 HostFrame: TypeAlias = (

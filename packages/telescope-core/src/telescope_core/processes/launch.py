@@ -201,7 +201,7 @@ class LocalPlace:
 
 
 class LocalWorker:
-    """A worker process on this machine; its keeper ends its whole process group."""
+    """A worker process on this machine; its supervisor ends its whole process group."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class LocalWorker:
         await asyncio.to_thread(self._output.close)
 
     def kill(self) -> None:
-        """Close the guard pipe, so that the keeper ends the process group."""
+        """Close the guard pipe, so that the supervisor ends the process group."""
         if self._guard is not None:
             os.close(self._guard)
             self._guard = None

@@ -1,9 +1,9 @@
 """Running programs on an environment's behalf: within limits, and with nothing left of them.
 
 A program gets no variables and no descriptors but those that are named, and an empty folder to work
-in, so that no file around it steers it. A keeper stands over it: when the program has ended, its
-time is over, or this process is gone, everything that it started is killed, daemons with sessions
-of their own included.
+in, so that no file around it steers it. A supervisor stands over it: when the program has ended,
+its time is over, or this process is gone, everything that it started is killed, daemons with
+sessions of their own included.
 """
 
 import errno
@@ -31,9 +31,9 @@ MAX_OUTPUT_BYTES = 4 * 2**20
 _CHUNK_BYTES = 2**16
 _LOOK_EVERY_S = 0.05
 """Seconds between two looks at whether a program that says nothing has ended."""
-_KEEPER = str(Path(__file__).with_name("keeper.py"))
-KEEPER_S = 10.0
-"""Seconds that a keeper has to end all that its program started."""
+_SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
+SUPERVISOR_S = 10.0
+"""Seconds that a supervisor has to end all that its program started."""
 _LOOK_AGAIN_S = 0.01
 
 
@@ -65,13 +65,13 @@ class _Tail:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Kept:
-    """A program under its keeper. Its `process` is the keeper, which ends as the program did."""
+    """A program under its supervisor, which is `process` and ends as the program did."""
 
     process: "subprocess.Popen[bytes]"
     until_s: float
     """When its time is over, by the monotonic clock."""
     guard_fd: int
-    """Our end of a pipe that the keeper watches: when it closes, the keeper ends everything."""
+    """Our end of a pipe that the supervisor watches: when it closes, everything is ended."""
     has_ended: bool = False
     is_late: bool = False
     """Whether it was ended because its time was over."""
@@ -120,7 +120,7 @@ class Kept:
         if self.guard_fd >= 0:
             os.close(self.guard_fd)
             self.guard_fd = -1
-        give_up_s = time.monotonic() + KEEPER_S
+        give_up_s = time.monotonic() + SUPERVISOR_S
         while self.process.returncode is None:
             is_stuck = time.monotonic() > give_up_s
             if is_stuck:  # one that cannot end what it keeps is killed, and its program with it
@@ -154,7 +154,7 @@ def kept(
     watched_fd, guard_fd = os.pipe()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", _KEEPER, str(watched_fd), *command],
+            [sys.executable, "-I", "-S", _SUPERVISOR, str(watched_fd), *command],
             env=environ,
             cwd=folder,
             stdin=subprocess.DEVNULL,

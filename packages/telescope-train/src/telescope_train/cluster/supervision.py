@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 # The slowest way to notice a death takes several waits: Ray reports that a process is gone, the
-# keepers are asked every second, and each question waits for a health request of up to 5 s.
+# actors are asked every second, and each question waits for a health request of up to 5 s.
 DEATH_SHOWS_WITHIN_S = 20.0
 """Seconds after a failure within which a process's death is still taken for its cause."""
 

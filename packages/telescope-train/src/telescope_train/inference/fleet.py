@@ -17,20 +17,20 @@ from telescope_core.records.logs import log_name
 from telescope_core.records.output_logs import INFERENCE
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.config.schema import TrainConfig
-from telescope_train.inference.keeper import ServerHandle, ServerSeat, Startup
 from telescope_train.inference.server import ServerSettings, Silence
+from telescope_train.inference.server_actor import ServerHandle, ServerPorts, Startup
 from telescope_train.inference.servers import Loss, Reached, ServerDiedError
 from telescope_train.inference.wire import SECRET_VARIABLE
 from telescope_train.models.served_adapter import served_adapter
 
 _LOGGER = logging.getLogger(__name__)
 WATCH_EVERY_S = 1.0
-"""Seconds between two rounds of questions to the keepers."""
+"""Seconds between two rounds of questions to the actors."""
 SHORTEST_SECRET = 16
 AT_ITS_NODE = ""
 """Host of a server that takes the address of the node that it comes to."""
 PLACEMENT_S = 300.0
-"""Longest wait for a new keeper, if nothing else is set; see `ray_placement_timeout_s`."""
+"""Longest wait for a new actor, if nothing else is set; see `ray_placement_timeout_s`."""
 
 
 class ServerGroup:
@@ -60,13 +60,13 @@ class ServerGroup:
         cls,
         settings: Sequence[ServerSettings],
         places: Sequence[dict[str, Any]],
-        seat: ServerSeat,
+        ports: ServerPorts,
         config: TrainConfig,
     ) -> "ServerGroup":
         """Start one server per place. Returns at once; `wait_until_healthy` waits for them."""
         servers = [
             ServerHandle.start(
-                one, seat, place, progress_s=config.inference.inference_progress_timeout_s
+                one, ports, place, progress_s=config.inference.inference_progress_timeout_s
             )
             for one, place in zip(settings, places, strict=True)
         ]
@@ -103,8 +103,8 @@ class ServerGroup:
 
     async def until_lost(self, index: int, heard_s: Callable[[], float]) -> Loss:
         """Return why a server has died or hangs, as soon as it does."""
-        # Nothing tells the driver about a death: the server is a child of the keeper's, not of
-        # Ray's. So the keeper is asked. If the keeper itself is dead, `answer` raises for it.
+        # Nothing tells the driver about a death: the server is a child of the actor's, not of
+        # Ray's. So the actor is asked. If the actor itself is dead, `answer` raises for it.
         server, clock = self.servers[index], asyncio.get_running_loop()
         answered_s = clock.time()
         while True:
@@ -132,13 +132,13 @@ class ServerGroup:
         try:
             await server.ask("start_again")
         except ProcessDiedError as error:
-            # The keeper is gone, with its node or without. Its watchdog has ended the server.
+            # The actor is gone, with its node or without. Its watchdog has ended the server.
             with suppress(RayError):
-                ray.kill(server.keeper)
+                ray.kill(server.actor)
             # The watchdog may not be through yet, and the server's port not free.
-            seat = replace(server.seat, is_port_fixed=False)
+            ports = replace(server.ports, is_port_fixed=False)
             server = ServerHandle.start(
-                server.settings, seat, server.place, progress_s=server.progress_s
+                server.settings, ports, server.place, progress_s=server.progress_s
             )
             self.servers[index] = server
             await self._until_placed(server, error)
@@ -151,12 +151,12 @@ class ServerGroup:
         try:
             await server.ask("close")
         except ProcessDiedError:
-            # The keeper is gone or does not answer, and its watchdog ends the server after it.
+            # The actor is gone or does not answer, and its watchdog ends the server after it.
             with suppress(RayError):
-                ray.kill(server.keeper)
+                ray.kill(server.actor)
 
     async def _until_placed(self, server: ServerHandle, gone: ProcessDiedError) -> None:
-        """Return when a new keeper runs; `gone` is why there is no old one any more."""
+        """Return when a new actor runs; `gone` is why there is no old one any more."""
         try:
             await server.until_started(self._placement_s)
         except TimeoutError:
@@ -166,13 +166,13 @@ class ServerGroup:
             ) from None
 
     async def _until_begun(self, index: int) -> None:
-        """Return when a server whose keeper was just started is healthy."""
+        """Return when a server whose actor was just started is healthy."""
         server = self.servers[index]
         try:
             await server.until_started(self._placement_s)
         except TimeoutError:
             raise ProcessDiedError(
-                f"the keeper of {server.name} did not start, and the cluster did nothing else for "
+                f"the actor of {server.name} did not start, and the cluster did nothing else for "
                 f"the run for {self._placement_s:g} s (limit: ray_placement_timeout_s); what it "
                 "waits for is in Ray's own logs"
             ) from None
@@ -199,13 +199,13 @@ class ServerGroup:
         """End all servers, and ignore those that are already gone."""
         # All are told first and then awaited, so that they end at the same time. 30 s cover the
         # longest `close`: a health request of 5 s before it, 5 s of grace, 10 s after SIGKILL.
-        closing = [server.keeper.close.remote() for server in self.servers]
+        closing = [server.actor.close.remote() for server in self.servers]
 
         async def closed(one: Any) -> None:
             async with asyncio.timeout(30.0):
                 await one
 
-        # Errors are dropped: a keeper that is gone has no server left to end, and a failed cleanup
+        # Errors are dropped: an actor that is gone has no server left to end, and a failed cleanup
         # must not hide the failure that ended the run.
         await asyncio.gather(*(closed(one) for one in closing), return_exceptions=True)
 

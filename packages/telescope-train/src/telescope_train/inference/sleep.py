@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from telescope_core.base.errors import EndpointError, TelescopeError
 from telescope_core.records.servers import ServerState
 from telescope_train.cluster.colocation import GpuSharing
-from telescope_train.inference.keeping import Fleet
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.servers import Loss, Member, Reached, Server, ServerClient
+from telescope_train.inference.supervisor import Fleet
 
 SLEEP_PATH = "/sleep"
 WAKE_PATH = "/wake_up"
@@ -108,7 +108,7 @@ class SharedGpuFleet:
         self._gpu_sharing = gpu_sharing
 
     async def until_lost(self, index: int, heard_s: Callable[[], float]) -> Loss:
-        """Return why a server has died or hangs; see `keeping.Fleet`."""
+        """Return why a server has died or hangs; see `supervisor.Fleet`."""
         return await self._fleet.until_lost(index, heard_s)
 
     async def start_again(self, index: int) -> Reached:

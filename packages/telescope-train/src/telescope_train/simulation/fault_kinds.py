@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from telescope_core.base.types import Group
-from telescope_train.inference.keeping import MOST_RESTARTS
+from telescope_train.inference.supervisor import MOST_RESTARTS
 from telescope_train.simulation.checkpoint_faults import CHECKPOINT_FAULTS
 from telescope_train.simulation.disk import DiskTimes
 from telescope_train.simulation.environments import bimodal, lognormal

@@ -9,7 +9,7 @@ from telescope_train.simulation.engine import SimulatedEngine
 
 
 class SimulatedFleet:
-    """See `inference.keeping.Fleet`."""
+    """See `inference.supervisor.Fleet`."""
 
     def __init__(
         self,

@@ -18,8 +18,8 @@ from telescope_train.batches.packing import Packing
 from telescope_train.cluster.supervision import supervised
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.control import CallServers
-from telescope_train.inference.keeping import Keeping
 from telescope_train.inference.pool import ServerPool
+from telescope_train.inference.supervisor import Supervisor
 from telescope_train.loop import LoopParts, train
 from telescope_train.models.facts import UNKNOWN_FACTS
 from telescope_train.rollouts.concurrency import Concurrency
@@ -244,8 +244,8 @@ class SimulatedRun:
         if self._scenario.fleet is None:
             return await work
         fleet = self._scenario.fleet(self.engines)
-        keeping = Keeping(self.pool, fleet, self.publisher.bring_in)
-        await supervised(work, [keeping.run()], grace_s=0.0)
+        supervisor = Supervisor(self.pool, fleet, self.publisher.bring_in)
+        await supervised(work, [supervisor.run()], grace_s=0.0)
 
     def follow(self, parts: LoopParts) -> None:
         """Let the slots follow the servers until the simulation ends, as far as they may change."""

@@ -2,7 +2,7 @@
 
 A server resumes only after it has received everything, says so with the digest of it, and knows
 its version. One that fails on the way is lost: it is left out, the rest get the weights again from
-the start if they have to, and it comes back by itself (`inference.keeping`).
+the start if they have to, and it comes back by itself (`inference.supervisor`).
 """
 
 import asyncio

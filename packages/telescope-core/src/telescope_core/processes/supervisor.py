@@ -1,11 +1,11 @@
-"""The keeper of a worker: a process that ends the worker's process group, and speaks for it.
+"""The supervisor of a worker: a process that ends the worker's process group, and speaks for it.
 
-A host starts the keeper, which forks the worker. Programs that environment code starts share the
-worker's process group. They end together with the worker, however the worker or the host ends.
+A host starts the supervisor, which forks the worker. Programs that environment code starts share
+the worker's process group. They end together with the worker, however the worker or host ends.
 
 Code that holds the interpreter stops every thread of the worker, the one that sends beats included.
-The keeper sees it in the memory that both share, sends the beats, and names the code. When code has
-ended the worker, the keeper's last beat says which.
+The supervisor sees it in the memory that both share, sends the beats, and names the code. When
+code has ended the worker, the supervisor's last beat says which.
 """
 
 import os
@@ -26,8 +26,8 @@ _HELD_AFTER_S = 2.0
 def go_on_in_kept_child(guard_fd: int, socket_fd: int, notes: Notes) -> None:
     """Fork, and return only in the child, which leads its own process group.
 
-    This process stays as the keeper of the child. When the host ends, even by kill -9, the pipe
-    behind `guard_fd` closes. When the child ends, another pipe closes. In both cases the keeper
+    This process stays as the supervisor of the child. When the host ends, even by kill -9, the pipe
+    behind `guard_fd` closes. When the child ends, another pipe closes. In both cases the supervisor
     ends the process group, and then exits with the child's exit code (128 + n for signal n).
     `socket_fd` leads to the host, and the child writes to `notes`.
     """

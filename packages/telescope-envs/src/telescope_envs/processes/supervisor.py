@@ -1,9 +1,9 @@
-"""The keeper of a program: a process whose only job is to end everything that the program started.
+"""The supervisor of a program: a process that only ends everything that the program started.
 
-It is run as a file: `python -I -S keeper.py GUARD COMMAND...`. Daemons leave the process group of
-the program, and its session. On Linux they become children of the keeper when their own parents
-end, so it finds them. Elsewhere only the group is ended. Imports nothing but the standard library,
-so that the keeper is small and ready at once.
+It is run as a file: `python -I -S supervisor.py GUARD COMMAND...`. Daemons leave the process group
+of the program, and its session. On Linux they become children of the supervisor when their own
+parents end, so it finds them. Elsewhere only the group is ended. Imports nothing but the standard
+library, so that the supervisor is small and ready at once.
 """
 
 import ctypes
@@ -36,13 +36,13 @@ def main(guard_fd: int, command: Sequence[str]) -> None:
 
 
 def go_on_in_kept_child(guard_fd: int) -> None:
-    """Fork, and return only in the child, which leads its own session and ends with the keeper.
+    """Fork, and return only in the child, which leads its own session and ends with the supervisor.
 
-    This process stays as the keeper. It ends the child and all that the child started when the
+    This process stays as the supervisor. It ends the child and all that the child started when the
     child ends, or when the pipe behind `guard_fd` closes, which it also does if the process that
     holds its other end dies. Then it ends as the child did, with its exit code or by its signal.
     """
-    keeper = os.getpid()
+    supervisor = os.getpid()
     keeps_children = sys.platform == "linux"
     if keeps_children:
         ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1)
@@ -53,7 +53,7 @@ def go_on_in_kept_child(guard_fd: int) -> None:
         os.setsid()
         if keeps_children:
             ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() != keeper:  # it has ended already
+        if os.getppid() != supervisor:  # it has ended already
             os._exit(1)
         signal.set_wakeup_fd(-1)
         for number, handler in handlers.items():

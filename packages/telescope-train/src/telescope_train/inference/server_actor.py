@@ -22,11 +22,11 @@ from telescope_train.inference.servers import Reached
 
 _LOGGER = logging.getLogger(__name__)
 PROGRESS_S = 120.0
-"""Longest that a keeper may stand still, if not set; see `inference_progress_timeout_s`."""
+"""Longest that an actor may stand still, if not set; see `inference_progress_timeout_s`."""
 _WATCHED_S = 30 * 24 * 3600.0
 """Longest wait for an answer where another watch ends it before."""
 WATCHING = "watching"
-"""Name of the thread of a keeper that answers questions about its progress."""
+"""Name of the thread of an actor that answers questions about its progress."""
 
 
 class Startup(NamedTuple):
@@ -42,15 +42,15 @@ class Startup(NamedTuple):
 # them when the driver is gone. The server's watchdog then ends the server.
 # Ray runs the calls of this actor one at a time, so `close` waits behind a `check` that is under
 # way, for at most the 5 s in which it waits for a sign of life.
-class ServerKeeper:
+class ServerActor:
     """Runs on the server's node: starts the server, watches it and ends it."""
 
-    def __init__(self, settings: ServerSettings, seat: "ServerSeat") -> None:
-        self._seat, settings = seat, seat.settled(settings)
+    def __init__(self, settings: ServerSettings, ports: "ServerPorts") -> None:
+        self._ports, settings = ports, ports.settled(settings)
         self._failed: ConfigError | None = None
         listener: socket.socket | None = None
         try:
-            listener = seat.listener(settings)
+            listener = ports.listener(settings)
             settings = replace(settings, port=listener.getsockname()[1])
         except ConfigError as error:
             # An actor whose constructor raises is dead, and the class of the error is lost.
@@ -67,7 +67,7 @@ class ServerKeeper:
     # In a thread of its own, so that it answers while another call waits.
     @ray.method(concurrency_group=WATCHING)
     def signs_of_life(self) -> int:
-        """Return a number that grows with what the keeper does and what its server prints."""
+        """Return a number that grows with what the actor does and what its server prints."""
         return self._num_done + (0 if self._failed else self._server.log_bytes())
 
     def _start(self, settings: ServerSettings, listener: socket.socket) -> None:
@@ -119,7 +119,7 @@ class ServerKeeper:
         self._log.next_life()
         self._is_healthy = False
         settings = self._server.settings
-        self._start(settings, self._seat.listener_again(settings))
+        self._start(settings, self._ports.listener_again(settings))
 
     def close(self) -> None:
         """End the server."""
@@ -129,7 +129,7 @@ class ServerKeeper:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSeat:
+class ServerPorts:
     """How a server finds its address on the node that it has come to."""
 
     network: Network
@@ -139,7 +139,7 @@ class ServerSeat:
     """Whether it must start at the port of its settings, or takes a later one if that is taken."""
 
     @classmethod
-    def of(cls, config: TrainConfig, network: Network) -> "ServerSeat":
+    def of(cls, config: TrainConfig, network: Network) -> "ServerPorts":
         """Return that of the servers of a run."""
         section = config.inference
         return cls(
@@ -181,13 +181,13 @@ class ServerHandle:
     """One server, as the driver sees it."""
 
     settings: ServerSettings
-    seat: ServerSeat
+    ports: ServerPorts
     place: dict[str, Any]
-    """Where Ray puts the keeper."""
-    keeper: Any
-    """Ray's handle of the server's `ServerKeeper`."""
+    """Where Ray puts the actor."""
+    actor: Any
+    """Ray's handle of the server's `ServerActor`."""
     progress_s: float = PROGRESS_S
-    """Longest that the keeper may stand still while it has a question."""
+    """Longest that the actor may stand still while it has a question."""
     look: Stages = stages
     """What shows that the cluster starts processes."""
 
@@ -195,15 +195,15 @@ class ServerHandle:
     def start(
         cls,
         settings: ServerSettings,
-        seat: ServerSeat,
+        ports: ServerPorts,
         place: dict[str, Any],
         *,
         progress_s: float = PROGRESS_S,
     ) -> "ServerHandle":
         """Start the server. Returns at once."""
-        actor_class: Any = ray.remote(concurrency_groups={WATCHING: 1})(ServerKeeper)
-        keeper = actor_class.options(**place).remote(settings, seat)
-        return cls(settings=settings, seat=seat, place=place, keeper=keeper, progress_s=progress_s)
+        actor_class: Any = ray.remote(concurrency_groups={WATCHING: 1})(ServerActor)
+        actor = actor_class.options(**place).remote(settings, ports)
+        return cls(settings=settings, ports=ports, place=place, actor=actor, progress_s=progress_s)
 
     @property
     def name(self) -> str:
@@ -211,7 +211,7 @@ class ServerHandle:
         return f"inference server {self.settings.number}"
 
     async def until_started(self, silence_s: float) -> None:
-        """Return when the keeper runs.
+        """Return when the actor runs.
 
         Raises TimeoutError after `silence_s` seconds in which the cluster did nothing for the run.
         """
@@ -219,7 +219,7 @@ class ServerHandle:
         await until_started(ready, silence_s=silence_s, look=self.look)
 
     async def ask(self, question: str) -> Any:
-        """Return the answer of the keeper's method `question`; it must have started.
+        """Return the answer of the actor's method `question`; it must have started.
 
         It may take any time for it as long as it moves on.
         """
@@ -228,18 +228,18 @@ class ServerHandle:
                 return await self._answer(question, timeout_s=self.progress_s)
             except UnreachableError:
                 # Nothing is wrong with asking anything twice, once it can be reached again.
-                if not await is_back(self.keeper.signs_of_life.remote):
+                if not await is_back(self.actor.signs_of_life.remote):
                     raise
 
     async def signs_of_life(self) -> int:
-        """Return a number that grows while the keeper does something."""
-        return await self.keeper.signs_of_life.remote()
+        """Return a number that grows while the actor does something."""
+        return await self.actor.signs_of_life.remote()
 
     async def _answer(self, question: str, *, timeout_s: float) -> Any:
-        process = f"the keeper of {self.name}"
+        process = f"the actor of {self.name}"
         try:
             return await answer(
-                getattr(self.keeper, question).remote(),
+                getattr(self.actor, question).remote(),
                 process=process,
                 watched=self,
                 timeout_s=timeout_s,

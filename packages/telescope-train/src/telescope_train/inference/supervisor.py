@@ -17,7 +17,7 @@ from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.servers import Loss, Reached, Server, ServerDiedError
 
 CAUSE_SHOWS_WITHIN_S = 5.0
-"""Seconds after the loss of a server in use within which its keeper may say what it died of."""
+"""Seconds after the loss of a server in use within which its actor may say what it died of."""
 MOST_RESTARTS = 5
 """Times in a row that a server is started again which did nothing in the life before.
 
@@ -47,7 +47,7 @@ class Fleet(Protocol):
         ...
 
 
-class Keeping:
+class Supervisor:
     """Watches every server of a pool and brings back those that are lost."""
 
     def __init__(
@@ -74,16 +74,16 @@ class Keeping:
 
     async def run(self) -> None:
         """Never return; raises ProcessDiedError when no server is left."""
-        keeping = [
+        watching = [
             asyncio.create_task(self._keep(index, server))
             for index, server in enumerate(self._pool.servers)
         ]
         try:
-            await asyncio.gather(*keeping)
+            await asyncio.gather(*watching)
         finally:
-            for task in keeping:
+            for task in watching:
                 task.cancel()
-            await asyncio.wait(keeping)
+            await asyncio.wait(watching)
 
     async def _keep(self, index: int, server: Server) -> None:
         num_restarts = 0
