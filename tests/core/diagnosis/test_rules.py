@@ -48,6 +48,8 @@ def healthy(num_steps, seed=0, **changes):
             "grad_norm": 2.0 + draw.gauss(0, 0.4),
             "effective_sample_size": 0.99,
             "staleness/mean": 0.9,
+            "staleness/undelivered": 0.0,
+            "optimizer/kept_gradients": 0.0,
             "optimizer/steps": 1.0,
             "weights/unchanged": 0.0,
             "advantage/reward_correlation": 0.9 + draw.gauss(0, 0.02),
@@ -96,6 +98,8 @@ PLANTED = {
     "skipped gradients": {"optimizer/skipped": lambda step: float(step > 40)},
     "advantages upside down": {"advantage/reward_correlation": -0.97},
     "weights stand still": {"weights/unchanged": lambda step: float(step > 30)},
+    "weights do not arrive": {"staleness/undelivered": 1.0},
+    "gradients kept": {"optimizer/kept_gradients": 1.0},
     "another model": {"mismatch/mean": 0.4},
     "failures": {"rollouts/failed_attempts": 200.0, "failures/endpoint": 200.0},
     "collapse": {"task_reward/mean": rising(0.4, 0.0), "task_reward/math/mean": rising(0.4, 0.0)},
@@ -306,6 +310,22 @@ def test_a_trainer_that_waits_in_every_second_step_waits():
 
     waits = {"time/generate_s": in_turn(9.0, 0.0), "time/step_s": in_turn(10.0, 1.5)}
     assert [one.rule for one in found_in(healthy(30, **waits))] == ["waits for rollouts"]
+
+
+def test_a_tool_that_always_fails_is_named_where_few_calls_reach_it():
+    calls = {
+        "reward/math/tool_calls": 1.0,
+        "reward/math/tool_errors/malformed": 0.4,
+        "reward/math/tool_errors/bad_arguments": 0.3,
+        "reward/math/tool_errors/raised": 0.3,
+    }
+    assert [one.rule for one in found_in(healthy(30, **calls))] == ["failing tools"]
+    works = calls | {"reward/math/tool_errors/raised": 0.0}
+    assert found_in(healthy(30, **works)) == []
+
+
+def test_a_few_turns_that_branch_now_and_then_are_no_finding():
+    assert found_in(healthy(30, **{"turns/branched": lambda step: 0.08 * (step % 3 == 0)})) == []
 
 
 def test_one_environment_may_collapse_alone():

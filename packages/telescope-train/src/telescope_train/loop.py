@@ -34,6 +34,7 @@ from telescope_train.observability.timeline import UNRECORDED, Timeline
 from telescope_train.rollouts.sampled import SampledBatch
 from telescope_train.rollouts.sampler import RolloutSampler
 from telescope_train.step.credit import Credit, CreditRules, assign_credit
+from telescope_train.step.engine_distance import engine_distance
 from telescope_train.step.losses import Losses
 from telescope_train.step.metrics import StepClock, StepResult, step_row
 from telescope_train.step.minibatches import plan_step
@@ -119,7 +120,12 @@ async def train(
             result = StepResult(
                 batch=trained.batch, credit=trained.credit, plan=trained.plan, times=clock.times
             )
-            row = step_row(result, parts.machine, version=version)
+            row = step_row(
+                result,
+                parts.machine,
+                version=version,
+                max_async_rollout=parts.config.scheduling.max_async_rollout,
+            )
             row |= trained.learned | {"step": step, "version": step, "time_s": time.time()}
             parts.losses.note(step, trained.batch, row)
             with parts.timeline.span("after the step", step=step):
@@ -142,12 +148,13 @@ async def _whole_batch(parts: LoopParts, version: WeightVersion, clock: StepCloc
     credit = await asyncio.to_thread(assign_credit, batch.groups, rules, kl_penalties=kl)
     plan = await asyncio.to_thread(plan_step, credit.samples, rules, parts.packing, version=version)
     clock.lap("wait")
+    distance = await _distance(parts, version, credit)
     await parts.publisher.weights_change()
     # Writing parquet takes about as long as a short step, so it runs beside the ranks.
     learned, _ = await asyncio.gather(
         take_steps(trainer, plan, version), _record(parts, version, batch, credit)
     )
-    return _Trained(batch=batch, credit=credit, plan=plan, learned=learned)
+    return _Trained(batch=batch, credit=credit, plan=plan, learned=learned | distance)
 
 
 async def _as_groups_end(parts: LoopParts, version: WeightVersion, clock: StepClock) -> _Trained:
@@ -169,14 +176,23 @@ async def _as_groups_end(parts: LoopParts, version: WeightVersion, clock: StepCl
         ),
         stream.rest(),
     )
+    distance = await _distance(parts, version, credit)
     await parts.publisher.weights_change()
     learned, _ = await asyncio.gather(stream.apply(credit), _record(parts, version, batch, credit))
     return _Trained(
         batch=batch,
         credit=credit,
         plan=stream.plan,
-        learned=learned,
+        learned=learned | distance,
         weight_scale=stream.weight_scale,
+    )
+
+
+async def _distance(parts: LoopParts, version: WeightVersion, credit: Credit) -> dict[str, float]:
+    """Return `mismatch/*` where the batch cannot tell it, before its optimizer step."""
+    ended = parts.sampler.ended_ahead()
+    return await engine_distance(
+        credit.samples, ended, parts.rules, parts.packing, parts.trainer, version=version
     )
 
 

@@ -248,23 +248,29 @@ def drowned(rule: Rule, history: History) -> Found:
 
 
 def failing_tools(rule: Rule, history: History) -> Found:
-    """Most tool calls of an environment fail in the tool itself."""
+    """Most calls that reach a tool of an environment fail in the tool itself."""
     for name in history.environments:
         calls = dict(history.named(f"reward/{name}/tool_calls"))
-        raised, late = (
+        raised, late, *others = (
             dict(history.named(f"reward/{name}/tool_errors/{kind}"))
-            for kind in ("raised", "timed_out")
+            for kind in (
+                *("raised", "timed_out"),
+                *("malformed", "unknown_tool", "bad_arguments", "refused"),
+            )
         )
+        # What the policy got wrong in a call never gets to the tool.
+        reached = {s: n - sum(one.get(s, 0.0) for one in others) for s, n in calls.items()}
         failed = [
             (step, (raised[step] + late.get(step, 0.0)) / number)
-            for step, number in calls.items()
+            for step, number in reached.items()
             if number >= 0.1 and step in raised
         ]
         stretch = history.stretch(failed, lambda share: share > 0.5, least=3)
         if stretch is not None:
             yield rule.over(
                 stretch,
-                "More than half of the tool calls raised an exception or did not end in time.",
+                "More than half of the calls that reached a tool raised an exception or did not end "
+                "in time.",
                 "The tools are broken, and the policy learns to do without them: read what a few "
                 "calls were answered, and try the tool by itself.",
                 f"reward/{name}/tool_errors/raised",

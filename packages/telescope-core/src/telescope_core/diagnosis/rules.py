@@ -249,7 +249,7 @@ def _grad_norm(rule: Rule, history: History) -> Found:
 
 
 def _branched(rule: Rule, history: History) -> Found:
-    stretch = history.stretch(history.named("turns/branched"), lambda share: share > 0.01, least=1)
+    stretch = history.stretch(history.named("turns/branched"), lambda share: share > 0.05, least=3)
     if stretch is not None:
         share = dict(history.named("turns/branched"))[stretch.last]
         yield rule.over(
@@ -462,6 +462,34 @@ RULES: tuple[Rule, ...] = (
             "learning_rate",
             holds=lambda share: share >= _STANDS_STILL,
             series=_left_by_steps,
+        ),
+    ),
+    Rule(
+        "weights do not arrive",
+        Kind.BROKEN,
+        "Do servers get the newest weights?",
+        in_a_row(
+            "Rollouts were sampled by weights that had been replaced before their batch began: "
+            "servers do not get the updates.",
+            "See servers.jsonl and logs/inference-*.jsonl for what became of the last updates, and "
+            "weight_transport for the way that they take.",
+            "staleness/undelivered",
+            "staleness/mean",
+            holds=lambda share: share > 0.5,
+        ),
+    ),
+    Rule(
+        "gradients kept",
+        Kind.BROKEN,
+        "Does each step begin without a gradient?",
+        in_a_row(
+            "Gradients of earlier steps were still there when the next step began, and were added "
+            "to its own.",
+            "The optimizer of the backend does not clear them: see its zero_grad.",
+            "optimizer/kept_gradients",
+            "grad_norm",
+            holds=lambda number: number > 0,
+            least=2,
         ),
     ),
     Rule("another model", Kind.BROKEN, "Do engine and trainer agree?", _mismatch),

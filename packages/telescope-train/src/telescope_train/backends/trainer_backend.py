@@ -55,6 +55,9 @@ class UpdateResult:
     changed: float | None = None
     """Share of the weights with a gradient that have another value now; None = not measured, as of
     weights that are kept in float32."""
+    keeps_gradient: bool | None = None
+    """Whether the gradient is still there after it was applied, and will be added to the next one;
+    None = not looked at."""
 
 
 class TrainerBackend(Protocol):

@@ -18,7 +18,7 @@ import asyncio
 import itertools
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from telescope_core.base.protocols import PolicySource
@@ -161,6 +161,13 @@ class RolloutSampler:
             length_bias=bias,
             ended_steps=tuple(one + 1 for one in sorted(ended)),
         )
+
+    def ended_ahead(self) -> Iterator[Group]:
+        """Yield the groups that have ended and are in no batch yet, in the order of the draws."""
+        for places in self._places.values():
+            for place in places:
+                if place.is_done and place.task is not None and place.task.exception() is None:
+                    yield place.group
 
     async def settled(self, version: WeightVersion) -> SamplerState:
         """Return the state now that `version` is live, which the next step trains.

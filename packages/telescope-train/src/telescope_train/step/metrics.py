@@ -65,7 +65,9 @@ class StepResult:
     """Seconds by the names of `LAPS`."""
 
 
-def step_row(result: StepResult, machine: Machine, *, version: WeightVersion) -> dict[str, float]:
+def step_row(
+    result: StepResult, machine: Machine, *, version: WeightVersion, max_async_rollout: int
+) -> dict[str, float]:
     """Return the metrics of one step; `version` is that of the weights it trained."""
     batch, credit, times = result.batch, result.credit, result.times
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
@@ -76,7 +78,7 @@ def step_row(result: StepResult, machine: Machine, *, version: WeightVersion) ->
         **rollout_metrics(rollouts),
         **answer_metrics(batch.groups),
         **credit.metrics,
-        **sample_metrics(credit.samples, version),
+        **sample_metrics(credit.samples, version, max_async_rollout=max_async_rollout),
         **throughput_metrics(result.plan, times["train"], machine),
         "tokens/rollout_per_s": num_sampled / batch.duration_s if batch.duration_s > 0 else 0.0,
         "time/step_s": sum(times.values()),

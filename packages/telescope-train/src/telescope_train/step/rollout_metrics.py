@@ -86,27 +86,37 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     }
 
 
-def sample_metrics(samples: Sequence[TrainingSample], version: WeightVersion) -> dict[str, float]:
+def sample_metrics(
+    samples: Sequence[TrainingSample], version: WeightVersion, *, max_async_rollout: int
+) -> dict[str, float]:
     """Return the lengths of samples in tokens, and how old the tokens are, in versions."""
     if not samples:
         return {}
     return {
         **distribution("seq_len", [len(sample) for sample in samples]),
-        **_staleness(samples, version),
+        **_staleness(samples, version, max_async_rollout),
     }
 
 
-def _staleness(samples: Sequence[TrainingSample], version: WeightVersion) -> dict[str, float]:
+def _staleness(
+    samples: Sequence[TrainingSample], version: WeightVersion, max_async_rollout: int
+) -> dict[str, float]:
     """Count the sampled tokens by the weights that sampled each of them."""
     num_by_age = Counter[int]()
+    num_undelivered = 0
     for sample in samples:
+        # The id of a group begins with the batch that it was drawn for, which was admitted once
+        # these weights were live.
+        live = int(sample.group_id.partition(".")[0]) - max_async_rollout
         for span in sample.version_spans:
             num_by_age[version - span.version] += span.num_tokens
+            num_undelivered += span.num_tokens * (span.version < live)
     total = num_by_age.total()
     ages = sorted(age for age, number in num_by_age.items() if number)
     return {
         "staleness/mean": sum(age * num_by_age[age] for age in ages) / total,
         "staleness/max": float(max(ages)),
+        "staleness/undelivered": num_undelivered / total,
         **{f"staleness/share_{age}": num_by_age[age] / total for age in ages},
     }
 

@@ -371,6 +371,7 @@ def update_row(
     """Return one row of metrics for all optimizer steps of one batch."""
     norms = [update.gradient_norm for update in updates]
     changed = [update.changed for update in updates if update.changed is not None]
+    kept = [update.keeps_gradient for update in updates if update.keeps_gradient is not None]
     return {
         "loss/total": sum(gradient.loss for gradient in gradients) / len(gradients),
         **metric_row(reduce_metrics(gradient.metrics for gradient in gradients)),
@@ -380,6 +381,7 @@ def update_row(
         "optimizer/steps": float(len(updates)),
         "optimizer/skipped": float(sum(update.is_skipped for update in updates)),
         **({"optimizer/changed_weights": sum(changed) / len(changed)} if changed else {}),
+        **({"optimizer/kept_gradients": float(sum(kept))} if kept else {}),
     }
 
 
