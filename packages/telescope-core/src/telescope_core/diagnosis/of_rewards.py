@@ -269,8 +269,8 @@ def failing_tools(rule: Rule, history: History) -> Found:
         if stretch is not None:
             yield rule.over(
                 stretch,
-                "More than half of the calls that reached a tool raised an exception or did not end "
-                "in time.",
+                "More than half of the calls that reached a tool raised an exception or did not "
+                "end in time.",
                 "The tools are broken, and the policy learns to do without them: read what a few "
                 "calls were answered, and try the tool by itself.",
                 f"reward/{name}/tool_errors/raised",
