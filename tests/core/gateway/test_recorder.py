@@ -135,3 +135,14 @@ def test_thinking_that_is_left_out_is_noticed_and_stays_noticed():
     assert recorder.leaves_out_thinking
     recorder.heard([replace(HI, content="again")], answer())
     assert recorder.leaves_out_thinking
+
+
+def test_agents_are_told_apart_by_their_system_messages():
+    recorder = Recorder()
+    main, other = (Message(role="system", content=text) for text in ("lead", "look it up"))
+    for asked in ((main, HI), (other, HI), (main, HI, SAID, GO_ON), (HI,)):
+        recorder.answered(asked, turn())
+    first, second, third, without = (one.agent for one in recorder.turns)
+    assert first == third != second
+    assert "" not in (first, second)
+    assert without == ""

@@ -344,3 +344,100 @@ def test_each_environment_has_its_share_of_the_gradient():
     assert metrics["signal/toy/share"] == pytest.approx(0.9)
     assert metrics["signal/other/share"] == pytest.approx(0.1)
     assert not [name for name in credit(long).metrics if name.startswith("signal/")]
+
+
+def branched(*rollouts: tuple[float, str]) -> Group:
+    """Return a group of rollouts of (reward, branches); a branch is its agent and 1 to 9 tokens.
+
+    "m3 s1 m2" = the main agent's 3 tokens, 1 of a sub-agent, and 2 of the main agent's next branch.
+    """
+
+    def turns_of(branches: str):
+        for number, branch in enumerate(branches.split()):
+            num_tokens = int(branch[1])
+            tokens = sampled_tokens((number, 7), (3,) * num_tokens, (-0.5,) * num_tokens)
+            said = replace(completion(num_tokens), tokens=tokens)
+            yield Turn(completion=said, started_s=0.0, ended_s=1.0, agent=branch[0])
+
+    whole = group("g", [reward for reward, _ in rollouts])
+    with_turns = [
+        replace(rollout, turns=tuple(turns_of(branches)))
+        for rollout, (_, branches) in zip(whole.rollouts, rollouts, strict=True)
+    ]
+    return replace(whole, rollouts=tuple(with_turns))
+
+
+def by_branch(found) -> dict[int, list[float]]:
+    """Return the advantage of each branch of each rollout, in their order."""
+    advantages: dict[int, list[float]] = {}
+    for sample in found.samples:
+        advantages.setdefault(sample.rollout_index, []).append(sample.advantage)
+    return advantages
+
+
+def test_by_default_every_branch_has_the_advantage_of_its_rollout():
+    found = credit(branched((1.0, "m3 s1 m2"), (0.0, "m1")))
+    high, low = found.advantages["g", 0], found.advantages["g", 1]
+    assert by_branch(found) == {0: [high] * 3, 1: [low]}
+    assert (
+        found.samples
+        == credit(
+            branched((1.0, "m3 s1 m2"), (0.0, "m1")), branch_credit="outcome", built=built_of(found)
+        ).samples
+    )
+
+
+def built_of(found) -> dict:
+    built: dict = {}
+    for sample in found.samples:
+        built.setdefault(sample.rollout_key, []).append(sample)
+    return built
+
+
+@pytest.mark.parametrize("weighting", ["token", "sequence", "constant"])
+def test_shared_credit_gives_each_branch_an_equal_part_of_its_rollout(weighting):
+    group_ = branched((1.0, "m3 s1 m8"), (0.0, "m1 m1"), (0.0, "m5"))
+    parts = {}
+    for rule in ("outcome", "shared"):
+        found = credit(group_, branch_credit=rule)
+        weights_N = token_weights(found.samples, weighting, max_tokens=10)
+        parts[rule] = [
+            (one.rollout_index, one.advantage * weight * int(one.mask.sum()))
+            for one, weight in zip(found.samples, weights_N.tolist(), strict=True)
+        ]
+    for index, num_branches in enumerate((3, 2, 1)):
+        whole = sum(part for at, part in parts["outcome"] if at == index)
+        shares = [part for at, part in parts["shared"] if at == index]
+        assert shares == pytest.approx([whole / num_branches] * num_branches)
+
+
+def test_an_agent_is_compared_with_rollouts_in_which_it_took_part():
+    """The rollouts without the sub-agent all fail, which is nothing that it did."""
+    found = by_branch(
+        credit(
+            branched((1.0, "m3 s1 s2 m2"), (0.0, "m1 s3"), (0.0, "m1"), (0.0, "m1 t1")),
+            branch_credit="per_agent",
+        )
+    )
+    main = slow_advantages([[1.0, 0.0, 0.0, 0.0]], "group")
+    sub = slow_advantages([[1.0, 0.0]], "group")
+    assert found[0] == pytest.approx([main[0], sub[0], sub[0], main[0]])
+    assert found[1] == pytest.approx([main[1], sub[1]])
+    assert found[2] == pytest.approx([main[2]])
+    # Agent t took part in one rollout alone: there is nothing to compare it with.
+    assert found[3] == pytest.approx([main[3], 0.0])
+
+
+@pytest.mark.parametrize("rule", ["outcome", "shared", "per_agent"])
+def test_without_branches_every_rule_is_the_same(rule):
+    groups = (group("a", [1.0, 0.0, 0.5]), group("b", [0.0, 1.0]))
+    found = credit(*groups, branch_credit=rule)
+    assert [one.advantage for one in found.samples] == list(found.advantages.values())
+
+
+@pytest.mark.parametrize("rule", ["shared", "per_agent"])
+def test_branches_of_an_earlier_call_are_used_again(rule):
+    played = branched((1.0, "m3 s1 m2"), (0.0, "m1 s2"))
+    first = credit(played, branch_credit=rule)
+    second = credit(played, branch_credit=rule, built=built_of(first))
+    assert all(one is other for one, other in zip(first.samples, second.samples, strict=True))

@@ -232,6 +232,8 @@ class Turn:
     """When its answer was complete, on the same clock."""
     temperature: float | None = None
     """The temperature of this turn; None = that of the rollout."""
+    agent: str = ""
+    """Which agent of the rollout asked: a digest of its system message; empty = it had none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,12 +3,16 @@
 An environment asks with `episode.generate`; a program that it runs asks at the rollout's endpoint.
 """
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from telescope_core.base.attempts import is_too_long
 from telescope_core.base.errors import TelescopeError
 from telescope_core.base.types import Completion, Message, Turn
+
+_DIGITS = 12
+"""Hexadecimal digits of a digest that names an agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,11 @@ class Recorder:
         """Record the answer to `asked`."""
         self._unanswered.pop(asked, None)
         self.is_out_of_context = False
+        opening = asked[0] if asked else None
+        if opening is not None and opening.role == "system":
+            # Sub-agents have instructions of their own, also in programs that know nothing of us.
+            digest = hashlib.sha256(opening.content.encode()).hexdigest()[:_DIGITS]
+            turn = replace(turn, agent=digest)
         self.turns.append(turn)
 
     def heard(self, asked: Sequence[Message], completion: Completion) -> None:

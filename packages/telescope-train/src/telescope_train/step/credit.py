@@ -1,13 +1,14 @@
 """Credit: from the groups of one step to samples with advantages.
 
 Rewards are scaled if the config gives a range, then shaped, then turned into advantages over the
-whole batch. Groups without a learning signal and filtered rollouts are left out and counted. Pure.
-Letters: N rollouts of the batch, G groups or rollouts of one group.
+whole batch. Groups without a learning signal and filtered rollouts are left out and counted. A
+rollout with several branches hands its advantage on to them by the rule `branch_credit`. Pure.
+Letters: N rollouts of the batch, G groups or rollouts of one group, B branches of a rollout.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from telescope_core.base.errors import unknown_name
 from telescope_core.base.types import Group, Rollout, RolloutStatus, Sampling
-from telescope_train.algorithms import Algorithm, load_algorithm, weighting_of
+from telescope_train.algorithms import Algorithm, load_algorithm
 from telescope_train.algorithms.record import Weighting
 from telescope_train.batches.batch import TrainingSample
 from telescope_train.batches.samples import (
@@ -152,7 +153,9 @@ def assign_credit(
         (r.group_id, r.index) for r in everything if r.group_id in discarded
     }
     trained = [r for r in everything if (r.group_id, r.index) not in left_out]
-    samples = _samples(trained, by_rollout, rules.sampling, built or {})
+    samples = _samples(
+        trained, _BranchCredit(usable, rewards, by_rollout, rules), rules, built or {}
+    )
     return Credit(
         samples=samples,
         advantages=by_rollout,
@@ -169,7 +172,7 @@ def assign_credit(
         | _spread("final_reward", [r.reward for r in trained if r.reward is not None])
         | _spread("advantage", [by_rollout[r.group_id, r.index] for r in trained])
         | _correlation(rewards, advantages)
-        | _signal(groups, samples, weighting_of(section, rules.algorithm)),
+        | _signal(groups, samples, rules.algorithm.weighting),
     )
 
 
@@ -183,24 +186,77 @@ def scored_rollouts(group: Group) -> list[Rollout]:
     return rollouts
 
 
+class _BranchCredit:
+    """What each branch of a rollout is credited with, by the setting `branch_credit`."""
+
+    def __init__(
+        self,
+        usable: Mapping[str, Sequence[Rollout]],
+        rewards: Mapping[str, NDArray[np.float64]],
+        advantages: Mapping[RolloutKey, float],
+        rules: CreditRules,
+    ) -> None:
+        """`rewards` are the shaped ones of `usable`, and `advantages` follow from them."""
+        self._rule = rules.config.algorithm.branch_credit
+        self._advantages = advantages
+        self._of_agents: dict[tuple[RolloutKey, str], float] = {}
+        if self._rule != "per_agent":
+            return
+        agents = {turn.agent for group in usable.values() for one in group for turn in one.turns}
+        norm = rules.config.algorithm.advantage_norm
+        for agent in sorted(agents):
+            # Whether an agent takes part is decided by another one, so the rollouts without it are
+            # no part of its baseline.
+            places = {
+                key: [
+                    at for at, one in enumerate(group) if any(t.agent == agent for t in one.turns)
+                ]
+                for key, group in usable.items()
+            }
+            compared = {
+                key: rewards[key][among]
+                for key, among in places.items()
+                if len(among) >= max(1, rules.algorithm.min_group_size)
+            }
+            for key, advantages_G in _advantages(compared, rules.algorithm, norm).items():
+                for at, advantage in zip(places[key], advantages_G.tolist(), strict=True):
+                    self._of_agents[(key, usable[key][at].index), agent] = advantage
+
+    def of(self, rollout: Rollout, samples: Sequence[TrainingSample]) -> list[float]:
+        """Return [B] the advantage of each branch of `rollout`; `samples` are its branches."""
+        key = (rollout.group_id, rollout.index)
+        if self._rule == "per_agent":
+            # All turns of a branch have the same system message. An agent that took part in too few
+            # rollouts of the group has nothing to be compared with, and is not trained here.
+            agents = [rollout.turns[sample.turns[0].turn].agent for sample in samples]
+            return [self._of_agents.get((key, agent), 0.0) for agent in agents]
+        if self._rule == "shared":
+            trained = [int(np.count_nonzero(sample.mask)) for sample in samples]
+            share = sum(trained) / len(samples)
+            return [self._advantages[key] * (share / num_tokens) for num_tokens in trained]
+        return [self._advantages[key]] * len(samples)
+
+
 def _samples(
     rollouts: Sequence[Rollout],
-    advantages: Mapping[RolloutKey, float],
-    sampling: Mapping[str, Sampling],
+    credit: _BranchCredit,
+    rules: CreditRules,
     built: Mapping[RolloutKey, Sequence[TrainingSample]],
 ) -> tuple[TrainingSample, ...]:
     # Checked before any sample is built: a KeyError would not say which names are known.
     for rollout in rollouts:
-        if rollout.environment not in sampling:
-            raise unknown_name("environment in sampling", rollout.environment, sampling)
+        if rollout.environment not in rules.sampling:
+            raise unknown_name("environment in sampling", rollout.environment, rules.sampling)
 
-    def samples_of(rollout: Rollout) -> Sequence[TrainingSample]:
-        key = (rollout.group_id, rollout.index)
-        known = built.get(key)
-        if known is not None and all(sample.advantage == advantages[key] for sample in known):
-            return known
-        temperature = sampling[rollout.environment].temperature
-        return list(samples_from_rollout(rollout, advantages[key], temperature))
+    def samples_of(rollout: Rollout) -> list[TrainingSample]:
+        known = built.get((rollout.group_id, rollout.index))
+        if known is None:
+            temperature = rules.sampling[rollout.environment].temperature
+            known = samples_from_rollout(rollout, 0.0, temperature)
+        return [
+            sample if sample.advantage == advantage else replace(sample, advantage=advantage)
+            for sample, advantage in zip(known, credit.of(rollout, known), strict=True)
+        ]
 
     return tuple(sample for rollout in rollouts for sample in samples_of(rollout))
 
