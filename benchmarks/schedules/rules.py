@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from telescope_core.types import Group
 from telescope_train.loop import LoopParts
-from telescope_train.rollouts.places import Place
+from telescope_train.rollouts.pending_groups import PendingGroup
 from telescope_train.rollouts.sampled import SampledBatch
 from telescope_train.rollouts.sampler import RolloutSampler
 
@@ -82,8 +82,8 @@ class KeepSlotsFull(RolloutSampler):
         while not self._is_closed and self._num_open < self.seats.slots.limit:
             self._num_open += group_size
             # Batch 0 in every id, since a group belongs to no batch before it has ended.
-            place = Place(batch=0, position=self._begun, drawn=self._examples.next())
-            task = asyncio.create_task(self._player.play(place, lambda: None))
+            pending = PendingGroup(batch=0, position=self._begun, drawn=self._examples.next())
+            task = asyncio.create_task(self._player.play(pending, lambda: None))
             self._playing[task] = self._version
             task.add_done_callback(lambda done: self._collect({done}))
             self._begun += 1
@@ -122,8 +122,8 @@ class WaitForBatch:
 
     async def publish(self, version: int) -> None:
         """Wait for the batch that is being sampled, then publish."""
-        for places in list(self._sampler._places.values()):
-            await asyncio.wait([place.task for place in places])
+        for pending_groups in list(self._sampler._pending.values()):
+            await asyncio.wait([pending.task for pending in pending_groups])
         await self._inner.publish(version)
 
 

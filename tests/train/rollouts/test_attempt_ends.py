@@ -20,7 +20,7 @@ from telescope_core.errors import EndpointAccessError, EnvironmentProcessError
 from telescope_core.records.events import Stage
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import RolloutStatus
-from telescope_train.rollouts.places import OFF_POLICY
+from telescope_train.rollouts.pending_groups import OFF_POLICY
 from telescope_train.rollouts.sampler import RolloutSampler
 from telescope_train.rollouts.stages import AttemptLife
 

@@ -11,7 +11,7 @@ from tests.train.rollouts.samplers import GROUP_SIZE, GROUPS, EventList, sampler
 from telescope_core.records.events import Stage
 from telescope_core.types import Completion, Group, Message, RolloutStatus, Sampling
 from telescope_train.checkpoints.sampler_state import read_sampler_state, write_sampler_state
-from telescope_train.rollouts.places import OFF_POLICY
+from telescope_train.rollouts.pending_groups import OFF_POLICY
 from telescope_train.rollouts.sampled import SampledBatch
 from telescope_train.rollouts.sampler import RolloutSampler
 from telescope_train.rollouts.seats import Seats
@@ -100,9 +100,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def ended(sampler: RolloutSampler, *, but: str = "none") -> None:
     """Wait until every place that nobody has taken has ended, except `but`."""
-    places = [place for batch in sampler._places.values() for place in batch]
-    left = [place for place in places if place.group_id != but]
-    await until(lambda: all(place.is_done for place in left))
+    pending_groups = [one for batch in sampler._pending.values() for one in batch]
+    left = [one for one in pending_groups if one.group_id != but]
+    await until(lambda: all(one.is_done for one in left))
 
 
 def ids(batch: SampledBatch) -> list[str]:
@@ -172,7 +172,7 @@ async def test_rollouts_that_are_too_old_are_stopped_at_once_and_played_again() 
     assert held.asked.count("0.1/2") == 1, "two updates behind is within the bound"
     held.version = 3
     sampler.advance(3)
-    assert not sampler._places[0][0].is_done
+    assert not sampler._pending[0][0].is_done
     # The one that was waiting, and those of its group that had ended.
     await until(lambda: [held.asked.count(f"0.1/{n}") for n in range(3)] == [2, 2, 2])
     held.release()
@@ -327,10 +327,10 @@ async def test_of_more_groups_than_a_batch_takes_those_that_ended_first_are_take
     sampler = finished(held)
     sampler.advance(0)
     await until(lambda: len(held.asked) == 2 * GROUPS * GROUP_SIZE)
-    later = list(sampler._places[1])
-    await until(lambda: all(place.is_done for place in later))
+    later = list(sampler._pending[1])
+    await until(lambda: all(one.is_done for one in later))
     held.release()
     await ended(sampler)
     batch = await take(sampler, held, 0)
-    assert sorted(ids(batch)) == [place.group_id for place in later]
+    assert sorted(ids(batch)) == [one.group_id for one in later]
     await sampler.close()

@@ -142,7 +142,7 @@ async def test_closing_returns_what_the_run_did_not_get_to() -> None:
     sampler = sampler_over(Policies(echo), ahead=0, slots=6)
     sampler.advance(0)
     async with asyncio.timeout(120):
-        while not sampler._places[0][0].is_done:  # noqa: ASYNC110
+        while not sampler._pending[0][0].is_done:  # noqa: ASYNC110
             await asyncio.sleep(0)
     left = await sampler.close()
     states = {(one.index, one.group_id): (one.status, one.status_reason) for one in left[0]}

@@ -113,7 +113,7 @@ async def test_every_attempt_of_a_run_has_one_whole_life() -> None:
     sampler = sampler_over(Policies(echo), ahead=1, slots=40, events=events, environment=None)
     sampler.advance(0)
     batch = await sampler.take(0)
-    await sampler._places[1][1].task
+    await sampler._pending[1][1].task
     left = await sampler.close()
     lives = by_attempt(events)
     assert len(lives) == 2 * GROUPS * GROUP_SIZE + 1, "one attempt was played again"

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from telescope_train.rollouts.places import Place
+from telescope_train.rollouts.pending_groups import PendingGroup
 from telescope_train.rollouts.playing import Player
 from telescope_train.rollouts.sampled import SamplerState
 from telescope_train.rollouts.sampler import RolloutSampler
@@ -113,10 +113,10 @@ def test_tokens_that_are_too_old_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_attempt_that_leaves_no_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(self: Place) -> None:
+    def forget(self: PendingGroup) -> None:
         self.ended = [one for one in self.ended if one.group_id != self.group.id]
 
-    monkeypatch.setattr(Place, "give_up", forget)
+    monkeypatch.setattr(PendingGroup, "give_up", forget)
     # Another attempt takes its number, which then has two lives.
     assert first_with("life", "finished-order") is not None
 

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Set
 
-from telescope_train.rollouts.places import Place
+from telescope_train.rollouts.pending_groups import PendingGroup
 
 
 class LengthBias:
@@ -18,16 +18,16 @@ class LengthBias:
         self._drawn: list[int] = []
         self._trained: list[int] = []
 
-    def note(self, places: Iterable[Place], *, complete: Set[int]) -> float | None:
-        """Note that `places` are trained on, and that nothing is open of the batches `complete`.
+    def note(self, pending_groups: Iterable[PendingGroup], *, complete: Set[int]) -> float | None:
+        """Note that `pending_groups` are trained on, and that of `complete` batches nothing is open.
 
         Returns the mean tokens of what was trained on so far, over those of what was drawn; None
         if nothing is known yet.
         """
-        for place in places:
-            lengths = [one.num_completion_tokens for one in place.group.rollouts]
+        for pending in pending_groups:
+            lengths = [one.num_completion_tokens for one in pending.group.rollouts]
             self._trained = _added(self._trained, lengths)
-            self._open[place.batch] += lengths
+            self._open[pending.batch] += lengths
         for batch in complete:
             self._drawn = _added(self._drawn, self._open.pop(batch, []))
         if not self._drawn or not self._drawn[0]:

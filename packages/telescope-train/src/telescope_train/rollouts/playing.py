@@ -33,7 +33,12 @@ from telescope_train.rollouts.accept import AcceptFn, discarded, is_scored, reje
 from telescope_train.rollouts.draw import Drawn
 from telescope_train.rollouts.failures import boundary_of
 from telescope_train.rollouts.held_out import Cleared, TrainingExamples
-from telescope_train.rollouts.places import OFF_POLICY, Place, off_policy, oldest_version
+from telescope_train.rollouts.pending_groups import (
+    OFF_POLICY,
+    PendingGroup,
+    off_policy,
+    oldest_version,
+)
 from telescope_train.rollouts.seats import Seat, Seats
 from telescope_train.rollouts.slots import Holding, to_begin
 from telescope_train.rollouts.stages import AttemptKey
@@ -79,28 +84,30 @@ class Player:
         self._settings = settings
         self._playing: set[_Playing] = set()
 
-    async def play(self, place: Place, require_draws_left: Callable[[], None]) -> Group:
-        """Play draws in `place` until a group is accepted.
+    async def play(self, pending: PendingGroup, require_draws_left: Callable[[], None]) -> Group:
+        """Play draws in `pending` until a group is accepted.
 
         A group in which nothing was scored is a failure, which is no matter of acceptance.
         """
         accept = self._settings.accept
-        if place.playing is None:
-            place.playing = await self._examples.cleared(place.drawn, place.id_of_draw(1))
-            for number in range(2, place.num_draws + 1):
-                group_id = place.id_of_draw(number)
-                place.playing = await self._examples.after_rejection(place.playing, group_id)
+        if pending.playing is None:
+            pending.playing = await self._examples.cleared(pending.drawn, pending.id_of_draw(1))
+            for number in range(2, pending.num_draws + 1):
+                group_id = pending.id_of_draw(number)
+                pending.playing = await self._examples.after_rejection(pending.playing, group_id)
         while True:
-            group = await self._group(place, place.playing)
+            group = await self._group(pending, pending.playing)
             reason = self._rejection(group, accept) if accept and is_scored(group) else None
             if reason is None:
                 return group
-            place.rejected.append(discarded(group, reason))
+            pending.rejected.append(discarded(group, reason))
             require_draws_left()
             # The id seeds the replacement: which example comes next depends on the place, not on
             # which group was rejected first.
-            place.num_draws += 1
-            place.playing = await self._examples.after_rejection(place.playing, place.group_id)
+            pending.num_draws += 1
+            pending.playing = await self._examples.after_rejection(
+                pending.playing, pending.group_id
+            )
 
     def _rejection(self, group: Group, accept: AcceptFn) -> str | None:
         """Return why `accept` rejects a group; None when it does not. It may take as a rollout."""
@@ -130,17 +137,17 @@ class Player:
             for what, value in environment.client.stats().items()
         }
 
-    async def _group(self, place: Place, cleared: Cleared) -> Group:
+    async def _group(self, pending: PendingGroup, cleared: Cleared) -> Group:
         drawn = cleared.drawn
         environment = self.environments[drawn.environment]
         holding = self.seats.for_group()
         playing = [
-            _Playing(place, environment.client, holding, self._request(place, drawn, index))
+            _Playing(pending, environment.client, holding, self._request(pending, drawn, index))
             for index in range(environment.group_size)
         ]
         rollouts = await self._all(playing)
         group = Group(
-            id=place.group_id,
+            id=pending.group_id,
             environment=drawn.environment,
             example_id=next((r.example_id for r in rollouts if r.example_id), ""),
             rollouts=tuple(rollouts),
@@ -152,7 +159,7 @@ class Player:
             raise  # no process can be kept alive
         except Exception as error:  # noqa: BLE001 - a reward boundary: its group fails, not the run
             failed = _unscored(group, error)
-            place.failed.update(
+            pending.failed.update(
                 boundary_of(after)
                 for before, after in zip(group.rollouts, failed.rollouts, strict=True)
                 if after is not before
@@ -178,13 +185,13 @@ class Player:
             for one in group:
                 one.has_stopped()
                 if not one.task.cancelled() and one.task.exception() is None:
-                    one.place.ended.append(one.task.result())
+                    one.pending.ended.append(one.task.result())
 
-    def _request(self, place: Place, drawn: Drawn, index: int) -> PlayRequest:
+    def _request(self, pending: PendingGroup, drawn: Drawn, index: int) -> PlayRequest:
         return PlayRequest(
             split=Split.TRAIN,
             example_index=drawn.example_index,
-            group_id=place.group_id,
+            group_id=pending.group_id,
             index=index,
             sampling=self.environments[drawn.environment].sampling,
             deadline_s=self._settings.rollout_timeout_s,
@@ -203,13 +210,13 @@ class Player:
 
     async def _rollout(self, playing: "_Playing") -> Rollout:
         """Play attempts until one is final."""
-        place, name = playing.place, playing.client.name
+        pending, name = playing.pending, playing.client.name
 
         def count(failed: Rollout) -> None:
-            place.failed[boundary_of(failed)] += 1
+            pending.failed[boundary_of(failed)] += 1
             playing.num_lost += failed.is_lost
             if ends_all(failed):
-                place.ended.append(failed)
+                pending.ended.append(failed)
             require_others(failed, f"environment {name}")
 
         # The slot is given back between attempts, so that others go on while a server recovers.
@@ -217,29 +224,29 @@ class Player:
             lambda attempt: self._attempt(playing, attempt),
             first=playing.num_attempts + 1,
             on_failure=count,
-            on_replaced=place.replaced.append,
+            on_replaced=pending.replaced.append,
         )
 
     async def _attempt(self, playing: "_Playing", attempt: int) -> Rollout:
         playing.num_attempts = attempt
         # What was lost with a process is played again as it was, with its seed.
-        place = playing.place
+        pending = playing.pending
         request = self._seeded(playing.request, attempt - playing.num_lost)
         key = AttemptKey(
-            step=place.batch + 1,
+            step=pending.batch + 1,
             environment=playing.client.name,
             group_id=request.group_id,
             index=request.index,
             attempt=attempt,
         )
-        priority = to_begin(place.batch, place.position, request.index)
+        priority = to_begin(pending.batch, pending.position, request.index)
         taken = self.seats.taken(request.rollout_id, key, playing.holding, priority)
         seat: Seat | None = None
         policy: Policy | None = None
         try:
             async with taken as seat:
                 playing.seat = seat
-                self._examples.begins(place.drawn)
+                self._examples.begins(pending.drawn)
                 policy = self._policies.policy(request.rollout_id, request.sampling)
                 with hearing_of_scoring(seat.life.is_scored):
                     rollout = await playing.client.play(request, policy)
@@ -265,7 +272,7 @@ class Player:
 class _Playing:
     """One rollout of a group that is not full."""
 
-    place: Place
+    pending: PendingGroup
     client: EnvironmentClient
     holding: Holding
     request: PlayRequest
@@ -283,7 +290,7 @@ class _Playing:
     def __post_init__(self) -> None:
         """Go on from the attempts that were given up."""
         mine = self.request.group_id, self.request.index
-        before = [one for one in self.place.replaced if (one.group_id, one.index) == mine]
+        before = [one for one in self.pending.replaced if (one.group_id, one.index) == mine]
         self.num_attempts = max((one.attempt for one in before), default=0)
         self.num_lost = sum(one.is_lost for one in before)
 
@@ -306,20 +313,20 @@ class _Playing:
         """Note what became of the task that was stopped, if there is one."""
         before, self.stopping = self.stopping, None
         if before is not None and not before.cancelled() and before.exception() is None:
-            self.place.replaced.append(off_policy(before.result()))
+            self.pending.replaced.append(off_policy(before.result()))
 
     def leaves(self, ended: Rollout, error: BaseException, seat: Seat | None) -> None:
         """Keep a record of an attempt that `error` has ended; `ended`: what is known of it."""
-        place = self.place
+        pending = self.pending
         if isinstance(error, asyncio.CancelledError):
             # Without a seat it waited for a slot, and nothing of it was too old.
             reason = ended.status_reason if seat is None else seat.reason
             is_replaced = reason == OFF_POLICY
-            kept = place.replaced if is_replaced else place.ended
+            kept = pending.replaced if is_replaced else pending.ended
             kept.append(replace(ended, status_reason=reason))
             return
         name = type(error).__name__
-        place.ended.append(
+        pending.ended.append(
             replace(
                 ended,
                 status=RolloutStatus.FAILED,

@@ -46,7 +46,7 @@ class SampledBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyPlace:
+class ReadyGroup:
     """A place whose group was accepted and is not trained on yet."""
 
     group: Group
@@ -66,14 +66,14 @@ class ReadyPlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenPlace:
+class OpenGroup:
     """A place that was admitted and that no step was trained on."""
 
     batch: int
     position: int
     number: int
     """Draws before the one of this place."""
-    ready: ReadyPlace | None
+    ready: ReadyGroup | None
     """None = it is played again."""
 
 
@@ -87,7 +87,7 @@ class SamplerState:
     """Number of examples drawn before the first one of that batch."""
     batches: Mapping[int, SampledBatch]
     """Batches that older weights sampled and that are not trained on yet, by number."""
-    open_places: tuple[OpenPlace, ...] = ()
+    open_places: tuple[OpenGroup, ...] = ()
     """With batches in finished order, all places that are not trained on yet."""
 
     @property
@@ -122,18 +122,18 @@ class SamplerState:
         """The groups that are yet to be trained on."""
         for batch in self.batches.values():
             yield from batch.groups
-        for place in self.open_places:
-            if place.ready is not None:
-                yield place.ready.group
+        for one in self.open_places:
+            if one.ready is not None:
+                yield one.ready.group
 
     @property
     def all_rollouts(self) -> Iterator[Rollout]:
         """Every attempt in the state."""
         for batch in self.batches.values():
             yield from batch.all_rollouts
-        for place in self.open_places:
-            if place.ready is not None:
-                yield from place.ready.all_rollouts
+        for one in self.open_places:
+            if one.ready is not None:
+                yield from one.ready.all_rollouts
 
 
 BEGINNING = SamplerState(next_batch=0, draw_position=0, batches={})

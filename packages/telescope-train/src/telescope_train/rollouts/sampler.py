@@ -4,7 +4,7 @@
         |  admits batch b once version b - max_async_rollout is live
         v
     Player.play, a task per      one example each, from `TrainingExamples`; waits for its group;
-        |          `Place`       after a rejection it draws again
+        |          `PendingGroup`       after a rejection it draws again
         v
     loop.take(b)                 waits for the places that `batch_order` chooses, and for no other
 
@@ -27,9 +27,9 @@ from telescope_train.rollouts.failures import Boundary, require_draws_left, requ
 from telescope_train.rollouts.held_out import TrainingExamples
 from telescope_train.rollouts.length_bias import LengthBias
 from telescope_train.rollouts.order import BatchOrder, DrawnOrder, FinishedOrder
-from telescope_train.rollouts.places import Place, by_draw, oldest_version
+from telescope_train.rollouts.pending_groups import PendingGroup, by_draw, oldest_version
 from telescope_train.rollouts.playing import Player, PlaySettings, TrainingEnvironment
-from telescope_train.rollouts.sampled import OpenPlace, ReadyPlace, SampledBatch, SamplerState
+from telescope_train.rollouts.sampled import OpenGroup, ReadyGroup, SampledBatch, SamplerState
 from telescope_train.rollouts.seats import Seats
 
 _LOGGER = logging.getLogger(__name__)
@@ -81,8 +81,8 @@ class RolloutSampler:
         self._examples = examples
         self._settings = settings
         self._player = Player(environments, examples, policies, settings.play, seats)
-        self._places: dict[int, list[Place]] = {}
-        self._chosen: dict[int, list[Place]] = {}
+        self._pending: dict[int, list[PendingGroup]] = {}
+        self._chosen: dict[int, list[PendingGroup]] = {}
         self._admitted: dict[int, _Admission] = {}
         self._restored: dict[int, SampledBatch] = {}
         self._asked: dict[int, dict[str, int]] = {}
@@ -92,10 +92,10 @@ class RolloutSampler:
         self._num_taken = 0
         self._version: WeightVersion = 0
         self._order: BatchOrder = (
-            DrawnOrder(self._places)
+            DrawnOrder(self._pending)
             if settings.is_in_drawn_order
             else FinishedOrder(
-                self._places,
+                self._pending,
                 groups_per_batch=settings.groups_per_batch,
                 is_too_old=self._is_too_old,
                 play_again=self._play_again,
@@ -119,7 +119,7 @@ class RolloutSampler:
                     *(batch, position, drawn.number, drawn.example_index, drawn.environment),
                     version,
                 )
-                self._open(Place(batch=batch, position=position, drawn=drawn))
+                self._open(PendingGroup(batch=batch, position=position, drawn=drawn))
             self._next_batch += 1
 
     async def finished(self, batch: int) -> AsyncIterator[list[Group]]:
@@ -131,8 +131,8 @@ class RolloutSampler:
         if batch in self._restored:
             yield list(self._restored[batch].groups)
             return
-        async for places in self._choose(batch):
-            yield [place.group for place in places]
+        async for pending_groups in self._choose(batch):
+            yield [pending.group for pending in pending_groups]
 
     async def take(self, batch: int) -> SampledBatch:
         """Return the groups of `batch` once all are scored; raises when not one rollout was."""
@@ -146,14 +146,14 @@ class RolloutSampler:
             sampled = self._sampled(batch, self._chosen[batch])
         # Training on a batch of failures would hide the defect behind a step without a gradient.
         require_scored(sampled.groups)
-        places = self._chosen.pop(batch, [])
+        pending_groups = self._chosen.pop(batch, [])
         self._num_taken = batch + 1
         self._admitted.pop(batch, None)
-        ended = {one for one in self._unended if one not in self._places}
+        ended = {one for one in self._unended if one not in self._pending}
         self._unended -= ended
         bias = None
         if not self._settings.is_in_drawn_order:
-            bias = self._length_bias.note(places, complete=ended)
+            bias = self._length_bias.note(pending_groups, complete=ended)
         return replace(
             sampled,
             queues=queues,
@@ -164,10 +164,14 @@ class RolloutSampler:
 
     def ended_ahead(self) -> Iterator[Group]:
         """Yield the groups that have ended and are in no batch yet, in the order of the draws."""
-        for places in self._places.values():
-            for place in places:
-                if place.is_done and place.task is not None and place.task.exception() is None:
-                    yield place.group
+        for pending_groups in self._pending.values():
+            for pending in pending_groups:
+                if (
+                    pending.is_done
+                    and pending.task is not None
+                    and pending.task.exception() is None
+                ):
+                    yield pending.group
 
     async def settled(self, version: WeightVersion) -> SamplerState:
         """Return the state now that `version` is live, which the next step trains.
@@ -182,11 +186,11 @@ class RolloutSampler:
         if not self._settings.is_in_drawn_order:
             return self._open_state()
         batches = dict(self._restored)
-        if version in self._places and self._admitted[version].version < version:
-            places = self._places[version]
+        if version in self._pending and self._admitted[version].version < version:
+            pending_groups = self._pending[version]
             async for _ in self._order.ended(version):
                 pass
-            batches[version] = self._sampled(version, places)
+            batches[version] = self._sampled(version, pending_groups)
         next_batch = next(number for number in itertools.count(version) if number not in batches)
         begun = self._admitted.get(next_batch)
         return SamplerState(
@@ -210,8 +214,8 @@ class RolloutSampler:
         for one in state.open_places:
             if one.batch not in self._admitted:
                 self._admit(one.batch, one.number - one.position)
-            place = Place(batch=one.batch, position=one.position, drawn=drawn[one.number])
-            self._open(place, ended=one.ready)
+            pending = PendingGroup(batch=one.batch, position=one.position, drawn=drawn[one.number])
+            self._open(pending, ended=one.ready)
 
     async def close(self) -> dict[int, list[Rollout]]:
         """Cancel what is still being played, its requests included.
@@ -219,21 +223,21 @@ class RolloutSampler:
         Returns every attempt of the places that were not taken, by the number of their batch; those
         of a batch that was taken without them go with the next one that was not.
         """
-        places = [place for batch in self._places.values() for place in batch]
-        places += [place for chosen in self._chosen.values() for place in chosen]
-        tasks = [place.task for place in places if place.task is not None]
+        pending_groups = [pending for batch in self._pending.values() for pending in batch]
+        pending_groups += [pending for chosen in self._chosen.values() for pending in chosen]
+        tasks = [pending.task for pending in pending_groups if pending.task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
             # Servers free the slot of a request once its task has really ended.
             await asyncio.wait(tasks)
         await self._examples.close()
-        self._places.clear()
+        self._pending.clear()
         self._chosen.clear()
         attempts: dict[int, list[Rollout]] = {}
-        for place in places:
-            batch = max(place.batch, self._num_taken, self._version)
-            attempts.setdefault(batch, []).extend(place.unused())
+        for pending in pending_groups:
+            batch = max(pending.batch, self._num_taken, self._version)
+            attempts.setdefault(batch, []).extend(pending.unused())
         return {batch: rollouts for batch, rollouts in attempts.items() if rollouts}
 
     def _admit(self, batch: int, draw_position: int) -> None:
@@ -244,31 +248,31 @@ class RolloutSampler:
             at_s=asyncio.get_running_loop().time(),
         )
 
-    def _open(self, place: Place, *, ended: ReadyPlace | None = None) -> None:
-        """Begin to play `place`, or take over what was played there before a restore."""
-        self._places.setdefault(place.batch, []).append(place)
+    def _open(self, pending: PendingGroup, *, ended: ReadyGroup | None = None) -> None:
+        """Begin to play `pending`, or take over what was played there before a restore."""
+        self._pending.setdefault(pending.batch, []).append(pending)
         if ended is not None:
-            place.take_over(ended)
-        place.task = asyncio.create_task(self._play(place, ended))
+            pending.take_over(ended)
+        pending.task = asyncio.create_task(self._play(pending, ended))
 
-    async def _play(self, place: Place, ended: ReadyPlace | None = None) -> Group:
+    async def _play(self, pending: PendingGroup, ended: ReadyGroup | None = None) -> Group:
         if ended is not None:
             return ended.group
 
         def require_left() -> None:
             rejected = [
-                group for one in self._places.get(place.batch, ()) for group in one.rejected
+                group for one in self._pending.get(pending.batch, ()) for group in one.rejected
             ]
             size = self._settings.groups_per_batch
-            require_draws_left(rejected, batch=place.batch, groups_per_batch=size)
+            require_draws_left(rejected, batch=pending.batch, groups_per_batch=size)
 
-        group = await self._player.play(place, require_left)
-        place.ended_s = asyncio.get_running_loop().time()
+        group = await self._player.play(pending, require_left)
+        pending.ended_s = asyncio.get_running_loop().time()
         return group
 
-    def _play_again(self, place: Place) -> None:
-        place.give_up()
-        place.task = asyncio.create_task(self._play(place))
+    def _play_again(self, pending: PendingGroup) -> None:
+        pending.give_up()
+        pending.task = asyncio.create_task(self._play(pending))
 
     def _is_too_old(self, group: Group) -> bool:
         bound = self._settings.max_off_policy_steps
@@ -277,25 +281,28 @@ class RolloutSampler:
         known = [oldest_version(rollout) for rollout in group.rollouts]
         return any(one is not None and self._version - one > bound for one in known)
 
-    async def _choose(self, batch: int) -> AsyncIterator[list[Place]]:
+    async def _choose(self, batch: int) -> AsyncIterator[list[PendingGroup]]:
         """Yield the places of `batch` as they end; they are then its own, and no other's."""
-        chosen = self._chosen[batch] = list[Place]()
-        async for places in self._order.ended(batch):
-            chosen += places
-            for place in places:
-                self._places[place.batch].remove(place)
-                if not self._places[place.batch]:
-                    del self._places[place.batch]
-            yield places
+        chosen = self._chosen[batch] = list[PendingGroup]()
+        async for pending_groups in self._order.ended(batch):
+            chosen += pending_groups
+            for pending in pending_groups:
+                self._pending[pending.batch].remove(pending)
+                if not self._pending[pending.batch]:
+                    del self._pending[pending.batch]
+            yield pending_groups
 
-    def _sampled(self, batch: int, places: Sequence[Place]) -> SampledBatch:
-        ordered = sorted(places, key=lambda place: place.key)
+    def _sampled(self, batch: int, pending_groups: Sequence[PendingGroup]) -> SampledBatch:
+        ordered = sorted(pending_groups, key=lambda pending: pending.key)
         # After a restore, a batch may be made of groups that were drawn for earlier ones alone.
-        begun, last_s = self._admitted.get(batch), max(place.ended_s for place in places)
+        begun, last_s = (
+            self._admitted.get(batch),
+            max(pending.ended_s for pending in pending_groups),
+        )
         return SampledBatch(
-            groups=tuple(place.group for place in ordered),
-            rejected=tuple(by_draw(group for place in ordered for group in place.rejected)),
-            replaced=tuple(rollout for place in ordered for rollout in place.replaced),
+            groups=tuple(pending.group for pending in ordered),
+            rejected=tuple(by_draw(group for pending in ordered for group in pending.rejected)),
+            replaced=tuple(rollout for pending in ordered for rollout in pending.replaced),
             failed_attempts=dict(sum((p.failed for p in ordered), Counter[Boundary]())),
             duration_s=0.0 if begun is None else max(0.0, last_s - begun.at_s),
         )
@@ -307,22 +314,22 @@ class RolloutSampler:
             draw_position=self._examples.draw.position,
             batches={},
             open_places=tuple(
-                OpenPlace(
-                    batch=place.batch,
-                    position=place.position,
-                    number=place.drawn.number,
-                    ready=place.ready() if place.is_done else None,
+                OpenGroup(
+                    batch=pending.batch,
+                    position=pending.position,
+                    number=pending.drawn.number,
+                    ready=pending.ready() if pending.is_done else None,
                 )
-                for places in self._places.values()
-                for place in places
+                for pending_groups in self._pending.values()
+                for pending in pending_groups
             ),
         )
 
     def queues(self) -> dict[str, int]:
         """Return how many groups are ready, and how many rollouts are played or wait."""
-        places = [place for batch in self._places.values() for place in batch]
+        pending_groups = [pending for batch in self._pending.values() for pending in batch]
         return {
-            "groups_ready": sum(place.is_done for place in places),
+            "groups_ready": sum(pending.is_done for pending in pending_groups),
             "rollouts_playing": self.seats.num_playing,
             "rollouts_waiting": self.seats.num_waiting,
         }

@@ -1,4 +1,4 @@
-"""`Place`: one place of a batch, and everything that was played in it."""
+"""`PendingGroup`: one place of a batch, and everything that was played in it."""
 
 from asyncio import Task
 from collections import Counter
@@ -9,14 +9,14 @@ from telescope_core.base.types import Group, Rollout, RolloutStatus, WeightVersi
 from telescope_train.rollouts.draw import Drawn
 from telescope_train.rollouts.failures import Boundary
 from telescope_train.rollouts.held_out import Cleared
-from telescope_train.rollouts.sampled import ReadyPlace
+from telescope_train.rollouts.sampled import ReadyGroup
 
 OFF_POLICY = "off_policy"
 """Reason of attempts that were stopped because the weights had moved on too far."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Place:
+class PendingGroup:
     """One place of a batch. Its draw is played there, and what replaces it if it is rejected."""
 
     batch: int
@@ -67,9 +67,9 @@ class Place:
         assert self.task is not None, "the place is not played yet"
         return self.task.result()
 
-    def ready(self) -> ReadyPlace:
+    def ready(self) -> ReadyGroup:
         """Return what is saved of a place that `is_done`."""
-        return ReadyPlace(
+        return ReadyGroup(
             group=self.group,
             rejected=tuple(self.rejected),
             replaced=tuple(self.replaced),
@@ -77,7 +77,7 @@ class Place:
             num_draws=self.num_draws,
         )
 
-    def take_over(self, ready: ReadyPlace) -> None:
+    def take_over(self, ready: ReadyGroup) -> None:
         """Go on from what was saved."""
         self.rejected += ready.rejected
         self.replaced += ready.replaced
