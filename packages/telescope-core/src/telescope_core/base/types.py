@@ -173,6 +173,11 @@ class ChatEndpoint:
     model: str
     """Name of the model in requests."""
 
+    @property
+    def anthropic_base_url(self) -> str:
+        """What clients of Anthropic's Messages API are given: they add `/v1` themselves."""
+        return self.base_url.removesuffix("/").removesuffix("/v1")
+
 
 class Span(NamedTuple):
     """Tokens in a row that the same weights sampled."""
@@ -192,6 +197,8 @@ class Completion:
     finish_reason: FinishReason
     tokens: SampledTokens | None = None
     """Its token ids and log-probs, as a place in a chain; None if the endpoint has none."""
+    stop_text: str = ""
+    """The stop text that ended it; empty if none did, and where that is not known, as in evals."""
     oldest_version: WeightVersion = 0
     """Weights that sampled the first token."""
     newest_version: WeightVersion = 0

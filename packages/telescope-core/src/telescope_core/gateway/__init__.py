@@ -1,4 +1,4 @@
-"""The gateway: an OpenAI chat endpoint for each rollout, in front of the policy of the rollout."""
+"""The gateway: an endpoint for each rollout, as OpenAI's and Anthropic's clients expect it."""
 
 from telescope_core.gateway.policies import ForwardingPolicies, RecordingPolicy, forwarding
 from telescope_core.gateway.recorded import RecordedEnvironment, canceled_attempt, recording

@@ -1,5 +1,7 @@
 """`ChatServer`: an HTTP server that answers in OpenAI's format, whatever bytes come.
 
+Errors of requests to Anthropic's Messages API have its format.
+
 Which rollout a request belongs to, and who answers it, is left to its routes.
 """
 
@@ -18,6 +20,7 @@ from telescope_core.base.errors import (
     EndpointError,
 )
 from telescope_core.base.types import Completion
+from telescope_core.gateway.anthropic_reply import error_json
 from telescope_core.gateway.refusal import Refusal
 from telescope_core.gateway.reply import event_stream, reply_json
 from telescope_core.gateway.request import ChatRequest
@@ -52,7 +55,7 @@ class ChatServer:
 
     async def start(self) -> None:
         """Begin to listen; raises ConfigError if the address is not available."""
-        app = web.Application(middlewares=[_as_openai_errors], client_max_size=MAX_REQUEST_BYTES)
+        app = web.Application(middlewares=[_as_api_errors], client_max_size=MAX_REQUEST_BYTES)
         for method, path, handler in (*self._routes, ("*", "/{anything:.*}", _elsewhere)):
             app.router.add_route(method, path, handler, expect_handler=_go_on)
         # By default aiohttp lets a handler go on after its client has gone away, and the server
@@ -115,7 +118,7 @@ class _Connection(web.RequestHandler):
         if status >= 500:
             return super().handle_error(request, status, exc, message)
         refusal = Refusal(f"this is not HTTP: {message}", code="invalid_http", status=status)
-        return _refuse(refusal, and_close=True)
+        return _refuse(request, refusal, and_close=True)
 
 
 async def read_chat(request: web.Request, read: Callable[[object], ChatRequest]) -> ChatRequest:
@@ -177,40 +180,43 @@ async def _go_on(request: web.Request) -> None:
 async def _elsewhere(request: web.Request) -> web.StreamResponse:
     raise Refusal(
         f"there is no {request.method} {request.path.rpartition('/v1')[2] or '/'} here, only POST "
-        "/chat/completions and GET /models behind the base_url of episode.endpoint; a program "
-        "that uses another API of OpenAI (such as responses or completions) has to be told to "
-        "use chat completions",
+        "/chat/completions, POST /messages and GET /models behind the base_url of "
+        "episode.endpoint; a program that uses another API of OpenAI (such as responses or "
+        "completions) has to be told to use chat completions, and a client of Anthropic takes "
+        "anthropic_base_url",
         code="unknown_url",
         status=404,
     )
 
 
 @web.middleware
-async def _as_openai_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
+async def _as_api_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     assert isinstance(request.protocol, _Connection)
     request.protocol.silent.cancel()
     try:
         return await handler(request)
     except Refusal as refusal:
         # After these, the rest of the body is not read.
-        return _refuse(refusal, and_close=refusal.status in (408, 413))
+        return _refuse(request, refusal, and_close=refusal.status in (408, 413))
     # OpenAI's client tries again after a 502 but not after a 400. `ContextLengthError` comes before
     # its base class `ConfigError`, because clients know OpenAI's code for a full context.
     except ContextLengthError as error:
-        return _refuse(Refusal(str(error), param="messages", code="context_length_exceeded"))
+        return _refuse(
+            request, Refusal(str(error), param="messages", code="context_length_exceeded")
+        )
     except ConfigError as error:
-        return _refuse(Refusal(str(error), param="messages", code="invalid_value"))
+        return _refuse(request, Refusal(str(error), param="messages", code="invalid_value"))
     except EndpointError as error:
         if error.is_of_request or isinstance(error, EndpointAccessError):
-            return _refuse(_passed_on(error))
-        return _refuse(Refusal(str(error), code="inference_server_failed", status=502))
+            return _refuse(request, _passed_on(error))
+        return _refuse(request, Refusal(str(error), code="inference_server_failed", status=502))
     except web.RequestPayloadError as error:
         refusal = Refusal(f"the body cannot be read: {error}", code="invalid_http")
-        return _refuse(refusal, and_close=True)
+        return _refuse(request, refusal, and_close=True)
     except web.HTTPRequestEntityTooLarge:
-        return _refuse(_too_large())
+        return _refuse(request, _too_large())
     except web.HTTPException as error:  # a path that is none, such as that of `OPTIONS *`
-        return _refuse(Refusal(error.reason, code="unknown_url", status=error.status))
+        return _refuse(request, Refusal(error.reason, code="unknown_url", status=error.status))
 
 
 def _passed_on(error: EndpointError) -> Refusal:
@@ -219,8 +225,10 @@ def _passed_on(error: EndpointError) -> Refusal:
     return Refusal(str(error), code=code, status=error.status or 400)
 
 
-def _refuse(refusal: Refusal, *, and_close: bool = False) -> web.Response:
-    response = answer_json(refusal.as_json(), status=refusal.status)
+def _refuse(request: web.BaseRequest, refusal: Refusal, *, and_close: bool = False) -> web.Response:
+    is_anthropic = "anthropic-version" in request.headers or "/v1/messages" in request.path
+    body = error_json(refusal) if is_anthropic else refusal.as_json()
+    response = answer_json(body, status=refusal.status)
     if and_close:
         response.force_close()
     return response

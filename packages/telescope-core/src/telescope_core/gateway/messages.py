@@ -74,8 +74,8 @@ def _in_order(results: list[Message], calls: list[str]) -> list[Message]:
 def _require_results(waiting: Counter[str], before: str) -> None:
     if waiting.total():
         raise Refusal(
-            f"messages: results are missing before {before}; {_shown(waiting)}. Send a message of "
-            "role 'tool' for each, also for one that was not run",
+            f"messages: results are missing before {before}; {_shown(waiting)}. Send a result "
+            "for each, also for one that was not run",
             param="messages",
             code="invalid_value",
         )

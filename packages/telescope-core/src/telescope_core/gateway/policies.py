@@ -16,6 +16,7 @@ from telescope_core.chat.client import ChatClient
 from telescope_core.chat.trouble import Watch, watching
 from telescope_core.gateway.forwarded import read_forwarded
 from telescope_core.gateway.recorder import Recorder
+from telescope_core.gateway.refusal import Refusal
 from telescope_core.gateway.request import ChatRequest
 from telescope_core.gateway.server import Gateway
 from telescope_core.gateway.session import Session
@@ -61,6 +62,15 @@ class RecordingPolicy(ABC):
     @abstractmethod
     async def answer(self, request: ChatRequest) -> Completion:
         """Answer a program at the endpoint, and record it with its conversation."""
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Return the tokens of the prompt that `request` would have; raises Refusal."""
+        raise Refusal(
+            "tokens are counted in training alone: the endpoint of an eval is not asked for it; "
+            "let the program estimate them",
+            code="unknown_url",
+            status=404,
+        )
 
 
 @asynccontextmanager

@@ -11,6 +11,8 @@ from weakref import WeakValueDictionary
 from aiohttp import web
 
 from telescope_core.base.types import ChatEndpoint, Sampling
+from telescope_core.gateway.anthropic_reply import message_events, message_json
+from telescope_core.gateway.anthropic_request import read_anthropic
 from telescope_core.gateway.chat_server import ChatServer, answer_chat, answer_json, read_chat
 from telescope_core.gateway.refusal import Refusal
 from telescope_core.gateway.request import ChatRequest, read_request
@@ -41,6 +43,8 @@ class Gateway:
         self._server = ChatServer(
             [
                 ("POST", f"{base}/chat/completions", self._chat),
+                ("POST", f"{base}/messages", self._message),
+                ("POST", f"{base}/messages/count_tokens", self._count_tokens),
                 ("GET", f"{base}/models", self._models),
                 ("GET", f"{base}/models/{{model}}", self._one_model),
             ],
@@ -78,9 +82,32 @@ class Gateway:
         )
         return answer_chat(await session.complete(asked), asked, model=self._model)
 
+    async def _message(self, request: web.Request) -> web.Response:
+        session, asked = await self._asked_of_anthropic(request)
+        completion = await session.complete(asked)
+        if not asked.stream:
+            return answer_json(message_json(completion, model=self._model))
+        events = message_events(completion, model=self._model)
+        return web.Response(body=events, content_type="text/event-stream")
+
+    async def _count_tokens(self, request: web.Request) -> web.Response:
+        session, asked = await self._asked_of_anthropic(request)
+        return answer_json({"input_tokens": await session.count_tokens(asked)})
+
+    async def _asked_of_anthropic(self, request: web.Request) -> tuple[Session, ChatRequest]:
+        session = self._session(request)
+
+        def read(body: object) -> ChatRequest:
+            return read_anthropic(
+                body, lambda chat: self._read(chat, session.sampling, model=self._model)
+            )
+
+        return session, await read_chat(request, read)
+
     async def _models(self, request: web.Request) -> web.Response:
         self._session(request)
-        return answer_json({"object": "list", "data": [self._about_model()]})
+        ends = {"has_more": False, "first_id": self._model, "last_id": self._model}
+        return answer_json({"object": "list", "data": [self._about_model()], **ends})
 
     async def _one_model(self, request: web.Request) -> web.Response:
         self._session(request)
@@ -95,7 +122,14 @@ class Gateway:
         return answer_json(self._about_model())
 
     def _about_model(self) -> dict[str, object]:
-        return {"id": self._model, "object": "model", "created": 0, "owned_by": "telescope"}
+        """Return the model as OpenAI's and Anthropic's clients read it."""
+        of_openai = {"object": "model", "created": 0, "owned_by": "telescope"}
+        of_anthropic = {
+            "type": "model",
+            "display_name": self._model,
+            "created_at": "1970-01-01T00:00:00Z",
+        }
+        return {"id": self._model, **of_openai, **of_anthropic}
 
     def _session(self, request: web.Request) -> Session:
         # A rollout that ended and one that never was get the same answer, so the answer does not
@@ -103,7 +137,8 @@ class Gateway:
         session = self._sessions.get(request.match_info["rollout"])
         if session is None or not session.is_open:
             raise ended()
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        given = request.headers.get("Authorization") or request.headers.get("x-api-key", "")
+        given = given.removeprefix("Bearer ")
         # Takes the same time for every wrong key, so a key cannot be guessed byte by byte.
         # A header may hold bytes that are no text.
         if not compare_digest(

@@ -16,6 +16,10 @@ class Answering(Protocol):
         """Answer `request`; cancelling the caller cancels it."""
         ...
 
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Return the tokens of the prompt that `request` would have; raises Refusal."""
+        ...
+
 
 class Session:
     """Passes the requests at one endpoint to one policy.
@@ -55,6 +59,13 @@ class Session:
             raise ended() from None
         finally:
             self._asking.discard(task)
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Return the tokens of the prompt that `request` would have; raises Refusal."""
+        policy = self._policy()
+        if policy is None or not self.is_open:
+            raise ended()
+        return await policy.count_tokens(request)
 
     def end(self) -> None:
         """Cancel the requests in progress and accept no more. Idempotent."""

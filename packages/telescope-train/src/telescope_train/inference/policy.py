@@ -166,6 +166,9 @@ class TokenPolicy(RecordingPolicy):
         if self._conversations is not None:
             self._conversations.add(prompt, said, tokens, tools=tools)
         completion = _completion(tokens, generation, said)
+        if sampling.stop:
+            written = self._renderer.decode(generation.token_ids)
+            completion = replace(completion, stop_text=first_stop(written, sampling.stop))
         _LOGGER.debug(
             "request of %s: %d prompt tokens, %d sampled in %.3f s by weights %d to %d, ended by "
             "%s; turn %d of its rollout",
@@ -187,6 +190,10 @@ class TokenPolicy(RecordingPolicy):
         completion = await self.complete(request.messages, request.sampling, tools=request.tools)
         self.recorder.heard(request.messages, completion)
         return completion
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Return the tokens of the prompt that `request` would have, sampled ones included."""
+        return len(self._prompt_for(tuple(request.messages), request.tools).ids)
 
     def _prompt_for(
         self, messages: tuple[Message, ...], tools: Sequence[dict[str, JsonValue]]
@@ -222,8 +229,12 @@ class TokenPolicy(RecordingPolicy):
 
 def before_stop(text: str, stop: Sequence[str]) -> str:
     """Return `text` up to the first of the stop texts, which chat endpoints leave out."""
-    places = [place for one in stop if (place := text.find(one)) >= 0]
-    return text[: min(places, default=len(text))]
+    return text.partition(first)[0] if (first := first_stop(text, stop)) else text
+
+
+def first_stop(text: str, stop: Sequence[str]) -> str:
+    """Return which of the stop texts is first in `text`; empty if none is."""
+    return min((one for one in stop if one in text), key=text.find, default="")
 
 
 def _completion(tokens: SampledTokens, generation: Generation, said: Message) -> Completion:
