@@ -9,7 +9,14 @@ from typer.testing import CliRunner
 from telescope_cli.env import validate as validate_module
 from telescope_cli.env.app import app
 from telescope_core.errors import ConfigError
-from telescope_envs.validation import Level, Outcome, Report, ValidationOptions, Verdict
+from telescope_envs.validation import (
+    Evidence,
+    Level,
+    Outcome,
+    Report,
+    ValidationOptions,
+    Verdict,
+)
 
 RUN = CliRunner()
 STATIC = ValidationOptions(level=Level.STATIC)
@@ -31,18 +38,34 @@ def project(tmp_path) -> Path:
     return folder
 
 
-def test_a_readable_report_in_80_columns_and_exit_0_with_a_warning(project):
+def shown(project: Path, monkeypatch, outcome: Outcome, verdict: Verdict, **found: object) -> None:
+    """Let the next validation of `project` end with this outcome of reward.has_gold."""
+    made = validate_module.validate_subject(validate_module.subject_of(str(project)), STATIC)
+    checks = tuple(
+        one.model_copy(update={"outcome": outcome, **found}) if one.id == "reward.has_gold" else one
+        for one in made.checks
+    )
+    changed = made.model_copy(update={"checks": checks, "verdict": verdict})
+    monkeypatch.setattr(validate_module, "validate_subject", lambda *given: changed)
+
+
+def test_a_readable_report_in_80_columns_and_exit_0(project):
     done = validate(str(project), "--level", "static")
     assert done.exit_code == 0
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "acme/toy 0.1.0: warn" in done.stdout
-    assert "static.tags: warn" in done.stdout
-    assert "fix: Set keywords in [project]" in done.stdout
+    assert "acme/toy 0.1.0: pass" in done.stdout
     assert "static checks" in done.stderr
 
 
-def test_json_is_alone_on_stdout_and_strict_makes_a_warning_fail(project):
-    done = validate(str(project), "--level", "static", "--json", "--strict")
+def test_a_warning_is_shown_and_strict_makes_it_fail(project, monkeypatch):
+    evidence = (Evidence(text="gold_answer returns None for every example tried"),)
+    shown(project, monkeypatch, Outcome.WARN, Verdict.WARN, evidence=evidence, fix="Define it.")
+    done = validate(str(project))
+    assert done.exit_code == 0
+    assert "acme/toy 0.1.0: warn" in done.stdout
+    assert "reward.has_gold: warn" in done.stdout
+    assert "fix: Define it." in done.stdout
+    done = validate(str(project), "--json", "--strict")
     assert Report.model_validate_json(done.stdout).environment == "acme/toy"
     assert done.exit_code == 1
 
@@ -55,21 +78,12 @@ def test_a_failure_is_exit_code_1_and_stands_in_the_report_file(project, tmp_pat
     assert done.exit_code == 1
     written = Report.model_validate_json(path.read_bytes())
     assert written.verdict is Verdict.FAIL
-    assert [check.id for check in written.found(Outcome.FAIL)] == ["static.license"]
+    assert [check.id for check in written.found(Outcome.FAIL)] == ["static.metadata"]
 
 
 def test_a_report_that_is_not_conclusive_is_exit_code_8_and_says_what_to_do(project, monkeypatch):
-    made = validate_module.validate_subject(validate_module.subject_of(str(project)), STATIC)
-    checks = [
-        one.model_copy(update={"outcome": Outcome.INCONCLUSIVE, "reason": "only 3 of 36 tried"})
-        if one.id == "reward.echo"
-        else one
-        for one in made.checks
-    ]
-    update = {"checks": tuple(checks), "verdict": Verdict.INCONCLUSIVE}
-    monkeypatch.setattr(
-        validate_module, "validate_subject", lambda *given: made.model_copy(update=update)
-    )
+    reason = "only 3 of 36 tried"
+    shown(project, monkeypatch, Outcome.INCONCLUSIVE, Verdict.INCONCLUSIVE, reason=reason)
     done = validate(str(project))
     assert done.exit_code == 8
     assert "acme/toy 0.1.0: not conclusive" in done.stdout

@@ -169,15 +169,24 @@ FAULTS = {
     TellsInThePrompt: "leakage.prompt",
     TellsInTheSystemPrompt: "leakage.prompt",
     TellsInTheFirstObservation: "leakage.prompt",
-    HasASchemaOfItsOwn: "leakage.tool_schemas",
-    HasAToolThatRaises: "leakage.tool_calls",
-    RefusesWhatItsSchemaAllows: "leakage.tool_calls",
-    FailsForWrongCalls: "leakage.tool_errors",
+    HasASchemaOfItsOwn: "leakage.tools",
+    HasAToolThatRaises: "leakage.tools",
+    RefusesWhatItsSchemaAllows: "leakage.tools",
+    FailsForWrongCalls: "leakage.tools",
     CleansUpOnce: "leakage.cleanup",
     CannotCleanUpWhatWasCancelled: "leakage.cleanup",
     CountsItsRollouts: "leakage.isolation",
     KeepsEpisodes: "leakage.memory",
 }
+
+
+SAID = {
+    HasASchemaOfItsOwn: "'text' is not one of",
+    HasAToolThatRaises: "raised",
+    RefusesWhatItsSchemaAllows: "bad_arguments",
+    FailsForWrongCalls: "no_such_tool_here",
+}
+"""What tells faults apart that one check finds."""
 
 
 @pytest.mark.parametrize("clean", [Sums, Tools, CleansUpTwice])
@@ -190,4 +199,6 @@ def test_a_clean_environment_has_no_findings(try_out, clean):
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_each_planted_fault_is_found_by_its_check(try_out, fault):
-    assert try_out("leakage", fault).found == [FAULTS[fault]]
+    tried = try_out("leakage", fault)
+    assert tried.found == [FAULTS[fault]]
+    assert SAID.get(fault, "") in tried.evidence(FAULTS[fault]).text

@@ -103,24 +103,10 @@ class HasAToolWithoutTypes(ToolEnvironment):
         return word
 
 
-class HasAParameterWithoutDescription(ToolEnvironment):
-    examples = Words.examples
-    correct = Words.correct
-
-    @tool
-    def look_up(self, word: str, depth: int = 1) -> str:
-        """Look a word up.
-
-        Args:
-            word: The word.
-        """
-        return word * depth
-
-
 FAULTS = {
-    HasOneIdTwice: "load.ids_unique",
-    HasIdsInBothSplits: "load.split_ids",
-    HasProblemsInBothSplits: "load.split_prompts",
+    HasOneIdTwice: "load.ids",
+    HasIdsInBothSplits: "load.splits",
+    HasProblemsInBothSplits: "load.splits",
     HasNoExamples: "load.examples",
     HasAPromptOfNothing: "load.examples",
     HasNoEnd: "load.examples",
@@ -129,7 +115,6 @@ FAULTS = {
     SucceedsBelowItsRange: "load.declarations",
     FollowsABranch: "load.datasets",
     HasAToolWithoutTypes: "load.tools",
-    HasAParameterWithoutDescription: "load.tool_docs",
 }
 
 
@@ -192,7 +177,7 @@ def test_the_same_hidden_state_in_two_splits_is_found(try_out):
             drawn = [mazes("train").example(i) for i in range(2)]
             return ListSource([replace(one, id=f"{split}-{one.id}") for one in drawn])
 
-    try_out("load", Maze).require_only_failure("load.split_prompts")
+    try_out("load", Maze).require_only_failure("load.splits")
 
 
 def test_a_question_in_both_splits_is_found_though_its_info_differs(try_out):
@@ -202,13 +187,15 @@ def test_a_question_in_both_splits_is_found_though_its_info_differs(try_out):
             asked = Example(id=f"row-{row}", prompt="2 + 2 = ?", answer="4", info={"row": row})
             return ListSource([asked])
 
-    try_out("load", Rows).require_only_failure("load.split_prompts")
+    try_out("load", Rows).require_only_failure("load.splits")
 
 
 def test_evidence_says_how_many_and_which(try_out):
-    evidence = try_out("load", HasIdsInBothSplits).evidence("load.split_ids")
-    assert evidence.text.startswith("5 of 10 examples are in two splits")
+    evidence = try_out("load", HasIdsInBothSplits).evidence("load.splits")
+    assert evidence.text.startswith("the ids of 5 of 10 examples are in two splits")
     assert evidence.example_id == "0"
+    evidence = try_out("load", HasProblemsInBothSplits).evidence("load.splits")
+    assert evidence.text.startswith("the problems of 5 of 10 examples are in two splits")
 
 
 class GivesAList(Words):

@@ -117,7 +117,7 @@ def test_network_use_at_import_is_found_and_refused(trial):
         server.settimeout(0)
         with pytest.raises(BlockingIOError):
             server.accept()
-    place = evidence_of_only("load.import_offline", found)
+    place = evidence_of_only("load.network", found)
     assert "planted.py" in place
 
 
@@ -204,13 +204,13 @@ def test_but_not_without_end(trial, monkeypatch):
 
 def test_ids_that_change_between_processes_are_found(trial):
     code = CLEAN.replace('id=f"{a}+{b}"', 'id=f"{hash(str(a) + split)}"')
-    evidence_of_only("load.ids_stable", found_by(check_load, trial(code)))
+    evidence_of_only("load.ids", found_by(check_load, trial(code)))
 
 
 def test_rewards_that_change_between_processes_are_found(trial):
     junk = "1e-3 * (hash(rollout.completion_text) % 7)"
     code = CLEAN.replace(" == example.answer)", f" == example.answer) or {junk}")
-    evidence_of_only("reward.same_in_processes", found_by(check_reward, trial(code)))
+    evidence_of_only("reward.deterministic", found_by(check_reward, trial(code)))
 
 
 def test_a_module_that_cannot_be_imported_says_why(trial):

@@ -93,15 +93,6 @@ def _started(
     return lines
 
 
-def undescribed(tool: Schema) -> list[str]:
-    """Return the parameters of a tool's schema, in OpenAI form, that have no description."""
-    found: object = tool
-    for key in ("function", "parameters", "properties"):
-        found = cast(Mapping[str, object], found).get(key, {})
-    properties = cast(Mapping[str, Mapping[str, object]], found)
-    return [name for name, one in properties.items() if not one.get("description")]
-
-
 def simplified(schema: Schema) -> dict[str, JsonValue]:
     """Return `schema` without titles and, unless it is recursive, with its references inlined."""
     definitions = cast(Mapping[str, Schema], schema.get("$defs") or {})

@@ -39,15 +39,6 @@ from telescope_core.probes.playing import (
 )
 from telescope_core.probes.schema_check import example_of, schema_problems
 
-CHECKED = (
-    "leakage.prompt",
-    "leakage.tool_schemas",
-    "leakage.tool_calls",
-    "leakage.tool_errors",
-    "leakage.cleanup",
-    "leakage.isolation",
-    "leakage.memory",
-)
 _NEVER_S = 3600.0
 _CALL_S = 120.0
 _MEMORY = Limits(own_s=60.0, wall_s=120.0)
@@ -83,8 +74,7 @@ async def look_for_leaks(environment: Environment, num_examples: int, answers: A
     if isinstance(environment, ToolEnvironment):
         await _check_tools(environment, asked[0], last, answers)
     else:
-        for check in CHECKED[1:4]:
-            answers.not_applicable(check, "it has no tools")
+        answers.not_applicable("leakage.tools", "it has no tools")
     await _check_cleanup(environment, asked[0], last, answers)
     await _check_isolation(environment, asked, answers)
     await _check_memory(environment, asked, last, answers)
@@ -117,31 +107,28 @@ async def _shown(
 async def _check_tools(
     environment: ToolEnvironment, one: Asked, last: list[Episode], answers: Answers
 ) -> None:
-    with answers.doing("leakage.tool_schemas"):
+    with answers.doing("leakage.tools"):
         await play(environment, Try(asked=one, kind="tools", replies=("",)))
         schemas = [tool.schema for tool in environment.function_tools()]
         known = json.dumps(schemas, default=str)
         schemas += [dict(tool) for tool in last[0].tools if json.dumps(tool) not in known]
-    if answers.has_found("leakage.tool_schemas"):
-        for check in ("leakage.tool_calls", "leakage.tool_errors"):
-            answers.not_run(check, "the tools' schemas cannot be read")
+    if answers.has_found("leakage.tools"):
         return
     for schema in schemas:
         name, parameters = _about(schema)
         problems = schema_problems(parameters)
         for problem in problems:
-            answers.found("leakage.tool_schemas", f"tool {name}: {problem}")
+            answers.found("leakage.tools", f"tool {name}: {problem}")
         if not problems:
             await _call(environment, one, name, json.dumps(example_of(parameters)), answers)
-    answers.passed("leakage.tool_calls")
-    with answers.doing("leakage.tool_errors"):
+    with answers.doing("leakage.tools"):
         for name, arguments in _wrong_calls(_about(schemas[0])[0] if schemas else ""):
             rollout = await _played_call(environment, one, name, arguments)
             if rollout.stop_reason is StopReason.TIMEOUT:
-                answers.inconclusive("leakage.tool_errors", _LATE)
+                answers.inconclusive("leakage.tools", _LATE)
             elif rollout.status is RolloutStatus.FAILED:
                 answers.found(
-                    "leakage.tool_errors",
+                    "leakage.tools",
                     f"calling {name!r} with {arguments}: {rollout.error}",
                     example_id=one.example.id,
                 )
@@ -168,20 +155,20 @@ def _wrong_calls(name: str) -> list[tuple[str, str]]:
 async def _call(
     environment: ToolEnvironment, one: Asked, name: str, arguments: str, answers: Answers
 ) -> None:
-    answers.stage("leakage.tool_calls")
+    answers.stage("leakage.tools")
     rollout = await _played_call(environment, one, name, arguments)
     said = next((m.content for m in reversed(rollout.messages) if m.role != "assistant"), "")
     failures = [kind for kind in _FAULTS if rollout.metrics.get(f"tool_errors/{kind}")]
     where = {"example_id": one.example.id, "completion": f"{name}({arguments})"}
     if rollout.stop_reason is StopReason.TIMEOUT:
-        answers.inconclusive("leakage.tool_calls", f"tool {name}: {_LATE}")
+        answers.inconclusive("leakage.tools", f"tool {name}: {_LATE}")
     elif rollout.status is RolloutStatus.FAILED:
-        answers.found("leakage.tool_calls", f"tool {name}: {rollout.error}", **where)
+        answers.found("leakage.tools", f"tool {name}: {rollout.error}", **where)
     elif failures:
         told = rollout.tags.get("tool_exception") or said
-        answers.found("leakage.tool_calls", f"tool {name}: {failures[0]}: {told}", **where)
+        answers.found("leakage.tools", f"tool {name}: {failures[0]}: {told}", **where)
     elif not rollout.metrics.get("tool_calls"):
-        answers.found("leakage.tool_calls", f"tool {name}: the call was not answered", **where)
+        answers.found("leakage.tools", f"tool {name}: the call was not answered", **where)
 
 
 async def _played_call(

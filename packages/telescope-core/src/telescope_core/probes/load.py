@@ -18,8 +18,6 @@ from telescope_core.environments import Environment, ToolEnvironment
 from telescope_core.environments.class_checks import class_location
 from telescope_core.environments.settings import read_settings
 from telescope_core.environments.sources import is_source
-from telescope_core.environments.tool_functions import Tool
-from telescope_core.environments.tool_schema import undescribed
 from telescope_core.finding.locate import load_environment_class
 from telescope_core.probes.answers import Answers
 from telescope_core.probes.guards import AUDIT_HOOK, Guard, cut_off_network
@@ -37,10 +35,10 @@ _READING = Limits(own_s=4.0, wall_s=60.0)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 _BUILT = (
-    *("load.settings", "load.tools", "load.tool_docs", "load.declarations", "load.network"),
+    *("load.settings", "load.tools", "load.declarations", "load.network"),
     "load.examples",
 )
-_READ = ("load.ids_unique", "load.ids_stable", "load.split_ids", "load.split_prompts")
+_READ = ("load.ids", "load.splits")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +109,7 @@ def _imported(job: Job, answers: Answers, guard: Guard) -> type[Environment] | N
     answers.data("slowness", slowness())
     guard.phase = ""
     for attempt in guard.seen("network", "import"):
-        answers.found("load.import_offline", f"{attempt.where} reaches for {attempt.what}")
-    answers.passed("load.import_offline")
+        answers.found("load.network", f"{attempt.where} reaches for {attempt.what} (import)")
     if not found:
         for check in (*_BUILT, *_READ, "load.datasets", "load.writes"):
             answers.not_run(check, "it cannot be imported")
@@ -129,28 +126,14 @@ def build(environment_class: type[Environment], answers: Answers) -> Environment
         built.append(environment_class(read_settings(environment_class.Config, {}, owner=owner)))
     environment = next(iter(built), None)
     if isinstance(environment, ToolEnvironment):
-        _check_tools(environment, answers)
+        with answers.doing("load.tools"):
+            environment.function_tools()
     else:
-        for check in ("load.tools", "load.tool_docs"):
-            answers.not_applicable(check, "it has no tools")
+        answers.not_applicable("load.tools", "it has no tools")
     if environment is None:
         for check in (*_BUILT[1:], *_READ, "load.datasets"):
             answers.not_run(check, "it cannot be built")
     return environment
-
-
-def _check_tools(environment: ToolEnvironment, answers: Answers) -> None:
-    found: list[Tool] = []
-    with answers.doing("load.tools"):
-        found += environment.function_tools()
-    if answers.has_found("load.tools"):
-        answers.not_run("load.tool_docs", "the tools' schemas cannot be made")
-        return
-    for tool in found:
-        bare = undescribed(tool.schema)
-        if bare:
-            answers.found("load.tool_docs", f"tool {tool.name}: {', '.join(bare)}")
-    answers.passed("load.tool_docs")
 
 
 def check_declarations(environment: Environment, answers: Answers) -> None:
@@ -254,18 +237,17 @@ def _read_split(
         # An endless source may start over with the same examples.
         if other is not problem and (size is not None or other.content != problem.content):
             answers.found(
-                "load.ids_unique",
+                "load.ids",
                 f"two examples of split {split} have this id",
                 example_id=problem.id,
             )
         found.append(problem)
     _check_end(source, size, split, answers)
-    answers.passed("load.ids_unique")
     return found
 
 
 def _read_too_few(what: str, answers: Answers) -> None:
-    for check in ("load.ids_unique", "load.split_ids", "load.split_prompts"):
+    for check in _READ:
         answers.inconclusive(
             check, f"only {what} could be read in {_READING.wall_s:g} s: reading them waits"
         )
@@ -343,14 +325,15 @@ def _check_overlap(problems: Sequence[Problem], answers: Answers) -> None:
         is_told_apart = problem.has_answer and asked[problem.split, problem.prompt] == 1
         return (problem.prompt, problem.answer, "" if is_told_apart else problem.info)
 
-    _report_shared("load.split_ids", [(one.id,) for one in problems], problems, answers)
-    _report_shared("load.split_prompts", [question(one) for one in problems], problems, answers)
+    _report_shared("ids", [(one.id,) for one in problems], problems, answers)
+    _report_shared("problems", [question(one) for one in problems], problems, answers)
+    answers.passed("load.splits")
 
 
 def _report_shared(
-    check: str, keys: Sequence[tuple[str, ...]], problems: Sequence[Problem], answers: Answers
+    what: str, keys: Sequence[tuple[str, ...]], problems: Sequence[Problem], answers: Answers
 ) -> None:
-    """Report the problems whose key is in another split as well."""
+    """Report the examples whose key, `what` it is, is in another split as well."""
     seen: dict[tuple[str, ...], Problem] = {}
     shared: Counter[str] = Counter()
     for key, problem in zip(keys, problems, strict=True):
@@ -358,8 +341,8 @@ def _report_shared(
             shared[problem.id] += 1
     for example_id in list(shared)[:3]:
         answers.found(
-            check,
-            f"{len(shared)} of {len(problems)} examples are in two splits, such as this one",
+            "load.splits",
+            f"the {what} of {len(shared)} of {len(problems)} examples are in two splits, such as "
+            "this one",
             example_id=example_id,
         )
-    answers.passed(check)

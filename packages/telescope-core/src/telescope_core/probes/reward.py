@@ -42,7 +42,6 @@ CHECKED = (
     "reward.plays",
     "reward.has_gold",
     "reward.gold",
-    "reward.finite",
     "reward.range",
     "reward.floor",
     "reward.empty",
@@ -105,7 +104,7 @@ def run_scores(job: Job, answers: Answers) -> None:
 
 async def score_again(environment: Environment, num_examples: int, answers: Answers) -> None:
     """Play the first examples, report what each answer earned, and close the environment."""
-    with answers.doing("reward.same_in_processes"):
+    with answers.doing("reward.deterministic"):
         asked = await asked_of(environment, num_examples)
         tries = _again(list(tries_of(asked)))
         meter = Meter(slowness=slowness())

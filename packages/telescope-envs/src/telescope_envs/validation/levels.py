@@ -72,7 +72,7 @@ def check_load(trial: Trial, findings: Findings) -> Trial:
     _check_import_time(trial, told, findings)
     if told[1].end:
         record = findings.found if told[1].is_own_end else findings.inconclusive
-        record("load.ids_stable", f"in a second process: {told[1].end}")
+        record("load.ids", f"in a second process: {told[1].end}")
     elif "problems" in told[0].data:
         _compare_problems(told[0].data["problems"], told[1].data.get("problems", []), findings)
     return trial
@@ -156,22 +156,22 @@ def _compare_problems(
 ) -> None:
     if len(first) != len(second):
         findings.found(
-            "load.ids_stable", f"{len(first)} examples in one process, {len(second)} in another"
+            "load.ids", f"{len(first)} examples in one process, {len(second)} in another"
         )
     for one, other in zip(first, second, strict=False):
         if one["id"] != other["id"]:
             findings.found(
-                "load.ids_stable",
+                "load.ids",
                 f"this example of split {one['split']} has id {other['id']!r} in another process",
                 example_id=one["id"],
             )
         elif one["content"] != other["content"]:
             findings.found(
-                "load.ids_stable",
+                "load.ids",
                 "its prompt, answer or info differs in another process",
                 example_id=one["id"],
             )
-    findings.passed("load.ids_stable")
+    findings.passed("load.ids")
 
 
 def check_reward(trial: Trial, findings: Findings) -> Trial:
@@ -179,15 +179,13 @@ def check_reward(trial: Trial, findings: Findings) -> Trial:
     here, there = run_probes(trial, ("reward", 1), ("scores", 2))
     here.tell(findings)
     first, second = here.data.get("scores"), there.data.get("scores")
-    check = "reward.same_in_processes"
+    check = "reward.deterministic"
     if there.end and not here.end:
         record = findings.found if there.is_own_end else findings.inconclusive
         record(check, f"in a second process: {there.end}")
     elif first is None or second is None:
         findings.inconclusive(check, "one of the two processes did not play any rollout")
-    elif findings.has_found("reward.deterministic"):
-        findings.not_run([check], "rewards already differ within one process")
-    else:
+    elif not findings.has_found(check):
         _compare_scores(first, second, findings)
     return trial
 
@@ -198,18 +196,18 @@ def _compare_scores(
     num_both, num_most = len(first.keys() & second.keys()), max(len(first), len(second))
     if num_both < _ENOUGH * num_most:
         findings.inconclusive(
-            "reward.same_in_processes", f"only {num_both} of {num_most} played in both processes"
+            "reward.deterministic", f"only {num_both} of {num_most} played in both processes"
         )
     for key, (reward, rewards, example_id, completion) in first.items():
         other = second.get(key)
         if other is not None and [reward, rewards] != other[:2]:
             findings.found(
-                "reward.same_in_processes",
+                "reward.deterministic",
                 f"{key.rpartition('/')[2]} answer earns {reward}, but {other[0]} in another one",
                 example_id=example_id,
                 completion=completion,
             )
-    findings.passed("reward.same_in_processes")
+    findings.passed("reward.deterministic")
 
 
 def check_leakage(trial: Trial, findings: Findings) -> Trial:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from telescope_envs.validation.records import Level, Severity
 
-POLICY_VERSION = "5"
+POLICY_VERSION = "6"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,51 +42,27 @@ def _warn(check: str, what: str, why: str, fix: str) -> Check:
 _STATIC = (
     _fail(
         "static.project",
-        "pyproject.toml can be read and has [project] and [build-system].",
-        "Everything else is read from it.",
-        "Correct pyproject.toml; `telescope env init` writes one that works.",
-    ),
-    _fail(
-        "static.build",
-        "The project builds into one wheel.",
+        "pyproject.toml has [project] and [build-system], and the project builds into one wheel.",
         "The wheel is what gets published.",
-        "Run `python -m hatchling build -t wheel` in the project and correct the errors it shows.",
+        "Correct what the message says; `telescope env init` writes a pyproject.toml that works.",
     ),
     _fail(
         "static.wheel",
-        "The wheel holds one pure Python package, its metadata and one entry point.",
-        "Start-up hooks, scripts and further packages would run outside the environment.",
+        "The wheel has at most 50 MiB: one pure Python package, its metadata, one entry point.",
+        "Start-up hooks and scripts would run outside the environment; data belongs in a dataset.",
         "Remove from the wheel what the message names.",
     ),
     _fail(
-        "static.size",
-        "The wheel is at most 50 MiB.",
-        "Every worker machine downloads it; data belongs in a dataset.",
-        "Move data into a dataset repository with a pinned revision.",
-    ),
-    _fail(
         "static.name",
-        "The distribution is telescope-env-<owner>-<name>, and the names keep the rules.",
-        "One owner must never be able to impersonate another.",
-        "Rename the distribution and its package; the entry point uses the bare name.",
+        "The distribution is telescope-env-<owner>-<name>, with a plain PEP 440 version.",
+        "No owner may impersonate another, and two spellings of a version would be two releases.",
+        "Rename the distribution and its package; write the version as the message shows it.",
     ),
     _fail(
-        "static.version",
-        "The version is written as PEP 440 writes it, without local part or epoch.",
-        "Two spellings of one version would be two releases with one wheel.",
-        "Write the version as the message shows it.",
-    ),
-    _fail(
-        "static.summary",
-        "The project has a description of one line.",
-        "It is what people see in lists and searches.",
-        "Set description in [project].",
-    ),
-    _fail(
-        "static.license",
-        "The licence is an SPDX expression.",
-        "Without a license nobody may use the environment.",
-        'Set license in [project], for instance license = "Apache-2.0".',
+        "static.metadata",
+        "There are a description, an SPDX license, and a requires-python that allows this Python.",
+        "People find it by the first, may use it by the second, and can run it by the third.",
+        'Set them in [project], for instance license = "Apache-2.0", requires-python = ">=3.11".',
     ),
     _fail(
         "static.readme",
@@ -95,28 +71,10 @@ _STATIC = (
         "Describe the task, what earns the reward, and the settings; set readme in [project].",
     ),
     _fail(
-        "static.requires_python",
-        "requires-python is given and allows the Python that validates.",
-        "Resolving needs it to choose a release that can run.",
-        'Set requires-python, for instance ">=3.11".',
-    ),
-    _fail(
-        "static.protocol",
-        "telescope-core is a dependency, in a range that holds the installed version.",
-        "The protocol between trainer and environment comes with telescope-core.",
-        'Add "telescope-core>=0.1,<0.2" to dependencies.',
-    ),
-    _warn(
-        "static.protocol_bound",
-        "The range of telescope-core has an upper bound.",
-        "A later protocol may not work with this release, which cannot be changed once published.",
-        'Write an upper bound: "telescope-core>=0.1,<0.2".',
-    ),
-    _fail(
         "static.dependencies",
-        "Dependencies are packages of the package index, and no other environments.",
-        "URLs change and vanish, and anybody may own an environment's name on the index.",
-        "Publish what is needed on the package index, or copy it into the environment.",
+        "They are packages of the package index, among them this telescope-core; no environments.",
+        "URLs change and vanish, anybody may own a name there, and the protocol comes with core.",
+        'Add "telescope-core>=0.1,<0.2"; publish on the index what else is needed, or copy it.',
     ),
     _fail(
         "static.secrets",
@@ -129,12 +87,6 @@ _STATIC = (
         "Every dataset in datasets.json is pinned to a commit.",
         "A branch moves, and the meaning of scores moves with it.",
         "Put the commit's 40 hexadecimal digits into revision.",
-    ),
-    _warn(
-        "static.tags",
-        "There are one to ten tags, in lower case.",
-        "People use tags to find environments of a kind.",
-        'Set keywords in [project], for instance ["mathematics", "single-turn"].',
     ),
 )
 _LOAD = (
@@ -149,12 +101,6 @@ _LOAD = (
         "The module can be imported and its entry point is an Environment class.",
         "Everybody who installs the environment imports it.",
         "Correct the error; import optional packages where they are used.",
-    ),
-    _fail(
-        "load.import_offline",
-        "Importing it does not touch the network.",
-        "Clusters without a network could not even list it, and imports would hang.",
-        "Load data in examples(), not when the module is imported.",
     ),
     _fail(
         "load.import_time",
@@ -180,12 +126,6 @@ _LOAD = (
         "A tool without a schema cannot be offered to a model.",
         "Give the tool a docstring and every parameter a type that JSON can express.",
     ),
-    _warn(
-        "load.tool_docs",
-        "Every parameter of a tool has a description.",
-        "A model that is told names and types alone guesses what they mean.",
-        "Describe it in the docstring (Args:, Parameters or :param NAME:) or in Annotated.",
-    ),
     _fail(
         "load.declarations",
         "Reward range, success threshold, network and secrets make sense together.",
@@ -194,9 +134,9 @@ _LOAD = (
     ),
     _fail(
         "load.network",
-        "It needs no network unless it declares so.",
-        'network = "none" promises that it runs on machines without a network.',
-        'Declare network = "load" or "always", or do not use the network.',
+        "It needs no network unless it declares so, and importing it never does.",
+        'network = "none" promises that it runs, and can be listed, without a network.',
+        'Load data in examples(); declare network = "load" or "always" if it needs that.',
     ),
     _fail(
         "load.examples",
@@ -205,28 +145,16 @@ _LOAD = (
         "Correct examples(): at least one example, and an id and a prompt at every index.",
     ),
     _fail(
-        "load.ids_unique",
-        "No two examples of a split have the same id.",
-        "Results are kept, compared and resumed by id.",
-        "Derive the id from the example's content, for instance as a hash of its question.",
+        "load.ids",
+        "No two examples of a split have one id; ids, prompts, answers are equal in all processes.",
+        "Results are kept, compared and resumed by id, in several processes.",
+        "Derive ids and seeds from the content; use no hash(), set order or time.",
     ),
     _fail(
-        "load.ids_stable",
-        "Ids, prompts and answers are the same in another process.",
-        "Workers are separate processes, and example 7 must be the same in all of them.",
-        "Seed draws with random.Random(f'{seed}/{index}'); use no hash(), set order or time.",
-    ),
-    _fail(
-        "load.split_ids",
-        "No id is in more than one split.",
+        "load.splits",
+        "No id and no problem, prompt and answer with hidden state, is in more than one split.",
         "An eval on examples that were trained on measures memorization.",
-        "Split by a hash of the problem: telescope_core.SplitSource does.",
-    ),
-    _fail(
-        "load.split_prompts",
-        "No problem, prompt and answer with any hidden state, is in more than one split.",
-        "A different id does not make it a different problem.",
-        "Split by a hash of the problem itself: SplitSource(split_key=...).",
+        "Split by a hash of the problem: telescope_core.SplitSource(split_key=...) does.",
     ),
     _fail(
         "load.datasets",
@@ -255,16 +183,10 @@ _REWARD = (
         "Correct the gold answer, the reward, or reward_max.",
     ),
     _fail(
-        "reward.finite",
-        "Every reward is a finite number.",
-        "One NaN makes the whole batch NaN.",
-        "Return a float for every answer; guard divisions and logarithms.",
-    ),
-    _fail(
         "reward.range",
-        "Every reward is in the declared range.",
-        "Success thresholds and normalization are computed from it.",
-        "Correct the reward, or reward_min and reward_max.",
+        "Every reward is a finite number in the declared range.",
+        "One NaN makes the whole batch NaN, and success is computed from the range.",
+        "Guard divisions and logarithms; correct the reward, or reward_min and reward_max.",
     ),
     _fail(
         "reward.floor",
@@ -328,15 +250,9 @@ _REWARD = (
     ),
     _fail(
         "reward.deterministic",
-        "The same answer earns the same, in repeats.",
-        "Noise in the reward is noise in the gradient, and evals cannot be repeated.",
-        "Seed random parts by the example, or remove them.",
-    ),
-    _fail(
-        "reward.same_in_processes",
-        "The same answer earns the same in another process.",
-        "Rollouts of one group are scored in several processes.",
-        "Do not depend on hash(), set order, time or the process id.",
+        "The same answer earns the same, in repeats and in another process.",
+        "Noise in the reward is noise in the gradient, and groups are scored in several processes.",
+        "Seed random parts by the example; do not depend on hash(), set order, time or process.",
     ),
     _fail(
         "reward.concurrency",
@@ -371,22 +287,10 @@ _LEAKAGE = (
         "Remove it from the prompt, system prompt, tool descriptions and first observation.",
     ),
     _fail(
-        "leakage.tool_schemas",
-        "Every tool's schema is valid JSON Schema.",
-        "Chat templates and constrained decoding read the schema.",
-        "Correct the schema at the place that the message names.",
-    ),
-    _fail(
-        "leakage.tool_calls",
-        "Every tool can be called with arguments made from its schema.",
-        "A tool that raises for arguments that its schema allows is of no use to a model.",
-        "Raise ToolError for calls that cannot be carried out, or correct the schema or the tool.",
-    ),
-    _fail(
-        "leakage.tool_errors",
-        "Wrong calls are answered to the policy, and the rollout goes on.",
-        "Models make mistakes, and learn from being told.",
-        "Do not override the handling of calls in a way that raises.",
+        "leakage.tools",
+        "Every tool has a valid JSON Schema, takes arguments made from it, and answers wrong ones.",
+        "Chat templates read the schema, and models make mistakes and learn from being told.",
+        "Correct the schema or the tool that the message names; raise ToolError to refuse a call.",
     ),
     _fail(
         "leakage.cleanup",
