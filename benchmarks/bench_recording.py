@@ -57,8 +57,8 @@ from telescope_train.observability.recording import Recording, RecordingSettings
 from telescope_train.observability.system import NodeMeters, Reading
 from telescope_train.observability.timeline import RankSpans
 from telescope_train.observability.trackers.tracker import TrackedRun, load_tracker
+from telescope_train.rollouts.attempts import Attempts
 from telescope_train.rollouts.mix import make_sampler, training_environments
-from telescope_train.rollouts.seats import Seats
 from telescope_train.step.credit import CreditRules, RewardRange
 from telescope_train.step.throughput import Machine
 from telescope_train.trainer import worker as worker_module
@@ -321,7 +321,7 @@ async def loop_parts(
     )
     vocabulary = len(character_tokenizer())
     calls = SwitchedCalls(opened.calls)
-    seats = Seats.of(config, SwitchedEvents(opened), num_servers=1, calls=calls)
+    attempts = Attempts.of(config, SwitchedEvents(opened), num_servers=1, calls=calls)
     return LoopParts(
         config=config,
         rules=CreditRules(
@@ -332,7 +332,7 @@ async def loop_parts(
             declared={"letters": RewardRange(0.0, 1.0)},
         ),
         packing=Packing(seq_len=1024, num_ranks=1, hidden_size=hidden, max_tokens=ANSWER),
-        sampler=make_sampler(config, mix, Answers(calls, vocabulary), seats),
+        sampler=make_sampler(config, mix, Answers(calls, vocabulary), attempts),
         trainer=ranks,
         publisher=NoServers(),
         folder=SwitchedFolder(run),

@@ -36,8 +36,8 @@ from telescope_train.inference.server import ServerProcess
 from telescope_train.loop import LoopParts, train
 from telescope_train.models.facts import read_model_facts
 from telescope_train.plan.checks.config import check_config
+from telescope_train.rollouts.attempts import Attempts, LimitedPool
 from telescope_train.rollouts.mix import make_sampler, training_environments
-from telescope_train.rollouts.seats import SeatedPool, Seats
 from telescope_train.step.credit import credit_rules
 from telescope_train.step.stream_rules import streams_gradients
 from telescope_train.step.throughput import Machine
@@ -248,7 +248,7 @@ async def _open(
     )
     ranks = LocalRanks(worker)
     stack.push_async_callback(ranks.close)
-    seats = Seats.of(config, NoEvents(), num_servers=max(1, len(servers)))
+    attempts = Attempts.of(config, NoEvents(), num_servers=max(1, len(servers)))
     if servers:
         pool = ServerPool([TokenClient(server.root) for server in servers])
         publisher = WeightPublisher(pool, ranks, in_flight=config.scheduling.in_flight_update)
@@ -262,7 +262,7 @@ async def _open(
         load_renderer(config.model),
         max_model_len=config.inference.max_model_len or MAX_MODEL_LEN,
         interleaved=config.rollout.interleaved_rollouts,
-        servers_of=(lambda name: SeatedPool(pool, seats, name)) if servers else None,
+        servers_of=(lambda name: LimitedPool(pool, attempts, name)) if servers else None,
     )
     sampling = {name: one.sampling for name, one in mix.playing.items()}
     packing = Packing(
@@ -273,7 +273,7 @@ async def _open(
         share_prefixes=ranks.why_nothing_is_shared is None,
     )
     await check_engine(source, sampling, packing, ranks.logprobs, dtype="float32")
-    sampler = make_sampler(config, mix, source, seats, prepare=source.prepare)
+    sampler = make_sampler(config, mix, source, attempts, prepare=source.prepare)
     stack.push_async_callback(sampler.close)
     facts = read_model_facts(config.model.model)
     parts = LoopParts(

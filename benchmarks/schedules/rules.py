@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from telescope_core.types import Group
 from telescope_train.loop import LoopParts
-from telescope_train.rollouts.pending_groups import PendingGroup
+from telescope_train.rollouts.order import PendingGroup
 from telescope_train.rollouts.sampled import SampledBatch
 from telescope_train.rollouts.sampler import RolloutSampler
 
@@ -31,14 +31,14 @@ class KeepSlotsFull(RolloutSampler):
         self._playing: dict[asyncio.Task[Group], int] = {}
         self._ready: list[tuple[int, Group]] = []
         self._is_closed = False
-        leave = self.seats._open.leave
+        leave = self.attempts._open.leave
 
         def leave_and_refill() -> None:
             leave()
             self._num_open -= 1
             self._refill()
 
-        self.seats._open.leave = leave_and_refill
+        self.attempts._open.leave = leave_and_refill
 
     def advance(self, version: int) -> None:
         """Note the new weights, and fill the slots."""
@@ -79,7 +79,7 @@ class KeepSlotsFull(RolloutSampler):
 
     def _refill(self) -> None:
         group_size = next(iter(self._player.environments.values())).group_size
-        while not self._is_closed and self._num_open < self.seats.slots.limit:
+        while not self._is_closed and self._num_open < self.attempts.slots.limit:
             self._num_open += group_size
             # Batch 0 in every id, since a group belongs to no batch before it has ended.
             pending = PendingGroup(batch=0, position=self._begun, drawn=self._examples.next())
@@ -148,7 +148,7 @@ def with_rule(rule: type[RolloutSampler]):
         ours = parts.sampler
         player = ours._player
         sampler = rule(
-            player.environments, ours._examples, player._policies, ours._settings, ours.seats
+            player.environments, ours._examples, player._policies, ours._settings, ours.attempts
         )
         publisher = parts.publisher
         if rule is OneStepOff:

@@ -32,9 +32,9 @@ from telescope_train.models.tiny import END, character_tokenizer
 from telescope_train.plan.load import load_train_config
 from telescope_train.restarts import Restarts, restart_at, run_with_restarts
 from telescope_train.rollouts import environments
+from telescope_train.rollouts.attempts import Attempts
 from telescope_train.rollouts.mix import make_sampler, training_environments
 from telescope_train.rollouts.sampled import BEGINNING
-from telescope_train.rollouts.seats import Seats
 from telescope_train.step.credit import CreditRules, RewardRange
 from telescope_train.step.throughput import Machine
 from telescope_train.trainer.ranks import AllRanks
@@ -248,7 +248,7 @@ async def _take_steps(config, ranks, folder, begun, killed_after) -> None:
     }
     mix = await training_environments(config, clients, {}, {})
     policies = ScriptedTokens(config.scheduling.max_async_rollout)
-    sampler = make_sampler(config, mix, policies, Seats.of(config, EventList(), num_servers=1))
+    sampler = make_sampler(config, mix, policies, Attempts.of(config, EventList(), num_servers=1))
     sampler.restore(BEGINNING if begun is None else begun.sampler_state())
     checkpointer = Checkpointer(
         SavedRun.of(config, records_of(config)),

@@ -21,8 +21,8 @@ from telescope_train.batches.packing import Packing
 from telescope_train.config.schema import TrainConfig
 from telescope_train.loop import LoopParts
 from telescope_train.models.facts import read_model_facts
+from telescope_train.rollouts.attempts import Attempts
 from telescope_train.rollouts.mix import make_sampler, training_environments
-from telescope_train.rollouts.seats import Seats
 from telescope_train.step.credit import CreditRules, RewardRange
 from telescope_train.step.stream_rules import streams_gradients
 from telescope_train.step.throughput import Machine
@@ -144,7 +144,7 @@ async def toy_parts(
             config,
             mix,
             policies or ToyPolicies(),
-            Seats.of(config, EventList(), num_servers=1),
+            Attempts.of(config, EventList(), num_servers=1),
         ),
         trainer=ToyRanks(start(BackendSettings.from_config(config, device="cpu"))),
         publisher=NoServers(),

@@ -13,8 +13,8 @@ from telescope_core.scripted import ScriptedClient
 from telescope_core.types import JsonValue, Message, Sampling
 from telescope_train.chat.renderer import Renderer
 from telescope_train.inference.policy import TokenPolicySource
+from telescope_train.rollouts.attempts import Attempts
 from telescope_train.rollouts.mix import make_sampler, training_environments
-from telescope_train.rollouts.seats import Seats
 
 ADD: dict[str, JsonValue] = {
     "type": "function",
@@ -93,7 +93,7 @@ async def test_the_sampler_makes_the_prompts_of_its_draws_ready(tmp_path) -> Non
         config,
         mix,
         ScriptedClient(["yes"]),
-        Seats.of(config, EventList(), num_servers=1),
+        Attempts.of(config, EventList(), num_servers=1),
         prepare=lambda environment, messages: ready.append((environment, messages[-1].content)),
     )
     sampler.advance(0)

@@ -11,8 +11,7 @@ from telescope_core.types import Sampling
 from telescope_train.evals.servers import BEHIND_ROLLOUTS, EvalServers
 from telescope_train.inference.pool import MOST_STEPS, server_priority
 from telescope_train.inference.wire import TokenRequest
-from telescope_train.rollouts.seats import SeatedPool, Seats
-from telescope_train.rollouts.stages import AttemptKey
+from telescope_train.rollouts.attempts import AttemptKey, Attempts, LimitedPool
 from telescope_train.simulation.servers import TOKENS_PER_ID, Planned
 
 
@@ -72,13 +71,13 @@ def test_the_batch_of_an_attempt_is_part_of_it() -> None:
                 """Keep nothing."""
 
         sent = sent_priorities(world)
-        seats = Seats(4, Log())  # type: ignore[arg-type]
+        attempts = Attempts(4, Log())  # type: ignore[arg-type]
 
         async def ask(step: int) -> None:
             rollout_id = f"{step}/0"
             key = AttemptKey(step=step, environment="one", group_id=f"{step}", index=0, attempt=1)
-            async with seats.taken(rollout_id, key, seats.for_group(), (0, 0, 0)):
-                await SeatedPool(world.pool, seats, rollout_id).generate(
+            async with attempts.running(rollout_id, key, attempts.for_group(), (0, 0, 0)):
+                await LimitedPool(world.pool, attempts, rollout_id).generate(
                     Planned([3], rollout_id=rollout_id, num_tokens=TOKENS_PER_ID),
                     Sampling(max_tokens=10**6),
                     stop_token_ids=(),

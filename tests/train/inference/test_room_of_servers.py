@@ -11,8 +11,7 @@ from tests.train.simulation.test_simulated_runs import scenario
 from telescope_core.types import Sampling
 from telescope_train.inference.pool import Turn
 from telescope_train.observability.calls import Watching
-from telescope_train.rollouts.concurrency import Concurrency
-from telescope_train.rollouts.slots import Slots
+from telescope_train.rollouts.slots import Concurrency, Slots
 from telescope_train.simulation.servers import TOKENS_PER_ID, Planned
 
 Plan = Sequence[tuple[int, int]]

@@ -18,11 +18,11 @@ from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import PolicySource
 from telescope_core.records.events import AttemptEvent
 from telescope_train.rollouts.accept import AcceptFn
+from telescope_train.rollouts.attempts import Attempts
 from telescope_train.rollouts.draw import ExampleDraw, Source
 from telescope_train.rollouts.held_out import TrainingExamples
 from telescope_train.rollouts.playing import PlaySettings, TrainingEnvironment
 from telescope_train.rollouts.sampler import RolloutSampler, SamplerSettings
-from telescope_train.rollouts.seats import Seats
 
 GROUP_SIZE = 3
 GROUPS = 2
@@ -76,8 +76,8 @@ def sampler_over(
         **settings,
     )
     examples = TrainingExamples(draw, {"echo": environment.client}, {})
-    seats = Seats(slots, EventList() if events is None else events)
-    return RolloutSampler({"echo": environment}, examples, client, sampler_settings, seats)
+    attempts = Attempts(slots, EventList() if events is None else events)
+    return RolloutSampler({"echo": environment}, examples, client, sampler_settings, attempts)
 
 
 def echo(messages: Sequence[Message]) -> str:

@@ -20,9 +20,9 @@ from telescope_core.errors import EndpointAccessError, EnvironmentProcessError
 from telescope_core.records.events import Stage
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import RolloutStatus
-from telescope_train.rollouts.pending_groups import OFF_POLICY
+from telescope_train.rollouts.attempts import AttemptStages
+from telescope_train.rollouts.order import OFF_POLICY
 from telescope_train.rollouts.sampler import RolloutSampler
-from telescope_train.rollouts.stages import AttemptLife
 
 
 class SlowToEnd(Echo):
@@ -104,8 +104,8 @@ async def test_an_attempt_begins_when_the_one_before_has_really_ended() -> None:
         [(RolloutStatus.CANCELLED, OFF_POLICY)],
         [],
     )
-    assert sampler.seats.num_playing == 0
-    assert sampler.seats.slots.num_held == 0
+    assert sampler.attempts.num_playing == 0
+    assert sampler.attempts.slots.num_held == 0
 
 
 @pytest.mark.parametrize("has_begun_to_wait", [False, True])
@@ -126,24 +126,24 @@ async def test_a_run_that_ends_waits_for_attempts_that_are_being_stopped(
     assert ("0.1", 2, 1) in untaken
     assert len(keys_of(rows)) == len(set(keys_of(rows)))
     assert [life[-1].stage in LAST for life in lives.values()] == [True] * len(lives)
-    assert sampler.seats.num_playing == 0
+    assert sampler.attempts.num_playing == 0
 
 
 async def test_an_attempt_takes_no_seat_away_but_its_own() -> None:
-    seats = sampler_over(ScriptedClient(echo), ahead=0).seats
-    async with seats.taken("0.0/0", KEY, seats.slots, (1,)):
-        async with seats.taken("0.0/0", KEY, seats.slots, (2,)) as second:
+    attempts = sampler_over(ScriptedClient(echo), ahead=0).attempts
+    async with attempts.running("0.0/0", KEY, attempts.slots, (1,)):
+        async with attempts.running("0.0/0", KEY, attempts.slots, (2,)) as second:
             pass
-        async with seats.taken("0.0/0", KEY, seats.slots, (2,)) as second:
-            inner = seats.seat_of("0.0/0")
+        async with attempts.running("0.0/0", KEY, attempts.slots, (2,)) as second:
+            inner = attempts.of_rollout("0.0/0")
         assert inner is second
-        assert seats.seat_of("0.0/0") is None
-    first = seats.taken("0.0/0", KEY, seats.slots, (1,))
-    later = seats.taken("0.0/0", KEY, seats.slots, (2,))
+        assert attempts.of_rollout("0.0/0") is None
+    first = attempts.running("0.0/0", KEY, attempts.slots, (1,))
+    later = attempts.running("0.0/0", KEY, attempts.slots, (2,))
     await first.__aenter__()
-    seat = await later.__aenter__()
+    attempt = await later.__aenter__()
     await first.__aexit__(None, None, None)
-    assert seats.seat_of("0.0/0") is seat
+    assert attempts.of_rollout("0.0/0") is attempt
     await later.__aexit__(None, None, None)
 
 
@@ -245,7 +245,7 @@ async def test_an_attempt_whose_reward_fails_was_scored() -> None:
 
 async def test_scoring_is_timed_by_who_scores_and_else_by_what_it_took() -> None:
     events = EventList()
-    life = AttemptLife(KEY, events.add)
+    life = AttemptStages(KEY, events.add)
     life.waits_to_begin()
     life.begins()
     life.is_scored()
@@ -256,7 +256,7 @@ async def test_scoring_is_timed_by_who_scores_and_else_by_what_it_took() -> None
     assert [event.stage for event in events][3:] == [
         *(Stage.SCORING, Stage.GENERATING, Stage.SCORING, Stage.DONE)
     ]
-    life = AttemptLife(KEY, events.add)
+    life = AttemptStages(KEY, events.add)
     life.waits_to_begin()
     life.is_cancelled("why")
     life.is_scored()

@@ -11,10 +11,10 @@ from tests.train.rollouts.samplers import GROUP_SIZE, GROUPS, EventList, sampler
 from telescope_core.records.events import Stage
 from telescope_core.types import Completion, Group, Message, RolloutStatus, Sampling
 from telescope_train.checkpoints.sampler_state import read_sampler_state, write_sampler_state
-from telescope_train.rollouts.pending_groups import OFF_POLICY
+from telescope_train.rollouts.attempts import Attempts
+from telescope_train.rollouts.order import OFF_POLICY
 from telescope_train.rollouts.sampled import SampledBatch
 from telescope_train.rollouts.sampler import RolloutSampler
-from telescope_train.rollouts.seats import Seats
 
 VERSIONS = 12
 
@@ -24,7 +24,7 @@ class Held:
 
     def __init__(self) -> None:
         self.version = 0
-        self.seats: Seats | None = None
+        self.attempts: Attempts | None = None
         self.asked: list[str] = []
         self.num_tokens: Callable[[str], int] = lambda rollout_id: 1
         self._open: dict[str, asyncio.Event] = {}
@@ -60,9 +60,9 @@ class HeldPolicy:
 
     async def complete(self, messages, sampling, *, tools=()) -> Completion:
         held, version = self._held, self._held.version
-        seat = None if held.seats is None else held.seats.seat_of(self._rollout_id)
-        assert seat is not None
-        async with seat.call() as sent:
+        attempt = None if held.attempts is None else held.attempts.of_rollout(self._rollout_id)
+        assert attempt is not None
+        async with attempt.call() as sent:
             sent("server", version)
             await held.wait(self._rollout_id)
         return Completion(
@@ -78,7 +78,7 @@ class HeldPolicy:
 def sampler_of(held: Held, events: EventList | None = None, **settings) -> RolloutSampler:
     options = {"ahead": 1, "batches": VERSIONS, "slots": 1000, "timeout_s": 600.0}
     sampler = sampler_over(held, events=events, **{**options, **settings})
-    held.seats = sampler.seats
+    held.attempts = sampler.attempts
     return sampler
 
 

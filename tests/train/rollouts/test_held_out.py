@@ -27,6 +27,7 @@ from telescope_envs.records.projects import read_project
 from telescope_train.evals.live import LiveEvals
 from telescope_train.plan.load import load_train_config
 from telescope_train.rollouts import environments
+from telescope_train.rollouts.attempts import Attempts
 from telescope_train.rollouts.draw import Drawn, ExampleDraw, Source
 from telescope_train.rollouts.held_out import Cleared, HeldOut, held_out_problems, require_untrained
 from telescope_train.rollouts.mix import (
@@ -34,7 +35,6 @@ from telescope_train.rollouts.mix import (
     make_sampler,
     training_environments,
 )
-from telescope_train.rollouts.seats import Seats
 
 
 class Toy(SingleTurnEnvironment):
@@ -161,7 +161,7 @@ async def trained_and_evaluated(environment_class, config, tmp_path):
     script = ScriptedClient(["yes"])
     records = records_of(config)
     mix = await training_environments(config, clients, evals, records)
-    sampler = make_sampler(config, mix, script, Seats.of(config, EventList(), num_servers=1))
+    sampler = make_sampler(config, mix, script, Attempts.of(config, EventList(), num_servers=1))
     trained = set()
     for step in range(config.run.number_of_steps):
         sampler.advance(step)
@@ -195,7 +195,7 @@ async def test_no_eval_example_in_two_thousand_accepted_groups(tmp_path):
     evals = {name: InProcessEnvironment(one(), name=name) for name, one in classes.items()}
     mix = await training_environments(config, clients, evals, records_of(config))
     sampler = make_sampler(
-        config, mix, ScriptedClient(["yes"]), Seats.of(config, EventList(), num_servers=1)
+        config, mix, ScriptedClient(["yes"]), Attempts.of(config, EventList(), num_servers=1)
     )
     accepted, rejected = [], []
     for step in range(config.run.number_of_steps):
@@ -282,8 +282,8 @@ async def test_what_a_checkpoint_holds_is_not_trained_on_if_evals_hold_it_out_no
     async def sampler_of(config):
         clients = {"toy:Toy": InProcessEnvironment(OneList(), name="toy:Toy")}
         mix = await training_environments(config, clients, clients, records_of(config))
-        seats = Seats.of(config, EventList(), num_servers=1)
-        return make_sampler(config, mix, ScriptedClient(["yes"]), seats), mix
+        attempts = Attempts.of(config, EventList(), num_servers=1)
+        return make_sampler(config, mix, ScriptedClient(["yes"]), attempts), mix
 
     before = ahead(config_of(tmp_path, num_samples=1))
     first, _ = await sampler_of(before)

@@ -12,8 +12,7 @@ from telescope_core import RolloutStatus
 from telescope_core.records.events import AttemptEvent, Stage
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Completion, Rollout
-from telescope_train.rollouts.seats import Seats
-from telescope_train.rollouts.stages import AttemptKey, AttemptLife
+from telescope_train.rollouts.attempts import AttemptKey, Attempts, AttemptStages
 
 KEY = AttemptKey(step=1, environment="e", group_id="0.0", index=0, attempt=1)
 LAST = (Stage.DONE, Stage.CANCELLED, Stage.FAILED)
@@ -29,7 +28,7 @@ def by_attempt(events: Sequence[AttemptEvent]) -> dict[tuple[str, int, int], lis
 
 async def test_a_life_without_detours() -> None:
     events = EventList()
-    life = AttemptLife(KEY, events.add)
+    life = AttemptStages(KEY, events.add)
     life.waits_to_begin()
     life.begins()
     for server, version in (("a", 3), ("b", 4)):
@@ -50,7 +49,7 @@ async def test_a_life_without_detours() -> None:
 
 async def test_calls_at_the_same_time_are_one_stage() -> None:
     events = EventList()
-    life = AttemptLife(KEY, events.add)
+    life = AttemptStages(KEY, events.add)
     life.waits_to_begin()
     life.begins()
     life.is_sent("a", 0)
@@ -68,7 +67,7 @@ async def test_calls_at_the_same_time_are_one_stage() -> None:
 
 @pytest.mark.parametrize("at", ["drawn", "waiting", "playing", "generating"])
 async def test_it_can_be_stopped_at_any_stage_and_not_after_its_end(at: str) -> None:
-    life = AttemptLife(KEY, EventList().add)
+    life = AttemptStages(KEY, EventList().add)
     if at != "drawn":
         life.waits_to_begin()
     if at in ("playing", "generating"):
@@ -83,7 +82,7 @@ async def test_it_can_be_stopped_at_any_stage_and_not_after_its_end(at: str) -> 
 
 async def test_what_cannot_follow_is_a_defect() -> None:
     events = EventList()
-    life = AttemptLife(KEY, events.add)
+    life = AttemptStages(KEY, events.add)
     with pytest.raises(AssertionError, match=r"drawn.*environment"):
         life.begins()
     assert [event.stage for event in events] == [Stage.DRAWN], "nothing false is written"
@@ -139,19 +138,19 @@ async def test_every_attempt_of_a_run_has_one_whole_life() -> None:
 async def test_tools_and_rewards_hold_no_slot_unless_asked_for(until_end: bool) -> None:
     """The environment waits until others have been with the servers, which needs their slot."""
     slots, most = 1, 0
-    seats = Seats(slots, EventList(), until_end=until_end)
+    attempts = Attempts(slots, EventList(), until_end=until_end)
     both = asyncio.Barrier(2)
 
     async def rollout(index: int) -> None:
         nonlocal most
         key = AttemptKey(step=1, environment="e", group_id="0.0", index=index, attempt=1)
-        async with seats.taken(f"0.0/{index}", key, seats.slots, (1, index)) as seat:
-            async with seat.call() as sent:
+        async with attempts.running(f"0.0/{index}", key, attempts.slots, (1, index)) as attempt:
+            async with attempt.call() as sent:
                 sent("server", 0)
-                most = max(most, seats.slots.num_held)
+                most = max(most, attempts.slots.num_held)
                 await asyncio.sleep(0)
             await both.wait()
-            async with seat.call() as sent:
+            async with attempt.call() as sent:
                 sent("server", 0)
 
     rollouts = asyncio.gather(*(rollout(index) for index in range(2)))
@@ -167,49 +166,51 @@ async def test_tools_and_rewards_hold_no_slot_unless_asked_for(until_end: bool) 
         async with asyncio.timeout(120):
             await rollouts
     assert most == 1
-    assert seats.slots.num_held == 0
-    assert seats.num_playing == 0
+    assert attempts.slots.num_held == 0
+    assert attempts.num_playing == 0
 
 
 async def test_open_rollouts_are_bounded() -> None:
-    seats = Seats(2, EventList(), max_open=3)
+    attempts = Attempts(2, EventList(), max_open=3)
     release = asyncio.Event()
     most = 0
 
     async def rollout(index: int) -> None:
         nonlocal most
         key = AttemptKey(step=1, environment="e", group_id="0.0", index=index, attempt=1)
-        async with seats.taken(f"0.0/{index}", key, seats.slots, (1, index)) as seat:
-            async with seat.call():
+        async with attempts.running(f"0.0/{index}", key, attempts.slots, (1, index)) as attempt:
+            async with attempt.call():
                 pass
-            most = max(most, seats.num_playing)
+            most = max(most, attempts.num_playing)
             await release.wait()
 
     rollouts = [asyncio.create_task(rollout(index)) for index in range(8)]
     for _ in range(100):
         await asyncio.sleep(0)
-    assert seats.num_playing == 3, "one more than there are slots, for those with the environment"
-    assert seats.num_waiting == 5
+    assert attempts.num_playing == 3, (
+        "one more than there are slots, for those with the environment"
+    )
+    assert attempts.num_waiting == 5
     release.set()
     await asyncio.gather(*rollouts)
     assert most == 3
 
 
 async def test_programs_that_ask_many_things_at_once_get_a_slot_for_each() -> None:
-    seats = Seats(2, EventList())
+    attempts = Attempts(2, EventList())
     inside = most = 0
 
-    async def call(seat) -> None:
+    async def call(attempt) -> None:
         nonlocal inside, most
-        async with seat.call() as sent:
+        async with attempt.call() as sent:
             sent("server", 0)
             inside += 1
             most = max(most, inside)
             await asyncio.sleep(0)
             inside -= 1
 
-    async with seats.taken("0.0/0", KEY, seats.slots, (1,)) as seat:
-        await asyncio.gather(*(call(seat) for _ in range(6)))
-        assert seat.life.stage is Stage.ENVIRONMENT
+    async with attempts.running("0.0/0", KEY, attempts.slots, (1,)) as attempt:
+        await asyncio.gather(*(call(attempt) for _ in range(6)))
+        assert attempt.stages.stage is Stage.ENVIRONMENT
     assert most == 2
-    assert seats.slots.num_held == 0
+    assert attempts.slots.num_held == 0

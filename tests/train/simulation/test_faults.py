@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from telescope_train.rollouts.pending_groups import PendingGroup
+from telescope_train.rollouts.attempts import AttemptStages
+from telescope_train.rollouts.order import PendingGroup
 from telescope_train.rollouts.playing import Player
 from telescope_train.rollouts.sampled import SamplerState
 from telescope_train.rollouts.sampler import RolloutSampler
 from telescope_train.rollouts.slots import Slots
-from telescope_train.rollouts.stages import AttemptLife
 from telescope_train.simulation.faults import KINDS, Ledger, play, played, schedule
 from telescope_train.simulation.virtual_time import Deadlock
 
@@ -122,7 +122,7 @@ def test_an_attempt_that_leaves_no_row_is_noticed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_attempt_whose_end_is_not_told_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AttemptLife, "is_cancelled", lambda self, reason: None)
+    monkeypatch.setattr(AttemptStages, "is_cancelled", lambda self, reason: None)
     assert first_with("life", "finished-order") is not None
 
 

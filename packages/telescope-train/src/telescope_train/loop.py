@@ -203,7 +203,7 @@ async def _record(
     await asyncio.to_thread(record_rollouts, parts.folder, step, batch.all_groups, credit)
     await asyncio.to_thread(record_attempts, parts.folder, step, batch.replaced)
     for ended in batch.ended_steps:
-        await asyncio.to_thread(parts.sampler.seats.log.pack, ended)
+        await asyncio.to_thread(parts.sampler.attempts.log.pack, ended)
 
 
 async def take_steps(trainer: Ranks, plan: StepPlan, version: WeightVersion) -> dict[str, float]:

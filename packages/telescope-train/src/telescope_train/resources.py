@@ -48,8 +48,8 @@ from telescope_train.observability.terminal import LiveView
 from telescope_train.observability.timeline import RankSpans, Timeline
 from telescope_train.plan.prepared import Prepared
 from telescope_train.recording import run_logs
+from telescope_train.rollouts.attempts import Attempts, LimitedPool
 from telescope_train.rollouts.environments import RunEnvironments
-from telescope_train.rollouts.seats import SeatedPool, Seats
 from telescope_train.trainer.ray_ranks import RayRanks
 from telescope_train.weights.buckets import PER_TENSOR
 from telescope_train.weights.choice import transport_of
@@ -80,7 +80,7 @@ class Policies:
     pool: ServerPool
     publisher: WeightPublisher
     source: TokenPolicySource
-    seats: Seats
+    attempts: Attempts
     recording: Recording
     rank_spans: RankSpans
     clients: Sequence[TokenClient]
@@ -254,7 +254,7 @@ async def open_policies(
         ]
     rank_spans = RankSpans(lambda: processes.ranks.timed, recording.timeline)
     _note_replaced_workers(prepared, recording.timeline, say)
-    seats = Seats.of(prepared.config, log, num_servers=len(pool.clients), calls=calls)
+    attempts = Attempts.of(prepared.config, log, num_servers=len(pool.clients), calls=calls)
     try:
 
         def source(servers_of: Callable[[str], RolloutServers]) -> TokenPolicySource:
@@ -278,8 +278,8 @@ async def open_policies(
         yield Policies(
             pool=pool,
             publisher=publisher,
-            source=source(lambda rollout_id: SeatedPool(pool, seats, rollout_id)),
-            seats=seats,
+            source=source(lambda rollout_id: LimitedPool(pool, attempts, rollout_id)),
+            attempts=attempts,
             recording=recording,
             rank_spans=rank_spans,
             clients=clients,

@@ -75,7 +75,6 @@ from telescope_train.resources import (
     timing_ranks,
 )
 from telescope_train.restarts import Restarts, restart_at, run_with_restarts
-from telescope_train.rollouts.concurrency import Concurrency
 from telescope_train.rollouts.held_out import require_untrained
 from telescope_train.rollouts.mix import (
     Mix,
@@ -84,6 +83,7 @@ from telescope_train.rollouts.mix import (
     training_environments,
 )
 from telescope_train.rollouts.sampled import BEGINNING
+from telescope_train.rollouts.slots import Concurrency
 from telescope_train.step.credit import credit_rules
 from telescope_train.step.losses import Losses
 from telescope_train.step.records import record_unfinished
@@ -251,7 +251,7 @@ async def _while_watched(resources: Resources, session: ClusterSession) -> None:
         session.logs.run(),
         resources.head.watch(),
     ]
-    watches.append(Concurrency.of(config, policies.seats.slots, policies.pool).run())
+    watches.append(Concurrency.of(config, policies.attempts.slots, policies.pool).run())
     if (meters := run_meters(resources)) is not None:
         watches.append(meters.run())
     await supervised(_train(resources), watches)
@@ -332,12 +332,12 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
     prepared, folder, view = resources.prepared, resources.folder, resources.view
     config, ranks, source = prepared.config, resources.processes.ranks, resources.policies.source
     evals = ready.evals
-    seats = resources.policies.seats
+    attempts = resources.policies.attempts
     # Each task that plays a place inherits it: this process itself calls the author's function.
     hold_watch = HoldWatch()
     if config.rollout.should_accept_fn is not None:
         CURRENT.set(Request(hold_watch.start(), call=0))
-    sampler = make_sampler(config, mix, source, seats, prepare=source.prepare)
+    sampler = make_sampler(config, mix, source, attempts, prepare=source.prepare)
     state = BEGINNING if begun is None else begun.sampler_state()
     drop_events(folder.events_path, after=state.first_repeated_batch, is_repeated=state.repeated())
     sampler.restore(state)

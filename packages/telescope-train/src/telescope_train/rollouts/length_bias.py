@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Set
 
-from telescope_train.rollouts.pending_groups import PendingGroup
+from telescope_train.rollouts.order import PendingGroup
 
 
 class LengthBias:
@@ -19,7 +19,7 @@ class LengthBias:
         self._trained: list[int] = []
 
     def note(self, pending_groups: Iterable[PendingGroup], *, complete: Set[int]) -> float | None:
-        """Note that `pending_groups` are trained on, and that of `complete` batches nothing is open.
+        """Note that `pending_groups` are trained on, and that nothing of `complete` is open.
 
         Returns the mean tokens of what was trained on so far, over those of what was drawn; None
         if nothing is known yet.

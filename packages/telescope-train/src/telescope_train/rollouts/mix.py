@@ -10,12 +10,12 @@ from telescope_core.base.protocols import EnvironmentClient, PolicySource
 from telescope_core.base.types import EnvironmentDescription, Sampling, Split
 from telescope_train.config.schema import EnvironmentEntry, TrainConfig
 from telescope_train.rollouts.accept import load_accept_fn
+from telescope_train.rollouts.attempts import Attempts
 from telescope_train.rollouts.draw import ExampleDraw, Source
 from telescope_train.rollouts.held_out import HeldOut, TrainingExamples, hold_out
 from telescope_train.rollouts.playing import PlaySettings, TrainingEnvironment
 from telescope_train.rollouts.prefetch import Prefetch, Prepare, first_messages
 from telescope_train.rollouts.sampler import RolloutSampler, SamplerSettings
-from telescope_train.rollouts.seats import Seats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def make_sampler(
     config: TrainConfig,
     mix: Mix,
     policies: PolicySource,
-    seats: Seats,
+    attempts: Attempts,
     *,
     prepare: Prepare | None = None,
 ) -> RolloutSampler:
@@ -132,7 +132,7 @@ def make_sampler(
                 accept=load_accept_fn(accept) if accept else None,
             ),
         ),
-        seats,
+        attempts,
     )
 
 

@@ -1,16 +1,127 @@
-"""Which groups a batch is made of: `batch_order`.
+"""The groups of batches: those that are pending, and which of them a batch is made of.
 
-`DrawnOrder`: exactly those that were drawn for it, whichever ended first.
-`FinishedOrder`: whichever groups ended first, of all that are being sampled. The batch then waits
-for no straggler, and so short answers are trained on earlier than long ones.
+`batch_order` decides. `DrawnOrder`: exactly those that were drawn for the batch, whichever ended
+first. `FinishedOrder`: whichever ended first, of all that are sampled. The batch then waits for no
+straggler, and so short answers are trained on earlier than long ones.
 """
 
 import asyncio
+from asyncio import Task
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from telescope_core.base.types import Group
-from telescope_train.rollouts.pending_groups import PendingGroup
+from telescope_core.base.types import Group, Rollout, RolloutStatus, WeightVersion
+from telescope_train.rollouts.draw import Drawn
+from telescope_train.rollouts.failures import Boundary
+from telescope_train.rollouts.held_out import Cleared
+from telescope_train.rollouts.sampled import ReadyGroup
+
+OFF_POLICY = "off_policy"
+"""Reason of attempts that were stopped because the weights had moved on too far."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PendingGroup:
+    """One place of a batch. Its draw is played there, and what replaces it if it is rejected."""
+
+    batch: int
+    """Number of the batch, 0 first."""
+    position: int
+    """Position in the batch."""
+    drawn: Drawn
+    """What was drawn in order."""
+    playing: Cleared | None = None
+    """What is played there now; None = it is not known yet."""
+    num_draws: int = 1
+    """The draw in order and those that replaced it."""
+    rejected: list[Group] = field(default_factory=list[Group])
+    replaced: list[Rollout] = field(default_factory=list[Rollout])
+    """Attempts that were played again, in the order in which they ended."""
+    ended: list[Rollout] = field(default_factory=list[Rollout])
+    """Attempts that were not, and those that ended when the run did."""
+    failed: Counter[Boundary] = field(default_factory=Counter[Boundary])
+    """Failed attempts by cause."""
+    ended_s: float = 0.0
+    """When its group was accepted, on the clock of the event loop."""
+    task: Task[Group] | None = None
+    """Plays until a group is accepted, and returns it."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Batch and position: places in the order of the draws."""
+        return self.batch, self.position
+
+    @property
+    def group_id(self) -> str:
+        """Id of the group that is played there now."""
+        return self.id_of_draw(self.num_draws)
+
+    def id_of_draw(self, number: int) -> str:
+        """Return the id of a group; it tells the draws of one place apart, 1 = the first one."""
+        first = f"{self.batch}.{self.position}"
+        return first if number == 1 else f"{first}-{number}"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its group was accepted."""
+        return self.task is not None and self.task.done()
+
+    @property
+    def group(self) -> Group:
+        """The accepted group; only once it `is_done`. Raises what ended the task, if it failed."""
+        assert self.task is not None, "the place is not played yet"
+        return self.task.result()
+
+    def ready(self) -> ReadyGroup:
+        """Return what is saved of a place that `is_done`."""
+        return ReadyGroup(
+            group=self.group,
+            rejected=tuple(self.rejected),
+            replaced=tuple(self.replaced),
+            failed=dict(self.failed),
+            num_draws=self.num_draws,
+        )
+
+    def take_over(self, ready: ReadyGroup) -> None:
+        """Go on from what was saved."""
+        self.rejected += ready.rejected
+        self.replaced += ready.replaced
+        self.ended += ready.group.rollouts
+        self.failed.update(ready.failed)
+        self.num_draws = ready.num_draws
+
+    def give_up(self) -> None:
+        """Note that the accepted group is played again, under newer weights."""
+        group = self.group
+        self.replaced += map(off_policy, group.rollouts)
+        self.ended = [one for one in self.ended if one.group_id != group.id]
+
+    def unused(self) -> list[Rollout]:
+        """Return every attempt of a place that no step was trained on, as the run ends."""
+        return [*self.replaced, *map(_unused, self.ended)]
+
+
+def oldest_version(rollout: Rollout) -> WeightVersion | None:
+    """Return the oldest weights that sampled any token; None if nothing was sampled."""
+    return min((turn.completion.oldest_version for turn in rollout.turns), default=None)
+
+
+def off_policy(rollout: Rollout) -> Rollout:
+    """Return a finished rollout as one that is played again under newer weights."""
+    return replace(rollout, status=RolloutStatus.CANCELLED, status_reason=OFF_POLICY)
+
+
+def by_draw(groups: Iterable[Group]) -> list[Group]:
+    """Return groups by place and draw, not by which one ended first."""
+    return sorted(groups, key=lambda group: [int(n) for n in group.id.replace("-", ".").split(".")])
+
+
+def _unused(rollout: Rollout) -> Rollout:
+    if rollout.status is not RolloutStatus.KEPT:
+        return rollout
+    return replace(rollout, status=RolloutStatus.DISCARDED, status_reason="run_ended")
 
 
 class BatchOrder(Protocol):

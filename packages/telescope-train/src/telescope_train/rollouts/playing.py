@@ -3,7 +3,7 @@
     play         waits for the group; after a rejection it plays another draw in the same place
     _all         a task per rollout; one whose tokens become too old is played again
     _rollout     attempts, until one of them is final
-    _attempt     takes a seat, then waits for the environment, which asks the policy
+    _attempt     waits for a slot, then for the environment, which asks the policy
 
 Each waits for the one below it.
 """
@@ -30,18 +30,17 @@ from telescope_core.environments.running import CURRENT, noting
 from telescope_core.gateway import canceled_attempt
 from telescope_train.inference.seeds import derived_seed
 from telescope_train.rollouts.accept import AcceptFn, discarded, is_scored, rejection
+from telescope_train.rollouts.attempts import Attempt, AttemptKey, Attempts
 from telescope_train.rollouts.draw import Drawn
 from telescope_train.rollouts.failures import boundary_of
 from telescope_train.rollouts.held_out import Cleared, TrainingExamples
-from telescope_train.rollouts.pending_groups import (
+from telescope_train.rollouts.order import (
     OFF_POLICY,
     PendingGroup,
     off_policy,
     oldest_version,
 )
-from telescope_train.rollouts.seats import Seat, Seats
 from telescope_train.rollouts.slots import Holding, to_begin
-from telescope_train.rollouts.stages import AttemptKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +74,10 @@ class Player:
         examples: TrainingExamples,
         policies: PolicySource,
         settings: PlaySettings,
-        seats: Seats,
+        attempts: Attempts,
     ) -> None:
         self.environments = environments
-        self.seats = seats
+        self.attempts = attempts
         self._examples = examples
         self._policies = policies
         self._settings = settings
@@ -140,7 +139,7 @@ class Player:
     async def _group(self, pending: PendingGroup, cleared: Cleared) -> Group:
         drawn = cleared.drawn
         environment = self.environments[drawn.environment]
-        holding = self.seats.for_group()
+        holding = self.attempts.for_group()
         playing = [
             _Playing(pending, environment.client, holding, self._request(pending, drawn, index))
             for index in range(environment.group_size)
@@ -227,38 +226,38 @@ class Player:
             on_replaced=pending.replaced.append,
         )
 
-    async def _attempt(self, playing: "_Playing", attempt: int) -> Rollout:
-        playing.num_attempts = attempt
+    async def _attempt(self, playing: "_Playing", number: int) -> Rollout:
+        playing.num_attempts = number
         # What was lost with a process is played again as it was, with its seed.
         pending = playing.pending
-        request = self._seeded(playing.request, attempt - playing.num_lost)
+        request = self._seeded(playing.request, number - playing.num_lost)
         key = AttemptKey(
             step=pending.batch + 1,
             environment=playing.client.name,
             group_id=request.group_id,
             index=request.index,
-            attempt=attempt,
+            attempt=number,
         )
         priority = to_begin(pending.batch, pending.position, request.index)
-        taken = self.seats.taken(request.rollout_id, key, playing.holding, priority)
-        seat: Seat | None = None
+        taken = self.attempts.running(request.rollout_id, key, playing.holding, priority)
+        attempt: Attempt | None = None
         policy: Policy | None = None
         try:
-            async with taken as seat:
-                playing.seat = seat
+            async with taken as attempt:
+                playing.attempt = attempt
                 self._examples.begins(pending.drawn)
                 policy = self._policies.policy(request.rollout_id, request.sampling)
-                with hearing_of_scoring(seat.life.is_scored):
+                with hearing_of_scoring(attempt.stages.is_scored):
                     rollout = await playing.client.play(request, policy)
-                seat.life.ends(rollout)
+                attempt.stages.ends(rollout)
                 return rollout
         except BaseException as error:
-            ended = canceled_attempt(playing.client.name, request, policy, attempt=attempt)
-            playing.leaves(ended, error, seat)
+            ended = canceled_attempt(playing.client.name, request, policy, attempt=number)
+            playing.leaves(ended, error, attempt)
             raise
         finally:
-            if playing.seat is seat:
-                playing.seat = None
+            if playing.attempt is attempt:
+                playing.attempt = None
 
     def _seeded(self, request: PlayRequest, number: int) -> PlayRequest:
         if self._settings.seed is None:
@@ -280,7 +279,7 @@ class _Playing:
     """Ends with the attempt that is final."""
     stopping: asyncio.Task[Rollout] | None = None
     """The task before, which is too old and may take a while to end."""
-    seat: Seat | None = None
+    attempt: Attempt | None = None
     """That of the attempt that is being played now."""
     num_attempts: int = field(init=False)
     """Attempts so far, those at an earlier time in this place included."""
@@ -296,16 +295,16 @@ class _Playing:
 
     def oldest_version(self) -> WeightVersion | None:
         """Return the oldest weights that sampled any of its tokens, as far as is known."""
-        if self.seat is not None:
-            return self.seat.life.oldest_version
+        if self.attempt is not None:
+            return self.attempt.stages.oldest_version
         if self.task.done() and not self.task.cancelled() and self.task.exception() is None:
             return oldest_version(self.task.result())
         return None
 
     def stop(self) -> None:
         """Stop what is played now, or give up what it returned, because it is too old."""
-        if self.seat is not None:
-            self.seat.reason = OFF_POLICY
+        if self.attempt is not None:
+            self.attempt.reason = OFF_POLICY
         self.stopping = self.task
         self.task.cancel()
 
@@ -315,12 +314,12 @@ class _Playing:
         if before is not None and not before.cancelled() and before.exception() is None:
             self.pending.replaced.append(off_policy(before.result()))
 
-    def leaves(self, ended: Rollout, error: BaseException, seat: Seat | None) -> None:
+    def leaves(self, ended: Rollout, error: BaseException, attempt: Attempt | None) -> None:
         """Keep a record of an attempt that `error` has ended; `ended`: what is known of it."""
         pending = self.pending
         if isinstance(error, asyncio.CancelledError):
-            # Without a seat it waited for a slot, and nothing of it was too old.
-            reason = ended.status_reason if seat is None else seat.reason
+            # One that is None waited for a slot, and nothing of it was too old.
+            reason = ended.status_reason if attempt is None else attempt.reason
             is_replaced = reason == OFF_POLICY
             kept = pending.replaced if is_replaced else pending.ended
             kept.append(replace(ended, status_reason=reason))

@@ -23,14 +23,20 @@ from dataclasses import dataclass, replace
 
 from telescope_core.base.protocols import PolicySource
 from telescope_core.base.types import Group, Rollout, WeightVersion
+from telescope_train.rollouts.attempts import Attempts
 from telescope_train.rollouts.failures import Boundary, require_draws_left, require_scored
 from telescope_train.rollouts.held_out import TrainingExamples
 from telescope_train.rollouts.length_bias import LengthBias
-from telescope_train.rollouts.order import BatchOrder, DrawnOrder, FinishedOrder
-from telescope_train.rollouts.pending_groups import PendingGroup, by_draw, oldest_version
+from telescope_train.rollouts.order import (
+    BatchOrder,
+    DrawnOrder,
+    FinishedOrder,
+    PendingGroup,
+    by_draw,
+    oldest_version,
+)
 from telescope_train.rollouts.playing import Player, PlaySettings, TrainingEnvironment
 from telescope_train.rollouts.sampled import OpenGroup, ReadyGroup, SampledBatch, SamplerState
-from telescope_train.rollouts.seats import Seats
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -75,12 +81,12 @@ class RolloutSampler:
         examples: TrainingExamples,
         policies: PolicySource,
         settings: SamplerSettings,
-        seats: Seats,
+        attempts: Attempts,
     ) -> None:
-        self.seats = seats
+        self.attempts = attempts
         self._examples = examples
         self._settings = settings
-        self._player = Player(environments, examples, policies, settings.play, seats)
+        self._player = Player(environments, examples, policies, settings.play, attempts)
         self._pending: dict[int, list[PendingGroup]] = {}
         self._chosen: dict[int, list[PendingGroup]] = {}
         self._admitted: dict[int, _Admission] = {}
@@ -330,6 +336,6 @@ class RolloutSampler:
         pending_groups = [pending for batch in self._pending.values() for pending in batch]
         return {
             "groups_ready": sum(pending.is_done for pending in pending_groups),
-            "rollouts_playing": self.seats.num_playing,
-            "rollouts_waiting": self.seats.num_waiting,
+            "rollouts_playing": self.attempts.num_playing,
+            "rollouts_waiting": self.attempts.num_waiting,
         }

@@ -217,8 +217,8 @@ def _wrong_checkpoints(config: TrainConfig, begun: RunCheckpoint | None) -> Iter
 
 
 def _require_all_free(run: SimulatedRun, parts: LoopParts) -> None:
-    seats = parts.sampler.seats
-    held = {"slots": seats.slots.num_held, "rollouts": seats.num_playing}
+    attempts = parts.sampler.attempts
+    held = {"slots": attempts.slots.num_held, "rollouts": attempts.num_playing}
     held |= {engine.name: engine.num_running + engine.num_waiting for engine in run.engines}
     held |= {one.base_url: one.num_in_flight for one in run.pool.clients}
     assert not any(held.values()), f"a run that has ended still holds {held}"

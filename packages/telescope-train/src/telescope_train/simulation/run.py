@@ -22,9 +22,9 @@ from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.supervisor import Supervisor
 from telescope_train.loop import LoopParts, train
 from telescope_train.models.facts import UNKNOWN_FACTS
-from telescope_train.rollouts.concurrency import Concurrency
+from telescope_train.rollouts.attempts import Attempts
 from telescope_train.rollouts.mix import make_sampler, training_environments
-from telescope_train.rollouts.seats import Seats
+from telescope_train.rollouts.slots import Concurrency
 from telescope_train.simulation.disk import DiskTimes, SimulatedDisk
 from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
 from telescope_train.simulation.environments import SimulatedEnvironment, Workload
@@ -250,7 +250,7 @@ class SimulatedRun:
     def follow(self, parts: LoopParts) -> None:
         """Let the slots follow the servers until the simulation ends, as far as they may change."""
         config = self._scenario.config
-        slots = parts.sampler.seats.slots
+        slots = parts.sampler.attempts.slots
         following = Concurrency.of(config, slots, self.pool, read_all=read_in_turn)
         if config.scheduling.follow_kv_cache_use or self._scenario.fleet is not None:
             in_background(following.run())
@@ -262,7 +262,7 @@ class SimulatedRun:
         await self.publisher.connect()
         if first_version:
             await self.publisher.publish(first_version)
-        seats = Seats.of(config, self.history, num_servers=len(self.engines))
+        attempts = Attempts.of(config, self.history, num_servers=len(self.engines))
         return LoopParts(
             config=config,
             rules=credit_rules(config, mix, vocab_size=_VOCAB_SIZE),
@@ -272,7 +272,7 @@ class SimulatedRun:
                 hidden_size=self._scenario.trainer.hidden_size,
                 max_tokens=config.rollout.max_tokens,
             ),
-            sampler=make_sampler(config, mix, SimulatedPolicies(self.pool, seats), seats),
+            sampler=make_sampler(config, mix, SimulatedPolicies(self.pool, attempts), attempts),
             trainer=self.ranks,
             publisher=self.publisher,
             folder=self.history,

@@ -38,8 +38,8 @@ from telescope_train.inference.servers import (
     ServerClient,
 )
 from telescope_train.inference.wire import PAUSE_AND_ABORT, PAUSE_AND_KEEP, PAUSE_PATH
-from telescope_train.rollouts.concurrency import Reader
-from telescope_train.rollouts.seats import SeatedPool, Seats
+from telescope_train.rollouts.attempts import Attempts, LimitedPool
+from telescope_train.rollouts.slots import Reader
 from telescope_train.simulation.engine import EngineAborted, EngineLost, SimulatedEngine
 
 TOKENS_PER_ID = 64
@@ -281,13 +281,13 @@ def _generation(spans: Sequence[Span], ids: int, reason: Literal["stop", "length
 class SimulatedPolicies:
     """Gives each rollout a policy that asks the pool for planned answers."""
 
-    def __init__(self, pool: ServerPool, seats: Seats) -> None:
+    def __init__(self, pool: ServerPool, attempts: Attempts) -> None:
         self._pool = pool
-        self._seats = seats
+        self._attempts = attempts
 
     def policy(self, rollout_id: str, sampling: Sampling | None = None) -> "SimulatedPolicy":
         """Return the policy of one rollout."""
-        return SimulatedPolicy(SeatedPool(self._pool, self._seats, rollout_id), rollout_id)
+        return SimulatedPolicy(LimitedPool(self._pool, self._attempts, rollout_id), rollout_id)
 
     async def close(self) -> None:
         """Do nothing: the pool is closed by whoever opened it."""

@@ -8,7 +8,7 @@ import numpy as np
 from telescope_core.base.types import Group, Rollout, RolloutStatus, StopReason, WeightVersion
 from telescope_train.batches.batch import TrainingSample
 from telescope_train.rollouts.failures import Boundary
-from telescope_train.rollouts.pending_groups import OFF_POLICY
+from telescope_train.rollouts.order import OFF_POLICY
 from telescope_train.rollouts.sampled import SampledBatch
 
 
