@@ -4,6 +4,7 @@ Each run is the real loop over one live vLLM server with a model of 0.6M paramet
 planted in its tasks, its settings, or by a patch while it goes on, and the rules look at the rows
 of metrics after each step. Runs are appended to a file, so that the benchmark can be taken in
 pieces: python benchmarks/bench_diagnosis.py --rows FILE --models FOLDER [--only NAME ...]
+With another `--seed` all cases draw, sample and begin otherwise, which makes them fresh ones.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from diagnosis import patches
 from diagnosis.cases import FAULTS, HEALTHY, STOPS
 from diagnosis.one_run import HEALTHY_STEPS, MAX_MODEL_LEN, STEPS_TO_NAME_IT, Case, Outcome, run
 from machine import facts_of_run, table, write_results
@@ -38,8 +40,9 @@ there were {num_alarms} false alarms. {blind}
 
 A fault that is planted on the way is planted after {healthy} healthy steps; steps are counted from
 there. "Also" is what else was said, which mostly follows from the fault. All runs are of the real
-loop on CPU, with a trainer of one rank and a model of 0.6M parameters that was taught the tasks a
-little before. They lack Ray and environments in processes of their own. The engine is {engines}.
+loop on CPU with seed {seed}, a trainer of one rank, and a model of 0.6M parameters that was taught
+the tasks a little before. They lack Ray and environments in processes of their own. The engine is
+{engines}.
 
 ## Faults
 
@@ -57,7 +60,7 @@ little before. They lack Ray and environments in processes of their own. The eng
 """
 
 
-def make_models(folder: Path) -> dict[str, Path]:
+def make_models(folder: Path, seed: int) -> dict[str, Path]:
     """Return the models that runs begin with; those in `folder` are taken as they are."""
     models = {name: folder / name for name in ("start", "caller")}
     mix = {
@@ -73,6 +76,7 @@ def make_models(folder: Path) -> dict[str, Path]:
         if not path.exists():
             config = SftConfig(
                 model=f"{path}-base",
+                seed=seed,
                 make_tiny_model=True,
                 output=str(path),
                 environments=mix[name],
@@ -108,6 +112,7 @@ def play(
     models: dict[str, Path],
     rows: Path,
     *,
+    seed: int,
     port: int | None = None,
 ) -> None:
     """Play cases, and append what was found to `rows`; their metrics are in a folder beside it.
@@ -126,7 +131,9 @@ def play(
     with ExitStack() as opened:
         servers = [] if port is None else [opened.enter_context(running(settings))]
         for case in cases:
-            seed = int(case.name.rpartition(" ")[2]) if case.name.startswith("sums, seed") else 0
+            is_numbered = case.name.startswith("sums, seed")
+            more_seed = int(case.name.rpartition(" ")[2]) if is_numbered else 0
+            patches.CHANCE.seed(seed)
             try:
                 with ExitStack() as others:
                     more = [
@@ -135,7 +142,7 @@ def play(
                     ]
                     asked = [*servers, *more]
                     outcome = asyncio.run(
-                        run(case, asked, models[case.model], seed=seed, keep=keep)
+                        run(case, asked, models[case.model], seed=seed + more_seed, keep=keep)
                     )
             except Exception:  # noqa: BLE001
                 # The others are played all the same; the report says that this one is missing.
@@ -168,7 +175,7 @@ def read_outcomes(rows: Path) -> dict[str, Outcome]:
     return outcomes
 
 
-def report(rows: Path) -> None:
+def report(rows: Path, seed: int) -> None:
     """Write the results of all cases."""
     outcomes = read_outcomes(rows)
     missing = [one.name for one in (*FAULTS, *HEALTHY) if one.name not in outcomes]
@@ -195,6 +202,7 @@ def report(rows: Path) -> None:
         ).strip(),
         engines=", ".join(f"{name} in {number} runs" for name, number in engines.items()),
         healthy=HEALTHY_STEPS,
+        seed=seed,
         faults=table(
             ["fault", "what it is", "named after", "by", "also"],
             [_fault_row(case, outcomes[case.name], named[case.name]) for case in faults],
@@ -225,7 +233,9 @@ def report(rows: Path) -> None:
         }
         for case in (*faults, *runs)
     ]
-    facts = facts_of_run("python benchmarks/bench_diagnosis.py --here", "torch", "transformers")
+    facts = facts_of_run(
+        f"python benchmarks/bench_diagnosis.py --here --seed {seed}", "torch", "transformers"
+    )
     write_results("diagnosis", page, facts, results)
 
 
@@ -247,6 +257,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, help="folder of the models; made if not there")
     parser.add_argument("--port", type=int, default=0, help="of the vLLM server; 0 = a free one")
     parser.add_argument("--here", action="store_true", help="no server: sample in this process")
+    parser.add_argument("--seed", type=int, default=0, help="of models, draws and samples")
     parser.add_argument("--only", nargs="*", help="names of cases")
     parser.add_argument("--new", action="store_true", help="only cases that are not in --rows")
     parser.add_argument("--at-most", type=int, help="number of cases of this piece")
@@ -259,11 +270,11 @@ def main() -> None:
             cases = [case for case in (*FAULTS, *HEALTHY) if case.name not in known]
             if given.only is not None:
                 cases = [case for case in cases if case.name in given.only]
-            models = make_models(given.models or Path(folder))
+            models = make_models(given.models or Path(folder), given.seed)
             port = None if given.here else given.port
-            play(cases[: given.at_most], models, rows, port=port)
+            play(cases[: given.at_most], models, rows, seed=given.seed, port=port)
         if given.only is None and given.at_most is None:
-            report(rows)
+            report(rows, given.seed)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,6 @@ APART = (
     *("corrected away", "gradient grows", "far from reference", *NO_SIGNAL),
 )
 IN_STEP = {"scheduling": {"max_async_rollout": 0}}
-"""With a step ahead, few steps have tokens of the weights that they train, which alone tell how far
-engine and trainer are apart."""
 WHOLE_BATCHES = {"scheduling": {"stream_gradients": False}}
 
 
@@ -298,7 +296,7 @@ TRAINER = (
     Case(
         name="gradients kept",
         what="gradients of earlier steps are not set to 0",
-        expects=("gradient grows", *LOST),
+        expects=("gradients kept",),
         plant=patches.no_zero,
     ),
     Case(
@@ -328,7 +326,7 @@ TRAINER = (
     Case(
         name="clip range of 0",
         what="clip_low and clip_high are 0",
-        expects=("clipping",),
+        expects=("clipping", STOPS),
         settings=settings(algorithm={"clip_low": 0.0, "clip_high": 0.0, "use_ppo_clip": True}),
     ),
     Case(
@@ -400,7 +398,7 @@ ENGINE = (
     Case(
         name="no updates",
         what="nothing is published any more",
-        expects=("too old", *APART),
+        expects=("weights do not arrive",),
         plant=patches.no_update,
     ),
     Case(
@@ -536,12 +534,12 @@ HEALTHY = (
         for name in ALGORITHMS
     ),
     healthy("backwards", "letters backwards", tasks=lambda: {"letters": tasks.Backwards()}),
-    healthy("vowels", "a reward of many levels", tasks=lambda: {"vowels": tasks.Vowels()}),
+    healthy("partial credit", "a reward of many levels", tasks=lambda: {"sums": tasks.NearSums()}),
     healthy("two turns", "two questions in a row", tasks=lambda: {"two": tasks.TwoSums()}),
     healthy(
         "mixed",
         "three environments",
-        tasks=lambda: {"a": tasks.Sums(), "b": tasks.Backwards(), "c": tasks.Vowels()},
+        tasks=lambda: {"a": tasks.Sums(), "b": tasks.Backwards(), "c": tasks.NearSums()},
     ),
     healthy(
         "uneven mix",

@@ -198,10 +198,10 @@ async def run(
     """
     begun_s, watched, stopped = time.monotonic(), Watched(), ""
     config = config_of(case, model, seed)
-    check_config(config)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         try:
+            check_config(config)
             running = await _open(case, config, servers, folder / "run", stack)
             with ExitStack() as planted:
 
@@ -248,7 +248,7 @@ async def _open(
     )
     ranks = LocalRanks(worker)
     stack.push_async_callback(ranks.close)
-    attempts = Attempts.of(config, NoEvents(), num_servers=max(1, len(servers)))
+    attempts = Attempts.from_config(config, NoEvents(), num_servers=max(1, len(servers)))
     if servers:
         pool = ServerPool([TokenClient(server.root) for server in servers])
         publisher = WeightPublisher(pool, ranks, in_flight=config.scheduling.in_flight_update)

@@ -139,6 +139,16 @@ class FewSums(Sums):
         )
 
 
+class NearSums(Sums):
+    """The same sums; what is near the right answer gets a part of the reward."""
+
+    def __init__(self, config: EnvironmentConfig | None = None) -> None:
+        super().__init__(config)
+        self.grade = lambda said, answer: (
+            max(0.0, 1 - abs(int(said) - int(answer)) / 20) if said.isdecimal() else 0.0
+        )
+
+
 class LongSums(Sums):
     """Sums that are too hard."""
 
