@@ -140,8 +140,7 @@ def measure(folder: Path) -> list[dict[str, Any]]:
     rows = [row_of(rollout, step=1, with_tokens=True) for rollout in rollouts]
 
     def gibberish() -> int:
-        rules: dict[str, Any] = {"token_threshold": RARE, "logprob_offset": OFFSET}
-        return sum(has_gibberish(r, **rules, vocab_size=VOCAB) for r in rollouts)
+        return sum(has_gibberish(r, token_threshold=RARE, vocab_size=VOCAB) for r in rollouts)
 
     assert gibberish() == sum(map(plain_gibberish, plain))
     stages: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {

@@ -44,8 +44,7 @@ def parallel_server(
     settings = replace(
         tiny_server(tiny_model, log_path),
         secret=SECRET,
-        max_num_batched_tokens=512,
-        more_arguments=("--seed", "3"),
+        more_arguments=("--seed", "3", "--max-num-batched-tokens", "512"),
         **{f"{request.param}_parallel_size": 2},
     )
     with running(settings, deadline_s=180):

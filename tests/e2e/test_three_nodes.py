@@ -48,7 +48,6 @@ checkpoint_keep_last = 2
 checkpoint_dir = {checkpoints}
 [ray]
 ray_address = {address}
-ray_namespace = "three-nodes"
 ray_trainer_placement_strategy = "STRICT_PACK"
 ray_inference_placement_strategy = "STRICT_SPREAD"
 ray_environment_placement = "SPREAD"

@@ -29,7 +29,6 @@ from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.wire import TokenReply, VersionSpan
 from telescope_train.trainer.ranks import LocalRanks
-from telescope_train.weights.buckets import PER_TENSOR
 from telescope_train.weights.disk import current_update
 from telescope_train.weights.publish import WeightPublisher
 from telescope_train.weights.transport import TRANSFER_DEADLINE_S
@@ -207,7 +206,7 @@ def other_ways(tmp_path: Path) -> list[Wire]:
         folder=str(tmp_path / "weights"),
         model=str(tmp_path),
     )
-    return [Wire(bucket_bytes=PER_TENSOR), Wire(is_staged=True, bucket_bytes=100_000), in_files]
+    return [Wire(bucket_bytes=0), Wire(is_staged=True, bucket_bytes=100_000), in_files]
 
 
 def assert_is_model(folder: Path, ranks: LocalRanks) -> None:

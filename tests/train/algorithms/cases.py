@@ -16,10 +16,11 @@ from slow import PLAIN, Rollout, Token
 from telescope_train.algorithms import (
     Terms,
     TokenLoss,
+    dr_grpo,
     load_algorithm,
     objective,
     resolved,
-    weighting_of,
+    sapo,
 )
 from telescope_train.algorithms.terms import metric_sums
 from telescope_train.batches.batch import TrainingSample
@@ -32,7 +33,7 @@ load = cache(load_algorithm)
 BATCH = {"ppo_clip_ref_logprobs": "batch"}
 ALWAYS = {
     "as_it_is": {},
-    "masked_sequences": {"seq_is_masking": True, "seq_is_mask_low": 0.7, "seq_is_mask_high": 1.4},
+    "masked_sequences": {"seq_is_masking": True, "seq_is_mask_range": (0.7, 1.4)},
     "kl_1": {"kl_penalty_tau": 0.3, "kl_estimator": "k1"},
     "kl_2": {"kl_penalty_tau": 0.3},
     "kl_3": {"kl_penalty_tau": 0.3, "kl_estimator": "k3"},
@@ -50,13 +51,12 @@ WITH_RATIO = {
     "decoupled_tight": {"use_decoupled_loss": True, "behave_imp_weight_cap": 1.2},
     "all_at_once": {
         **{"use_decoupled_loss": True, "behave_imp_weight_cap": 1.5, "seq_is_masking": True},
-        **{"seq_is_mask_low": 0.5, "seq_is_mask_high": 2.5},
+        **{"seq_is_mask_range": (0.5, 2.5)},
         **{"kl_penalty_tau": 0.1, "kl_estimator": "k3", "entropy_coef": 0.05},
     },
 }
 WITHOUT_RATIO = {
     "tis": {"use_tis": True},
-    "tis_clamped": {"use_tis": True, "tis_logprob_clamp": 0.5, "tis_cap": 1.2},
     "icepop": {"use_tis": True, "tis_mode": "icepop", "tis_floor": 0.7, "tis_cap": 1.5},
 }
 CLIP = {"use_ppo_clip": True, "clip_ratio_c": 1e38}
@@ -67,12 +67,15 @@ CLIPPED = {
     "clip_dual": {**CLIP, "clip_ratio_c": 1.5},
     **{f"clip_{name}": {**CLIP, **form} for name, form in WITH_RATIO.items()},
 }
+PER_TOKEN = replace(dr_grpo.ALGORITHM, name="dr_grpo_per_token", weighting="token")
+STEEP = replace(sapo.ALGORITHM, name="steep", loss=partial(sapo.loss, tau_pos=2.0, tau_neg=0.7))
+"""Variants as their modules describe them."""
 OWN = {
     "grpo": {"batch_norm": {"advantage_norm": "batch"}},
-    "dr_grpo": {"token_mean": {"dr_grpo_loss_agg_mode": "token_mean"}},
+    "dr_grpo": {"per_token": {"algorithm": "cases:PER_TOKEN"}},
     "cispo": {"bounds": {"clip_low": 0.3, "clip_high": 0.4}},
     "gspo": {"bounds": {"clip_low": 0.2, "clip_high": 0.3}},
-    "sapo": {"taus": {"sapo_tau_pos": 2.0, "sapo_tau_neg": 0.7, "advantage_norm": "batch"}},
+    "sapo": {"steep": {"algorithm": "cases:STEEP", "advantage_norm": "batch"}},
     "dapo": {"unclipped": {"use_ppo_clip": False}},
 }
 
@@ -88,7 +91,7 @@ ALGORITHMS = (*PLAIN, "cispo", "gspo", "sapo", "dapo")
 
 
 def section_of(algorithm: str, form: str) -> AlgorithmSection:
-    return AlgorithmSection(algorithm=algorithm, **forms_of(algorithm)[form])
+    return AlgorithmSection(**{"algorithm": algorithm, **forms_of(algorithm)[form]})
 
 
 def loss_of(section: AlgorithmSection) -> Callable[[Terms], TokenLoss]:
@@ -154,7 +157,7 @@ def weights_of(rollouts: list[Rollout], section: AlgorithmSection, dtype) -> tor
         for index, rollout in enumerate(rollouts)
         for chain in rollout.chains
     ]
-    weighting = weighting_of(section, load(section.algorithm))
+    weighting = load(section.algorithm).weighting
     weights_N = token_weights(samples, weighting, max_tokens=LIMIT)
     lengths = [len(sample) - 1 for sample in samples]
     return torch.tensor(np.repeat(weights_N, lengths), dtype=dtype)

@@ -16,7 +16,6 @@ from backend_cases import backend_settings, samples
 from telescope_train.algorithms import (
     load_algorithm,
     loss_function,
-    weighting_of,
 )
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.batches.packing import pack
@@ -30,8 +29,8 @@ OBJECTIVES = {
     "dapo decoupled": {"algorithm": "dapo", "use_decoupled_loss": True, **OTHERS},
     "sapo": {"algorithm": "sapo", **OTHERS},
     "dr_grpo masked": {
-        **{"algorithm": "dr_grpo", "seq_is_masking": True, "seq_is_mask_low": 0.9},
-        **{"seq_is_mask_high": 3.0, **OTHERS},
+        **{"algorithm": "dr_grpo", "seq_is_masking": True, "seq_is_mask_range": (0.9, 3.0)},
+        **OTHERS,
     },
 }
 
@@ -45,7 +44,7 @@ def settings(model):
 def batches_of(section: AlgorithmSection, seq_len: int, num_ranks: int) -> list[list[PackedBatch]]:
     """The batches of each rank, with old log-probs that depend on the token alone."""
     chosen = samples(16)
-    weighting = weighting_of(section, load_algorithm(section.algorithm))
+    weighting = load_algorithm(section.algorithm).weighting
     weights_N = token_weights(chosen, weighting, max_tokens=64)
     ranks = pack(chosen, weights_N, seq_len=seq_len, num_ranks=num_ranks)
     return [[_with_old_logprobs(batch) for batch in rank] for rank in ranks]

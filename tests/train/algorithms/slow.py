@@ -21,20 +21,16 @@ DEFAULTS = {
     "tis_cap": 2.0,
     "tis_mode": "truncate",
     "tis_floor": 0.0,
-    "tis_logprob_clamp": 20.0,
     "seq_is_masking": False,
-    "seq_is_mask_low": 0.8,
-    "seq_is_mask_high": 1.2,
+    "seq_is_mask_range": (0.8, 1.2),
     "use_decoupled_loss": False,
     "recompute_logprob": True,
     "behave_imp_weight_cap": 5.0,
     "kl_penalty_tau": 0.0,
     "kl_estimator": "k2",
     "entropy_coef": 0.0,
-    "sapo_tau_pos": 1.0,
-    "sapo_tau_neg": 1.05,
-    "dr_grpo_loss_agg_mode": "token_sum_norm",
 }
+TAUS = {"cases:STEEP": (2.0, 0.7)}
 
 
 @dataclass
@@ -102,7 +98,7 @@ def weight(algorithm: str, s: dict, rollouts: list[Rollout], one: Rollout, limit
         return sum(len(chain) for chain in rollout.chains)
 
     weighting = WEIGHTING.get(algorithm, "token")
-    if algorithm == "dr_grpo" and s["dr_grpo_loss_agg_mode"] == "token_mean":
+    if s.get("algorithm") == "cases:PER_TOKEN":
         weighting = "token"
     if weighting == "token":
         return 1 / sum(length(rollout) for rollout in rollouts)
@@ -140,7 +136,8 @@ def policy_term(
         ratio = math.exp(mean([t.policy - old_logprob(s, t) for t in chain]))
         return clipped(ratio, advantage, s)
     if algorithm == "sapo":
-        tau = s["sapo_tau_pos"] if advantage > 0 else s["sapo_tau_neg"]
+        tau_pos, tau_neg = TAUS.get(s.get("algorithm"), (1.0, 1.05))
+        tau = tau_pos if advantage > 0 else tau_neg
         gate = 1 / (1 + math.exp(-tau * (ratio - 1)))
         return -gate * 4 / tau * advantage, -4 * gate * (1 - gate) * ratio * advantage
     if s["use_ppo_clip"]:
@@ -154,8 +151,7 @@ def correction(algorithm: str, s: dict, chain: list[Token], token: Token) -> flo
     if s["use_tis"]:
         has_ratio = algorithm in ("cispo", "gspo", "sapo") or s["use_ppo_clip"]
         x = (proximal if has_ratio else token.policy) - token.behavior
-        limit = s["tis_logprob_clamp"]
-        w = math.exp(min(max(x, -limit), limit))
+        w = math.exp(min(max(x, -20.0), 20.0))
         if s["tis_mode"] == "icepop":
             weight *= w if s["tis_floor"] <= w <= s["tis_cap"] else 0.0
         else:
@@ -165,7 +161,8 @@ def correction(algorithm: str, s: dict, chain: list[Token], token: Token) -> flo
         weight *= w if w <= s["behave_imp_weight_cap"] else 0.0
     if s["seq_is_masking"]:
         ratio = math.exp(mean([t.policy - t.behavior for t in chain]))
-        weight *= 1.0 if s["seq_is_mask_low"] <= ratio <= s["seq_is_mask_high"] else 0.0
+        low, high = s["seq_is_mask_range"]
+        weight *= 1.0 if low <= ratio <= high else 0.0
     return weight
 
 

@@ -303,7 +303,7 @@ def test_slopes_written_by_hand_are_derivatives(form):
 
 
 def test_the_slope_of_sapo_is_the_derivative():
-    _assert_derivative(section_of("sapo", "taus"))
+    _assert_derivative(section_of("sapo", "steep"))
 
 
 def _assert_derivative(section: AlgorithmSection) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from telescope_core.errors import ConfigError, UnknownNameError
-from telescope_train.algorithms import known_algorithms, load_algorithm, resolved, weighting_of
+from telescope_train.algorithms import known_algorithms, load_algorithm, resolved
 from telescope_train.algorithms.record import OWN_SETTINGS
 from telescope_train.config.schema import AlgorithmSection
 
@@ -56,14 +56,6 @@ def test_null_settings_take_the_algorithm_s_own_and_others_stay():
     assert (settings.use_ppo_clip, settings.clip_low, settings.clip_high) == (True, 0.1, 0.28)
     off = resolved(AlgorithmSection(algorithm="dapo", use_ppo_clip=False), dapo)
     assert off.use_ppo_clip is False
-
-
-def test_dr_grpo_weighs_as_it_is_told():
-    dr_grpo = load_algorithm("dr_grpo")
-    for mode, weighting in (("token_sum_norm", "constant"), ("token_mean", "token")):
-        section = AlgorithmSection(algorithm="dr_grpo", dr_grpo_loss_agg_mode=mode)
-        assert weighting_of(section, dr_grpo) == weighting
-        assert weighting_of(section, load_algorithm("gspo")) == "sequence"
 
 
 @pytest.mark.parametrize("name", known_algorithms())

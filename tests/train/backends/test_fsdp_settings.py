@@ -1,9 +1,8 @@
-"""What one rank does as FSDP does it, and what `fsdp_prefetch_layers` and `fp32_lm_head` change."""
+"""What one rank does as FSDP does it, and what `fp32_lm_head` changes."""
 
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from telescope_train.backends.fsdp.sharding import decoder_layers, prefetch, shard, weight_mesh
+from telescope_train.backends.fsdp.sharding import shard, weight_mesh
 from telescope_train.backends.step_loss import StepLoss
 from telescope_train.models import packed
 from telescope_train.models.load import torch_dtype
@@ -22,42 +21,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from backend_cases import backend_settings, grpo_batches
 
 
-def sharded(worker, *, num_layers=0):
+def sharded(worker):
     """Make FSDP hold the policy of `worker` as it does on several ranks."""
     backend = worker.backend
     layout = backend.rank_layout(backend._settings, 1)
     dtype = torch_dtype(backend._settings.compute_dtype)
     mesh = weight_mesh(layout, torch.device("cpu"))
     shard(backend._policy, mesh, dtype, offload=False)
-    prefetch(backend._policy, num_layers)
     backend._computing = nullcontext
     return worker
-
-
-def prefetched(worker) -> list[tuple[list[int], list[int]]]:
-    """Return, by layer, the layers that are gathered while it runs: forward and backward."""
-    states = [layer._get_fsdp_state() for layer in decoder_layers(worker.backend._policy.lm)]
-    return [
-        (
-            [states.index(other) for other in one._states_to_forward_prefetch],
-            [states.index(other) for other in one._states_to_backward_prefetch],
-        )
-        for one in states
-    ]
-
-
-@pytest.mark.parametrize(
-    ("num_layers", "expected"),
-    [
-        # Torch looks ahead by itself then.
-        pytest.param(0, [([], []), ([], []), ([], [])], marks=pytest.mark.slow),
-        pytest.param(1, [([1], []), ([2], [0]), ([], [1])], marks=pytest.mark.slow),
-        (2, [([1, 2], []), ([2], [0]), ([], [1, 0])]),
-        pytest.param(9, [([1, 2], []), ([2], [0]), ([], [1, 0])], marks=pytest.mark.slow),
-    ],
-)
-def test_layers_are_gathered_in_the_order_of_their_use(tiny, start, num_layers, expected):
-    assert prefetched(sharded(start(backend_settings(tiny)), num_layers=num_layers)) == expected
 
 
 def with_dtype(tiny, dtype):
@@ -68,11 +40,9 @@ def with_dtype(tiny, dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("num_layers", [0, 2])
-def test_one_rank_has_the_gradient_of_fsdp_bit_for_bit(tiny, start, dtype, num_layers):
-    """Also where FSDP gathers layers ahead of their use."""
+def test_one_rank_has_the_gradient_of_fsdp_bit_for_bit(tiny, start, dtype):
     found = []
-    for change in (lambda worker: worker, partial(sharded, num_layers=num_layers)):
+    for change in (lambda worker: worker, sharded):
         worker = change(start(with_dtype(tiny, dtype)))
         (batches,) = grpo_batches(seq_len=64)
         assert len(batches) > 1

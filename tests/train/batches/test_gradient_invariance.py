@@ -14,8 +14,8 @@ from telescope_train.models.logprobs import chunked_logprobs
 
 VOCAB, HIDDEN = 11, 4
 EVERYTHING = {
-    **{"use_decoupled_loss": True, "seq_is_masking": True, "seq_is_mask_high": 30.0},
-    **{"seq_is_mask_low": 0.03, "kl_penalty_tau": 0.1, "kl_estimator": "k3"},
+    **{"use_decoupled_loss": True, "seq_is_masking": True},
+    **{"seq_is_mask_range": (0.03, 30.0), "kl_penalty_tau": 0.1, "kl_estimator": "k3"},
 }
 """Corrections and penalties at once, for losses with a ratio."""
 FORMS = {

@@ -226,7 +226,7 @@ def test_a_cluster_that_asks_for_a_token_says_what_to_do(
     assert not ray.is_initialized()
 
 
-def test_namespace_and_runtime_environment_reach_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runtime_environment_reaches_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, object] = {}
 
     def note(**options: object) -> None:
@@ -234,10 +234,7 @@ def test_namespace_and_runtime_environment_reach_ray(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(module.ray, "init", note)
     variables = {"env_vars": {"HF_HOME": "/data"}}
-    with ray_cluster(
-        RaySection(ray_namespace="mine", ray_runtime_env=variables), BUNDLES, debug=False
-    ):
-        assert given["namespace"] == "mine"
+    with ray_cluster(RaySection(ray_runtime_env=variables), BUNDLES, debug=False):
         assert given["runtime_env"] == variables
 
 

@@ -35,7 +35,7 @@ ANSWERS = {
     "max_steps": "run.number_of_steps",
     "max_new_tokens": "rollout.max_tokens",
     "wandb.project": "observability.wandb_project",
-    "wandb.name": "observability.wandb_run_name",
+    "wandb.name": "run.name",
     "actor.recompute_logprob": "[algorithm]",
     "rollout.max_head_offpolicyness": "scheduling.max_async_rollout",
     "actor.ppo_n_minibatches": "algorithm.number_of_minibatches",

@@ -304,23 +304,18 @@ def test_steps_that_are_taken_again_have_their_evals_again(tmp_path):
     assert_pinned(world.points)
 
 
-def test_evals_around_training_use_all_servers_unless_told_otherwise(tmp_path):
-    for uses_all in (True, False):
+def test_evals_around_training_use_all_servers(tmp_path):
+    async def main(world: World) -> None:
+        await world.publisher.connect()
+        await world.evals.whole_round(BEFORE, 0)
+        await world.publisher.publish(1)
+        await world.evals.whole_round(AFTER, 1)
 
-        async def main(world: World) -> None:
-            await world.publisher.connect()
-            await world.evals.whole_round(BEFORE, 0)
-            await world.publisher.publish(1)
-            await world.evals.whole_round(AFTER, 1)
-
-        found = scenario()
-        evals = found.config.evals.model_copy(update={"eval_start_end_use_all_servers": uses_all})
-        found = replace(found, config=found.config.model_copy(update={"evals": evals}))
-        world = in_world(main, tmp_path / str(uses_all), scenario=found, num_own=1)
-        assert [point.tag for point in world.points] == [BEFORE, AFTER]
-        assert_pinned(world.points)
-        assert all(engine.num_tokens_written for engine in world.own_engines)
-        assert any(engine.num_tokens_written for engine in world.run.engines) is uses_all
+    world = in_world(main, tmp_path, num_own=1)
+    assert [point.tag for point in world.points] == [BEFORE, AFTER]
+    assert_pinned(world.points)
+    assert all(engine.num_tokens_written for engine in world.own_engines)
+    assert any(engine.num_tokens_written for engine in world.run.engines)
 
 
 def test_requests_of_evals_wait_for_those_of_rollouts(tmp_path):

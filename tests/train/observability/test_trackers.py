@@ -25,7 +25,7 @@ from telescope_train.plan.load import load_train_config
 
 DEADLINE_S = 120.0
 MARKUP = "<script>alert(1)</script> & **bold**"
-OPTIONS = {"wandb_project": "telescope", "wandb_run_name": None, "wandb_tags": ("small",)}
+OPTIONS = {"wandb_project": "telescope", "wandb_tags": ("small",)}
 
 
 @pytest.fixture

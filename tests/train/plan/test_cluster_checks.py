@@ -87,7 +87,6 @@ def test_other_arguments_of_vllm_arrive():
     found = config(
         inference={
             "vllm_arguments": given,
-            "max_num_batched_tokens": 4096,
             "inference_tensor_parallel_size": 4,
             "inference_data_parallel_size": 2,
         }
@@ -99,7 +98,6 @@ def test_other_arguments_of_vllm_arrive():
     arguments = server.arguments()
     assert arguments[-len(given) :] == given
     for option, value in {
-        "--max-num-batched-tokens": "4096",
         "--tensor-parallel-size": "4",
         "--data-parallel-size": "2",
     }.items():
@@ -109,7 +107,7 @@ def test_other_arguments_of_vllm_arrive():
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_argument_of_a_server_is_refused_from_others(device):
     (server,) = server_settings(
-        config(inference={"inference_tensor_parallel_size": 2, "max_num_batched_tokens": 64}),
+        config(inference={"inference_tensor_parallel_size": 2}),
         device=device,
         dtype="bfloat16",
         max_model_len=256,

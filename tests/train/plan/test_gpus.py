@@ -201,11 +201,7 @@ def test_on_a_cpu_one_gpu_for_all_is_refused_with_the_reason():
         (["--weight_transport", "ipc"], "share with colocate = true"),
         (["--weight_transport", "disc"], "did you mean 'disk'"),
         (
-            ["--weight_broadcast_mode", "per_tensor", "--weight_broadcast_bucket_mb", "64"],
-            "has no effect with weight_broadcast_mode = 'per_tensor'",
-        ),
-        (
-            ["--weight_transport", "disk", "--weight_broadcast_cpu_staging"],
+            ["--weight_transport", "disk", "--weight_broadcast_staging", "pinned"],
             "weights are in files before servers pause",
         ),
         (

@@ -73,8 +73,8 @@ def test_experts_are_divided_over_ranks_that_share_nothing_else():
 def test_a_part_of_the_optimizer_may_be_in_cpu_memory():
     kept = parts(1, optimizer_cpu_offload="true", optimizer_offload_fraction=0.75)["Adam"]
     assert kept == pytest.approx(parts(1)["Adam"] / 4)
-    tiny = {"exp_avg_dtype": "fp8", "exp_avg_sq_dtype": "fp8", "main_params_dtype": "float16"}
-    assert parts(1, use_precision_aware_optimizer="true", **tiny)["Adam"] == 4 * DENSE
+    tiny = '{"exp_avg": "fp8", "exp_avg_sq": "fp8", "main_params": "float16"}'
+    assert parts(1, optimizer_dtypes=tiny)["Adam"] == 4 * DENSE
 
 
 def test_the_advice_for_a_rank_that_is_too_large_names_settings_of_this_backend():

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from packaging.version import Version
+from pydantic import ValidationError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from megatron_cases import CONFIGS
@@ -21,7 +22,11 @@ from telescope_train.backends.megatron.backend import MegatronBackend
 from telescope_train.backends.megatron.layout import ModelSizes, model_problems
 from telescope_train.backends.megatron.library import using
 from telescope_train.backends.megatron.model import Building, transformer_config
-from telescope_train.backends.megatron.optimizer import buffers_config, optimizer_config
+from telescope_train.backends.megatron.optimizer import (
+    buffers_config,
+    optimizer_config,
+    precision_values,
+)
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.config.megatron_section import MegatronSection
 from telescope_train.config.schema import TrainConfig
@@ -80,9 +85,9 @@ TWO, FOUR = {"trainer": {"trainer_num_workers": 2}}, {"trainer": {"trainer_num_w
             {"optimizer_cpu_offload": True},
         ),
         (
-            {"exp_avg_dtype": "bfloat16"},
-            "megatron_use_precision_aware_optimizer",
-            {"use_precision_aware_optimizer": True},
+            {"optimizer_dtypes": {"exp_avg": "bfloat16"}, "use_distributed_optimizer": False},
+            "megatron_use_distributed_optimizer",
+            {"use_distributed_optimizer": True},
         ),
     ],
 )
@@ -149,16 +154,16 @@ def test_experts_must_be_divisible_and_need_sequence_parallel_ranks():
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "value"),
     [
-        "use_transformer_engine",
-        "fp8",
-        "use_precision_aware_optimizer",
-        "optimizer_cpu_offload",
+        ("use_transformer_engine", True),
+        ("fp8", True),
+        ("optimizer_dtypes", {}),
+        ("optimizer_cpu_offload", True),
     ],
 )
-def test_what_needs_a_gpu_is_refused_without_one(name):
-    asked = config(**{name: True})
+def test_what_needs_a_gpu_is_refused_without_one(name, value):
+    asked = config(**{name: value})
     assert f"megatron.megatron_{name} needs a GPU" in "".join(
         megatron_device_problems(asked, "cpu")
     )
@@ -193,7 +198,6 @@ def library_configs(trainer, more) -> dict[str, Any]:
     }
 
 
-PRECISE = {"use_precision_aware_optimizer": True}
 OFFLOADED = {"optimizer_cpu_offload": True}
 REACHED = {
     "tensor_parallel_size": (2, {}, "model.tensor_model_parallel_size", 2),
@@ -207,17 +211,12 @@ REACHED = {
     "grad_reduce_in_fp32": (True, {}, "buffers.grad_reduce_in_fp32", True),
     "optimizer_cpu_offload": (True, {}, "optimizer.optimizer_cpu_offload", True),
     "optimizer_offload_fraction": (0.25, OFFLOADED, "optimizer.optimizer_offload_fraction", 0.25),
-    "overlap_cpu_optimizer_d2h_h2d": (
-        True,
-        OFFLOADED,
-        "optimizer.overlap_cpu_optimizer_d2h_h2d",
-        True,
+    "optimizer_dtypes": (
+        {"exp_avg_sq": "fp8"},
+        {},
+        "optimizer.exp_avg_sq_dtype",
+        torch.uint8,
     ),
-    "use_precision_aware_optimizer": (True, {}, "optimizer.use_precision_aware_optimizer", True),
-    "main_grads_dtype": ("bfloat16", PRECISE, "optimizer.main_grads_dtype", torch.bfloat16),
-    "main_params_dtype": ("float16", PRECISE, "optimizer.main_params_dtype", torch.float16),
-    "exp_avg_dtype": ("bfloat16", PRECISE, "optimizer.exp_avg_dtype", torch.bfloat16),
-    "exp_avg_sq_dtype": ("fp8", PRECISE, "optimizer.exp_avg_sq_dtype", torch.uint8),
     "use_transformer_engine": (True, {}, "model.moe_grouped_gemm", True),
     "fp8": (True, {"use_transformer_engine": True}, "model.fp8", "hybrid"),
 }
@@ -227,6 +226,27 @@ REACHED = {
 def test_every_setting_is_in_the_table():
     names = {name.removeprefix("megatron_") for name in MegatronSection.model_fields}
     assert set(REACHED) == names
+
+
+def test_each_number_of_the_optimizer_gets_its_own_type():
+    given = {"main_grads": "bfloat16", "main_params": "float16", "exp_avg": "fp8"}
+    asked = config(optimizer_dtypes=given).megatron.megatron_optimizer_dtypes
+    assert precision_values(asked) == {
+        "use_precision_aware_optimizer": True,
+        "main_grads_dtype": torch.bfloat16,
+        "main_params_dtype": torch.float16,
+        "exp_avg_dtype": torch.uint8,
+        "exp_avg_sq_dtype": torch.float32,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "facts"),
+    [({"exp_avgs": "fp8"}, "exp_avg.*exp_avgs"), ({"main_params": "fp8"}, "float16.*'fp8'")],
+)
+def test_a_type_that_the_optimizer_cannot_have_is_refused(given, facts):
+    with pytest.raises(ValidationError, match=facts):
+        config(optimizer_dtypes=given)
 
 
 class FusedAdamOfAnEngine:

@@ -42,11 +42,7 @@ def test_nothing_is_filtered_by_default():
 
 
 def test_gibberish_is_a_token_both_rare_and_less_likely_than_a_blind_draw():
-    settings = {
-        "filter_gibberish": True,
-        "gibberish_token_threshold": 500,
-        "gibberish_logprob_offset": 2.0,
-    }
+    settings = {"filter_gibberish": True, "gibberish_token_threshold": 500}
     below, above = UNIFORM - 2.01, UNIFORM - 1.99
     assert reason(rollout(ids=(3, 501), logprobs=(-0.1, below)), **settings) is Filtered.GIBBERISH
     assert reason(rollout(ids=(3, 500), logprobs=(-0.1, below)), **settings) is None

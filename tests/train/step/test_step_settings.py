@@ -18,7 +18,6 @@ OF_THE_STEP = {
     "overlong_buffer_tokens": "32",
     "filter_gibberish": "true",
     "gibberish_token_threshold": "500",
-    "gibberish_logprob_offset": "3.0",
     "filter_repetition": "true",
     "repetition_compression_threshold": "8.0",
     "kl_in_reward": "true",

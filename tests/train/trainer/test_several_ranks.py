@@ -73,12 +73,8 @@ AUTO = {"gradient_checkpointing": "auto", "activation_memory_gib": 2e-4}
 LAYOUTS = {
     "one": (1, {}),
     "data-2": (2, {}),
-    "data-4": (4, {"fsdp_gradient_sync": "step"}),
+    "data-4": (4, {}),
     "hsdp-2x2": (4, {"fsdp_replicate_size": 2}),
-    "hsdp-2x2-once": (
-        4,
-        {"fsdp_replicate_size": 2, "fsdp_gradient_sync": "step", "fsdp_prefetch_layers": 2},
-    ),
     "context-2": (2, {"fsdp_context_parallel_size": 2}),
     "hsdp-2-context-2": (
         4,

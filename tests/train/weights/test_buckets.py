@@ -3,7 +3,7 @@
 import torch
 
 from telescope_train.backends.transfer import TensorHeader
-from telescope_train.weights.buckets import PER_TENSOR, filled, plan_buckets
+from telescope_train.weights.buckets import filled, plan_buckets
 from telescope_train.weights.digests import Digests
 
 
@@ -27,7 +27,7 @@ def test_a_bucket_is_closed_before_it_is_too_large():
 
 
 def test_each_tensor_by_itself():
-    assert sizes(of_bytes(10, 0, 60, 70), PER_TENSOR) == [[10], [0], [60], [70]]
+    assert sizes(of_bytes(10, 0, 60, 70), 0) == [[10], [0], [60], [70]]
 
 
 def test_tensors_begin_where_any_dtype_may():

@@ -172,14 +172,14 @@ def test_page_locked_memory_is_asked_for_where_there_is_a_gpu(ends, monkeypatch)
         return flat
 
     for device, wanted, expected in (
-        ("cuda", True, True),
-        ("cuda", False, False),
-        ("cpu", True, False),
+        ("cuda", "pinned", True),
+        ("cuda", "pageable", False),
+        ("cpu", "pinned", False),
     ):
         pinned.clear()
         sending = WeightSending(
             Backend(),
-            WeightsSection(weight_broadcast_pin_memory=wanted),
+            WeightsSection(weight_broadcast_staging=wanted),
             device=torch.device(device),
             held_port=HeldPort(),
             pinned=pin,

@@ -71,7 +71,6 @@ async def open_recording(
             first_step=1 + (prepared.resume.checkpoint.step if prepared.resume else 0),
             options={
                 "wandb_project": observability.wandb_project,
-                "wandb_run_name": observability.wandb_run_name,
                 "wandb_tags": observability.wandb_tags,
             },
         ),

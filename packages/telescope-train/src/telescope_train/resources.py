@@ -51,7 +51,6 @@ from telescope_train.recording import run_logs
 from telescope_train.rollouts.attempts import Attempts, LimitedPool
 from telescope_train.rollouts.environments import RunEnvironments
 from telescope_train.trainer.ray_ranks import RayRanks
-from telescope_train.weights.buckets import PER_TENSOR
 from telescope_train.weights.choice import transport_of
 from telescope_train.weights.publish import WeightPublisher
 from telescope_train.weights.transport import load_transport
@@ -390,12 +389,11 @@ def weight_wire(prepared: Prepared, folder: RunFolder) -> Wire:
     """Return how weights travel in this run."""
     config, section = prepared.config, prepared.config.weights
     name = transport_of(config, prepared.device)
-    is_bucketed = section.weight_broadcast_mode == "bucket"
     return Wire(
         transport=name,
-        bucket_bytes=section.weight_broadcast_bucket_mb * 2**20 if is_bucketed else PER_TENSOR,
+        bucket_bytes=section.weight_broadcast_bucket_mb * 2**20,
         workers_per_server=config.inference.processes_per_server,
-        is_staged=section.weight_broadcast_cpu_staging or load_transport(name).is_stored,
+        is_staged=section.weight_broadcast_staging != "none" or load_transport(name).is_stored,
         folder=str(folder.path.absolute() / "weights"),
         model=config.model.model,
     )

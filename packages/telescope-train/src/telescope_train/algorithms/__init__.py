@@ -7,7 +7,6 @@ from telescope_train.algorithms.objective import (
     loss_function,
     objective,
     resolved,
-    weighting_of,
 )
 from telescope_train.algorithms.policy_gradient import policy_gradient
 from telescope_train.algorithms.ratios import log_ratios, sequence_mean
@@ -26,5 +25,4 @@ __all__ = [
     "policy_gradient",
     "resolved",
     "sequence_mean",
-    "weighting_of",
 ]

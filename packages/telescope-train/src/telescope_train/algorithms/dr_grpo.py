@@ -2,9 +2,9 @@
 
 Paper: arXiv:2503.20783, section 3.2.
     A_i = r_i - mean_g; loss: the policy gradient, plain or clipped
-    weight of a token: 1 / (N max_tokens), however long rollouts are (token_sum_norm)
-Deviations: the clip is a setting and off by default; dr_grpo_loss_agg_mode = "token_mean" divides
-by the step's tokens instead.
+    weight of a token: 1 / (N max_tokens), however long rollouts are
+Deviation: the clip is a setting and off by default. A variant that divides by the step's tokens:
+`replace(ALGORITHM, weighting="token")`.
 """
 
 from telescope_train.algorithms.advantages import centered, without_norm
@@ -21,5 +21,4 @@ ALGORITHM = Algorithm(
     use_ppo_clip=False,
     clip_low=0.2,
     clip_high=0.2,
-    reads=frozenset({"dr_grpo_loss_agg_mode"}),
 )

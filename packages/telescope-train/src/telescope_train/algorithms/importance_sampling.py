@@ -6,7 +6,7 @@ policy and x = p - b where the loss has a ratio to p of its own, else x = l - b:
     tis_mode truncate     min(exp(x), tis_cap)
     tis_mode icepop       exp(x) if tis_floor <= exp(x) <= tis_cap, else 0
     use_decoupled_loss    exp(p - b) if at most behave_imp_weight_cap, else 0
-Deviation: x is first cut to +-tis_logprob_clamp.
+Deviation: x is first cut to +-20, so that no weight is infinite.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from telescope_train.config.algorithm_section import AlgorithmSection
 
 
+MAX_LOG_WEIGHT = 20.0
+"""Nats; the largest absolute value of the log of a weight of `use_tis`."""
+
+
 class Correction(NamedTuple):
     """What the policy-gradient term is multiplied by; no gradient flows through it."""
 
@@ -37,8 +41,8 @@ def tis_weights(terms: Terms, config: "AlgorithmSection", *, has_ratio: bool) ->
     # A ratio in the loss already covers policy over p, so p over sampler is left to correct.
     # Without one the weights cover the whole way from sampler to policy.
     newer_T = proximal_logprobs(terms, config) if has_ratio else terms.logprobs_T.detach()
-    limit = config.tis_logprob_clamp
-    weights_T = terms.difference(newer_T, terms.behavior_logprobs_T).clamp_(-limit, limit).exp_()
+    ratios_T = terms.difference(newer_T, terms.behavior_logprobs_T)
+    weights_T = ratios_T.clamp_(-MAX_LOG_WEIGHT, MAX_LOG_WEIGHT).exp_()
     is_above_T = above(weights_T, config.tis_cap)
     if config.tis_mode == "truncate":
         return Correction(weights_T.clamp_(max=config.tis_cap), {"tis/capped_fraction": is_above_T})
@@ -58,11 +62,11 @@ def behavior_weights(terms: Terms, config: "AlgorithmSection") -> Correction:
 def sequence_mask(terms: Terms, config: "AlgorithmSection") -> Correction:
     """Return 0 for the tokens of samples whose probability has moved too far, else 1.
 
-    A sample is kept if seq_is_mask_low <= exp(mean_t (l - b)) <= seq_is_mask_high, over its trained
-    tokens. Token weights were stamped before the forward pass and do not change, so a masked
+    A sample is kept if exp(mean_t (l - b)) lies within seq_is_mask_range, over its trained tokens.
+    Token weights were stamped before the forward pass and do not change, so a masked
     sample still counts in the denominator. Each chain of a rollout is judged by itself.
     """
     ratios_T = sequence_mean(terms.log_ratios_T.detach(), terms).exp_()
-    low, high = config.seq_is_mask_low, config.seq_is_mask_high
+    low, high = config.seq_is_mask_range
     is_out_T = below(ratios_T, low).add_(above(ratios_T, high))
     return Correction(1 - is_out_T, {"seq_is_mask/fraction": is_out_T})

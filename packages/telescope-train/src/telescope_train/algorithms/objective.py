@@ -18,7 +18,7 @@ from telescope_train.algorithms.importance_sampling import (
 )
 from telescope_train.algorithms.kl import estimator_of, reference_kl
 from telescope_train.algorithms.policy_gradient import DUAL_CLIP
-from telescope_train.algorithms.record import Algorithm, Weighting, load_algorithm
+from telescope_train.algorithms.record import Algorithm, load_algorithm
 from telescope_train.algorithms.terms import Terms, TokenLoss, all_true
 
 if TYPE_CHECKING:
@@ -42,13 +42,6 @@ def resolved(section: "AlgorithmSection", algorithm: Algorithm) -> "AlgorithmSec
     if found.use_ppo_clip and found.clip_ratio_c is None:
         return found.model_copy(update={"clip_ratio_c": DUAL_CLIP})
     return found
-
-
-def weighting_of(section: "AlgorithmSection", algorithm: Algorithm) -> Weighting:
-    """Return how tokens are weighted: as the algorithm does, unless it lets the config choose."""
-    if "dr_grpo_loss_agg_mode" not in algorithm.reads:
-        return algorithm.weighting
-    return "token" if section.dr_grpo_loss_agg_mode == "token_mean" else "constant"
 
 
 def objective(terms: Terms, *, algorithm: Algorithm, config: "AlgorithmSection") -> TokenLoss:

@@ -62,7 +62,7 @@ class Algorithm:
     """If False, settings whose penalties could push a reward below 0 are refused."""
 
 
-OWN_SETTINGS = ("advantage_norm", "sapo_tau_pos", "sapo_tau_neg", "dr_grpo_loss_agg_mode")
+OWN_SETTINGS = ("advantage_norm",)
 """Settings that only some algorithms read. With the others, a value that differs from what holds
 there is refused."""
 

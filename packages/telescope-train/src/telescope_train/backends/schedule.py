@@ -3,7 +3,7 @@
 import math
 from typing import Literal
 
-Schedule = Literal["none", "constant", "linear", "cosine"]
+Schedule = Literal["constant", "linear", "cosine"]
 
 
 def learning_rate_factor(
@@ -17,7 +17,7 @@ def learning_rate_factor(
     """Return what `learning_rate` is multiplied by at `step` (from 0).
 
     Warmup rises linearly from above 0 and reaches 1 at step `warmup_steps - 1`. Decay then falls
-    from 1 to `min_lr_ratio` over the remaining steps. "none" ignores the step altogether.
+    from 1 to `min_lr_ratio` over the remaining steps.
     """
     if schedule == "none":
         return 1.0

@@ -34,6 +34,7 @@ from telescope_train.checkpoints.folders import (
     find_checkpoints,
 )
 from telescope_train.checkpoints.inputs import FIXED
+from telescope_train.config.earlier import in_names_of_today
 from telescope_train.config.eval_folders import evals_left
 from telescope_train.config.origin import origin_of
 from telescope_train.config.run_folder import run_folder, run_folder_problems
@@ -119,7 +120,8 @@ def resume_point(
             f"{str(checkpoint.path)!r} holds weights alone (checkpoint_save_training_state = "
             "false); use `telescope export`, and train the export as a new model"
         )
-    before, now_ = checkpoint.manifest.config, config.model_dump(mode="json")
+    before = in_names_of_today(checkpoint.manifest.config)
+    now_ = config.model_dump(mode="json")
     changed = (
         # Values of secrets are not in the checkpoint: they come again with the settings.
         *_allowed_changes(

@@ -130,7 +130,6 @@ def ray_cluster(
         "include_dashboard": False,
         "log_to_driver": debug,
         "logging_level": "INFO" if debug else "ERROR",
-        "namespace": section.ray_namespace,
         "runtime_env": dict(section.ray_runtime_env) or None,
     }
     if (address := section.ray_address) is not None:

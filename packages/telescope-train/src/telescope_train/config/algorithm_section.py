@@ -41,14 +41,13 @@ class AlgorithmSection(Section):
     become 0, as do weights below `tis_floor`."""
     tis_floor: NotNegative = 0.0
     """Weights below this become 0, with `tis_mode` icepop."""
-    tis_logprob_clamp: Positive = 20.0
-    """Largest absolute value of the log of such a weight, nats; with `use_tis`."""
     seq_is_masking: bool = False
     """Leave out samples whose geometric mean ratio of trainer to sampler is out of bounds."""
-    seq_is_mask_low: Annotated[float, Field(gt=0, lt=1)] = 0.8
-    """Lower bound of that ratio, with `seq_is_masking`."""
-    seq_is_mask_high: Annotated[float, Field(gt=1)] = 1.2
-    """Upper bound of that ratio, with `seq_is_masking`."""
+    seq_is_mask_range: tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(gt=1)]] = (
+        0.8,
+        1.2,
+    )
+    """Lower and upper bound of that ratio, with `seq_is_masking`."""
     use_decoupled_loss: bool = False
     """Use the ratio to recomputed log-probs, and weight tokens by the ratio of recomputed to
     sampler probability."""
@@ -64,13 +63,6 @@ class AlgorithmSection(Section):
     of the divergence: `k2` in the loss, `k1` in the reward."""
     entropy_coef: NotNegative = 0.0
     """Weight of the entropy bonus."""
-    sapo_tau_pos: Positive = 1.0
-    """Steepness of SAPO's gate for tokens with a positive advantage."""
-    sapo_tau_neg: Positive = 1.05
-    """Steepness of SAPO's gate for all other tokens."""
-    dr_grpo_loss_agg_mode: Literal["token_sum_norm", "token_mean"] = "token_sum_norm"
-    """What Dr. GRPO divides its loss by: `token_sum_norm` = rollouts times `max_tokens`,
-    `token_mean` = the step's tokens."""
     number_of_minibatches: Count = 1
     """Optimizer steps into which one batch is divided, each with whole groups."""
     ppo_epochs: Count = 1
@@ -87,12 +79,10 @@ class AlgorithmSection(Section):
     overlong_buffer_tokens: Count = 256
     """Tokens before `max_tokens` over which the penalty grows, with `overlong_penalty_factor`."""
     filter_gibberish: bool = False
-    """Do not train on rollouts in which a rare and nearly impossible token was sampled."""
+    """Do not train on rollouts in which a rare token was sampled whose log-prob is more than 2 nats
+    below that of a uniform draw from the vocabulary."""
     gibberish_token_threshold: Count = 100_000
     """Token ids above this are rare, with `filter_gibberish`."""
-    gibberish_logprob_offset: Positive = 2.0
-    """A token is nearly impossible if its log-prob is this many nats below that of a uniform draw,
-    with `filter_gibberish`."""
     filter_repetition: bool = False
     """Do not train on rollouts whose text repeats itself."""
     repetition_compression_threshold: Annotated[float, Field(gt=1)] = 10.0

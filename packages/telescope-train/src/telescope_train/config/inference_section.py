@@ -49,9 +49,6 @@ class InferenceSection(Section):
     own limit."""
     max_num_seqs: Count = 256
     """Requests that one server works on at a time."""
-    max_num_batched_tokens: Count | None = None
-    """Most tokens that an engine computes in one step, prompts in parts included; null = vLLM's
-    choice."""
     colocate: bool | Literal["resident", "auto"] = False
     """Let one trainer process and one server share a GPU: `true` = the server sleeps while the
     trainer works, which needs `max_async_rollout = 0`, `resident` = both keep their memory, so
@@ -65,8 +62,8 @@ class InferenceSection(Section):
     turns behind it, so that rollouts end soon; among equals that of the oldest batch; evaluations
     last, `fcfs` = the one that came first."""
     vllm_arguments: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Further arguments of vLLM's command line, such as `["--kv-cache-dtype", "fp8"]`; those that
-    Telescope sets itself are refused."""
+    """Further arguments of vLLM's command line, such as `["--kv-cache-dtype", "fp8"]` or
+    `["--max-num-batched-tokens", "8192"]`; those that Telescope sets itself are refused."""
     enable_vllm_tracing: bool = False
     """Servers send their traces to the driver: requests of others are recorded too."""
     otlp_receiver_port: Annotated[int, Field(ge=0, le=65535)] = 0

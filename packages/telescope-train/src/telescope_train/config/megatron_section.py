@@ -1,10 +1,35 @@
 """The settings of `[megatron]`: how that backend shares the model out, and its optimizer."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, TypeAlias
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from telescope_train.config.fields import Count, Section
+
+_OPTIMIZER_DTYPES = {
+    "main_grads": ("float32", "bfloat16"),
+    "main_params": ("float32", "float16"),
+    "exp_avg": ("float32", "float16", "bfloat16", "fp8"),
+    "exp_avg_sq": ("float32", "float16", "bfloat16", "fp8"),
+}
+"""What the optimizer keeps -> types that it may have."""
+
+
+def _all_dtypes(given: Mapping[str, str] | None) -> dict[str, str] | None:
+    """Return a type for each number of the optimizer, float32 where none is given."""
+    if given is None:
+        return None
+    for name, dtype in given.items():
+        if name not in _OPTIMIZER_DTYPES:
+            raise ValueError(f"expected keys among {', '.join(_OPTIMIZER_DTYPES)}, got {name!r}")
+        if dtype not in _OPTIMIZER_DTYPES[name]:
+            allowed = ", ".join(_OPTIMIZER_DTYPES[name])
+            raise ValueError(f"{name}: expected one of {allowed}, got {dtype!r}")
+    return dict.fromkeys(_OPTIMIZER_DTYPES, "float32") | dict(given)
+
+
+OptimizerDtypes: TypeAlias = Annotated[dict[str, str] | None, AfterValidator(_all_dtypes)]
 
 
 class MegatronSection(Section):
@@ -33,21 +58,16 @@ class MegatronSection(Section):
     megatron_grad_reduce_in_fp32: bool = True
     """Add up gradients in float32; false = in the type of the layers, in half the memory."""
     megatron_optimizer_cpu_offload: bool = False
-    """Keep optimizer state in CPU memory and step there; needs a GPU."""
+    """Keep optimizer state in CPU memory and step there, while copies to and from the GPU go on;
+    needs a GPU."""
     megatron_optimizer_offload_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the optimizer's state that is in CPU memory."""
-    megatron_overlap_cpu_optimizer_d2h_h2d: bool = True
-    """Copy to and from the CPU while the optimizer steps."""
-    megatron_use_precision_aware_optimizer: bool = False
-    """Keep the optimizer's numbers in the four types below; needs Transformer Engine."""
-    megatron_main_grads_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the gradients that the optimizer reads."""
-    megatron_main_params_dtype: Literal["float32", "float16"] = "float32"
-    """Type of the weights that the optimizer updates."""
-    megatron_exp_avg_dtype: Literal["float32", "float16", "bfloat16", "fp8"] = "float32"
-    """Type of Adam's first moment."""
-    megatron_exp_avg_sq_dtype: Literal["float32", "float16", "bfloat16", "fp8"] = "float32"
-    """Type of Adam's second moment."""
+    megatron_optimizer_dtypes: OptimizerDtypes = None
+    """Types in which a precision-aware optimizer keeps its numbers, such as
+    `{ exp_avg = "bfloat16", exp_avg_sq = "bfloat16" }`: `main_grads` = the gradients that it reads
+    (float32, bfloat16), `main_params` = the weights that it updates (float32, float16), `exp_avg`
+    and `exp_avg_sq` = Adam's moments (float32, float16, bfloat16, fp8); what is left out is
+    float32. Needs Transformer Engine; null = the plain optimizer, in float32."""
     megatron_use_transformer_engine: bool = False
     """Build the layers of Transformer Engine's modules instead of Telescope's own; needs a GPU."""
     megatron_fp8: bool = False

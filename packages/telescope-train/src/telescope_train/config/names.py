@@ -183,8 +183,7 @@ _LOSSES = {
         "use_tis",
     ),
     **dict.fromkeys(("sequence_mask_metric", "rollout_rs"), "seq_is_masking"),
-    "geo_mask_low": "seq_is_mask_low",
-    "geo_mask_high": "seq_is_mask_high",
+    **dict.fromkeys(("geo_mask_low", "geo_mask_high"), "seq_is_mask_range: both bounds"),
     "behav_imp_weight_cap": "behave_imp_weight_cap",
     "adv_norm.mean_level": _NORM,
     "use_on_policy_kl_approximation": "kl_estimator: k1, k2 or k3",
@@ -200,7 +199,6 @@ _LOSSES = {
         "overlong_penalty_factor",
     ),
     **dict.fromkeys(("overlong_tokens", "overlong_buffer.len"), "overlong_buffer_tokens"),
-    **{"tau_pos": "sapo_tau_pos", "tau_neg": "sapo_tau_neg"},
     **dict.fromkeys(
         (
             *("ppo_n_minibatches", "num_steps_per_rollout", "steps_per_generation"),
@@ -338,7 +336,7 @@ _PARALLEL = {
         "optimizer_cpu_offload",
     ),
     "use_distributed_optimizer": "megatron_use_distributed_optimizer",
-    "use_precision_aware_optimizer": "megatron_use_precision_aware_optimizer",
+    "use_precision_aware_optimizer": "megatron_optimizer_dtypes",
     "overlap_grad_reduce": "megatron_overlap_grad_reduce",
     "grad_reduce_in_fp32": "megatron_grad_reduce_in_fp32",
     "fp8_cfg": "megatron_fp8",
@@ -352,7 +350,6 @@ _PARALLEL = {
     "trainer.gpus": _RANKS,
     "megatron_cfg.enabled": 'train_backend: "megatron"',
     "sequence_parallel_backend": "fsdp_context_parallel_size",
-    "forward_prefetch": "fsdp_prefetch_layers",
     "ray_wait_register_center_timeout": "ray_placement_timeout_s",
 }
 """How ranks share the model."""
@@ -409,7 +406,7 @@ _SERVERS = {
     "trace.backend": "otlp_export_endpoint",
     "inference.gpus": "inference_num_workers: servers",
     "free_cache_engine": "colocate_sleep_level: with colocate",
-    "layered_summon": "weight_broadcast_mode",
+    "layered_summon": "weight_broadcast_bucket_mb: 0 = each tensor by itself",
     "enable_auto_tool_choice": "tool_call_parser",
 }
 """The servers and how they get weights."""
@@ -417,9 +414,12 @@ _SERVERS = {
 _RUNS = {
     **dict.fromkeys(
         ("experiment_name", "trial_name", "run_name", "exp_name"),
-        "name: of the run and its folder; wandb_run_name at W&B",
+        "name: of the run and its folder",
     ),
-    **dict.fromkeys(("wandb.name", "wandb.run_name", "wandb_name"), "wandb_run_name"),
+    **dict.fromkeys(
+        ("wandb.name", "wandb.run_name", "wandb_name", "wandb_run_name"),
+        "name: of the run, here and at W&B",
+    ),
     **dict.fromkeys(("wandb.project", "project_name", "wandb_project_name"), "wandb_project"),
     **dict.fromkeys(("wandb.tags", "wandb.group", "wandb_group"), "wandb_tags"),
     **dict.fromkeys(
@@ -495,5 +495,27 @@ _RUNS = {
 }
 """The run, its records, checkpoints and evaluations."""
 
-FOREIGN_NAMES = _SAMPLES | _AHEAD | _LOSSES | _OPTIMIZER | _MODELS | _PARALLEL | _SERVERS | _RUNS
+_EARLIER = {
+    **dict.fromkeys(
+        ("seq_is_mask_low", "seq_is_mask_high"), "seq_is_mask_range: both bounds, [0.8, 1.2]"
+    ),
+    **dict.fromkeys(
+        (
+            *("megatron_use_precision_aware_optimizer", "megatron_main_grads_dtype"),
+            *("megatron_main_params_dtype", "megatron_exp_avg_dtype", "megatron_exp_avg_sq_dtype"),
+        ),
+        "megatron_optimizer_dtypes: a table of main_grads, main_params, exp_avg and exp_avg_sq",
+    ),
+    "weight_broadcast_mode": "weight_broadcast_bucket_mb: 0 = each tensor by itself",
+    **dict.fromkeys(
+        ("weight_broadcast_cpu_staging", "weight_broadcast_pin_memory"),
+        "weight_broadcast_staging: none, pinned or pageable",
+    ),
+    "max_num_batched_tokens": 'vllm_arguments: ["--max-num-batched-tokens", "8192"]',
+}
+"""Settings of earlier versions that others have taken in; `earlier` reads what runs recorded."""
+
+FOREIGN_NAMES = (
+    _SAMPLES | _AHEAD | _LOSSES | _OPTIMIZER | _MODELS | _PARALLEL | _SERVERS | _RUNS | _EARLIER
+)
 """Name in other systems -> name here; what to know about it stands behind a colon."""

@@ -49,6 +49,20 @@ _ENGINE = "the engine is vLLM, and how it is started is in [inference]"
 _ATTENTION = "attention for packed rows is chosen by the machine: flash-attn where it is installed"
 _SHARDING = "train_backend chooses what shares the model: 'fsdp' (torch's FSDP2) or 'megatron'"
 _ALWAYS = "there is no switch for it: it is always done"
+_SAPO_GATE = (
+    "the gate of sapo is as steep as in its paper; another one is a variant of the algorithm, "
+    "`replace(ALGORITHM, loss=partial(loss, tau_pos=2.0))` with both names from "
+    "telescope_train.algorithms.sapo, given as algorithm = 'module:NAME'"
+)
+_DR_GRPO_TOKENS = (
+    "dr_grpo divides its loss by rollouts times max_tokens; to divide by the tokens of the step is "
+    "a variant of the algorithm, `replace(ALGORITHM, weighting='token')` with ALGORITHM from "
+    "telescope_train.algorithms.dr_grpo, given as algorithm = 'module:NAME'"
+)
+_GRADIENT_SYNC = (
+    "ranks add up their gradients after each packed row, and whole copies of the model "
+    "(fsdp_replicate_size) once in an optimizer step"
+)
 _PROCESSES = "where processes go is set in [ray], and torchrun and accelerate are not used"
 _HUB = "`telescope export` writes the model, and uploads it with --push"
 _PROFILER = "the timeline of each step is recorded anyway, and `telescope ui` shows it"
@@ -218,6 +232,25 @@ NO_EQUAL_NAMES = {
         ("override_config", "model_config_kwargs", "use_shm", "init_from_scratch"), _CONFIG_JSON
     ),
     **dict.fromkeys(("kl_ctrl.type", "kl_ctrl.*", "horizon", "target_kl", "kl_target"), _CONSTANT),
+    **dict.fromkeys(("sapo_tau_pos", "sapo_tau_neg", "tau_pos", "tau_neg"), _SAPO_GATE),
+    "dr_grpo_loss_agg_mode": _DR_GRPO_TOKENS,
+    "tis_logprob_clamp": "the log of a weight of use_tis is always cut to 20 nats",
+    "gibberish_logprob_offset": (
+        "filter_gibberish always asks for 2 nats below the log-prob of a uniform draw"
+    ),
+    "fsdp_gradient_sync": _GRADIENT_SYNC,
+    **dict.fromkeys(
+        ("fsdp_prefetch_layers", "forward_prefetch"),
+        "torch gathers the weights of the next layer while one computes",
+    ),
+    "eval_start_end_use_all_servers": (
+        "evals before and after training use every server; those of eval_num_servers alone play "
+        "the evals while the run trains"
+    ),
+    **dict.fromkeys(
+        ("megatron_overlap_cpu_optimizer_d2h_h2d", "overlap_cpu_optimizer_d2h_h2d"), _ALWAYS
+    ),
+    "ray_namespace": "Ray gives each run a namespace of its own",
     "freq_secs": _IN_STEPS,
     **dict.fromkeys(("min_new_tokens", "ignore_eos", "stop_token_ids", "greedy"), _ENDS),
     "metric_name": _NEWEST,

@@ -33,9 +33,7 @@ class ObservabilitySection(Section):
     """Send metrics, settings, meters and some rollouts to Weights & Biases; offline with
     WANDB_MODE=offline."""
     wandb_project: Annotated[str, Field(min_length=1)] = "telescope"
-    """Project there."""
-    wandb_run_name: Annotated[str, Field(min_length=1)] | None = None
-    """Name of the run there; null = the name of the run."""
+    """Project there; the run is called there as it is here."""
     wandb_tags: tuple[str, ...] = ()
     """Tags of the run there."""
     wandb_upload_logs: bool = True

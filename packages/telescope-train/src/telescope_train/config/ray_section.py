@@ -1,6 +1,6 @@
 """The settings of `[ray]`: the cluster, and where on it the processes of a run go."""
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from pydantic import Field, JsonValue
 
@@ -16,8 +16,6 @@ class RaySection(Section):
     ray_address: str | None = None
     """Address of a running Ray cluster; null = start one of the run's own on this machine, whatever
     other clusters are there."""
-    ray_namespace: Annotated[str, Field(min_length=1)] | None = None
-    """Ray's namespace of the run's processes, as Ray's own tools show it; null = one of its own."""
     ray_runtime_env: dict[str, JsonValue] = Field(default_factory=dict)
     """Ray's runtime environment of all processes, such as `{ env_vars = { HF_HOME = "/data" } }`:
     processes on other nodes do not have the variables of this one."""

@@ -249,11 +249,9 @@ class EvalsSection(Section):
     eval_after_training: bool = False
     """Run every evaluation with the final weights."""
     eval_num_servers: Index = 0
-    """How many of the `inference_num_workers` servers sample evals and nothing else; 0 = evals
-    share the servers with rollouts, and new weights wait until an evaluation has ended."""
-    eval_start_end_use_all_servers: bool = True
-    """Let the evaluations before and after training use every server, also with
-    `eval_num_servers`."""
+    """How many of the `inference_num_workers` servers sample evals and nothing else while the run
+    trains; evals before and after training use every server. 0 = evals share the servers with
+    rollouts, and new weights wait until an evaluation has ended."""
     evals: tuple[EvalEntry, ...] = ()
     """The evaluations; `[[evals]]` at the top of a file is the same list."""
 

@@ -2,12 +2,23 @@
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from telescope_train.config.fields import Count, Index, NotNegative, Positive, Ratio, Section
 
 Optimizer: TypeAlias = Literal["adamw", "adamw_bf16", "adamw_8bit"]
 CheckpointingChoice: TypeAlias = Literal["full", "selective", "auto"]
+
+
+def _not_none(shape: object) -> object:
+    if shape == "none":
+        raise ValueError("'none' is 'constant' with warmup_steps = 0; write that")
+    return shape
+
+
+LearningRateShape: TypeAlias = Annotated[
+    Literal["constant", "linear", "cosine"], BeforeValidator(_not_none)
+]
 LoraTargets: TypeAlias = Annotated[tuple[str, ...], Field(min_length=1)]
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """All matrices of the decoder layers of Llama, Qwen, Mistral and models built like them."""
@@ -41,8 +52,8 @@ class TrainerSection(Section):
     """Added to the denominator of AdamW's update."""
     grad_clip: NotNegative = 1.0
     """Largest global gradient norm; 0 = measure the norm but do not clip."""
-    lr_scheduler: Literal["constant", "none", "linear", "cosine"] = "constant"
-    """Shape of the learning rate after warm-up; `none` has no warm-up either."""
+    lr_scheduler: LearningRateShape = "constant"
+    """Shape of the learning rate after warm-up."""
     warmup_steps: Index = 0
     """Optimizer steps over which the learning rate rises from 0."""
     min_lr_ratio: Ratio = 0.0
@@ -65,14 +76,8 @@ class TrainerSection(Section):
     """Ranks that share each packed sequence; each takes a slice of its tokens."""
     fsdp_replicate_size: Count = 1
     """Whole copies of the model (HSDP): each is sharded over trainer_num_workers divided by this
-    many ranks, best those of one node, and only the sums of gradients pass between copies."""
-    fsdp_gradient_sync: Literal["microbatch", "step"] = "microbatch"
-    """When ranks add up their gradients: after each packed sequence, or once for all sequences of
-    an optimizer step, which keeps a whole gradient on each rank until then. Copies of the model
-    (`fsdp_replicate_size`) add up theirs once in both cases."""
-    fsdp_prefetch_layers: Index = 0
-    """Layers whose weights are gathered while the one before them computes; each takes the memory
-    of a whole layer. 0 = as torch does it by itself, about one."""
+    many ranks, best those of one node, and only the sums of gradients pass between copies, once in
+    an optimizer step."""
     fsdp_cpu_offload: bool = False
     """Keep weights, gradients and moments in CPU memory between uses and step there; needs a
     GPU."""

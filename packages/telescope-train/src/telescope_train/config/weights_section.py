@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from telescope_train.config.fields import Count, Section
+from telescope_train.config.fields import Index, Section
 
 TRANSPORTS_GROUP = "telescope.weight_transports"
 """Entry points of transports; see `telescope_train.weights.transport`."""
@@ -18,17 +18,15 @@ class WeightsSection(Section):
     """Name of an installed transport: `gloo` over TCP, `nccl` from GPU to GPU, `ipc` inside one
     GPU, `disk` through files in the run folder; `auto` = `ipc` with `colocate`, else `nccl` with
     GPUs and `gloo` without."""
-    weight_broadcast_mode: Literal["bucket", "per_tensor"] = "bucket"
-    """Send many tensors at once, or each by itself."""
-    weight_broadcast_bucket_mb: Count = 256
-    """Most MiB that are sent at once with `bucket`; a larger tensor is sent by itself. A transfer
-    needs room for two of them in the trainer and one in each worker of a server."""
-    weight_broadcast_cpu_staging: bool = False
-    """Gather all weights in the CPU memory of rank 0 before servers pause, so that they pause for
-    the transfer alone; needs memory there for the whole model."""
-    weight_broadcast_pin_memory: bool = True
-    """Stage in page-locked memory, from which a GPU reads faster; with
-    `weight_broadcast_cpu_staging` only."""
+    weight_broadcast_bucket_mb: Index = 256
+    """Most MiB that are sent at once; a larger tensor is sent by itself. A transfer needs room for
+    two of them in the trainer and one in each worker of a server. 0 = each tensor by itself, which
+    takes longest and needs the least memory."""
+    weight_broadcast_staging: Literal["none", "pinned", "pageable"] = "none"
+    """Whether rank 0 gathers all weights in CPU memory before servers pause, so that they pause for
+    the transfer alone, which needs memory there for the whole model: `none` = they are gathered
+    while they are sent, `pinned` = in page-locked memory, from which a GPU reads faster,
+    `pageable` = in memory of any kind, where the machine does not let so much of it be locked."""
     weight_broadcast_free_grad_buffers: bool = True
     """Free the gradient buffers while weights are gathered; with `train_backend = "megatron"`
     only."""

@@ -81,8 +81,7 @@ class EvalsBeside:
         """
         self._step = version
         await self._send(version)
-        if self._evals.config.evals.eval_start_end_use_all_servers or self._servers.is_down:
-            self._servers.use_all()
+        self._servers.use_all()
         try:
             for entry in self._evals.missing(self._evals.config.evals.evals, tag):
                 self._servers.playing = eval_folder_name(entry.name, tag)

@@ -256,7 +256,6 @@ def server_settings(
             tensor_parallel_size=inference.inference_tensor_parallel_size,
             data_parallel_size=inference.inference_data_parallel_size,
             max_num_seqs=inference.max_num_seqs,
-            max_num_batched_tokens=inference.max_num_batched_tokens,
             scheduling_policy=inference.vllm_scheduling_policy,
             gpu_memory_utilization=inference.gpu_memory_utilization,
             takes_weights=True,

@@ -115,8 +115,6 @@ class ServerSettings:
     """Tokens of prompt and answer together; None = the model's own limit."""
     max_num_seqs: int = 256
     """Requests that the server works on at a time."""
-    max_num_batched_tokens: int | None = None
-    """Tokens that an engine computes in one step; None = vLLM's choice."""
     scheduling_policy: str = "priority"
     """vLLM's name of the order of requests that wait: `priority` or `fcfs`."""
     gpu_memory_utilization: float = 0.9
@@ -170,8 +168,6 @@ class ServerSettings:
             arguments += ["--chat-template", str(self.chat_template)]
         if self.max_model_len is not None:
             arguments += ["--max-model-len", str(self.max_model_len)]
-        if self.max_num_batched_tokens is not None:
-            arguments += ["--max-num-batched-tokens", str(self.max_num_batched_tokens)]
         arguments += self._engine_arguments()
         if self.sleeps:
             arguments.append("--enable-sleep-mode")

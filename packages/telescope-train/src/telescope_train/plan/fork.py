@@ -15,6 +15,7 @@ from telescope_core.records.files import read_json
 from telescope_core.records.run_folder import SETTINGS_FILE
 from telescope_core.settings.config import RecordedSettings
 from telescope_train.checkpoints.folders import RunCheckpoint, find_checkpoints
+from telescope_train.config.earlier import in_names_of_today, names_of_today
 from telescope_train.config.origin import chosen_settings, origin_of
 from telescope_train.config.schema import TrainConfig
 from telescope_train.plan.load import load_train_config
@@ -23,7 +24,6 @@ OWN = frozenset(
     {
         "run.name",
         "run.output_dir",
-        "observability.wandb_run_name",
         "checkpoint.resume_from_checkpoint",
         "checkpoint.resume_if_saved",
         "checkpoint.allow_changed_environments",
@@ -40,7 +40,7 @@ def load_fork(
     What `files` and `flags` do not set is as in `run`, also where this version has other defaults.
     Raises ConfigError if there is no such checkpoint, or if settings are missing or do not fit.
     """
-    config, known = run.config(), read_json(run.path / SETTINGS_FILE) or {}
+    config, known = in_names_of_today(run.config()), read_json(run.path / SETTINGS_FILE) or {}
     if not config or "set" not in known:
         raise ConfigError(
             f"{run.path} lacks {SETTINGS_FILE} or config.json, which say how the run was started; "
@@ -54,7 +54,7 @@ def load_fork(
         )
         return load_train_config([settings, *files, place], flags)
 
-    given: set[str] = set(known["set"])
+    given = names_of_today(known["set"])
     loaded = load(given)
     defaults = origin_of(loaded).defaults
     moved = {

@@ -95,10 +95,6 @@ def _stepped(held: _Held, layout: RankLayout, section: MegatronSection) -> int:
 
 def _optimizer_bytes(section: MegatronSection, *, is_low: bool) -> int:
     """Return bytes of state of one parameter: two moments, and wide weights beside narrow ones."""
-    if section.megatron_use_precision_aware_optimizer:
-        return (
-            _BYTES[section.megatron_main_params_dtype]
-            + _BYTES[section.megatron_exp_avg_dtype]
-            + _BYTES[section.megatron_exp_avg_sq_dtype]
-        )
+    if dtypes := section.megatron_optimizer_dtypes:
+        return sum(_BYTES[dtypes[name]] for name in ("main_params", "exp_avg", "exp_avg_sq"))
     return 12 if is_low else 8

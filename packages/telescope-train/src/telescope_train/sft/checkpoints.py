@@ -31,6 +31,7 @@ from telescope_train.checkpoints.folders import (
 from telescope_train.checkpoints.inputs import inputs_of
 from telescope_train.checkpoints.resume import LATEST, input_changes
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
+from telescope_train.config.earlier import in_names_of_today
 from telescope_train.sft.config import SftConfig, checkpoint_section
 
 MAY_DIFFER = frozenset(
@@ -141,7 +142,8 @@ def _checked(checkpoint: RunCheckpoint, config: SftConfig) -> RunCheckpoint:
         )
     # A setting that the checkpoint does not know had no other value than today's default.
     defaults = SftConfig.model_construct().model_dump(mode="json", warnings=False)
-    before = without_secrets({**defaults, **before}, keeps_names=False)
+    before = in_names_of_today({**defaults, **before})
+    before = without_secrets(before, keeps_names=False)
     now = without_secrets(config.model_dump(mode="json"), keeps_names=False)
     changed = [
         f"  {name}: {before.get(name, 'not set')!r} -> {now.get(name, 'not set')!r}"

@@ -31,6 +31,7 @@ from telescope_train.config.schema import CheckpointSection, TrainConfig
 from telescope_train.config.trainer_section import (
     LORA_TARGETS,
     CheckpointingChoice,
+    LearningRateShape,
     LoraTargets,
     Optimizer,
     TrainerSection,
@@ -106,8 +107,8 @@ class SftConfig(Section):
     """Peak learning rate of AdamW."""
     optimizer: Optimizer = "adamw"
     """AdamW with moments of 32, 16 or 8 bits; `adamw_8bit` needs a GPU and torchao."""
-    lr_scheduler: Literal["constant", "none", "linear", "cosine"] = "cosine"
-    """Shape of the learning rate after warm-up; `none` has no warm-up either."""
+    lr_scheduler: LearningRateShape = "cosine"
+    """Shape of the learning rate after warm-up."""
     warmup_steps: Index = 10
     """Steps over which the learning rate rises from 0."""
     min_lr_ratio: Ratio = 0.1
@@ -240,9 +241,6 @@ def settings_found(config: SftConfig) -> Found:
 
 
 def _rank_problems(config: SftConfig) -> Iterator[str]:
-    if config.lr_scheduler == "none":
-        why = "with lr_scheduler 'none', which has no warm-up; remove warmup_steps"
-        yield from unused(config, "warmup_steps", why, holds=(0, 10))
     if not config.use_lora:
         for field in LORA_FIELDS:
             why = f"without use_lora; set use_lora = true, or remove {field}"

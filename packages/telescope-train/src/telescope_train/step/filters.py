@@ -13,6 +13,8 @@ import numpy as np
 from telescope_core.base.types import Rollout, StopReason
 from telescope_train.config.schema import AlgorithmSection
 
+GIBBERISH_OFFSET = 2.0
+"""Nats below the log-prob of a uniform draw from which on a token is nearly impossible."""
 MIN_TEXT_LENGTH = 100
 """Characters; the compression ratio of a shorter text is meaningless."""
 MAX_TEXT_LENGTH = 10_000
@@ -45,7 +47,6 @@ def filter_reason(
     if section.filter_gibberish and has_gibberish(
         rollout,
         token_threshold=section.gibberish_token_threshold,
-        logprob_offset=section.gibberish_logprob_offset,
         vocab_size=vocab_size,
     ):
         return Filtered.GIBBERISH
@@ -56,16 +57,14 @@ def filter_reason(
     return None
 
 
-def has_gibberish(
-    rollout: Rollout, *, token_threshold: int, logprob_offset: float, vocab_size: int
-) -> bool:
+def has_gibberish(rollout: Rollout, *, token_threshold: int, vocab_size: int) -> bool:
     """Return whether a sampled token is both rare and nearly impossible.
 
     Rare: its id is above `token_threshold` (tokenizers number tokens by how common they are).
-    Nearly impossible: its log-prob is more than `logprob_offset` nats below that of a uniform draw
-    from the vocabulary.
+    Nearly impossible: its log-prob is more than `GIBBERISH_OFFSET` nats below that of a uniform
+    draw from the vocabulary.
     """
-    least_logprob = -math.log(vocab_size) - logprob_offset
+    least_logprob = -math.log(vocab_size) - GIBBERISH_OFFSET
     for turn in rollout.turns:
         is_rare = np.asarray(turn.completion.completion_ids) > token_threshold
         is_unlikely = np.asarray(turn.completion.logprobs) < least_logprob

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from telescope_train.algorithms import weighting_of
 from telescope_train.algorithms.record import Weighting
 from telescope_train.batches.batch import PackedBatch, StepPlan, TrainingSample
 from telescope_train.batches.packing import Packing, pack_with
@@ -25,12 +24,11 @@ def plan_step(
     resume is the same. The groups of a minibatch stay the same in all epochs.
     """
     section = rules.config.algorithm
-    weighting = weighting_of(section, rules.algorithm)
     generator = np.random.default_rng([rules.config.run.seed, version])
     parts = list(deal_groups(samples, section.number_of_minibatches, generator))
     epochs = [generator.permutation(len(parts)).tolist() for _ in range(section.ppo_epochs)]
     return StepPlan(
-        minibatches=[pack_weighted(part, weighting, packing) for part in parts],
+        minibatches=[pack_weighted(part, rules.algorithm.weighting, packing) for part in parts],
         order=[index for epoch in epochs for index in epoch],
     )
 

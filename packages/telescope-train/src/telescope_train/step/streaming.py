@@ -18,7 +18,6 @@ import numpy as np
 
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import Group, WeightVersion
-from telescope_train.algorithms import weighting_of
 from telescope_train.backends.protocol import Ranks
 from telescope_train.batches.batch import PackedBatch, StepPlan, TrainingSample
 from telescope_train.batches.binning import spread_over_ranks
@@ -52,7 +51,7 @@ class GradientStream:
         self._rules, self._packing = rules, packing
         self._trainer, self._version = trainer, version
         self._clock = clock
-        self._weighting = weighting_of(rules.config.algorithm, rules.algorithm)
+        self._weighting = rules.algorithm.weighting
         self._waiting: list[tuple[TrainingSample, float]] = []
         self._built: dict[RolloutKey, list[TrainingSample]] = {}
         self._kl: dict[RolloutKey, float] = {}

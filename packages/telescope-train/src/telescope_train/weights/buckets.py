@@ -11,8 +11,6 @@ import torch
 from telescope_train.backends.transfer import TensorHeader
 from telescope_train.weights.digests import Digests
 
-PER_TENSOR = 0
-"""The size of buckets with which each tensor is sent by itself."""
 _ALIGNMENT = 64
 """Bytes; tensors start at multiples of this, where a view of any dtype may begin."""
 
@@ -31,7 +29,8 @@ class Bucket:
 def plan_buckets(headers: Sequence[TensorHeader], limit_bytes: int) -> list[Bucket]:
     """Return the buckets of a transfer, in the order of `headers`.
 
-    A bucket is closed before it would grow beyond `limit_bytes`; a larger tensor gets its own.
+    A bucket is closed before it would grow beyond `limit_bytes`; a larger tensor gets its own, as
+    every tensor does with 0.
     """
     buckets: list[Bucket] = []
     held: list[TensorHeader] = []

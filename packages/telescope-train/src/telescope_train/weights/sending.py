@@ -65,7 +65,7 @@ class WeightSending:
         self._device = device
         self._held_port = held_port
         self._counted = counted
-        is_pinned = section.weight_broadcast_pin_memory and device.type == "cuda"
+        is_pinned = section.weight_broadcast_staging == "pinned" and device.type == "cuda"
         self._pinned = pinned if is_pinned else None
         self._frees_gradients = section.weight_broadcast_free_grad_buffers
         self._wire = Wire()

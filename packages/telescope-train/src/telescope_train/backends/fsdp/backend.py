@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.distributed.fsdp import FSDPModule
 
 from telescope_train.backends.distributed_checkpoint import Saving, save_state, start_saving
 from telescope_train.backends.fsdp import state as fsdp_state
@@ -25,7 +26,6 @@ from telescope_train.backends.fsdp.optimizer import make_optimizer, set_learning
 from telescope_train.backends.fsdp.policy import ShardedPolicy, load_policy, load_reference
 from telescope_train.backends.fsdp.reference import AdaptersAside, FrozenCopy, Reference, load_moved
 from telescope_train.backends.fsdp.sharding import (
-    add_up_now,
     gather_values,
     local_part,
     reshard,
@@ -97,11 +97,12 @@ class FsdpBackend:
     ) -> GradientResult:
         """Forward and backward over `batches`, one at a time."""
         losses = self._step_loss(version)
-        once = self._settings.trainer.fsdp_gradient_sync == "step"
         with self._computing(), dropout_on(self._policy.lm):
             for number, batch in enumerate(batches):
                 is_last = number == len(batches) - 1
-                add_up_now(self._policy, is_last=is_last, once=once)
+                if isinstance(self._policy, FSDPModule):
+                    # Copies of the model add up their gradients once, the ranks of one each time.
+                    self._policy.set_requires_all_reduce(is_last)
                 row = self._row(batch)
                 with self._spans.span("forward", microbatch=number):
                     found = self._policy(row)

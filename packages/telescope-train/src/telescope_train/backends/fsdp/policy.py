@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from telescope_core.base.errors import ConfigError
 from telescope_train.backends.fsdp.compute_copies import compute_copies
 from telescope_train.backends.fsdp.filling import fill, fill_adapters
-from telescope_train.backends.fsdp.sharding import decoder_layers, prefetch, shard, weight_mesh
+from telescope_train.backends.fsdp.sharding import decoder_layers, shard, weight_mesh
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.config.trainer_section import CheckpointingChoice
@@ -126,7 +126,6 @@ def load_policy(
     policy.use_attention(sharded.attention_in_use, context)
     if not is_whole:
         shard(policy, sharded.mesh, dtype, offload=trainer.fsdp_cpu_offload)
-        prefetch(policy, trainer.fsdp_prefetch_layers)
     _fill(policy, loaded, settings, device, moved)
     if trainer.use_lora:
         fill_adapters(policy.lm, seed=settings.seed)
@@ -169,7 +168,6 @@ def load_reference(
     policy.use_attention(like.attention_in_use, like.context)
     if not like.is_whole:
         shard(policy, like.mesh, dtype, offload=settings.trainer.fsdp_cpu_offload)
-        prefetch(policy, settings.trainer.fsdp_prefetch_layers)
     _fill(policy, loaded, settings, device, moved)
     return policy
 

@@ -83,33 +83,6 @@ def shard(
             module.set_force_sum_reduction_for_comms(True)
 
 
-def prefetch(policy: PackedPolicy, num_layers: int) -> None:
-    """Gather the weights of the next `num_layers` layers while one computes; 0 = torch's own way.
-
-    A layer has a place in both directions, as backward goes through the layers in reverse.
-    """
-    if not num_layers:
-        return
-    layers = [layer for layer in decoder_layers(policy.lm) if isinstance(layer, FSDPModule)]
-    for number, layer in enumerate(layers):
-        layer.set_modules_to_forward_prefetch(layers[number + 1 : number + 1 + num_layers])
-        before = layers[max(0, number - num_layers) : number]
-        layer.set_modules_to_backward_prefetch(before[::-1])
-
-
-def add_up_now(policy: PackedPolicy, *, is_last: bool, once: bool) -> None:
-    """Say whether the next backward pass adds up gradients over ranks.
-
-    It does after the last batch (`is_last`). Before it, without `once`, the ranks of a copy of the
-    model do, and the copies among each other do not. A rank that has all has nothing to add up.
-    """
-    if not isinstance(policy, FSDPModule):
-        return
-    policy.set_requires_gradient_sync(is_last or not once)
-    if not once:
-        policy.set_requires_all_reduce(is_last)
-
-
 def time_reductions(policy: PackedPolicy, spans: SpanRecorder) -> None:
     """Record each sum of gradients over ranks as a span."""
     if dist.get_world_size() == 1:

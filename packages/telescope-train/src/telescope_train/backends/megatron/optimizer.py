@@ -5,7 +5,7 @@ anything is clipped, so that a gradient that is not finite leaves no trace.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from telescope_train.backends.protocol import BackendSettings
-from telescope_train.config.megatron_section import MegatronSection
 from telescope_train.models.load import torch_dtype
 
 _LOW_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "fp8": torch.uint8}
@@ -65,26 +64,26 @@ def optimizer_config(settings: BackendSettings) -> Any:
         values |= {
             "optimizer_cpu_offload": True,
             "optimizer_offload_fraction": section.megatron_optimizer_offload_fraction,
-            "overlap_cpu_optimizer_d2h_h2d": section.megatron_overlap_cpu_optimizer_d2h_h2d,
+            "overlap_cpu_optimizer_d2h_h2d": True,
             "use_torch_optimizer_for_cpu_offload": True,
         }
-    if section.megatron_use_precision_aware_optimizer:
-        values |= precision_values(section)
+    if section.megatron_optimizer_dtypes is not None:
+        values |= precision_values(section.megatron_optimizer_dtypes)
     return OptimizerConfig(**values)
 
 
-def precision_values(section: MegatronSection) -> dict[str, Any]:
-    """Return what a precision-aware optimizer is told; Transformer Engine must be there for it."""
+def precision_values(dtypes: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of a precision-aware optimizer, which needs Transformer Engine."""
 
     def dtype(name: str) -> torch.dtype:
-        return _LOW_DTYPES.get(name, torch.float32)
+        return _LOW_DTYPES.get(dtypes[name], torch.float32)
 
     return {
         "use_precision_aware_optimizer": True,
-        "main_grads_dtype": dtype(section.megatron_main_grads_dtype),
-        "main_params_dtype": dtype(section.megatron_main_params_dtype),
-        "exp_avg_dtype": dtype(section.megatron_exp_avg_dtype),
-        "exp_avg_sq_dtype": dtype(section.megatron_exp_avg_sq_dtype),
+        "main_grads_dtype": dtype("main_grads"),
+        "main_params_dtype": dtype("main_params"),
+        "exp_avg_dtype": dtype("exp_avg"),
+        "exp_avg_sq_dtype": dtype("exp_avg_sq"),
     }
 
 

@@ -40,7 +40,7 @@ class WeightsAndBiases:
         options = run.options
         self._run = wandb.init(
             project=options["wandb_project"],
-            name=options["wandb_run_name"] or run.name,
+            name=run.name,
             tags=list(options["wandb_tags"]),
             id=known.get("id"),
             resume="allow",

@@ -1,6 +1,5 @@
 """Which settings of `[algorithm]` fit together, and which would have no effect."""
 
-import math
 from collections.abc import Iterator
 
 from telescope_core.base.errors import ConfigError
@@ -72,13 +71,13 @@ def _effects(
         yield ("clip_low", "clip_high", "clip_ratio_c"), _unless("use_ppo_clip")
     yield from _ratio_effects(section, has_ratio(section, algorithm))
     yield (
-        ("tis_cap", "tis_mode", "tis_logprob_clamp"),
+        ("tis_cap", "tis_mode"),
         None if section.use_tis else _unless("use_tis"),
     )
     is_icepop = section.use_tis and section.tis_mode == "icepop"
     yield ("tis_floor",), None if is_icepop else 'unless tis_mode is "icepop": set it with use_tis'
     bounds = None if section.seq_is_masking else _unless("seq_is_masking")
-    yield ("seq_is_mask_low", "seq_is_mask_high"), bounds
+    yield ("seq_is_mask_range",), bounds
     is_penalised = section.kl_penalty_tau > 0
     without = None if is_penalised else "without kl_penalty_tau: set it above 0"
     if section.kl_in_loss and section.kl_estimator == "k1":
@@ -153,8 +152,12 @@ def _conflicts(section: AlgorithmSection, algorithm: Algorithm) -> Iterator[str]
             "algorithm.clip_low must be below 1, got 1: a ratio never falls below 0, so the lower "
             "bound would never apply; use the algorithm's own, or a value such as 0.2"
         )
-    if section.use_tis:
-        yield from _tis_conflicts(section)
+    is_icepop = section.use_tis and section.tis_mode == "icepop"
+    if is_icepop and section.tis_floor >= section.tis_cap:
+        yield (
+            f"algorithm.tis_floor ({section.tis_floor:g}) must be below tis_cap "
+            f"({section.tis_cap:g}): no weight lies between them; lower tis_floor"
+        )
     if not algorithm.takes_negative_rewards:
         yield from (
             f"algorithm.{penalty} would push rewards below 0, which {algorithm.name} cannot take; "
@@ -162,28 +165,6 @@ def _conflicts(section: AlgorithmSection, algorithm: Algorithm) -> Iterator[str]
             for penalty in ("kl_in_reward", "overlong_penalty_factor")
             if getattr(section, penalty)
         )
-
-
-def _tis_conflicts(section: AlgorithmSection) -> Iterator[str]:
-    highest = math.exp(min(section.tis_logprob_clamp, 700.0))
-    if highest <= section.tis_cap:
-        yield (
-            f"algorithm.tis_cap ({section.tis_cap:g}) is never reached: tis_logprob_clamp "
-            f"({section.tis_logprob_clamp:g}) already holds weights to {highest:.3g}; "
-            "lower tis_cap or raise tis_logprob_clamp"
-        )
-    if section.tis_mode == "icepop" and section.tis_floor:
-        if section.tis_floor >= section.tis_cap:
-            yield (
-                f"algorithm.tis_floor ({section.tis_floor:g}) must be below tis_cap "
-                f"({section.tis_cap:g}): no weight lies between them; lower tis_floor"
-            )
-        elif section.tis_floor <= 1 / highest:
-            yield (
-                f"algorithm.tis_floor ({section.tis_floor:g}) is never reached: tis_logprob_clamp "
-                f"({section.tis_logprob_clamp:g}) keeps weights above {1 / highest:.3g}; "
-                "raise one of them"
-            )
 
 
 def _group_size_problems(config: TrainConfig, algorithm: Algorithm) -> Iterator[str]:

@@ -14,7 +14,6 @@ _SETTINGS = {
     "--scheduling-policy": "vllm_scheduling_policy",
     "--chat-template": "chat_template",
     "--max-model-len": "max_model_len",
-    "--max-num-batched-tokens": "max_num_batched_tokens",
     "--tensor-parallel-size": "inference_tensor_parallel_size",
     "-tp": "inference_tensor_parallel_size",
     "--data-parallel-size": "inference_data_parallel_size",

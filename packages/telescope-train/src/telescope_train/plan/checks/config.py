@@ -182,13 +182,6 @@ def _eval_server_problems(config: TrainConfig) -> Iterator[str]:
             "evals.eval_num_servers has no effect without eval_every: no evaluation runs while "
             "rollouts are sampled; set eval_every, or remove eval_num_servers"
         )
-    if not number:
-        yield from unused(
-            section,
-            "evals.eval_start_end_use_all_servers",
-            "without eval_num_servers: evals use all servers anyway; set eval_num_servers, or "
-            "remove it",
-        )
 
 
 def _gateway_problems(config: TrainConfig) -> Iterator[str]:

@@ -26,19 +26,12 @@ _NO_EFFECT = {
     "optimizer_cpu_offload": "use megatron_optimizer_cpu_offload",
     "compile": "remove it",
     "fsdp_replicate_size": "remove it",
-    "fsdp_gradient_sync": "remove it",
-    "fsdp_prefetch_layers": "remove it",
     "fsdp_cpu_offload": "remove it",
 }
 """Setting of `[trainer]` that only backend fsdp reads -> what to do instead."""
 _NEEDS = {
     "megatron_optimizer_offload_fraction": "megatron_optimizer_cpu_offload",
-    "megatron_overlap_cpu_optimizer_d2h_h2d": "megatron_optimizer_cpu_offload",
-    "megatron_main_grads_dtype": "megatron_use_precision_aware_optimizer",
-    "megatron_main_params_dtype": "megatron_use_precision_aware_optimizer",
-    "megatron_exp_avg_dtype": "megatron_use_precision_aware_optimizer",
-    "megatron_exp_avg_sq_dtype": "megatron_use_precision_aware_optimizer",
-    "megatron_use_precision_aware_optimizer": "megatron_use_distributed_optimizer",
+    "megatron_optimizer_dtypes": "megatron_use_distributed_optimizer",
     "megatron_optimizer_cpu_offload": "megatron_use_distributed_optimizer",
     "megatron_fp8": "megatron_use_transformer_engine",
 }
@@ -46,7 +39,7 @@ _NEEDS = {
 _NEEDS_GPU = (
     ("megatron_use_transformer_engine", "Transformer Engine's modules are for GPUs"),
     ("megatron_fp8", "products in 8 bits are for GPUs"),
-    ("megatron_use_precision_aware_optimizer", "it is Transformer Engine's, for GPUs"),
+    ("megatron_optimizer_dtypes", "that optimizer is Transformer Engine's, for GPUs"),
     ("megatron_optimizer_cpu_offload", "everything is in CPU memory already"),
 )
 
@@ -108,7 +101,7 @@ def _trainer_problems(
     if trainer.optimizer != "adamw":
         yield (
             f"trainer.optimizer = {trainer.optimizer!r} is one of backend fsdp; use 'adamw', and "
-            "megatron_use_precision_aware_optimizer for smaller moments"
+            "megatron_optimizer_dtypes for smaller moments"
         )
     if trainer.use_lora:
         yield (
@@ -119,7 +112,7 @@ def _trainer_problems(
         yield (
             f"model.model_dtype = {model_dtype!r} does not work with train_backend = "
             f"{BACKEND!r}: its optimizer updates float32 weights; remove it, or use "
-            "megatron_use_precision_aware_optimizer and megatron_main_params_dtype"
+            "main_params of megatron_optimizer_dtypes"
         )
 
 

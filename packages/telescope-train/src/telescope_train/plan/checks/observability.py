@@ -10,7 +10,6 @@ from telescope_train.observability.trackers.tracker import load_tracker, names_i
 _NEEDS = {
     "prometheus_host": "prometheus_port",
     "wandb_project": "use_wandb",
-    "wandb_run_name": "use_wandb",
     "wandb_tags": "use_wandb",
     "wandb_upload_logs": "use_wandb",
     "wandb_upload_logs_detailed": "use_wandb",

@@ -14,7 +14,6 @@ from telescope_train.step.stream_rules import stream_problem
 SWITCHES = {
     "overlong_buffer_tokens": ("overlong_penalty_factor", "overlong_penalty_factor above 0"),
     "gibberish_token_threshold": ("filter_gibberish", "filter_gibberish = true"),
-    "gibberish_logprob_offset": ("filter_gibberish", "filter_gibberish = true"),
     "repetition_compression_threshold": ("filter_repetition", "filter_repetition = true"),
     "kl_in_reward": ("kl_penalty_tau", "kl_penalty_tau above 0"),
     "reference_update_every": ("kl_penalty_tau", "kl_penalty_tau above 0"),

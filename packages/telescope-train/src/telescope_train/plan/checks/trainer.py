@@ -19,18 +19,10 @@ def trainer_problems(config: TrainConfig) -> Iterator[str]:
     for index, beta in enumerate(section.adam_betas):
         if not 0 <= beta < 1:
             yield f"trainer.adam_betas[{index}] must be at least 0 and below 1, got {beta:g}"
-    if section.lr_scheduler in ("constant", "none"):
-        why = (
-            f"with lr_scheduler = {section.lr_scheduler!r}; use 'linear' or 'cosine', or remove "
-            "min_lr_ratio"
-        )
+    if section.lr_scheduler == "constant":
+        why = "with lr_scheduler = 'constant'; use 'linear' or 'cosine', or remove min_lr_ratio"
         # The default, and what is so: the learning rate ends where it was.
         yield from unused(section, "trainer.min_lr_ratio", why, holds=(0.0, 1.0))
-    if section.warmup_steps and section.lr_scheduler == "none":
-        yield (
-            "trainer.warmup_steps has no effect with lr_scheduler = 'none'; "
-            "use 'constant', or remove warmup_steps"
-        )
     if section.warmup_steps > config.num_optimizer_steps:
         yield (
             f"trainer.warmup_steps ({section.warmup_steps}) must not exceed the "

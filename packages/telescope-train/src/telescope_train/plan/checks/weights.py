@@ -22,24 +22,10 @@ def weights_problems(config: TrainConfig) -> Iterator[str]:
             "weights.weight_transport = 'ipc' works inside one GPU, which trainer and server share "
             "with colocate = true or 'resident'; set it, or use 'auto'"
         )
-    if section.weight_broadcast_mode == "per_tensor":
-        yield from unused(
-            section,
-            "weights.weight_broadcast_bucket_mb",
-            "with weight_broadcast_mode = 'per_tensor', which sends each tensor by itself; remove "
-            "one",
-        )
-    if section.weight_broadcast_cpu_staging and name in STORED:
+    if section.weight_broadcast_staging != "none" and name in STORED:
         yield (
-            f"weights.weight_broadcast_cpu_staging has no effect with weight_transport = {name!r}: "
+            f"weights.weight_broadcast_staging has no effect with weight_transport = {name!r}: "
             "weights are in files before servers pause; remove it"
-        )
-    if not section.weight_broadcast_cpu_staging:
-        yield from unused(
-            section,
-            "weights.weight_broadcast_pin_memory",
-            "without weight_broadcast_cpu_staging; set that too, or remove it",
-            holds=(True, False),
         )
     backend = config.trainer.train_backend
     if backend != "megatron":
@@ -60,12 +46,11 @@ def weights_device_problems(config: TrainConfig, device: Device) -> Iterator[str
             f"weights.weight_transport = {section.weight_transport!r} needs a GPU, and this "
             "machine has none; use 'auto', 'gloo' or 'disk'"
         )
-    yield from unused(
-        section,
-        "weights.weight_broadcast_pin_memory",
-        "without a GPU, which would read from it; remove it",
-        holds=(True, False),
-    )
+    if section.weight_broadcast_staging == "pinned":
+        yield (
+            "weights.weight_broadcast_staging = 'pinned' is for a GPU, which would read from it, "
+            "and this machine has none; use 'pageable'"
+        )
     if config.inference.colocate:
         yield (
             "inference.colocate shares a GPU between trainer and server, and this machine has "
