@@ -146,16 +146,16 @@ class Compared(NamedTuple):
 
 def compared(name: str, package: Distribution) -> Compared:
     """Compare every file of a package, whose canonical name is `name`, with its RECORD."""
-    recorded = tuple(_recorded_files(name, package))
+    recorded = tuple(
+        Recorded(
+            package=name,
+            path=Path(os.path.normpath(str(package.locate_file(listed)))),
+            hash=digest,
+        )
+        for listed, digest in hashes_in(package.read_text("RECORD") or "").items()
+        if listed
+    )
     return Compared(recorded, tuple(_changed_files(recorded)))
-
-
-def _recorded_files(name: str, package: Distribution) -> Iterator[Recorded]:
-    """Yield every file that the RECORD of `package` lists."""
-    for listed, digest in hashes_in(package.read_text("RECORD") or "").items():
-        if listed:
-            path = Path(os.path.normpath(str(package.locate_file(listed))))
-            yield Recorded(package=name, path=path, hash=digest)
 
 
 def _changed_files(recorded: Iterable[Recorded]) -> Iterator[Finding]:

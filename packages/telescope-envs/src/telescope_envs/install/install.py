@@ -128,7 +128,12 @@ def _install_shared(
     remove_leftovers()
     with installing(release.id, progress):
         found = find_active(release.id)
-        is_there = found is not None and _is_shared(found, release)
+        is_there = (
+            found is not None
+            and found.interpreter == sys.executable
+            and found.sha256 == release.wheel.sha256
+            and not found.is_damaged
+        )
         if is_there and not asks_for_attestation(registry.address, release):
             return Installed(release=release, locked=None, is_new=False)
         wheel = checked_wheel(registry, release, progress=progress)
@@ -150,11 +155,3 @@ def _install_shared(
             Installation(registry=registry.address, installed_at=datetime.now(UTC), release=release)
         )
     return Installed(release=release, locked=None, is_new=True)
-
-
-def _is_shared(found: InstalledEnvironment, release: Release) -> bool:
-    return (
-        found.interpreter == sys.executable
-        and found.sha256 == release.wheel.sha256
-        and not found.is_damaged
-    )

@@ -121,7 +121,13 @@ def _unpacked(path: Path, root: Path, max_bytes: int) -> _Contents:
                 raise RegistryError(f"{path}: has bytes before or after its zip archive; {_ADVICE}")
             _require_plain(archive, path)
             manifest = _manifest(archive, path)
-            _require_this_platform(manifest, path)
+            made_for = f"{manifest.platform}, Python {manifest.python}"
+            here = f"{this_platform()}, Python {python_version()}"
+            if made_for != here:
+                raise ConfigError(
+                    f"{path} was made for {made_for}, but this is {here}; make one on a machine "
+                    "like this"
+                )
             _require_size(sum(file.size for file in manifest.files), max_bytes, path)
             lock = _lock(archive, path)
             odd = unexpected_contents(manifest, lock, archive.namelist())
@@ -197,15 +203,6 @@ def _text(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
     return text
 
 
-def _require_this_platform(manifest: Manifest, path: Path) -> None:
-    made_for = f"{manifest.platform}, Python {manifest.python}"
-    here = f"{this_platform()}, Python {python_version()}"
-    if made_for != here:
-        raise ConfigError(
-            f"{path} was made for {made_for}, but this is {here}; make one on a machine like this"
-        )
-
-
 def _unpack(archive: zipfile.ZipFile, file: BundledFile, root: Path, path: Path) -> None:
     digest, left = hashlib.sha256(), file.size
     (root / file.path).parent.mkdir(parents=True, exist_ok=True)
@@ -254,7 +251,12 @@ def _keep(files: Sequence[BundledFile], root: Path) -> None:
         with locked(data_folder() / "locks" / "packages.lock", what="a bundle is being installed"):
             paths = [file.path.split("/") for file in files]
             for digest in {inner[0] for folder, *inner in paths if folder == DATASETS}:
-                _keep_dataset(root / DATASETS / digest)
+                target = dataset_folder(digest)
+                part = target.with_name(f"{PART}{digest}")
+                remove_tree(part)
+                if not target.is_dir():
+                    shutil.copytree(root / DATASETS / digest, part)
+                    os.replace(part, target)
             for stale in kept.glob(f"{PART}*"):
                 stale.unlink()
             for file in files:
@@ -268,16 +270,6 @@ def _keep(files: Sequence[BundledFile], root: Path) -> None:
         raise RegistryError(
             f"{kept} cannot be written: {error.strerror}; check its disk space and permissions"
         ) from error
-
-
-def _keep_dataset(source: Path) -> None:
-    """Move a whole dataset to its place, unless it is there already."""
-    target = dataset_folder(source.name)
-    part = target.with_name(f"{PART}{source.name}")
-    remove_tree(part)
-    if not target.is_dir():
-        shutil.copytree(source, part)
-        os.replace(part, target)
 
 
 def chosen_entries(lock: Lock, names: Sequence[str]) -> list[LockedEnvironment]:
@@ -311,7 +303,13 @@ def install_bundled(
 ) -> Installed:
     """Install one entry of an open bundle, without a network, and add it to telescope.lock."""
     if options.lock is not None:
-        _require_same_bytes(entry, options.lock)
+        known = read_lock(options.lock).find(entry.id)
+        if known is not None and known.version == entry.version and known.sha256 != entry.sha256:
+            raise RegistryError(
+                f"{entry.id} {entry.version} is locked with wheel sha256 {known.sha256}, but the "
+                f"bundle has {entry.sha256}; releases are never replaced: do not install it, and "
+                "ask whoever made the bundle"
+            )
     alone = replace(options, offline=True, wheels=bundle.packages, lock=None)
     done = sync_environment(
         entry, options=alone, may_change=False, open_registry=_refuse, progress=progress
@@ -319,16 +317,6 @@ def install_bundled(
     if options.lock is not None:
         record_in_lock(options.lock, entry, progress=progress)
     return done
-
-
-def _require_same_bytes(entry: LockedEnvironment, lock: Path) -> None:
-    known = read_lock(lock).find(entry.id)
-    if known is not None and known.version == entry.version and known.sha256 != entry.sha256:
-        raise RegistryError(
-            f"{entry.id} {entry.version} is locked with wheel sha256 {known.sha256}, but the "
-            f"bundle has {entry.sha256}; releases are never replaced: do not install it, and ask "
-            "whoever made the bundle"
-        )
 
 
 def _refuse(named: str) -> NoReturn:

@@ -124,7 +124,8 @@ def choose_release(
     resolution = resolve_with_warnings(registry, text)
     release = resolution.release
     check_needs(release)
-    entry, installed = _entry(release.id, options), find_active(release.id)
+    entry = read_lock(options.lock).find(release.id) if options.lock is not None else None
+    installed = find_active(release.id)
     check_no_downgrade(
         release,
         request,
@@ -146,7 +147,12 @@ def install_isolated(
     remove_leftovers()
     with installing(release.id, progress) as held:
         uv = Uv(offline=options.offline, wheels=options.wheels, heirs=(held,))
-        entry = _known_entry(release, options)
+        locked = read_lock(options.lock).find(release.id) if options.lock is not None else None
+        active = find_active(release.id)
+        # A damaged record is written anew at the end of the installation.
+        record = active.installation if active is not None and not active.is_damaged else None
+        known = (locked, record.locked if record is not None else None)
+        entry = next((one for one in known if one is not None and fits_here(one, release)), None)
         is_asked = asks_for_attestation(address_of(registry), release)
         is_built = entry is not None and find_built(entry) is not None
         if is_asked or not is_built:
@@ -277,20 +283,3 @@ def fits_here(entry: LockedEnvironment, release: Release) -> bool:
         and entry.python == python_version()
         and serve(entry.requirements, direct_needs(release.requires_dist))
     )
-
-
-def _entry(environment_id: str, options: InstallOptions) -> LockedEnvironment | None:
-    return read_lock(options.lock).find(environment_id) if options.lock is not None else None
-
-
-def _known_entry(release: Release, options: InstallOptions) -> LockedEnvironment | None:
-    """Return the existing lock entry that fits, from telescope.lock or what is installed."""
-    known = (_entry(release.id, options), _active_entry(release.id))
-    return next((one for one in known if one is not None and fits_here(one, release)), None)
-
-
-def _active_entry(environment_id: str) -> LockedEnvironment | None:
-    active = find_active(environment_id)
-    # A damaged record is written anew at the end of the installation.
-    known = active.installation if active is not None and not active.is_damaged else None
-    return known.locked if known is not None else None

@@ -65,7 +65,13 @@ def sync_environment(
         for warning in warnings:
             progress(f"warning: {warning}")
     if not fits_here(entry, release):
-        _require_change(entry, may_change=may_change)
+        if not may_change:
+            raise ConfigError(
+                f"--locked: the entry of {entry.id} in telescope.lock would have to change: it is "
+                f"for Python {entry.python}, or lacks a package that this telescope-core or its "
+                "wheel needs here; run telescope env sync without --locked and commit the new "
+                "lock, or use the Python and the Telescope that it was made with"
+            )
         registry = open_registry(entry.registry)
         return install_isolated(registry, release, options=options, progress=progress)
     with installing(entry.id, progress) as held:
@@ -151,13 +157,3 @@ def locked_wheel(
         attested = require_kept_attestation(release, data, kept)
         progress(f"{release.id} {release.version}: attested by {attested.by}")
     return wheel
-
-
-def _require_change(entry: LockedEnvironment, *, may_change: bool) -> None:
-    if not may_change:
-        raise ConfigError(
-            f"--locked: the entry of {entry.id} in telescope.lock would have to change: it is for "
-            f"Python {entry.python}, or lacks a package that this telescope-core or its wheel "
-            "needs here; run telescope env sync without --locked and commit the new lock, or use "
-            "the Python and the Telescope that it was made with"
-        )

@@ -160,7 +160,12 @@ def _wheel_findings(
     if own is None:
         return
     try:
-        data = _wheel_bytes(record, registry)
+        cached = cached_wheel(release)
+        if cached is not None:
+            data = cached.read_bytes()
+        else:
+            data = (registry or open_registry(record.registry)).wheel_bytes(release)
+            check_bytes(data, release)
     except TelescopeError as error:
         yield Finding(
             kind=FindingKind.NOTE, what=release.wheel.filename, text=f"is not available: {error}"
@@ -185,12 +190,3 @@ def _wheel_findings(
                 what=str(own.locate_file(name)),
                 text="is in RECORD, but not in the published wheel",
             )
-
-
-def _wheel_bytes(record: Installation, registry: Registry | None) -> bytes:
-    cached = cached_wheel(record.release)
-    if cached is not None:
-        return cached.read_bytes()
-    data = (registry or open_registry(record.registry)).wheel_bytes(record.release)
-    check_bytes(data, record.release)
-    return data

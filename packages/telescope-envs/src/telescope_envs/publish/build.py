@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -209,7 +209,10 @@ def _run_backend(project: Path, copy: Path, out: Path, *, epoch: str) -> None:
     # The backend is the project's own code. It gets no token and no home, and the addresses of
     # indexes, which may hold passwords, only where uv has to fetch what it is built with.
     environ = index_settings(os.environ, has_index=isolated)
-    environ["UV_CACHE_DIR"] = _uv_cache(environ)
+    # uv would look for its cache in the home.
+    home = Path(environ.get("HOME", "~")).expanduser()
+    caches = Path(environ.get("XDG_CACHE_HOME") or home / ".cache")
+    environ["UV_CACHE_DIR"] = environ.get("UV_CACHE_DIR") or str(caches / "uv")
     for name in ("HOME", "TMPDIR", "NETRC"):
         environ.pop(name, None)
     arguments += config_options(os.environ) if isolated else ["--no-config"]
@@ -223,13 +226,6 @@ def _run_backend(project: Path, copy: Path, out: Path, *, epoch: str) -> None:
     if done.returncode:
         words = done.stderr.strip().replace(str(copy), str(project))
         raise EnvironmentLoadError(f"{project} cannot be built. Output of uv:\n{words}")
-
-
-def _uv_cache(environ: Mapping[str, str]) -> str:
-    """Return the folder of uv's cache, which it would look for in the home."""
-    home = Path(environ.get("HOME", "~")).expanduser()
-    caches = Path(environ.get("XDG_CACHE_HOME") or home / ".cache")
-    return environ.get("UV_CACHE_DIR") or str(caches / "uv")
 
 
 def _build_requirements(project: Path) -> list[str]:

@@ -43,14 +43,17 @@ def committed_source(project: Path, *, allow_no_git: bool) -> Source:
         )
     changed = changed_files(project)
     if changed:
+        more = len(changed) - _MAX_LISTED
+        listed = ", ".join(changed[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
         raise ConfigError(
-            f"{project} differs from its commit: {_listed(changed)}; commit these files, or add "
+            f"{project} differs from its commit: {listed}; commit these files, or add "
             "those that are not part of the project to .gitignore"
         )
+    inside = project.resolve().relative_to(Path(top.rstrip("\n")).resolve()).as_posix()
     return Source(
         repository=public_address(git_text(project, "remote", "get-url", "origin") or ""),
         commit=commit.strip(),
-        subdirectory=_subdirectory(project, Path(top.rstrip("\n"))),
+        subdirectory="" if inside == "." else inside,
     )
 
 
@@ -99,16 +102,6 @@ def public_address(remote: str) -> str:
     if not host or remote.startswith("file:"):
         return ""
     return f"https://{host}/{path.strip('/').removesuffix('.git')}"
-
-
-def _subdirectory(project: Path, top: Path) -> str:
-    inside = project.resolve().relative_to(top.resolve()).as_posix()
-    return "" if inside == "." else inside
-
-
-def _listed(changed: list[str]) -> str:
-    more = len(changed) - _MAX_LISTED
-    return ", ".join(changed[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 PARTS = ("major", "minor", "patch")

@@ -218,13 +218,13 @@ def render(lock: Lock) -> str:
         lines = "".join(f"    {_quoted(line)},\n" for line in one.requirements)
         parts.append(f"requirements = [\n{lines}]\n" if lines else "requirements = []\n")
         if one.datasets:
-            rows = "".join(f"    {{ {_inline(data)} }},\n" for data in one.datasets)
-            parts.append(f"datasets = [\n{rows}]\n")
+            rows = (
+                ", ".join(f"{name} = {_quoted(text)}" for name, text in data.as_table().items())
+                for data in one.datasets
+            )
+            lines = "".join(f"    {{ {row} }},\n" for row in rows)
+            parts.append(f"datasets = [\n{lines}]\n")
     return "".join(parts)
-
-
-def _inline(data: LockedDataset) -> str:
-    return ", ".join(f"{name} = {_quoted(text)}" for name, text in data.as_table().items())
 
 
 def _quoted(text: str) -> str:

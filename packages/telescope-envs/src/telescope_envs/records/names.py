@@ -5,7 +5,7 @@ Pure functions over text. The registry's `namespaces/` says who may use an owner
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -181,16 +181,13 @@ def is_one_edit(one: str, other: str) -> bool:
     """Whether one insertion, deletion, replacement or adjacent swap turns `one` into `other`."""
     if abs(len(one) - len(other)) > 1 or one == other:
         return False
-    first = next(_differences(one, other), min(len(one), len(other)))
+    differences = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    first = next(differences, min(len(one), len(other)))
     rest_one, rest_other = one[first:], other[first:]
     if len(one) != len(other):
         return rest_one[1:] == rest_other or rest_one == rest_other[1:]
     is_swap = rest_one[:2] == rest_other[1::-1] and rest_one[2:] == rest_other[2:]
     return is_swap or rest_one[1:] == rest_other[1:]
-
-
-def _differences(one: str, other: str) -> Iterator[int]:
-    return (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
 
 
 def _skeleton(name: str) -> str:

@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from telescope_core.base.errors import ConfigError, RegistryError
 from telescope_envs.records.files import read_file
-from telescope_envs.records.model import Table, explained, read_pyproject, table_at, texts_at
+from telescope_envs.records.model import explained, read_pyproject, table_at, texts_at
 from telescope_envs.records.names import (
     ENTRY_POINT_GROUP,
     check_name,
@@ -112,6 +112,11 @@ def read_project(folder: Path) -> LinkedProject:
         version = str(Version(identity.version))
     except ValueError as error:
         raise ConfigError(f"{path}: project.version: {error}") from error
+    texts = texts_at(table, "dependencies", "project", path=path)
+    try:
+        requires_dist = tuple(str(Requirement(text)) for text in texts)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: project.dependencies: {error}") from error
     return LinkedProject(
         folder=folder,
         source=_source(folder, module),
@@ -121,7 +126,7 @@ def read_project(folder: Path) -> LinkedProject:
         summary=str(table.get("description", "")),
         module=module,
         factory=factory,
-        requires_dist=_requirements(table, path),
+        requires_dist=requires_dist,
     )
 
 
@@ -150,11 +155,3 @@ def _source(folder: Path, module: str) -> Path:
     raise ConfigError(
         f"{folder}: expected the package {module}/ with an __init__.py, in the folder or its src"
     )
-
-
-def _requirements(table: Table, path: Path) -> tuple[str, ...]:
-    texts = texts_at(table, "dependencies", "project", path=path)
-    try:
-        return tuple(str(Requirement(text)) for text in texts)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: project.dependencies: {error}") from error

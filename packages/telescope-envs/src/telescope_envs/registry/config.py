@@ -18,6 +18,7 @@ from urllib.parse import SplitResult, quote, unquote_to_bytes, urlsplit
 
 import msgspec
 
+from telescope_core.base.addresses import is_loopback
 from telescope_core.base.errors import ConfigError, nearest, unknown_name
 from telescope_envs.records.model import read_toml_file
 
@@ -95,16 +96,6 @@ def origin_of(url: str) -> tuple[str, str, int]:
     parts = urlsplit(url)
     port = parts.port if parts.port is not None else _DEFAULT_PORTS.get(parts.scheme, 0)
     return parts.scheme, (parts.hostname or "").lower(), port
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` is this machine, so that nothing travels over a network."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _on_this_machine(address: str) -> str:

@@ -26,8 +26,9 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 
+from telescope_core.base.addresses import is_loopback
 from telescope_core.base.errors import RegistryError
-from telescope_envs.registry.config import is_loopback, origin_of
+from telescope_envs.registry.config import origin_of
 from telescope_envs.registry.credentials import Token
 from telescope_envs.registry.http_cache import CachedFile
 
@@ -171,7 +172,12 @@ class Fetcher:
                 pause_s = error.wait_s or backoff_s
                 is_last = tried + 1 == patience.max_tries
                 if is_last or time.monotonic() + pause_s > task.deadline_s:
-                    raise RegistryError(_gave_up(url, error, tried + 1)) from None
+                    asked = f" and asks to wait {error.wait_s:.0f} s" if error.wait_s else ""
+                    times = "1 try" if not tried else f"{tried + 1} tries"
+                    raise RegistryError(
+                        f"{url}: {error}{asked} ({times}); check the address and the network, then "
+                        "try again"
+                    ) from None
             time.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
 
@@ -191,7 +197,8 @@ class Fetcher:
         late = f"not finished within {patience.total_s:g} s"
         if remaining_s <= 0:
             raise _TryAgainError(late)
-        own = {"Authorization": f"Bearer {self._token}"} if self._may_see_token(url) else {}
+        is_own = self._token is not None and origin_of(url) == self._origin
+        own = {"Authorization": f"Bearer {self._token}"} if is_own else {}
         watchdog = Watchdog()
         try:
             with (
@@ -240,9 +247,6 @@ class Fetcher:
         if self._token is None:
             return f"{url} answered {status}: the registry requires a token; {self._login_hint}"
         return f"{url} answered {status}: the token was not accepted; {self._login_hint}"
-
-    def _may_see_token(self, url: str) -> bool:
-        return self._token is not None and origin_of(url) == self._origin
 
     def _require_allowed(self, here: str, asked: str) -> None:
         try:
@@ -354,9 +358,3 @@ def _reason(error: httpx.TransportError, patience: Patience) -> str:
     if isinstance(error, httpx.TimeoutException):
         return f"no data for {patience.silence_s:g} s"
     return str(error) or type(error).__name__
-
-
-def _gave_up(url: str, error: _TryAgainError, num_tries: int) -> str:
-    asked = f" and asks to wait {error.wait_s:.0f} s" if error.wait_s else ""
-    times = "1 try" if num_tries == 1 else f"{num_tries} tries"
-    return f"{url}: {error}{asked} ({times}); check the address and the network, then try again"

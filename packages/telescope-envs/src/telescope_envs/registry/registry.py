@@ -36,7 +36,12 @@ class Registry:
                 "give the folder or address that contains index/ and artifacts/"
             )
         self.config = parse_record(RegistryConfig, found, self._where("config.json"))
-        self._check_client()
+        ours = version_of("telescope-envs") or "0"
+        if Version(ours) < Version(self.config.minimum_client):
+            raise RegistryError(
+                f"registry {self.address} needs telescope-envs >= {self.config.minimum_client}, "
+                f"but {ours} is installed; upgrade telescope-envs"
+            )
 
     @classmethod
     def at(cls, root: Path) -> "Registry":
@@ -111,11 +116,3 @@ class Registry:
 
     def _where(self, path: str) -> str:
         return f"{self.address}/{path}"
-
-    def _check_client(self) -> None:
-        ours = version_of("telescope-envs") or "0"
-        if Version(ours) < Version(self.config.minimum_client):
-            raise RegistryError(
-                f"registry {self.address} needs telescope-envs >= {self.config.minimum_client}, "
-                f"but {ours} is installed; upgrade telescope-envs"
-            )

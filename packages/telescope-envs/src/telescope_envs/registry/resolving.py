@@ -76,10 +76,13 @@ def parse_request(text: str) -> Request:
             "lower-case letters, digits and hyphens; it may begin with registry:"
         )
     wanted = found["wanted"] or ""
-    if wanted.startswith(_DIGEST):
-        _check_digest(wanted)
-    else:
+    if not wanted.startswith(_DIGEST):
         _specifier(wanted)
+    elif not re.fullmatch(r"[0-9a-f]{64}", wanted.removeprefix(_DIGEST)):
+        raise ConfigError(
+            f"{wanted!r} must be {_DIGEST} and all 64 hexadecimal digits of the wheel's digest; "
+            "telescope env info NAME prints it"
+        )
     return Request(
         registry=found["registry"] or "",
         owner=found["owner"] or "",
@@ -300,14 +303,6 @@ def _exact_version(wanted: str) -> Version | None:
         return Version(wanted.removeprefix("=="))
     except ValueError:
         return None
-
-
-def _check_digest(wanted: str) -> None:
-    if not re.fullmatch(r"[0-9a-f]{64}", wanted.removeprefix(_DIGEST)):
-        raise ConfigError(
-            f"{wanted!r} must be {_DIGEST} and all 64 hexadecimal digits of the wheel's digest; "
-            "telescope env info NAME prints it"
-        )
 
 
 def _specifier(wanted: str) -> SpecifierSet:

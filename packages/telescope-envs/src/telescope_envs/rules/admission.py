@@ -42,7 +42,10 @@ def is_new(read: Read, publication: Publication) -> bool:
     under the same version.
     """
     release = publication.release
-    _check_record(publication)
+    check_readable(release)
+    for field, wanted, got in misnamed(release):
+        raise RegistryError(f"{release.id}: {field} must be {wanted!r}, got {got!r}")
+    check_bytes(publication.wheel, release)
     require_namespace(read, release.owner)
     require_unreserved(read, release.id)
     require_not_removed(read, release)
@@ -211,11 +214,3 @@ def near_ids(environment_id: str, known: Iterable[str], aliases: Iterable[str] =
     near = near_names(name, {*(one[2] for one in ids), *aliases})
     owners = {one[0] for one in ids}
     return near if owner in owners else near + near_names(owner, owners)
-
-
-def _check_record(publication: Publication) -> None:
-    release = publication.release
-    check_readable(release)
-    for field, wanted, got in misnamed(release):
-        raise RegistryError(f"{release.id}: {field} must be {wanted!r}, got {got!r}")
-    check_bytes(publication.wheel, release)

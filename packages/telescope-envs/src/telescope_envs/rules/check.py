@@ -23,13 +23,6 @@ from telescope_envs.rules.wheel import check_release, read_wheel
 _RESTORE = "restore the file from the git history or from a mirror; releases are never replaced"
 
 
-def _check_wheels(tree: Tree, progress: Callable[[str], None]) -> None:
-    for environment_id, lines in tree.releases.items():
-        progress(f"checking {environment_id}")
-        for line in lines:
-            _check_wheel(tree, line)
-
-
 def _check_wheel(tree: Tree, line: IndexLine) -> None:
     release = line.release
     if not release.wheel.urls:
@@ -109,7 +102,10 @@ def check_registry(
     require_commit(root, against)
     tree = read_tree(root, now=now or datetime.now(UTC))
     check_names(tree)
-    _check_wheels(tree, progress)
+    for environment_id, lines in tree.releases.items():
+        progress(f"checking {environment_id}")
+        for line in lines:
+            _check_wheel(tree, line)
     progress("reading the git history")
     history = check_history(root, against=against, removals=tree.removals)
     return CheckReport(

@@ -79,7 +79,9 @@ def check_history(
         notes.append("history: not checked, because no commit contains this registry yet")
     changes += _since(root, "HEAD")
     if against:
-        changes += _since(root, _left_at(root, against))
+        has_base = _succeeds(root, "merge-base", against, "HEAD")
+        base = _git(root, "merge-base", against, "HEAD").decode().strip() if has_base else against
+        changes += _since(root, base)
     accepted = removals or Removals()
     findings = [finding for change in changes for finding in _broken_promises(change, accepted)]
     return HistoryReport(
@@ -185,12 +187,6 @@ def _since(root: Path, commit: str) -> list[Change]:
 
 def _present(path: Path) -> bytes:
     return read_file(path) if path.is_file() else _NOTHING
-
-
-def _left_at(root: Path, against: str) -> str:
-    if not _succeeds(root, "merge-base", against, "HEAD"):
-        return against
-    return _git(root, "merge-base", against, "HEAD").decode().strip()
 
 
 def _blobs(root: Path, names: Sequence[str]) -> dict[str, bytes]:

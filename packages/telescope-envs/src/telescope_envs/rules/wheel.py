@@ -190,19 +190,15 @@ def _check_members(archive: zipfile.ZipFile) -> None:
     if len({_as_file(member.orig_filename) for member in members}) < len(members):
         raise WheelProblem("two of its files have the same name")
     for member in members:
-        _check_member(member)
+        name = member.orig_filename
+        is_text = name.isascii() or member.flag_bits & _IS_UTF8
+        if not is_text or not name.isprintable():
+            raise WheelProblem(f"the file name {name!r} is not plain UTF-8 text")
+        if member.flag_bits & _IS_ENCRYPTED:
+            raise WheelProblem(f"{name} is encrypted")
         mode = member.external_attr >> 16
         if member.is_dir() or (mode and not stat.S_ISREG(mode) and stat.S_IFMT(mode)):
             raise WheelProblem(f"{member.filename} is not a plain file")
-
-
-def _check_member(member: zipfile.ZipInfo) -> None:
-    name = member.orig_filename
-    is_text = name.isascii() or member.flag_bits & _IS_UTF8
-    if not is_text or not name.isprintable():
-        raise WheelProblem(f"the file name {name!r} is not plain UTF-8 text")
-    if member.flag_bits & _IS_ENCRYPTED:
-        raise WheelProblem(f"{name} is encrypted")
 
 
 def _as_file(path: str) -> str:
@@ -295,13 +291,6 @@ def record_hash(data: bytes) -> str:
     return f"sha256={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
 
 
-def _check_is_pure(files: Mapping[str, bytes], info_folder: str) -> None:
-    for name in ("WHEEL", "METADATA"):
-        if f"{info_folder}/{name}" not in files:
-            raise WheelProblem(f"has no {name}")
-    check_wheel_file(_text(files, f"{info_folder}/WHEEL"))
-
-
 def _entry_point(files: Mapping[str, bytes], module: str, info_folder: str) -> tuple[str, str]:
     text = _text(files, f"{info_folder}/entry_points.txt")
     # The whole text, not a parser's reading of it: parsers differ in what ends a line.
@@ -326,7 +315,10 @@ def _contents(files: Mapping[str, bytes], distribution: str, version: str) -> Wh
         if len(files.get(f"{info_folder}/{name}", b"")) > limit:
             raise WheelProblem(f"its {name} is longer than {limit} bytes; shorten it")
     _check_record(files, f"{info_folder}/RECORD")
-    _check_is_pure(files, info_folder)
+    for name in ("WHEEL", "METADATA"):
+        if f"{info_folder}/{name}" not in files:
+            raise WheelProblem(f"has no {name}")
+    check_wheel_file(_text(files, f"{info_folder}/WHEEL"))
     entry_name, factory = _entry_point(files, module, info_folder)
     metadata = files[f"{info_folder}/METADATA"]
     raw = read_metadata(metadata)

@@ -208,7 +208,14 @@ class Callers:
             raise _unauthorized(f"the token is {problem}")
         if token.owners and all(map(self._is_suspended, token.owners)):
             raise _suspended(token.owners[0])
-        return _with_scope(token, scope)
+        if not token.includes(scope):
+            raise Refusal(
+                HTTPStatus.FORBIDDEN,
+                f"this token has scope {token.scope.value}, but this request needs scope "
+                f"{scope.value}",
+                "ask whoever runs this registry for such a token",
+            )
+        return token
 
     def again(self, token: Token, owner: str) -> str:
         """Return the id of `token` if it may still publish as `owner`; raises Refusal if not."""
@@ -254,16 +261,6 @@ def _secret(request: Request) -> str:
     except (binascii.Error, UnicodeDecodeError):
         return ""
     return pair.partition(":")[2]
-
-
-def _with_scope(token: Token, scope: Scope) -> Token:
-    if not token.includes(scope):
-        raise Refusal(
-            HTTPStatus.FORBIDDEN,
-            f"this token has scope {token.scope.value}, but this request needs scope {scope.value}",
-            "ask whoever runs this registry for such a token",
-        )
-    return token
 
 
 def _suspended(owner: str) -> Refusal:

@@ -91,11 +91,11 @@ class HubStore:
         """Return the file at `path` of the registry's tree; None when there is none."""
         match path.split("/"):
             case ["config.json"]:
-                return self._config()
+                return RegistryConfig(name=self.name, api=API).as_json(indent=2) + b"\n"
             case ["aliases.toml"]:
                 return self._aliases()
             case ["reserved.txt"]:
-                return self._reserved().encode()
+                return (self.data / RESERVED).read_bytes()
             case ["namespaces", owner] if owner.endswith(".toml"):
                 return self._namespace(owner.removesuffix(".toml"))
             case ["index", owner, file] if file.endswith(".jsonl"):
@@ -252,10 +252,6 @@ class HubStore:
         with self.database.transaction() as writer:
             writer.execute("INSERT OR IGNORE INTO aliases VALUES (?, ?)", (name, environment_id))
 
-    def _config(self) -> bytes:
-        record = RegistryConfig(name=self.name, api=API)
-        return record.as_json(indent=2) + b"\n"
-
     def _aliases(self) -> bytes:
         rows = self.database.rows("SELECT name, environment FROM aliases ORDER BY name")
         lines = "".join(f'{name} = "{environment}"\n' for name, environment in rows)
@@ -268,18 +264,13 @@ class HubStore:
             if status == "suspended":
                 lines.append(f"withheld = {'true' if withheld else 'false'}\n")
             for publisher in json.loads(publishers):
-                texts = "".join(f"{key} = {_toml(text)}\n" for key, text in publisher.items())
+                texts = "".join(
+                    f"{key} = {json.dumps(text, ensure_ascii=False)}\n"
+                    for key, text in publisher.items()
+                )
                 lines.append(f"\n[[publishers]]\n{texts}")
             return "".join(lines).encode()
         return None
-
-    def _reserved(self) -> str:
-        return (self.data / RESERVED).read_text(encoding="utf-8")
-
-
-def _toml(text: str) -> str:
-    """Return a TOML string; unlike JSON, TOML has no surrogates, so only quotes are escaped."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 @cache

@@ -160,7 +160,8 @@ _DRAINED_BYTES = 16 * 1024 * 1024
 async def receive_publication(request: Request, *, max_wheel_bytes: int) -> Sent:
     """Return the parts that were sent; raises Refusal if they are not those of a publication."""
     limit = max_wheel_bytes + _OVERHEAD_BYTES
-    if _announced(request) > limit:
+    announced = request.headers.get("content-length", "0")
+    if announced.isdecimal() and int(announced) > limit:
         await _drain(request)
         raise _too_long(max_wheel_bytes)
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
@@ -221,11 +222,6 @@ async def _content(part: UploadFile | str, name: str) -> bytes:
     if limit is not None and (part.size or 0) > limit:
         raise _malformed(f"the part {name!r} is longer than {limit} bytes")
     return await part.read()
-
-
-def _announced(request: Request) -> int:
-    text = request.headers.get("content-length", "0")
-    return int(text) if text.isdecimal() else 0
 
 
 def _too_long(max_wheel_bytes: int) -> Refusal:

@@ -98,7 +98,10 @@ class HuggingFaceStore:
                     size = self._api.get_hf_file_metadata(url=there).size
                 except EntryNotFoundError:
                     return None
-            self._require_size(url, size or 0, max_bytes)
+            if (size or 0) > max_bytes:
+                raise RegistryError(
+                    f"{self.address}/{url}: longer than {max_bytes} bytes, the limit for a wheel"
+                )
         return self._read_at(self.revision, url, max_bytes=max_bytes)
 
     def catalog(self) -> list[CatalogRow]:
@@ -274,12 +277,6 @@ class HuggingFaceStore:
             raise RegistryError(
                 f"{self.address}/{path} was never fetched at {self.revision[:12]}, and --offline "
                 "reads only files that were; run the same command once without --offline"
-            )
-
-    def _require_size(self, path: str, size: int, max_bytes: int) -> None:
-        if size > max_bytes:
-            raise RegistryError(
-                f"{self.address}/{path}: longer than {max_bytes} bytes, the limit for a wheel"
             )
 
     @contextmanager
