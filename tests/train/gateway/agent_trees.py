@@ -123,10 +123,10 @@ async def play(
     return rollout, pool, script
 
 
-def three_compactions_and_two_sub_agents(seed: int) -> list[str]:
-    """Return what the main agent does; its context is nearly full after about two commands."""
+def three_compactions_and_two_sub_agents(seed: int, *, size: int = 300) -> list[str]:
+    """Return what the main agent does; its commands print about `size` characters each."""
     chance = random.Random(seed)
     prints = [
-        f"printf '%0{chance.randrange(300, 330)}d' {chance.randrange(1000)}" for _ in range(6)
+        f"printf '%0{size + chance.randrange(30)}d' {chance.randrange(1000)}" for _ in range(5)
     ]
-    return [prints[0], "delegate part one", *prints[1:4], "delegate part two", *prints[4:]]
+    return [prints[0], "delegate part one", *prints[1:4], "delegate part two", prints[4]]
