@@ -155,3 +155,30 @@ def test_an_eval_whose_manifest_is_damaged_says_so_and_the_others_are_shown(
         assert "eval.json is damaged" in rows["late"]["error"]
         assert "eval.json is damaged" in ui.get("/evals/late", status=409)["error"]["message"]
         assert ui.get("/evals/early")["run"]["state"] == "finished"
+
+
+def test_supervised_training_has_a_row_and_a_page_with_its_accuracy(tmp_path):
+    folder = tmp_path / "runs" / "warm-log"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(
+        json.dumps({"model": "m", "number_of_steps": 40, "environments": [{"name": "math"}]})
+    )
+    run = RunFolder.begin(folder, name="warm")
+    for step in range(0, 41, 20):
+        accuracy = 0.1 + step / 100
+        row = {"step": step, "accuracy": accuracy, "accuracy/math": accuracy, "loss/total": 1.0}
+        run.log_metrics(row)
+    run.finish()
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        (listed,) = ui.get("/")["runs"]
+        assert (listed["name"], listed["state"], listed["algorithm"]) == ("warm", "finished", "sft")
+        assert (listed["step"], listed["number_of_steps"], listed["model"]) == (40, 40, "m")
+        assert listed["reward"] == 0.5
+        page = ui.get("/runs/warm-log")
+        assert page["reward"]["mean"] == [0.1, pytest.approx(0.3), 0.5]
+        assert [one["environment"] for one in page["rewards"]] == ["math"]
+        assert page["verdict"]["outcome"] == "learned"
+        assert "accuracy" in page["usual"]
+        assert page["diagnoses"] == []
+        for name in ("rollouts", "timeline", "evals", "logs", "config"):
+            assert ui.get(f"/runs/warm-log/{name}")["page"] == name

@@ -109,6 +109,20 @@ def test_the_reward_of_training_is_named_as_what_it_is():
     assert judged([]).outcome is RunOutcome.TOO_EARLY
 
 
+@pytest.mark.parametrize(
+    ("measured", "outcome"),
+    [
+        ([0.0, 0.2, 0.35], RunOutcome.LEARNED),
+        ([0.5, 0.52], RunOutcome.NO_GAIN),
+        ([0.5, 0.2], RunOutcome.WORSE),
+        ([0.5], RunOutcome.TOO_EARLY),
+    ],
+)
+def test_supervised_training_is_judged_by_its_accuracy(measured, outcome):
+    rows = [{"step": 10 * (at + 1), "accuracy": value} for at, value in enumerate(measured)]
+    assert judged(rows).outcome is outcome
+
+
 def test_a_run_without_an_optimizer_step_trained_nothing():
     rows = healthy(14, **{"loss/total": None})
     verdict = judged(rows, an_eval_pair("sums", 0.2, 0.2))

@@ -10,6 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from telescope_core.errors import ConfigError, EnvironmentLoadError
+from telescope_core.records import RunFolder
+from telescope_core.reports.verdict import RunOutcome, run_verdict
 from telescope_train.backends import layout_of
 from telescope_train.checkpoints.export import export_checkpoint
 from telescope_train.checkpoints.folders import read_checkpoint
@@ -66,6 +68,9 @@ def test_sft_lowers_the_loss_and_learns(config_file, tmp_path):
     assert [json.loads(line)["step"] for line in lines] == [0, 20, 40]
     assert json.loads(lines[-1])["accuracy/toy_digits:LastDigit"] == rows[-1].accuracy
     assert json.loads((tmp_path / "warm-log" / "config.json").read_text())["batch_size"] == 32
+    run = RunFolder.open(tmp_path / "warm-log")
+    assert (run.info().name, run.info().state) == ("warm", "finished")
+    assert run_verdict(run).outcome is RunOutcome.LEARNED
     assert len(AutoTokenizer.from_pretrained(output)) == 103
     assert AutoModelForCausalLM.from_pretrained(output).num_parameters() > 500_000
 

@@ -664,9 +664,9 @@ RULES: tuple[Rule, ...] = (
             "A few tokens carry most of the weight of a batch: policy and sampler are far "
             "apart (effective_sample_size below 0.5).",
             "If it began from one step to the next, the engine and the trainer do not speak of the "
-            "same tokens, weights or temperature any more: with max_async_rollout = 0, "
-            "mismatch/mean shows how far they are apart. If it came slowly, lower "
-            "max_async_rollout, learning_rate or number_of_minibatches, or set use_tis = true.",
+            "same tokens, weights or temperature any more: mismatch/mean shows how far they are "
+            "apart. If it came slowly, lower max_async_rollout, learning_rate or "
+            "number_of_minibatches, or set use_tis = true.",
             "effective_sample_size",
             "importance_weight/max",
             holds=lambda share: share < 0.5,

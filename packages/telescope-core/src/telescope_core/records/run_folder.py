@@ -45,11 +45,19 @@ from telescope_core.records.parquet import (
     read_rows,
     rewards_of_rows,
     write_rows,
+    writer_options,
 )
 from telescope_core.records.restarts import Restart
 from telescope_core.records.rows import RolloutRow, without_secrets_in
 from telescope_core.records.servers import ServerEvent
-from telescope_core.records.step_files import merge, part_of, separate, step_path
+from telescope_core.records.step_files import (
+    StepPart,
+    merge,
+    part_of,
+    parts_in,
+    separate,
+    step_path,
+)
 from telescope_core.records.timeline import (
     CALLS_FOLDER,
     GAUGES_FOLDER,
@@ -102,6 +110,16 @@ class RunFolder:
         return run
 
     @classmethod
+    def begin(cls, path: Path, *, name: str) -> "RunFolder":
+        """Record that `name` goes on in `path` from now on; what else is there stays.
+
+        For training that keeps metrics alone, such as `telescope sft`.
+        """
+        run = cls(path)
+        run._write_info(new_run_info(name))
+        return run
+
+    @classmethod
     def open(cls, path: Path) -> "RunFolder":
         """Return the run in `path`; raises ConfigError when there is none."""
         run = cls(path)
@@ -145,7 +163,7 @@ class RunFolder:
 
     def restarts(self) -> list[Restart]:
         """Return how often trainer ranks were started again, oldest first."""
-        return [Restart.of(row) for row in read_json_lines(self.path / "restarts.jsonl")]
+        return [Restart.from_row(row) for row in read_json_lines(self.path / "restarts.jsonl")]
 
     def adopt_metrics(self, source: "RunFolder", step: int) -> None:
         """Copy the metrics of another run up to `step`, so that curves are complete."""
@@ -196,17 +214,17 @@ class RunFolder:
 
     @property
     def rollouts_path(self) -> Path:
-        """Folder of the rollout files."""
+        """Folder of the rollouts; `records.step_files` says which files."""
         return self.path / "rollouts"
 
     @property
     def attempts_path(self) -> Path:
-        """Folder of the attempts that no step was trained on, one file for a step."""
+        """Folder of the attempts that no step was trained on, in files as of the rollouts."""
         return self.path / "attempts"
 
     @property
     def events_path(self) -> Path:
-        """Folder of what happened to each attempt, one file for a step."""
+        """Folder of what happened to each attempt; `records.step_files` says which files."""
         return self.path / "events"
 
     def events(self, step: int | None = None) -> list[AttemptEvent]:
@@ -295,7 +313,7 @@ class RunFolder:
     def server_events(self) -> list[ServerEvent]:
         """Return what happened to the inference servers, oldest first; see `records.servers`."""
         rows = read_json_lines(self.path / "servers.jsonl")
-        return [ServerEvent.of(row) for row in rows]
+        return [ServerEvent.from_row(row) for row in rows]
 
     def last_step(self) -> int:
         """Return the step of the newest row of metrics; 0 = no step was done."""
@@ -308,18 +326,20 @@ class RunFolder:
     def eval_points(self) -> list[EvalPoint]:
         """Return what became of the evals of the run, in the order in which it was known."""
         rows = read_json_lines(self.path / "eval_points.jsonl")
-        return [EvalPoint.of(row) for row in rows]
+        return [EvalPoint.from_row(row) for row in rows]
 
     def write_rollouts(self, step: int, rows: Iterable[RolloutRow]) -> Path:
         """Write all rollouts of `step`, whatever their status, and return the file's path."""
-        (path,) = self._rollout_files([step])
+        path = step_path(self.rollouts_path, step)
         write_rows(path, (without_secrets_in(row, self.hide) for row in rows))
+        for folder in (self.rollouts_path, self.attempts_path):
+            merge(folder, up_to=step - 1, options=writer_options())
         return path
 
     def write_attempts(self, step: int, rows: Iterable[RolloutRow]) -> Path:
         """Write the attempts at rollouts of `step` that are not in its rollout file."""
         self.attempts_path.mkdir(exist_ok=True)
-        path = self.attempts_path / f"step-{step:06d}.parquet"
+        path = step_path(self.attempts_path, step)
         write_rows(path, (without_secrets_in(row, self.hide) for row in rows))
         return path
 
@@ -345,38 +365,36 @@ class RunFolder:
 
         None of them is among the `rollouts`.
         """
-        files = sorted(self.attempts_path.glob("step-*.parquet"))
-        return list(read_rows(files, with_tokens=with_tokens))
+        return list(read_rows(parts_in(self.attempts_path).values(), with_tokens=with_tokens))
 
     def rollout_steps(self) -> list[int]:
-        """Return the steps that have a rollout file, in order."""
-        stems = (path.stem for path in self.rollouts_path.glob("step-*.parquet"))
-        return sorted(int(stem.removeprefix("step-")) for stem in stems)
+        """Return the steps whose rollouts were written, in order."""
+        return list(parts_in(self.rollouts_path))
 
     def rollouts(
         self, steps: Sequence[int] | None = None, *, with_tokens: bool = True
     ) -> list[RolloutRow]:
         """Return the rollouts of `steps`, by default of all steps."""
-        files = self._rollout_files(self.rollout_steps() if steps is None else steps)
-        return list(read_rows(files, with_tokens=with_tokens))
+        return list(read_rows(self._rollout_parts(steps), with_tokens=with_tokens))
 
     def count_rollouts(
         self, steps: Sequence[int] | None = None
     ) -> Counter[tuple[str, RolloutStatus]]:
         """Return (environment, status) -> number of rollouts of `steps`, by default of all."""
-        return count_rows(self._rollout_files(self.rollout_steps() if steps is None else steps))
+        return count_rows(self._rollout_parts(steps))
 
     def rewards(self, step: int) -> Iterator[tuple[str, str, float]]:
         """Yield (environment, example id, reward) of each rollout of `step` that has a reward."""
-        return rewards_of_rows(self._rollout_files([step]))
+        return rewards_of_rows(self._rollout_parts([step]))
 
     def trained_examples(self, up_to_step: int | None = None) -> set[tuple[str, str]]:
         """Return (environment, example id) of all that was played for training, by default ever.
 
         What a run did that this one started from is included.
         """
-        steps = [s for s in self.rollout_steps() if up_to_step is None or s <= up_to_step]
-        return examples_of_rows(self._rollout_files(steps)) | self._pairs("trained_before")
+        every = parts_in(self.rollouts_path).items()
+        parts = [part for step, part in every if up_to_step is None or step <= up_to_step]
+        return examples_of_rows(parts) | self._pairs("trained_before")
 
     def held_out_examples(self) -> set[tuple[str, str]]:
         """Return (environment, example id) of all that evals hold out of training."""
@@ -423,10 +441,9 @@ class RunFolder:
             "eval_points.jsonl",
             lambda row: row["version"] <= step and (keeps_evals_after or row["tag"] != "after"),
         )
-        for path in self._rollout_files([s for s in self.rollout_steps() if s > step]):
-            path.unlink()
-        separate(self.token_facts_path, after=step, options=WRITER_OPTIONS)
-        for folder in (self.attempts_path, self.token_facts_path):
+        for folder in (self.rollouts_path, self.attempts_path, self.token_facts_path):
+            is_facts = folder == self.token_facts_path
+            separate(folder, after=step, options=WRITER_OPTIONS if is_facts else writer_options())
             for path in folder.glob("step-*.parquet"):
                 if int(path.stem.removeprefix("step-")) > step:
                     path.unlink()
@@ -445,8 +462,11 @@ class RunFolder:
             lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
             write_text(path, lines)
 
-    def _rollout_files(self, steps: Sequence[int]) -> list[Path]:
-        return [self.rollouts_path / f"step-{step:06d}.parquet" for step in steps]
+    def _rollout_parts(self, steps: Sequence[int] | None) -> Iterable[StepPart]:
+        folder = self.rollouts_path
+        if steps is None:
+            return parts_in(folder).values()
+        return [part_of(folder, step) or StepPart(step_path(folder, step)) for step in steps]
 
     def _end(self, state: RunState, reason: str) -> None:
         changes = {"state": state, "reason": reason, "ended_at": now()}

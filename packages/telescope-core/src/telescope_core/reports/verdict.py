@@ -21,7 +21,10 @@ from telescope_core.records.run_folder import RunFolder
 from telescope_core.reports.before_after import AFTER, BEFORE, BeforeAfter, before_and_after
 from telescope_core.reports.differences import cautions
 
-REWARDS = ("task_reward/mean", "reward/mean")
+ACCURACY = "accuracy"
+"""Of supervised training: expected share of sampled answers that are right, on held-out examples;
+`accuracy/ENVIRONMENT` likewise."""
+REWARDS = ("task_reward/mean", "reward/mean", ACCURACY)
 """Metrics that say how good the policy is; the first one that is there counts."""
 MATTERS = 0.05
 """Share of the range of a measure below which a gain is called none."""
@@ -76,7 +79,7 @@ class RunVerdict:
         return asdict(self)
 
 
-class _Told(NamedTuple):
+class _Reason(NamedTuple):
     outcome: RunOutcome
     text: str
 
@@ -86,7 +89,8 @@ def run_verdict(run: RunFolder, *, state: RunState | None = None) -> RunVerdict:
     history = History.of_rows(run.metrics())
     found = {folder.name: read_result(folder) for folder in run.eval_folders()}
     results = {name: result for name, result in found.items() if result is not None}
-    total = run.config().get("run", {}).get("number_of_steps")
+    config = run.config()
+    total = config.get("run", config).get("number_of_steps")
     return verdict_of(
         history,
         diagnose(history),
@@ -116,7 +120,7 @@ def verdict_of(
     if told is None and collapse is not None and not collapse.is_over:
         cause = f"{collapse.cause[0].lower()}{collapse.cause[1:]}"
         after = "" if by_evals is None else f" {by_evals.text[0].upper()}{by_evals.text[1:]}"
-        told = _Told(RunOutcome.COLLAPSED, f"{cause}{after}")
+        told = _Reason(RunOutcome.COLLAPSED, f"{cause}{after}")
     told = told or by_evals or _by_reward(history)
     head = _HEADS[told.outcome][state is RunState.RUNNING]
     if collapse is not None and told.outcome is RunOutcome.COLLAPSED:
@@ -133,17 +137,17 @@ def verdict_of(
     )
 
 
-def _nothing_done(history: History) -> _Told | None:
+def _nothing_done(history: History) -> _Reason | None:
     if not history.last_step:
-        return _Told(RunOutcome.TOO_EARLY, "no step has ended.")
+        return _Reason(RunOutcome.TOO_EARLY, "no step has ended.")
     played = [step for step, _ in history.named("groups/total")]
     if not played or history.named("loss/total"):
         return None
     steps = "the one step" if len(played) == 1 else f"none of {len(played)} steps"
-    return _Told(RunOutcome.NOT_TRAINED, f"{steps} took an optimizer step.")
+    return _Reason(RunOutcome.NOT_TRAINED, f"{steps} took an optimizer step.")
 
 
-def _by_evals(changes: Sequence[BeforeAfter]) -> _Told | None:
+def _by_evals(changes: Sequence[BeforeAfter]) -> _Reason | None:
     """Return what the evals show whose code did not change; None if there are none."""
     known = [
         (change, change.comparison.main)
@@ -168,7 +172,7 @@ def _by_evals(changes: Sequence[BeforeAfter]) -> _Told | None:
         outcome = RunOutcome.NO_GAIN if is_none else RunOutcome.NOT_SHOWN
         text = f"held-out {_moves('went', rest)}."
         text += "" if is_none else _needed([one for _, one in rest])
-    return _Told(outcome, text)
+    return _Reason(outcome, text)
 
 
 def _moves(verb: str, pairs: Sequence[tuple[BeforeAfter, Difference]]) -> str:
@@ -220,12 +224,14 @@ def _needed(differences: Sequence[Difference]) -> str:
     return f" {math.ceil(needed / digits) * digits:,} examples would show a gain of {MATTERS:g}."
 
 
-def _by_reward(history: History) -> _Told:
+def _by_reward(history: History) -> _Reason:
     metric = next((name for name in REWARDS if name in history.metrics), REWARDS[0])
+    if metric == ACCURACY:
+        return _by_accuracy(history)
     change = history.from_start(metric)
     if change is None:
         done = "1 step" if history.last_step == 1 else f"{history.last_step} steps"
-        return _Told(RunOutcome.TOO_EARLY, f"{done} done, and no evals to compare.")
+        return _Reason(RunOutcome.TOO_EARLY, f"{done} done, and no evals to compare.")
     # Neighbors share a step each, so that they say as much as two thirds of their number.
     degrees = max(1, 2 * (len(history.named(metric)) - 1) // 3)
     reach = t_quantile((1 + CONFIDENCE) / 2, degrees) * change.error
@@ -238,12 +244,33 @@ def _by_reward(history: History) -> _Told:
         span = max(ends) - min(ends) if ends else 1.0
         outcome = RunOutcome.NO_GAIN if high < MATTERS * (span or 1.0) else RunOutcome.NOT_SHOWN
         verb = "went"
-    return _Told(
+    return _Reason(
         outcome,
         f"training reward {verb} from {change.before:.3f} over the first {change.num_steps} steps "
         f"to {change.after:.3f} over the last {change.num_steps} ({change.size:+.3f}, "
         f"{_interval(low, high)}). There are no evals to compare, so this is the reward of "
         "training.",
+    )
+
+
+def _by_accuracy(history: History) -> _Reason:
+    """Return what the accuracy shows, which is computed of the same examples each time."""
+    measured = history.named(ACCURACY)
+    if len(measured) < 2:
+        return _Reason(RunOutcome.TOO_EARLY, "accuracy has not been measured twice.")
+    (first, before), (last, after) = measured[0], measured[-1]
+    gain = after - before
+    outcome = (
+        RunOutcome.LEARNED
+        if gain >= MATTERS
+        else RunOutcome.WORSE
+        if gain <= -MATTERS
+        else RunOutcome.NO_GAIN
+    )
+    return _Reason(
+        outcome,
+        f"accuracy on held-out examples went from {before:.3f} at step {first} to {after:.3f} at "
+        f"step {last} ({gain:+.3f}).",
     )
 
 

@@ -5,6 +5,7 @@ The same samples, packing and trainer ranks as reinforcement learning, with anot
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,6 +14,8 @@ import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from telescope_core.base import interruptible, interrupts
+from telescope_core.base.errors import NoRoomError
+from telescope_core.records import RunFolder
 from telescope_core.records.files import append_json_line, write_text
 from telescope_core.settings.config import save_resolved
 from telescope_train.backends.protocol import BackendSettings, Ranks
@@ -113,8 +116,18 @@ def _run_sft(
     folder = log_folder(config)
     folder.mkdir(parents=True, exist_ok=True)
     save_resolved(config, folder / "config.json")
-    with no_half_checkpoints(config):
-        interruptible.run(_train_and_export(config, samples, point, on_row))
+    run = RunFolder.begin(folder, name=output.name)
+    try:
+        with no_half_checkpoints(config):
+            interruptible.run(_train_and_export(config, samples, point, on_row))
+    except BaseException as error:
+        with interrupts.held(), suppress(OSError, NoRoomError):
+            if isinstance(error, KeyboardInterrupt):
+                run.interrupt(f"{error}")
+            else:
+                run.fail(f"{type(error).__name__}: {error}")
+        raise
+    run.finish()
     return output
 
 

@@ -19,6 +19,7 @@ class _Line(msgspec.Struct):
     step: object = None
     task_reward: object = msgspec.field(default=None, name=REWARDS[0])
     reward: object = msgspec.field(default=None, name=REWARDS[1])
+    accuracy: object = msgspec.field(default=None, name=REWARDS[2])
 
 
 class Reward(NamedTuple):
@@ -49,7 +50,7 @@ class Course:
         """Return a copy of the reward over steps; empty if no step has one."""
         with self._lock:
             self._refresh()
-            steps, values = self._found[0] if self._found[0].steps else self._found[1]
+            steps, values = next((one for one in self._found if one.steps), self._found[0])
             return Reward(steps[:], values[:])
 
     def _refresh(self) -> None:
@@ -67,7 +68,8 @@ class Course:
             if not isinstance(line.step, int) or abs(line.step) >= 2**62:
                 continue
             self._last_step = max(self._last_step, line.step)
-            for known, value in zip(self._found, (line.task_reward, line.reward), strict=True):
+            measured = (line.task_reward, line.reward, line.accuracy)
+            for known, value in zip(self._found, measured, strict=True):
                 if isinstance(value, int | float) and math.isfinite(value):
                     known.steps.append(line.step)
                     known.values.append(value)

@@ -135,6 +135,10 @@ class OneRun:
 
 def settings_of(run: OneRun) -> JsonObject:
     """Return the settings that tell runs apart."""
+    if isinstance(run.setting("model"), str):
+        # Settings of supervised training have no sections.
+        steps, model = run.setting("number_of_steps"), run.setting("model")
+        return {"number_of_steps": steps, "model": model, "algorithm": "sft"}
     return {
         "number_of_steps": run.setting("run.number_of_steps"),
         "model": run.setting("model.model"),

@@ -216,7 +216,7 @@ def require_shown(folder: Path) -> None:
     if (folder / "export.js").is_file():
         how = f"it is an export, which needs no server: open {folder / 'index.html'}"
     elif (folder / "metrics.jsonl").is_file():
-        how = "it has measurements alone, as of telescope sft, which have no page"
+        how = "it has measurements alone, as of telescope sft before run.json was written there"
     elif around is not None:
         how = f"it lies in {around}: telescope ui {around}"
     else:

@@ -35,7 +35,7 @@ def environment_courses(run: OneRun, drawn: Drawn) -> list[JsonObject]:
         spreads.setdefault(environment, {})[step] = tuple(spread)
     known = set(run.metrics.names())
     for environment in environment_names(run):
-        if any(name.replace("/", f"/{environment}/", 1) in known for name in REWARDS):
+        if any(_measure(name, environment) in known for name in REWARDS):
             spreads.setdefault(environment, {})
     shares = _newest_shares(run)
     none: JsonObject = {"signal": None, "truncated": None}
@@ -100,8 +100,7 @@ def _values(
 ) -> tuple[Sequence[int], Sequence[float], Sequence[float]]:
     """Return steps, rewards and times: of the metrics, or of the groups where those have none."""
     known = set(run.metrics.names())
-    inside = "" if environment is None else f"{environment}/"
-    wanted = [name.replace("/", f"/{inside}", 1) for name in REWARDS]
+    wanted = [_measure(name, environment) for name in REWARDS]
     name = next((name for name in wanted if name in known), None)
     with_time = ["time_s"] if "time_s" in known else []
     columns = run.metrics.columns([*([name] if name else []), *with_time])
@@ -114,6 +113,14 @@ def _values(
         [one[1] for one in spread.values()],
         [time_of.get(step, math.nan) for step in spread],
     )
+
+
+def _measure(name: str, environment: str | None) -> str:
+    """Return the metric `name` of one environment; of all for None."""
+    if environment is None:
+        return name
+    before, slash, after = name.partition("/")
+    return f"{before}/{environment}{slash}{after}"
 
 
 def _range(run: OneRun, environment: str | None) -> tuple[float, float] | None:

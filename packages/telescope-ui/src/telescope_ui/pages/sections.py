@@ -21,13 +21,21 @@ SECTIONS = {
     ),
     "time": ("time/", "tokens/", "pack/", "mfu"),
     "engine": ("queue/", "requests/", "workers/"),
-    "evals": ("eval/",),
+    "evals": ("eval/", "accuracy", "nll/"),
 }
 """Section -> how the names of its metrics begin; what fits none is in `other`."""
 _OTHER = "other"
 _NO_CURVES = ("time_s",)
 USUAL = (
-    *("entropy", "loss/total", "grad_norm", "completion_len/mean", "truncated/fraction"),
+    *(
+        "accuracy",
+        "nll/held_out",
+        "entropy",
+        "loss/total",
+        "grad_norm",
+        "completion_len/mean",
+        "truncated/fraction",
+    ),
     *("mismatch/mean", "staleness/mean", "time/step_s", "tokens/rollout_per_s"),
 )
 """Metrics that are shown where none is asked for, with all terms of the loss."""

@@ -11,7 +11,7 @@ from telescope_core.reports.before_after import before_and_after
 from telescope_core.reports.verdict import RunVerdict, seconds_left, verdict_of
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.files.eval_files import EvalPlace, eval_keys, result_of
-from telescope_ui.index.one_run import OneRun
+from telescope_ui.index.one_run import OneRun, settings_of
 
 
 class Judged(NamedTuple):
@@ -37,7 +37,7 @@ def judged(run: OneRun) -> Judged:
     history = History(columns.steps, columns.values)
     findings = diagnose(history)
     state = run.info().observed_state
-    total = run.setting("run.number_of_steps")
+    total = settings_of(run)["number_of_steps"]
     num_steps = total if isinstance(total, int) else None
     changes = before_and_after(eval_results(run))
     return Judged(
