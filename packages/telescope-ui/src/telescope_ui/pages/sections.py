@@ -27,15 +27,8 @@ SECTIONS = {
 _OTHER = "other"
 _NO_CURVES = ("time_s",)
 USUAL = (
-    *(
-        "accuracy",
-        "nll/held_out",
-        "entropy",
-        "loss/total",
-        "grad_norm",
-        "completion_len/mean",
-        "truncated/fraction",
-    ),
+    *("accuracy", "nll/held_out", "entropy", "loss/total", "grad_norm"),
+    *("completion_len/mean", "truncated/fraction"),
     *("mismatch/mean", "staleness/mean", "time/step_s", "tokens/rollout_per_s"),
 )
 """Metrics that are shown where none is asked for, with all terms of the loss."""
