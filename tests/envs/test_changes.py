@@ -49,7 +49,7 @@ def test_equal_releases_change_nothing():
         ({"config_schema_sha256": "1" * 64}, f"settings schema: {'0' * 12} -> {'1' * 12}", False),
         ({"network": "load"}, "network: none -> load", False),
         ({"secrets": ("KEY",)}, "secrets: none -> KEY", False),
-        ({"license": "Apache-2.0"}, "licence: MIT -> Apache-2.0", False),
+        ({"license": "Apache-2.0"}, "license: MIT -> Apache-2.0", False),
         (
             {"datasets": (Dataset(repo="a/b", revision="c" * 40),)},
             f"datasets: none -> a/b@{'c' * 12}",

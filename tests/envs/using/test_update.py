@@ -77,14 +77,14 @@ def test_what_changes_is_said(registry, publish):
         config_schema_sha256="1" * 64,
     )
     changes = dict(line.split(": ", 1) for line in plan(registry, "0.1.0").changes)
-    assert changes.pop("settings")
     assert changes == {
-        "reward": "0 to 1 -> -1 to 1",
-        "solved from": "1 -> 0.5",
+        "reward range": "0 to 1 -> -1 to 1",
+        "success threshold": "1 -> 0.5",
         "splits": "eval 1, train 1 -> eval 7, train endless",
+        "settings schema": f"{'0' * 12} -> {'1' * 12}",
         "network": "none -> always",
         "secrets": "none -> KEY",
-        "data": f"none -> a/b at {'c' * 40}",
+        "datasets": f"none -> a/b@{'c' * 12}",
     }
 
 

@@ -1,6 +1,6 @@
 """Compares two releases of an environment and lists what changes for its users."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from packaging.requirements import Requirement
@@ -51,19 +51,17 @@ def _aspects(release: Release) -> dict[str, str]:
     return {
         "reward range": f"{reward.minimum:g} to {reward.maximum:g}",
         "success threshold": f"{reward.success:g}",
-        "splits": _sizes(release.splits),
+        "splits": _names(
+            f"{name} {size or 'endless'}" for name, size in sorted(release.splits.items())
+        ),
         "settings schema": release.config_schema_sha256[:12],
         "dependencies": _names(sorted(str(Requirement(text)) for text in release.requires_dist)),
         "python": release.requires_python,
         "datasets": _names(f"{d.repo}@{d.revision[:12]}" for d in release.datasets),
         "network": release.network,
         "secrets": _names(sorted(release.secrets)),
-        "licence": release.license,
+        "license": release.license,
     }
-
-
-def _sizes(splits: Mapping[str, int | None]) -> str:
-    return _names(f"{split} {size or 'endless'}" for split, size in sorted(splits.items()))
 
 
 def _names(names: Iterable[str]) -> str:
