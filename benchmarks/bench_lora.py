@@ -100,7 +100,7 @@ async def served(case: Case, model: Path) -> AsyncIterator[tuple[ServerPool, Loc
         dtype=case.dtype,
         max_model_len=256,
         takes_weights=True,
-        adapter=ServedAdapter.of(TRAINER) if case.sends_adapter else None,
+        adapter=ServedAdapter.from_settings(TRAINER) if case.sends_adapter else None,
     )
     backend = BackendSettings(
         model=ModelSection(model=str(model), mixed_precision_dtype=case.dtype),

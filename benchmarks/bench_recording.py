@@ -278,7 +278,7 @@ async def measure(folder: Path, outside: "subprocess.Popen[str]", size: Size) ->
     worker_module.SpanRecorder = SwitchedSpans  # type: ignore[misc]
     async with AsyncExitStack() as stack:
         stack.enter_context(Logs(folder=run.logs_path).begin("driver", shows_warnings=False))
-        opened = await stack.enter_async_context(recording(recorded, run.events_path, say=print))
+        opened = await stack.enter_async_context(recording(recorded, run.events_path, warn=print))
         ranks = LocalRanks(
             worker_module.TrainerWorker(BackendSettings.from_config(config, device="cpu"))
         )
@@ -321,7 +321,7 @@ async def loop_parts(
     )
     vocabulary = len(character_tokenizer())
     calls = SwitchedCalls(opened.calls)
-    attempts = Attempts.of(config, SwitchedEvents(opened), num_servers=1, calls=calls)
+    attempts = Attempts.from_config(config, SwitchedEvents(opened), num_servers=1, calls=calls)
     return LoopParts(
         config=config,
         rules=CreditRules(

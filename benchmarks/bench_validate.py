@@ -19,9 +19,9 @@ from telescope_core.probes.completions import CHECK_OF_KIND
 from telescope_envs.validation import CHECKS, Level, Verdict, validate_project
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.processes import (
-    Errand,
     Place,
     Subject,
+    Task,
     make_job,
     prepare_place,
     run_together,
@@ -95,7 +95,7 @@ def naive_check(check: str, place: Place, factory: str) -> None:
         if "tool" in check or check == "leakage.cleanup":
             return  # it has none
         job = make_job(place, kind, factory, NUM_EXAMPLES, cuts_network=True)
-        run_together(place, [Errand(job=job, limit_s=600)])
+        run_together(place, [Task(job=job, limit_s=600)])
         return
     kinds = [kind for kind, name in CHECK_OF_KIND.items() if name == check]
     kinds += ["gold"] if check in ("reward.gold", "reward.has_gold") else []

@@ -175,7 +175,7 @@ class Learner:
     # What `WeightPublisher` asks of whoever trains:
     async def weight_headers(self) -> list[TensorHeader]:
         """Describe the tensors in the order in which they are sent."""
-        return [TensorHeader.of(name, value) for name, value in self.lm.named_parameters()]
+        return [TensorHeader.from_tensor(name, value) for name, value in self.lm.named_parameters()]
 
     async def meeting_point(self) -> tuple[str, int]:
         """Return where servers find this process."""

@@ -83,7 +83,7 @@ BROAD_EXCEPT = {
         f"packages/telescope-core/src/telescope_core/environments/{name}.py": (
             "raised again as an error that names the author's code"
         )
-        for name in ("attribute_checks", "building", "escapes")
+        for name in ("attribute_checks", "building", "author_errors")
     },
     "packages/telescope-core/src/telescope_core/environments/sources.py": (
         "whatever an author's code raises is told with its file and line"

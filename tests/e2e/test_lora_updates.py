@@ -51,7 +51,7 @@ async def served(
     server = replace(
         tiny_server(Path(settings.model.model), log_path),
         dtype=dtype,
-        adapter=ServedAdapter.of(settings.trainer) if settings.sends_adapter else None,
+        adapter=ServedAdapter.from_settings(settings.trainer) if settings.sends_adapter else None,
     )
     with running(server, deadline_s=180):
         async with trained_at(server.base_url, settings) as way:

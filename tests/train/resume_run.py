@@ -248,10 +248,12 @@ async def _take_steps(config, ranks, folder, begun, killed_after) -> None:
     }
     mix = await training_environments(config, clients, {}, {})
     policies = ScriptedTokens(config.scheduling.max_async_rollout)
-    sampler = make_sampler(config, mix, policies, Attempts.of(config, EventList(), num_servers=1))
+    sampler = make_sampler(
+        config, mix, policies, Attempts.from_config(config, EventList(), num_servers=1)
+    )
     sampler.restore(BEGINNING if begun is None else begun.sampler_state())
     checkpointer = Checkpointer(
-        SavedRun.of(config, records_of(config)),
+        SavedRun.from_config(config, records_of(config)),
         ranks,
         sampler,
         resumed_from=begun.path if begun else None,

@@ -144,7 +144,7 @@ async def toy_parts(
             config,
             mix,
             policies or ToyPolicies(),
-            Attempts.of(config, EventList(), num_servers=1),
+            Attempts.from_config(config, EventList(), num_servers=1),
         ),
         trainer=ToyRanks(start(BackendSettings.from_config(config, device="cpu"))),
         publisher=NoServers(),

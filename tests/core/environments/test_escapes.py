@@ -21,7 +21,7 @@ from telescope_core import (
     stop,
     tool,
 )
-from telescope_core.environments.escapes import contained
+from telescope_core.environments.author_errors import contained
 from telescope_core.errors import CodeExitError, EnvironmentLoadError, StrayCancelError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.scripted import ScriptedClient

@@ -19,8 +19,8 @@ from telescope_envs.validation.levels import (
     check_load,
 )
 from telescope_envs.validation.processes import (
-    Errand,
     Place,
+    Task,
     make_job,
     run_together,
 )
@@ -142,7 +142,7 @@ def test_or_when_its_time_is_over(trial, started):
     job = make_job(hanging.place, "load", hanging.factory, 1, cuts_network=True)
     limit_s = 0.5
     while not started():  # until the limit was long enough for it to begin
-        (told,) = run_together(hanging.place, [Errand(job=job, limit_s=limit_s)])
+        (told,) = run_together(hanging.place, [Task(job=job, limit_s=limit_s)])
         limit_s *= 2
         assert limit_s < 120
     assert told.end.startswith("not done after")
@@ -156,7 +156,7 @@ def test_a_supervisor_that_was_stopped_is_killed_and_its_probe_with_it(trial, st
     job = make_job(hanging.place, "load", hanging.factory, 1, cuts_network=True)
     limit_s = 0.5
     while not started():
-        run_together(hanging.place, [Errand(job=job, limit_s=limit_s)])
+        run_together(hanging.place, [Task(job=job, limit_s=limit_s)])
         limit_s *= 2
         assert limit_s < 120
     probes = [psutil.Process(pid) for pid in started() if psutil.pid_exists(pid)]

@@ -111,7 +111,7 @@ def test_self_check_refuses_attention_that_ignores_boundaries(tiny, start):
     AttentionInterface.register("leaky_test", _leaky_attention)
     worker.backend._policy.lm.set_attn_implementation("leaky_test")
     with pytest.raises(ConfigError, match=r"packed samples.* \d.*attention"):
-        check_packing(worker.backend, vocab_size=VOCAB, tolerance=Tolerance.of("float32"))
+        check_packing(worker.backend, vocab_size=VOCAB, tolerance=Tolerance.from_dtype("float32"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -122,7 +122,9 @@ def test_self_check_refuses_a_head_that_scales_its_logits(tiny, start, dtype):
     head = worker.backend._policy.lm.get_output_embeddings()
     head.register_forward_hook(lambda module, inputs, logits: 1.01 * logits)
     with pytest.raises(ConfigError, match=r"output head is that of transformers.* nats"):
-        check_rank(worker.backend, vocab_size=VOCAB, tolerance=Tolerance.of(dtype), exactness=None)
+        check_rank(
+            worker.backend, vocab_size=VOCAB, tolerance=Tolerance.from_dtype(dtype), exactness=None
+        )
 
 
 @pytest.mark.slow

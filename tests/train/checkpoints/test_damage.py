@@ -45,7 +45,7 @@ def written(tiny, tmp_path_factory):
         RunFolder.create(folder / "run", config=config.model_dump(mode="json"), name="run")
         ranks = LocalRanks(TrainerWorker(settings_of(config)))
         try:
-            checkpointer = Checkpointer(SavedRun.of(config, {}), ranks, Idle())
+            checkpointer = Checkpointer(SavedRun.from_config(config, {}), ranks, Idle())
             for step in (2, 4):
                 await checkpointer.after_step(step)
             await checkpointer.finish(10)

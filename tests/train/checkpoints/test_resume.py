@@ -446,7 +446,7 @@ async def test_a_checkpoint_that_cannot_be_written_stops_the_run(tiny, tmp_path)
             )
 
     config = config_of(tmp_path, tiny, "--checkpoint_every", "1")
-    checkpointer = Checkpointer(SavedRun.of(config, {}), Full(), Idle())
+    checkpointer = Checkpointer(SavedRun.from_config(config, {}), Full(), Idle())
     await checkpointer.after_step(1)
     with pytest.raises(TelescopeError, match="no space left"):
         await checkpointer.after_step(2)
@@ -473,7 +473,7 @@ async def test_a_disk_that_is_full_keeps_the_checkpoint_before(tiny, tmp_path, m
 
     folder = tmp_path / "run" / "checkpoints"
     config = config_of(tmp_path, tiny, "--checkpoint_every", "1", "--checkpoint_keep_last", "1")
-    checkpointer = Checkpointer(SavedRun.of(config, {}), Quick(), None)
+    checkpointer = Checkpointer(SavedRun.from_config(config, {}), Quick(), None)
     await checkpointer.after_step(1)
     await checkpointer.written()
     for place in ("write_manifest", "save_model_description", "put_in_place"):

@@ -7,8 +7,8 @@ from telescope_core.errors import ConfigError
 from telescope_train.cluster import placement
 from telescope_train.cluster.network import Network, interface_of
 from telescope_train.cluster.placement import (
-    Asked,
     Bundle,
+    RoomRequest,
     bundles_of,
     in_order_of_nodes,
     reserve,
@@ -55,7 +55,7 @@ def test_a_cluster_without_a_living_node_is_not_asked_to_grow(monkeypatch):
     monkeypatch.setattr(placement, "_has_room_in_time", lambda *_: False)
     returned = []
     monkeypatch.setattr(placement.Room, "give_back", lambda room: returned.append(room))
-    asked = Asked("trainer ranks", "trainer_num_workers", [Bundle(cpus=1.0)], "PACK")
+    asked = RoomRequest("trainer ranks", "trainer_num_workers", [Bundle(cpus=1.0)], "PACK")
     for nodes, message in (([], "no node"), ([object()], "Add nodes.*trainer_num_workers")):
         monkeypatch.setattr(placement, "living_nodes", lambda nodes=nodes: nodes)
         monkeypatch.setattr(placement, "nodes_text", lambda: "one node")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from telescope_train.cluster import placement
-from telescope_train.cluster.placement import Asked, Bundle, Room
+from telescope_train.cluster.placement import Bundle, Room, RoomRequest
 from telescope_train.cluster.starting import LOOK_EVERY_S, until_started
 from telescope_train.simulation.virtual_time import run_in_virtual_time
 
@@ -79,7 +79,7 @@ def test_a_wait_for_room_goes_on_as_long_as_nodes_join(monkeypatch: pytest.Monke
         placement, "living_nodes", lambda: [SimpleNamespace(id=one) for one in nodes]
     )
     monkeypatch.setattr(placement, "nodes_text", lambda: ", ".join(nodes))
-    asked = Asked("ranks", "trainer_num_workers", [Bundle(cpus=1.0)], "PACK")
+    asked = RoomRequest("ranks", "trainer_num_workers", [Bundle(cpus=1.0)], "PACK")
     num_enough = 3
     assert placement.reserve(asked, deadline_s=7.0) == Room(group, asked.bundles)
     assert (waits, gone) == ([7.0] * 3, [])

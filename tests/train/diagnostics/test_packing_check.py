@@ -72,7 +72,7 @@ def test_a_deep_model_with_large_logits_passes_and_a_leak_in_it_does_not(deep, s
     assert found.value < found.limit
     with pytest.raises(ConfigError, match="packed samples"):
         check_packing(
-            OneTokenLeaks(worker.backend), vocab_size=VOCAB, tolerance=Tolerance.of(dtype)
+            OneTokenLeaks(worker.backend), vocab_size=VOCAB, tolerance=Tolerance.from_dtype(dtype)
         )
     if dtype == "bfloat16":
         # A fixed limit this large would miss the leak in the small model below.
@@ -81,7 +81,7 @@ def test_a_deep_model_with_large_logits_passes_and_a_leak_in_it_does_not(deep, s
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_a_leak_in_a_small_model_is_found_too(tiny, start, dtype):
-    worker, tolerance = start(backend_settings(tiny, dtype=dtype)), Tolerance.of(dtype)
+    worker, tolerance = start(backend_settings(tiny, dtype=dtype)), Tolerance.from_dtype(dtype)
     found = check_packing(worker.backend, vocab_size=VOCAB, tolerance=tolerance)
     assert found.found < found.limit
     with pytest.raises(ConfigError, match=r"packed samples.* \d"):
@@ -112,7 +112,7 @@ class RoundsByLength:
 @pytest.mark.slow
 def test_rows_of_other_lengths_may_be_rounded_in_another_way(tiny, start):
     worker = start(backend_settings(tiny, dtype="bfloat16"))
-    backend, tolerance = RoundsByLength(worker.backend), Tolerance.of("bfloat16")
+    backend, tolerance = RoundsByLength(worker.backend), Tolerance.from_dtype("bfloat16")
     assert check_packing(backend, vocab_size=VOCAB, tolerance=tolerance).found > 0.2
     check_sharing(backend, vocab_size=VOCAB, tolerance=tolerance).require()
 

@@ -36,7 +36,7 @@ def check(backend):
     return check_rank(
         backend,
         vocab_size=VOCAB,
-        tolerance=Tolerance.of("float32"),
+        tolerance=Tolerance.from_dtype("float32"),
         exactness=0.0,
         shares_prefixes=True,
     )

@@ -108,7 +108,7 @@ class World:
             folder=self.folder,
             concurrency=self.concurrency,
         )
-        self.evals = EvalsBeside(live, self.servers, self.publisher, say=self.told.append)
+        self.evals = EvalsBeside(live, self.servers, self.publisher, show=self.told.append)
 
     async def train(self, first_version: int = 0) -> None:
         parts = await self.run.parts(first_version)

@@ -93,7 +93,7 @@ async def test_the_sampler_makes_the_prompts_of_its_draws_ready(tmp_path) -> Non
         config,
         mix,
         ScriptedClient(["yes"]),
-        Attempts.of(config, EventList(), num_servers=1),
+        Attempts.from_config(config, EventList(), num_servers=1),
         prepare=lambda environment, messages: ready.append((environment, messages[-1].content)),
     )
     sampler.advance(0)

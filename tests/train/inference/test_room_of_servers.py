@@ -118,7 +118,7 @@ def test_the_settings_of_a_run_bound_each_of_its_servers() -> None:
     async def main(world: World) -> None:
         config = scenario().config
         most = config.scheduling.max_concurrent_prompts_per_server * config.largest_group
-        Concurrency.of(config, Slots(2 * most), world.pool)
+        Concurrency.from_config(config, Slots(2 * most), world.pool)
         assert [server.most_in_slots for server in world.pool.servers] == [most] * 2
 
     in_world(main, num_servers=2)

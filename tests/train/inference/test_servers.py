@@ -73,7 +73,7 @@ class World:
             self.pool,
             fleet or SimulatedFleet(self.engines, **options),
             self.publisher.bring_in,
-            say=told.append,
+            warn=told.append,
         )
         kept = asyncio.create_task(supervisor.run())
         working = asyncio.create_task(work)

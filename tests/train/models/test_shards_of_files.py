@@ -83,7 +83,7 @@ def test_a_model_without_memory_has_the_names_and_sizes_of_the_real_one(tiny):
 
 def test_rows_are_read_without_the_rest(tmp_path):
     save_file({"a": torch.arange(12.0).reshape(6, 2)}, tmp_path / "model.safetensors")
-    files = WeightFiles.of(str(tmp_path))
+    files = WeightFiles.from_location(str(tmp_path))
     assert files is not None
     assert files.rows("a", 2, 4, (6, 2)).tolist() == [[4.0, 5.0], [6.0, 7.0]]
     assert files.rows("a", 3, 3, (6, 2)).shape == (0, 2)
@@ -96,9 +96,9 @@ def test_a_file_that_the_index_names_and_that_is_gone_is_said(tmp_path):
     name = "model-1.safetensors"
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(ConfigError, match=name):
-        WeightFiles.of(str(tmp_path))
+        WeightFiles.from_location(str(tmp_path))
     save_file({"a": torch.zeros(2)}, tmp_path / name)
-    files = WeightFiles.of(str(tmp_path))
+    files = WeightFiles.from_location(str(tmp_path))
     assert files is not None
     assert files.missing(["a"]) == []
 

@@ -198,7 +198,7 @@ def test_a_collector_that_does_not_answer_stops_nothing_and_is_said_once():
     with collector() as (endpoint, _):
         pass  # it is gone now
     told: list[str] = []
-    export = TraceExport(endpoint, Traces.new(), run="demo", model="tiny", say=told.append)
+    export = TraceExport(endpoint, Traces.new(), run="demo", model="tiny", warn=told.append)
     for number in range(3):
         export.attempt(event(Stage.DRAWN, float(number)))
         export.attempt(event(Stage.DONE, number + 1.0))
@@ -242,7 +242,7 @@ def test_a_collector_that_hangs_costs_one_thread_and_a_bounded_number_of_request
     told: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces"
-        forwarding = Forwarding(endpoint, say=told.append)
+        forwarding = Forwarding(endpoint, warn=told.append)
         num_threads = threading.active_count()
         forwarding.put(b"first")
         connection, _ = silent.accept()  # and no answer is ever given

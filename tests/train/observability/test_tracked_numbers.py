@@ -150,7 +150,7 @@ async def test_evals_are_told_with_their_intervals(tmp_path: Path):
         tracked=run,
         prometheus=PrometheusEndpoint("127.0.0.1", 0, environments=["hard"]),
     )
-    async with recording(settings, run.folder / "events", say=print) as opened:
+    async with recording(settings, run.folder / "events", warn=print) as opened:
         opened.evaluated(point, result)
         families = {family.name: family for family in opened.shown.collect()}
     ((step, numbers),) = tracker.found

@@ -61,7 +61,7 @@ def track(
     tracking = Tracking(
         {name: load_tracker(name) for name in names},
         run,
-        say=told.append,
+        warn=told.append,
         uploads={} if uploads is None else dict.fromkeys(names, uploads),
     )
     for step in steps:
@@ -231,7 +231,7 @@ def test_logs_are_sent_while_the_run_goes_on(
     tracking = Tracking(
         {"wandb": load_tracker("wandb")},
         run,
-        say=lambda text: None,
+        warn=lambda text: None,
         uploads={"wandb": LogUploads(folder=logged, has_logs=True)},
     )
 
@@ -278,7 +278,7 @@ def test_logs_that_take_long_are_sent_rarely(
 
     tracker.log_files = take  # type: ignore[method-assign]
     uploads = {"one": LogUploads(folder=logged, has_logs=True)}
-    tracking = Tracking({"one": tracker}, run, say=print, uploads=uploads)
+    tracking = Tracking({"one": tracker}, run, warn=print, uploads=uploads)
 
     def step(number: int) -> None:
         tracking.row({"step": number})
@@ -307,7 +307,7 @@ def test_logs_that_are_not_taken_are_said_once_and_the_tracker_ends(run: Tracked
     told: list[str] = []
     failing, other = Failing(), Failing()
     uploads = {"one": LogUploads(folder=logged, has_logs=True)}
-    tracking = Tracking({"one": failing, "other": other}, run, say=told.append, uploads=uploads)
+    tracking = Tracking({"one": failing, "other": other}, run, warn=told.append, uploads=uploads)
     tracking.row({"step": 1})
     tracking.close("failed")
     (text,) = told  # though it is asked again at the end
@@ -374,7 +374,7 @@ def test_a_tracker_that_fails_is_said_once_and_the_others_go_on(run: TrackedRun)
     told: list[str] = []
     failing, other = Failing(), Failing()
     other.log_metrics = lambda step, row: other.steps.append(step)  # type: ignore[method-assign]
-    tracking = Tracking({"one": failing, "other": other}, run, say=told.append)
+    tracking = Tracking({"one": failing, "other": other}, run, warn=told.append)
     for step in range(1, 5):
         tracking.row({"step": step})
     tracking.close("finished")
@@ -392,7 +392,7 @@ def test_a_tracker_that_hangs_holds_up_nothing(run: TrackedRun, monkeypatch: pyt
     hanging = Failing()
     hanging.begin = lambda run: let_go.wait(DEADLINE_S)  # type: ignore[method-assign,assignment]
     told: list[str] = []
-    tracking = Tracking({"one": hanging}, run, say=told.append)
+    tracking = Tracking({"one": hanging}, run, warn=told.append)
     for step in range(1, 9):
         tracking.row({"step": step})
     tracking.close("finished")
@@ -415,7 +415,7 @@ def test_a_tracker_that_is_slow_at_the_end_is_waited_for_a_while(
 
     hanging.end = end  # type: ignore[method-assign]
     told: list[str] = []
-    tracking = Tracking({"one": hanging}, run, say=told.append)
+    tracking = Tracking({"one": hanging}, run, warn=told.append)
     tracking.row({"step": 1})
     tracking.close("finished")
     (text,) = told

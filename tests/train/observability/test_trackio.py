@@ -46,7 +46,7 @@ run = TrackedRun(
     options={},
 )
 told = []
-tracking = Tracking({"trackio": load_tracker("trackio")}, run, say=told.append)
+tracking = Tracking({"trackio": load_tracker("trackio")}, run, warn=told.append)
 for step in range(begin, end):
     tracking.meter(GaugeSample(time_s=0.0, source="node a", name="cpu/used_share", value=0.25))
     tracking.row({"step": step, "reward/mean": step / 8, "text": "no number"})

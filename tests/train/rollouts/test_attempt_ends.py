@@ -260,7 +260,7 @@ async def test_scoring_is_timed_by_who_scores_and_else_by_what_it_took() -> None
     life.waits_to_begin()
     life.is_cancelled("why")
     life.is_scored()
-    assert life.stage is Stage.CANCELLED, "news that come late change nothing"
+    assert life.stage is Stage.CANCELLED, "events that come late change nothing"
 
 
 async def test_what_the_end_of_a_run_leaves_is_no_part_of_a_step_that_was_taken() -> None:

@@ -161,7 +161,9 @@ async def trained_and_evaluated(environment_class, config, tmp_path):
     script = ScriptedClient(["yes"])
     records = records_of(config)
     mix = await training_environments(config, clients, evals, records)
-    sampler = make_sampler(config, mix, script, Attempts.of(config, EventList(), num_servers=1))
+    sampler = make_sampler(
+        config, mix, script, Attempts.from_config(config, EventList(), num_servers=1)
+    )
     trained = set()
     for step in range(config.run.number_of_steps):
         sampler.advance(step)
@@ -195,7 +197,10 @@ async def test_no_eval_example_in_two_thousand_accepted_groups(tmp_path):
     evals = {name: InProcessEnvironment(one(), name=name) for name, one in classes.items()}
     mix = await training_environments(config, clients, evals, records_of(config))
     sampler = make_sampler(
-        config, mix, ScriptedClient(["yes"]), Attempts.of(config, EventList(), num_servers=1)
+        config,
+        mix,
+        ScriptedClient(["yes"]),
+        Attempts.from_config(config, EventList(), num_servers=1),
     )
     accepted, rejected = [], []
     for step in range(config.run.number_of_steps):
@@ -282,7 +287,7 @@ async def test_what_a_checkpoint_holds_is_not_trained_on_if_evals_hold_it_out_no
     async def sampler_of(config):
         clients = {"toy:Toy": InProcessEnvironment(OneList(), name="toy:Toy")}
         mix = await training_environments(config, clients, clients, records_of(config))
-        attempts = Attempts.of(config, EventList(), num_servers=1)
+        attempts = Attempts.from_config(config, EventList(), num_servers=1)
         return make_sampler(config, mix, ScriptedClient(["yes"]), attempts), mix
 
     before = ahead(config_of(tmp_path, num_samples=1))

@@ -60,7 +60,7 @@ def test_servers_in_step_give_the_run_that_servers_one_by_one_give() -> None:
 
 
 def test_the_picture_has_every_curve_in_80_columns(found: Simulated) -> None:
-    lines = lines_of(Course.of(found))
+    lines = lines_of(Course.from_simulated(found))
     assert all(len(line) <= 80 for line in lines)
     text = "\n".join(lines)
     for name in ("servers busy", "ranks busy", "server queue", "groups ready", "staleness"):
@@ -70,8 +70,10 @@ def test_the_picture_has_every_curve_in_80_columns(found: Simulated) -> None:
 
 
 def test_the_page_stands_alone(found: Simulated, tmp_path) -> None:
-    expected = Expected.of(found, Hardware(num_gpus=5, num_servers=3))
-    estimate = Estimate(chosen=expected, course=Course.of(found), others=(), limit="training")
+    expected = Expected.from_simulated(found, Hardware(num_gpus=5, num_servers=3))
+    estimate = Estimate(
+        chosen=expected, course=Course.from_simulated(found), others=(), limit="training"
+    )
     write_page(tmp_path / "plan.html", estimate, title="a <plan>")
     text = (tmp_path / "plan.html").read_text()
     assert text.count('<svg class="chart"') == 4

@@ -137,7 +137,7 @@ class Ends:
 
     def transfer(self, *updates: dict[str, torch.Tensor]) -> list[list[Any]]:
         """Send each update; returns the digest of rank 0, then (tensors, digest) of each worker."""
-        headers = [TensorHeader.of(*one) for one in updates[0].items()]
+        headers = [TensorHeader.from_tensor(*one) for one in updates[0].items()]
         sender = self.sender() if self.transport.is_stored else None
         receivers: dict[int, Any] = {}
         found: list[list[Any]] = []
@@ -211,4 +211,4 @@ def odd_tensors(seed: int) -> dict[str, torch.Tensor]:
 
 def headers_of(tensors: dict[str, torch.Tensor]) -> Sequence[TensorHeader]:
     """Return the headers of all tensors."""
-    return [TensorHeader.of(*one) for one in tensors.items()]
+    return [TensorHeader.from_tensor(*one) for one in tensors.items()]

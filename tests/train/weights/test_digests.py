@@ -19,7 +19,7 @@ def content(size: int, seed: int = 0) -> torch.Tensor:
 
 def digest(tensors: dict[str, torch.Tensor], *, limit_bytes: int = 2**20) -> Digests:
     digests = Digests()
-    headers = [TensorHeader.of(*one) for one in tensors.items()]
+    headers = [TensorHeader.from_tensor(*one) for one in tensors.items()]
 
     def buffer(num_bytes: int) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8)

@@ -48,7 +48,7 @@ from telescope_core.base.types import (
     Sampling,
     Split,
 )
-from telescope_core.environments.escapes import contained
+from telescope_core.environments.author_errors import contained
 from telescope_core.evals import EvalFolder, EvalSettings
 from telescope_core.evals.rescoring import Graded, Rescored, Tally, grade_again
 from telescope_core.evals.result import result_of

@@ -167,12 +167,12 @@ def _text(happened: _Happened) -> str:
     from telescope_train.observability.terminal import restart_text
 
     if happened.kind == "restart":
-        return restart_text(Restart.of(happened.row))
+        return restart_text(Restart.from_row(happened.row))
     if happened.kind == "eval":
-        return EvalPoint.of(happened.row).text
+        return EvalPoint.from_row(happened.row).text
     if happened.kind == "step":
         return ""
-    event = ServerEvent.of(happened.row)
+    event = ServerEvent.from_row(happened.row)
     if event.state in (ServerState.LOST, ServerState.GIVEN_UP):
         return f"inference server {event.server} {event.state}: {event.reason}"
     if event.state is ServerState.LOADING:

@@ -75,7 +75,7 @@ async def open_recording(
             },
         ),
     )
-    async with recording(settings, folder.events_path, say=view.warn) as opened:
+    async with recording(settings, folder.events_path, warn=view.warn) as opened:
         if shown is not None:
             view.note(f"metrics for Prometheus: {shown.address}")
         # Inside, so that trackers that take the logs have it in them.

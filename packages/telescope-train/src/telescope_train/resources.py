@@ -157,7 +157,7 @@ async def open_processes(
         traces_endpoint=traces_endpoint,
         secret=session.secret,
     )
-    ports = ServerPorts.of(config, session.network)
+    ports = ServerPorts.from_config(config, session.network)
     servers = ServerGroup.start(settings, rooms.servers.places(), ports, config)
     ranks = RayRanks(
         rooms.ranks,
@@ -226,9 +226,9 @@ async def open_policies(
     *,
     renderer: Renderer,
     gateway: Gateway,
-    say: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> AsyncIterator[Policies]:
-    """Connect to the servers, on behalf of the environments; `say` shows what went wrong."""
+    """Connect to the servers, on behalf of the environments; `warn` shows what went wrong."""
     clients = [
         TokenClient(
             one.base_url,
@@ -252,8 +252,10 @@ async def open_policies(
             for server in pool.servers
         ]
     rank_spans = RankSpans(lambda: processes.ranks.timed, recording.timeline)
-    _note_replaced_workers(prepared, recording.timeline, say)
-    attempts = Attempts.of(prepared.config, log, num_servers=len(pool.clients), calls=calls)
+    _note_replaced_workers(prepared, recording.timeline, warn)
+    attempts = Attempts.from_config(
+        prepared.config, log, num_servers=len(pool.clients), calls=calls
+    )
     try:
 
         def source(servers_of: Callable[[str], RolloutServers]) -> TokenPolicySource:
@@ -304,10 +306,10 @@ def _gpu_sharing(prepared: Prepared, processes: Processes, pool: ServerPool) -> 
 
 
 def _note_replaced_workers(
-    prepared: Prepared, timeline: Timeline, say: Callable[[str], None]
+    prepared: Prepared, timeline: Timeline, warn: Callable[[str], None]
 ) -> None:
     def replaced(name: str, reason: str) -> None:
-        say(f"a worker is replaced: {reason}")
+        warn(f"a worker is replaced: {reason}")
         timeline.moment("worker replaced", f"environment {name}", reason)
 
     for client in prepared.environments.opened.clients:
@@ -333,11 +335,11 @@ def _lose(number: int, reason: str, pool: ServerPool, own: ServerPool | None) ->
 
 def supervising(resources: Resources) -> Sequence[Coroutine[Any, Any, None]]:
     """Return what brings lost servers back."""
-    policies, say = resources.policies, resources.view.warn
+    policies, warn = resources.policies, resources.view.warn
     fleet = SharedGpuFleet(resources.processes.servers, policies.gpu_sharing)
     pool, own = policies.pool, policies.eval_servers.own
     bring_in = bring_in_when_awake(policies.publisher.give, policies.gpu_sharing)
-    works = [Supervisor(pool, fleet, bring_in, say=say).run()]
+    works = [Supervisor(pool, fleet, bring_in, warn=warn).run()]
     if own is not None:
 
         async def wait_for_evals(server: Server) -> None:
@@ -345,7 +347,7 @@ def supervising(resources: Resources) -> Sequence[Coroutine[Any, Any, None]]:
 
         first = len(pool.servers)
         own_supervisor = Supervisor(
-            own, fleet, wait_for_evals, say=say, first=first, is_needed=False
+            own, fleet, wait_for_evals, warn=warn, first=first, is_needed=False
         )
         works.append(own_supervisor.run())
     return works

@@ -222,7 +222,7 @@ async def _run(prepared: Prepared, folder: RunFolder, head: HeadProcesses) -> No
                     recording,
                     renderer=renderer,
                     gateway=gateway,
-                    say=view.warn,
+                    warn=view.warn,
                 ) as policies,
             ):
                 resources = Resources(
@@ -251,7 +251,7 @@ async def _while_watched(resources: Resources, session: ClusterSession) -> None:
         session.logs.run(),
         resources.head.watch(),
     ]
-    watches.append(Concurrency.of(config, policies.attempts.slots, policies.pool).run())
+    watches.append(Concurrency.from_config(config, policies.attempts.slots, policies.pool).run())
     if (meters := run_meters(resources)) is not None:
         watches.append(meters.run())
     await supervised(_train(resources), watches)
@@ -342,7 +342,7 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
     drop_events(folder.events_path, after=state.first_repeated_batch, is_repeated=state.repeated())
     sampler.restore(state)
     checkpointer = Checkpointer(
-        SavedRun.of(config, prepared.environments.records, prepared.inputs),
+        SavedRun.from_config(config, prepared.environments.records, prepared.inputs),
         ranks,
         sampler,
         resumed_from=None if begun is None else begun.path,
@@ -432,7 +432,7 @@ def _evals(resources: Resources) -> EvalsBeside:
         live,
         policies.eval_servers,
         policies.publisher,
-        say=resources.view.note,
+        show=resources.view.note,
         on_result=policies.recording.evaluated,
     )
 

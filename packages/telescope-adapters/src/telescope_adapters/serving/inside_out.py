@@ -21,7 +21,7 @@ from telescope_core.base.types import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ModelCall:
     """What the environment asks the policy."""
 
     messages: tuple[Message, ...]
@@ -39,11 +39,11 @@ class Stepped:
         self._policy = _Waiting()
         self._playing = asyncio.create_task(client.play(request, self._policy))
 
-    async def begun(self) -> Asked | Rollout:
+    async def begun(self) -> ModelCall | Rollout:
         """Return the first request, or the rollout where it ended before it asked."""
         return await self._next()
 
-    async def answered(self, completion: Completion) -> Asked | Rollout:
+    async def answered(self, completion: Completion) -> ModelCall | Rollout:
         """Give an answer, and return the next request or the scored rollout."""
         if self._playing.done():
             raise TelescopeError("the rollout has ended; begin another one")
@@ -54,7 +54,7 @@ class Stepped:
         """End the rollout; may be called from any thread."""
         self._playing.get_loop().call_soon_threadsafe(self._playing.cancel)
 
-    async def _next(self) -> Asked | Rollout:
+    async def _next(self) -> ModelCall | Rollout:
         asked = asyncio.create_task(self._policy.asked.get())
         try:
             await asyncio.wait([asked, self._playing], return_when=asyncio.FIRST_COMPLETED)
@@ -67,7 +67,7 @@ class _Waiting:
     """A policy whose answers come from outside."""
 
     def __init__(self) -> None:
-        self.asked: asyncio.Queue[Asked] = asyncio.Queue()
+        self.asked: asyncio.Queue[ModelCall] = asyncio.Queue()
         self.answers: asyncio.Queue[Completion] = asyncio.Queue()
         self._num_shown = 0
 
@@ -86,5 +86,5 @@ class _Waiting:
         """Show a request, and return the answer that comes."""
         new = tuple(messages[self._num_shown :])
         self._num_shown = len(messages) + 1
-        self.asked.put_nowait(Asked(messages=tuple(messages), new=new, tools=tuple(tools)))
+        self.asked.put_nowait(ModelCall(messages=tuple(messages), new=new, tools=tuple(tools)))
         return await self.answers.get()

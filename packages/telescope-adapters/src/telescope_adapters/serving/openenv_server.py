@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from telescope_adapters.frameworks import OPENENV_SERVER, imported
-from telescope_adapters.serving.inside_out import Asked, Stepped
+from telescope_adapters.serving.inside_out import ModelCall, Stepped
 from telescope_core.base.errors import TelescopeError
 from telescope_core.base.messages import message_to_json
 from telescope_core.base.protocols import EnvironmentClient, PlayRequest
@@ -169,8 +169,8 @@ def _request(split: str, index: int, number: int) -> PlayRequest:
     )
 
 
-def _observed(shown: Any, what: Asked | Rollout) -> Any:
-    if isinstance(what, Asked):
+def _observed(shown: Any, what: ModelCall | Rollout) -> Any:
+    if isinstance(what, ModelCall):
         return shown(
             messages=[message_to_json(one) for one in what.new],
             tools=[dict(tool) for tool in what.tools],

@@ -9,7 +9,7 @@ import itertools
 from typing import Any
 
 from telescope_adapters.frameworks import VERIFIERS_SERVED, imported
-from telescope_adapters.serving.inside_out import Asked, Stepped
+from telescope_adapters.serving.inside_out import ModelCall, Stepped
 from telescope_adapters.verifiers import as_messages
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.messages import message_to_json
@@ -86,7 +86,7 @@ class _Session:
         answer = Completion(message=said, finish_reason="length" if was_cut else "stop")
         return self._shown(await state["telescope"].answered(answer), state)
 
-    def _shown(self, what: Asked | Rollout, state: Any) -> list[dict[str, Any]]:
+    def _shown(self, what: ModelCall | Rollout, state: Any) -> list[dict[str, Any]]:
         if isinstance(what, Rollout):
             if what.status is not RolloutStatus.KEPT:
                 raise self.error_class(f"the rollout is {what.status}: {what.error}")

@@ -18,7 +18,7 @@ from telescope_core.base.errors import ConfigError, NoRoomError, TelescopeError
 from telescope_core.base.interruptible import run
 from telescope_core.base.interrupts import Interrupted, held, raise_if_asked
 from telescope_core.chat.client import ApiKey
-from telescope_core.environments.escapes import contained
+from telescope_core.environments.author_errors import contained
 from telescope_core.evals import EvalFolder, EvalResult, run_eval
 from telescope_core.records import RunState
 from telescope_core.reports import write_eval_report

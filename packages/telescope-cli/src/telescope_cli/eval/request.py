@@ -17,7 +17,7 @@ from telescope_core.base.interruptible import run
 from telescope_core.base.secret_names import secret_values, secrets_line
 from telescope_core.base.types import JsonValue
 from telescope_core.chat.client import ApiKey
-from telescope_core.environments.escapes import contained
+from telescope_core.environments.author_errors import contained
 from telescope_core.evals import EvalSettings
 from telescope_core.processes.settings import ProcessSettings
 

@@ -36,7 +36,7 @@ def problems_of(error: ValidationError, document: Mapping[str, Any]) -> list[Pro
         problem
         for place, found in by_place.items()
         if not _follows_from_others(place, found, by_place)
-        for problem in _told(place, found)
+        for problem in _problems_at(place, found)
     ]
 
 
@@ -65,7 +65,7 @@ def _follows_from_others(
     return is_short and any(one[: len(place)] == place for one in places if one != place)
 
 
-def _told(place: tuple[str | int, ...], found: Sequence[Any]) -> Iterator[Problem]:
+def _problems_at(place: tuple[str | int, ...], found: Sequence[Any]) -> Iterator[Problem]:
     texts = list(dict.fromkeys(_message(one) for one in found))
     if len(texts) > 1 and all(text.startswith("expected ") for text in texts):
         texts = ["expected " + " or ".join(text.removeprefix("expected ") for text in texts)]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from telescope_core.base.code_places import is_own_module, location_of, raised_at
 from telescope_core.base.errors import EnvironmentLoadError
-from telescope_core.environments.escapes import contained
+from telescope_core.environments.author_errors import contained
 
 NETWORKS = ("none", "load", "always")
 _MARKS = {"__telescope_score__", "__telescope_hook__", "__telescope_tool__"}

@@ -17,6 +17,7 @@ from telescope_core.base.code_places import (
 )
 from telescope_core.base.errors import ConfigError, EnvironmentLoadError, RewardError
 from telescope_core.base.types import Example, Message, Rollout, Split, StopReason
+from telescope_core.environments.author_errors import contained
 from telescope_core.environments.building import built, require_built
 from telescope_core.environments.calls import Caller, RunsIn
 from telescope_core.environments.class_checks import (
@@ -26,7 +27,6 @@ from telescope_core.environments.class_checks import (
     require_rewards,
 )
 from telescope_core.environments.episode import Episode
-from telescope_core.environments.escapes import contained
 from telescope_core.environments.fetch import ExampleFetcher
 from telescope_core.environments.hooks import Hook, hooks, of_kind
 from telescope_core.environments.outcomes import as_named_texts, as_truth

@@ -11,8 +11,8 @@ from telescope_core.base.errors import (
     TelescopeError,
 )
 from telescope_core.environments.attribute_checks import check_built
+from telescope_core.environments.author_errors import contained
 from telescope_core.environments.class_checks import class_location
-from telescope_core.environments.escapes import contained
 
 
 def built(cls: type, config: object) -> Any:

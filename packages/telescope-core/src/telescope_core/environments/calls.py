@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from telescope_core.base.code_places import is_authors, location_of, raised_at
 from telescope_core.base.errors import EnvironmentLoadError
-from telescope_core.environments.escapes import contained
+from telescope_core.environments.author_errors import contained
 from telescope_core.environments.running import noted, noting
 from telescope_core.environments.score_processes import ScoreProcesses
 from telescope_core.environments.tool_threads import DaemonThreads

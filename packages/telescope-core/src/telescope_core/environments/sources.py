@@ -17,8 +17,8 @@ from telescope_core.base.code_places import raised_at
 from telescope_core.base.errors import DuplicateIdError, EnvironmentLoadError, TelescopeError
 from telescope_core.base.protocols import ExampleSource
 from telescope_core.base.types import Example, Split
+from telescope_core.environments.author_errors import contained
 from telescope_core.environments.calls import ADVICE
-from telescope_core.environments.escapes import contained
 from telescope_core.environments.running import noting
 from telescope_core.examples import ListSource, split_of
 from telescope_core.examples.checks import checked_example

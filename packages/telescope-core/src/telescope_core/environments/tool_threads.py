@@ -23,7 +23,7 @@ _Job = Callable[[], None]
 
 
 @dataclass(slots=True)
-class _Errand:
+class _Task:
     """The state of one function call."""
 
     has_returned: bool = False
@@ -51,13 +51,13 @@ class DaemonThreads:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         context = contextvars.copy_context()
-        errand = _Errand()
+        task = _Task()
 
         def job() -> None:
             finish = outcome(lambda: context.run(function), future)
             with self._counting:
-                errand.has_returned = True
-                DaemonThreads.num_abandoned -= errand.is_abandoned
+                task.has_returned = True
+                DaemonThreads.num_abandoned -= task.is_abandoned
             try:
                 loop.call_soon_threadsafe(finish)
             except RuntimeError:  # the loop was closed meanwhile, so nothing waits for the result
@@ -68,8 +68,8 @@ class DaemonThreads:
             return await future
         except asyncio.CancelledError:
             with self._counting:
-                errand.is_abandoned = not errand.has_returned
-                DaemonThreads.num_abandoned += errand.is_abandoned
+                task.is_abandoned = not task.has_returned
+                DaemonThreads.num_abandoned += task.is_abandoned
             raise
 
     def _start(self, job: _Job) -> None:

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from telescope_core.base.errors import EnvironmentLoadError, TelescopeError, nearest
 from telescope_core.base.types import Message, ToolCall
+from telescope_core.environments.author_errors import as_failure
 from telescope_core.environments.episode import Episode
-from telescope_core.environments.escapes import as_failure
 from telescope_core.environments.settings import EnvironmentConfig
 from telescope_core.environments.tool_calls import (
     ToolCallFormat,

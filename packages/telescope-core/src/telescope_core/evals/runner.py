@@ -14,7 +14,7 @@ from telescope_core.base.collector import rare_collections
 from telescope_core.base.errors import EnvironmentProcessError, TelescopeError
 from telescope_core.base.protocols import EnvironmentClient, PlayRequest, PolicySource
 from telescope_core.base.types import Group, Rollout, RolloutStatus, StopReason
-from telescope_core.environments.escapes import contained
+from telescope_core.environments.author_errors import contained
 from telescope_core.evals.result import EvalResult, result_of
 from telescope_core.evals.settings import EvalSettings, check_split
 from telescope_core.gateway import canceled_attempt

@@ -19,8 +19,8 @@ from telescope_core.base.errors import (
     unknown_name,
 )
 from telescope_core.base.protocols import EnvironmentLocation, EnvironmentLocator
+from telescope_core.environments.author_errors import contained
 from telescope_core.environments.base import Environment
-from telescope_core.environments.escapes import contained
 from telescope_core.finding.code_names import location_of_file, names_class, names_file
 from telescope_core.finding.schemes import adapted, installed_version, schemes
 

@@ -16,7 +16,7 @@ _DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _MessageKey:
     """What identifies a message in a history that a program sends back."""
 
     role: str
@@ -87,8 +87,8 @@ def _is_same(known: Message, sent: Message) -> bool:
     return known == sent or _key(known) == _key(sent)
 
 
-def _key(message: Message) -> _Asked:
-    return _Asked(
+def _key(message: Message) -> _MessageKey:
+    return _MessageKey(
         role=message.role,
         content=message.content.strip(),
         calls=tuple((call.id, call.name) for call in message.tool_calls),

@@ -20,9 +20,9 @@ from telescope_core.base.types import (
     Split,
     StopReason,
 )
+from telescope_core.environments.author_errors import contained, stray_cancel
 from telescope_core.environments.base import Environment
 from telescope_core.environments.class_checks import class_folder, class_location
-from telescope_core.environments.escapes import contained, stray_cancel
 from telescope_core.environments.loop_watch import LoopWatch
 from telescope_core.environments.outcomes import as_named_texts, as_splits
 from telescope_core.environments.running import CURRENT, HoldWatch, Request

@@ -38,10 +38,10 @@ from telescope_core.base.types import (
     TurnInfo,
 )
 from telescope_core.chat.trouble import Watch, watching
+from telescope_core.environments.author_errors import as_failure, contained
 from telescope_core.environments.base import Environment
 from telescope_core.environments.class_checks import class_location
 from telescope_core.environments.episode import Episode
-from telescope_core.environments.escapes import as_failure, contained
 from telescope_core.environments.hooks import EpisodeStopped, Hook, of_kind
 from telescope_core.environments.outcomes import (
     as_floats,

@@ -47,7 +47,7 @@ _TAG = re.compile(r"<([a-zA-Z_][\w-]*)>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ShownExample:
     """One example as the policy sees it."""
 
     split: Split
@@ -62,7 +62,7 @@ class Asked:
 class Try:
     """One rollout to play: an example and the policy's replies."""
 
-    asked: Asked
+    asked: ShownExample
     kind: str
     replies: tuple[str, ...]
 
@@ -84,7 +84,7 @@ class Form:
         return f"{self.before}{content}{self.after}"
 
 
-def form_of(asked: Sequence[Asked]) -> Form:
+def form_of(asked: Sequence[ShownExample]) -> Form:
     """Return the form that gold answers share, else tags or a box that the prompt asks for."""
     golds = sorted({one.gold[-1] for one in asked if one.gold})
     if len(golds) >= 3:
@@ -106,7 +106,7 @@ def _common_start(texts: Sequence[str]) -> str:
     return "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def tries_of(asked: Sequence[Asked]) -> Iterator[Try]:
+def tries_of(asked: Sequence[ShownExample]) -> Iterator[Try]:
     """Yield every rollout to play, example by example."""
     form = form_of(asked)
     for position, one in enumerate(asked):
@@ -122,7 +122,7 @@ def tries_of(asked: Sequence[Asked]) -> Iterator[Try]:
             yield Try(asked=one, kind=kind, replies=replies)
 
 
-def _texts(one: Asked, form: Form, position: int) -> dict[str, str]:
+def _texts(one: ShownExample, form: Form, position: int) -> dict[str, str]:
     rng = random.Random(f"{one.example.id}/words")
     words = " ".join(rng.choices(_WORDS, k=12))
     texts = {
@@ -144,7 +144,7 @@ def _texts(one: Asked, form: Form, position: int) -> dict[str, str]:
     return texts
 
 
-def _other_gold(asked: Sequence[Asked], position: int) -> tuple[str, ...]:
+def _other_gold(asked: Sequence[ShownExample], position: int) -> tuple[str, ...]:
     """Return the gold answer of the next example whose gold answer is different."""
     one = asked[position]
     own = one.gold[-1:] or (one.example.answer,)

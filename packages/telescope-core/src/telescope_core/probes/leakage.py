@@ -24,7 +24,7 @@ from telescope_core.environments.tool_calls import ToolFailure
 from telescope_core.finding.locate import load_environment_class
 from telescope_core.playing.rollout import play_rollout
 from telescope_core.probes.answers import Answers, described
-from telescope_core.probes.completions import Asked, Form, Try, form_of
+from telescope_core.probes.completions import Form, ShownExample, Try, form_of
 from telescope_core.probes.guards import cut_off_network
 from telescope_core.probes.job import Job
 from telescope_core.probes.judging import require_enough
@@ -84,7 +84,7 @@ async def look_for_leaks(environment: Environment, num_examples: int, answers: A
 
 
 async def _shown(
-    environment: Environment, one: Asked, form: Form, last: list[Episode], answers: Answers
+    environment: Environment, one: ShownExample, form: Form, last: list[Episode], answers: Answers
 ) -> Shown:
     """Return what the policy sees before its second answer if its first one is empty."""
     played = await play(environment, Try(asked=one, kind="empty", replies=("",)))
@@ -105,7 +105,7 @@ async def _shown(
 
 
 async def _check_tools(
-    environment: ToolEnvironment, one: Asked, last: list[Episode], answers: Answers
+    environment: ToolEnvironment, one: ShownExample, last: list[Episode], answers: Answers
 ) -> None:
     with answers.doing("leakage.tools"):
         await play(environment, Try(asked=one, kind="tools", replies=("",)))
@@ -153,7 +153,7 @@ def _wrong_calls(name: str) -> list[tuple[str, str]]:
 
 
 async def _call(
-    environment: ToolEnvironment, one: Asked, name: str, arguments: str, answers: Answers
+    environment: ToolEnvironment, one: ShownExample, name: str, arguments: str, answers: Answers
 ) -> None:
     answers.stage("leakage.tools")
     rollout = await _played_call(environment, one, name, arguments)
@@ -172,7 +172,7 @@ async def _call(
 
 
 async def _played_call(
-    environment: ToolEnvironment, one: Asked, name: str, arguments: str
+    environment: ToolEnvironment, one: ShownExample, name: str, arguments: str
 ) -> Rollout:
     call = ToolCall(id="call_0", name=name, arguments=arguments)
     message = Message(role="assistant", content="", tool_calls=(call,))
@@ -183,7 +183,7 @@ async def _played_call(
 
 
 async def _check_cleanup(
-    environment: Environment, one: Asked, last: list[Episode], answers: Answers
+    environment: Environment, one: ShownExample, last: list[Episode], answers: Answers
 ) -> None:
     hooks = of_kind(environment.hooks, "cleanup")
     if not hooks:
@@ -206,7 +206,7 @@ async def _check_cleanup(
 
 
 async def _clean_again(
-    environment: Environment, one: Asked, last: list[Episode], when: str, answers: Answers
+    environment: Environment, one: ShownExample, last: list[Episode], when: str, answers: Answers
 ) -> None:
     for hook in reversed(of_kind(environment.hooks, "cleanup")):
         for episode in last:
@@ -223,7 +223,7 @@ async def _clean_again(
 
 
 async def _check_isolation(
-    environment: Environment, asked: Sequence[Asked], answers: Answers
+    environment: Environment, asked: Sequence[ShownExample], answers: Answers
 ) -> None:
     with answers.doing("leakage.isolation"):
         for one in asked[:8]:
@@ -245,7 +245,7 @@ async def _check_isolation(
 
 
 async def _check_memory(
-    environment: Environment, asked: Sequence[Asked], last: list[Episode], answers: Answers
+    environment: Environment, asked: Sequence[ShownExample], last: list[Episode], answers: Answers
 ) -> None:
     alive: list[weakref.ref[Episode]] = []
     capture_episodes(environment, lambda episode: alive.append(weakref.ref(episode)))

@@ -24,7 +24,7 @@ from telescope_core.graders.mathematics.values import (
     read_value,
 )
 from telescope_core.probes.answers import Answers
-from telescope_core.probes.completions import GOLD, Asked, Try
+from telescope_core.probes.completions import GOLD, ShownExample, Try
 from telescope_core.probes.guards import cut_off_network
 from telescope_core.probes.job import Job
 from telescope_core.probes.judging import LUCK, Played, require_enough
@@ -110,7 +110,7 @@ def _number(value: Fraction) -> str:
     return str(value.numerator) if is_whole else f"{value.numerator}/{value.denominator}"
 
 
-def near_tries(asked: Asked) -> list[Try]:
+def near_tries(asked: ShownExample) -> list[Try]:
     """Return the rollouts to play for one example: its gold answer with another value in it."""
     answer = asked.example.answer
     if not asked.gold or not answer:
@@ -128,7 +128,7 @@ def near_tries(asked: Asked) -> list[Try]:
 
 
 async def judge_near_gold(
-    environment: Environment, asked: Sequence[Asked], meter: Meter, answers: Answers
+    environment: Environment, asked: Sequence[ShownExample], meter: Meter, answers: Answers
 ) -> list[Played]:
     """Play answers near the gold ones of the first examples; report kinds that count as solved.
 

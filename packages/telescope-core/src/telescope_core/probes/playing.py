@@ -24,7 +24,7 @@ from telescope_core.base.types import (
 from telescope_core.environments import Environment, Episode
 from telescope_core.playing.group_rewards import score_group
 from telescope_core.playing.rollout import play_rollout
-from telescope_core.probes.completions import Asked, Try
+from telescope_core.probes.completions import ShownExample, Try
 from telescope_core.probes.judging import Played
 from telescope_core.probes.meter import Cut, Limits, Meter, Span
 
@@ -38,9 +38,9 @@ _ENDING_S = 2.0
 _MAX_DELAY_S = 0.004
 
 
-async def asked_of(environment: Environment, num_examples: int) -> list[Asked]:
+async def asked_of(environment: Environment, num_examples: int) -> list[ShownExample]:
     """Return the first examples of each split, alternating splits, as the policy sees them."""
-    found: list[Asked] = []
+    found: list[ShownExample] = []
     # In a thread, as players do: reading a dataset may take long.
     sizes = await environment.caller.in_thread(
         lambda: {
@@ -54,7 +54,7 @@ async def asked_of(environment: Environment, num_examples: int) -> list[Asked]:
             example = await environment.fetcher.get(split, index)
             gold = await environment.caller.one("gold_answer", environment.gold_answer, example)
             found.append(
-                Asked(
+                ShownExample(
                     split=split,
                     index=index,
                     example=example,
@@ -115,7 +115,7 @@ async def _cut_off(task: asyncio.Task[Rollout], request: PlayRequest) -> Rollout
 
 
 async def _rollout(
-    environment: Environment, request: PlayRequest, policy: Policy, asked: Asked
+    environment: Environment, request: PlayRequest, policy: Policy, asked: ShownExample
 ) -> Rollout:
     rollout = await play_rollout(environment, "validated", request, policy)
     return await _with_group_rewards(environment, rollout, asked)
@@ -148,7 +148,7 @@ class _Metered:
             return await self._scripted.complete(messages, sampling, tools=tools)
 
 
-def request_for(asked: Asked, kind: str, *, deadline_s: float = _NEVER_S) -> PlayRequest:
+def request_for(asked: ShownExample, kind: str, *, deadline_s: float = _NEVER_S) -> PlayRequest:
     """Return the request for one rollout of an example."""
     return PlayRequest(
         split=asked.split,
@@ -160,7 +160,9 @@ def request_for(asked: Asked, kind: str, *, deadline_s: float = _NEVER_S) -> Pla
     )
 
 
-async def _with_group_rewards(environment: Environment, rollout: Rollout, asked: Asked) -> Rollout:
+async def _with_group_rewards(
+    environment: Environment, rollout: Rollout, asked: ShownExample
+) -> Rollout:
     """Return the rollout as the only one of its group."""
     group = Group(id="g", environment="", example_id=asked.example.id, rollouts=(rollout,))
     try:

@@ -15,7 +15,7 @@ from telescope_core.environments.loop_watch import Block, LoopWatch
 from telescope_core.finding.locate import load_environment_class
 from telescope_core.playing.rollout import play_rollout
 from telescope_core.probes.answers import Answers, described
-from telescope_core.probes.completions import GOLD, HUGE, Asked, Try, tries_of
+from telescope_core.probes.completions import GOLD, HUGE, ShownExample, Try, tries_of
 from telescope_core.probes.guards import Guard, cut_off_network
 from telescope_core.probes.job import Job
 from telescope_core.probes.judging import (
@@ -161,7 +161,7 @@ async def check_rewards(
 
 
 async def _play_and_judge(
-    environment: Environment, asked: Sequence[Asked], meter: Meter, answers: Answers
+    environment: Environment, asked: Sequence[ShownExample], meter: Meter, answers: Answers
 ) -> bool:
     """Play and judge everything; returns False if a rollout had to be ended before its end."""
     declared = Range(
@@ -259,7 +259,7 @@ def _memory_bytes() -> float:
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * unit
 
 
-async def _check_deadline(environment: Environment, asked: Asked, answers: Answers) -> None:
+async def _check_deadline(environment: Environment, asked: ShownExample, answers: Answers) -> None:
     """Play with a policy that never answers, to the deadline and until it is cancelled."""
     never = ScriptedClient([""], delay_s=_NEVER_S).policy("never")
     request = replace(request_for(asked, "never"), deadline_s=_DEADLINE_S)

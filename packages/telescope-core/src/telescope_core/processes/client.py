@@ -29,7 +29,7 @@ from telescope_core.base.scoring_events import Listener, who_hears_of_scoring
 from telescope_core.base.terminal import foreign
 from telescope_core.base.types import LOST_TO, Completion, Rollout, RolloutStatus, StopReason, Turn
 from telescope_core.chat.trouble import SHOWN_EVERY_S, relay
-from telescope_core.environments.escapes import stray_cancel
+from telescope_core.environments.author_errors import stray_cancel
 from telescope_core.playing.in_process import stray_cancelled
 from telescope_core.processes.connection import Connection
 from telescope_core.processes.frames import (

@@ -27,8 +27,8 @@ from telescope_core.base.types import (
     Sampling,
 )
 from telescope_core.environments import running
+from telescope_core.environments.author_errors import contained, stray_cancel
 from telescope_core.environments.base import Environment
-from telescope_core.environments.escapes import contained, stray_cancel
 from telescope_core.playing.in_process import InProcessEnvironment
 from telescope_core.processes.connection import Connection
 from telescope_core.processes.frames import (

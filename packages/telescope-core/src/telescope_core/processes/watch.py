@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
-from telescope_core.environments.escapes import as_failure
+from telescope_core.environments.author_errors import as_failure
 from telescope_core.environments.running import Notes, noting
 from telescope_core.environments.tool_threads import DaemonThreads
 from telescope_core.processes.frames import Beat, to_bytes

@@ -57,7 +57,7 @@ class EvalPoint:
     """Name of its folder in `evals`, whether or not that is there; empty = not recorded."""
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> "EvalPoint":
+    def from_row(cls, row: Mapping[str, Any]) -> "EvalPoint":
         """Return what a line of `eval_points.jsonl` says."""
         values: dict[str, Any] = {
             **row,

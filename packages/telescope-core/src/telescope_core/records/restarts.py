@@ -21,7 +21,7 @@ class Restart:
     """The folder that the run goes on from; empty = from the weights it began with."""
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> "Restart":
+    def from_row(cls, row: Mapping[str, Any]) -> "Restart":
         """Return what a line of `restarts.jsonl` says."""
         values: dict[str, Any] = {field.name: row[field.name] for field in fields(cls)}
         return cls(**values)

@@ -56,7 +56,7 @@ class ServerEvent:
     be known more exactly by then."""
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> "ServerEvent":
+    def from_row(cls, row: Mapping[str, Any]) -> "ServerEvent":
         """Return what a line of `servers.jsonl` says."""
         values: dict[str, Any] = {
             **row,

@@ -98,7 +98,7 @@ class DaytonaProvider:
 
     async def _start(self, spec: SandboxSpec, resources: Mapping[str, int | None]) -> "_Box":
         sdk = _sdk()
-        with _told(spec):
+        with _translate_errors(spec):
             if self._client is None:
                 self._client = self._connected(sdk)
             minutes = math.ceil(spec.time_to_live_s / 60)
@@ -129,25 +129,25 @@ class _Box:
 
     async def shell(self, command: str, timeout_s: float) -> ShellAnswer:
         """Run a command; its streams come merged."""
-        with _told():
+        with _translate_errors():
             words = f"sh -c {shlex.quote(command)}"
             done = await self._box.process.exec(words, timeout=math.ceil(timeout_s))
             return ShellAnswer(exit_code=int(done.exit_code), output=str(done.result or ""))
 
     async def upload(self, path: str, content: bytes) -> None:
         """Write a file."""
-        with _told():
+        with _translate_errors():
             await self._box.fs.upload_file(content, path)
 
     async def download(self, path: str) -> bytes:
         """Return what a file holds."""
-        with _told():
+        with _translate_errors():
             return bytes(await self._box.fs.download_file(path))
 
     async def delete(self) -> None:
         """End it."""
         sdk = _sdk()
-        with _told(), contextlib.suppress(sdk.DaytonaNotFoundError):
+        with _translate_errors(), contextlib.suppress(sdk.DaytonaNotFoundError):
             await self._client.delete(self._box)
 
 
@@ -162,7 +162,7 @@ def _sdk() -> Any:
 
 
 @contextlib.contextmanager
-def _told(asked: SandboxSpec | None = None) -> Generator[None]:
+def _translate_errors(asked: SandboxSpec | None = None) -> Generator[None]:
     """Tell every error of the SDK, and of the HTTP client below it, as one of ours.
 
     `asked` is what a sandbox is made with.

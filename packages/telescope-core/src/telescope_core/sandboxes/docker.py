@@ -124,7 +124,7 @@ class DockerProvider:
     def _built(self, context: bytes, tag: str) -> str:
         from docker import errors
 
-        with _told():
+        with _translate_errors():
             with contextlib.suppress(errors.ImageNotFound):
                 return str(self._client.images.get(tag).id)
             try:
@@ -178,7 +178,7 @@ class DockerProvider:
     def _start(self, image: str, spec: SandboxSpec) -> Any:
         from docker import errors
 
-        with _told():
+        with _translate_errors():
             # `run` would pull an image that is missing, and try so three times.
             try:
                 self._client.images.get(image)
@@ -276,7 +276,7 @@ class _Container:
 
     def _executed(self, argv: list[str]) -> tuple[int, tuple[bytes | None, bytes | None]]:
         streams: Any = import_module("docker.utils.socket")
-        with _told():
+        with _translate_errors():
             api = self._container.client.api
             words = ["sh", "-c", _WHEN_HEARD, "sh", *argv]
             made = api.exec_create(self._container.id, words, stdin=True)
@@ -290,7 +290,7 @@ class _Container:
             return int(api.exec_inspect(made["Id"])["ExitCode"]), output
 
     def _fed(self, path: str, content: bytes) -> None:
-        with _told():
+        with _translate_errors():
             api = self._container.client.api
             words = ["sh", "-c", 'head -c "$1" > "$2"', "sh", str(len(content)), path]
             made = api.exec_create(self._container.id, words, stdin=True)
@@ -307,7 +307,7 @@ class _Container:
                 raise SandboxError(f"sandbox {self.id}: {path} cannot be written")
 
     def _listening(self) -> Any:
-        with _told():
+        with _translate_errors():
             api = self._container.client.api
             made = api.exec_create(self._container.id, [*docker_endpoint.PROGRAM], stdin=True)
             return api.exec_start(made["Id"], socket=True)
@@ -316,7 +316,7 @@ class _Container:
         from docker import errors
 
         try:
-            with _told():
+            with _translate_errors():
                 try:
                     self._container.remove(force=True)
                 except errors.NotFound:
@@ -374,7 +374,7 @@ async def _require_python(container: _Container, image: str) -> None:
 
 
 @contextlib.contextmanager
-def _told() -> Generator[None]:
+def _translate_errors() -> Generator[None]:
     """Tell every error of the SDK, and of the HTTP client below it, as a SandboxError."""
     import requests
     from docker import errors

@@ -66,7 +66,7 @@ class E2BProvider:
             raise SandboxUnavailableError(
                 "sandbox provider 'e2b' needs a key; set E2B_API_KEY to one of your account"
             )
-        with _told(spec):
+        with _translate_errors(spec):
             box = await sdk.AsyncSandbox.create(
                 template=spec.image or self._template,
                 timeout=math.ceil(spec.time_to_live_s),
@@ -91,7 +91,7 @@ class _Box:
     async def shell(self, command: str, timeout_s: float) -> ShellAnswer:
         """Run a command; the SDK raises for every exit code but 0."""
         sdk = _sdk()
-        with _told():
+        with _translate_errors():
             try:
                 done = await self._box.commands.run(command, timeout=timeout_s)
             except sdk.CommandExitException as error:
@@ -100,17 +100,17 @@ class _Box:
 
     async def upload(self, path: str, content: bytes) -> None:
         """Write a file."""
-        with _told():
+        with _translate_errors():
             await self._box.files.write(path, content)
 
     async def download(self, path: str) -> bytes:
         """Return what a file holds."""
-        with _told():
+        with _translate_errors():
             return bytes(await self._box.files.read(path, format="bytes"))
 
     async def delete(self) -> None:
         """End it."""
-        with _told():
+        with _translate_errors():
             await self._box.kill()
 
 
@@ -125,7 +125,7 @@ def _sdk() -> Any:
 
 
 @contextlib.contextmanager
-def _told(asked: SandboxSpec | None = None) -> Generator[None]:
+def _translate_errors(asked: SandboxSpec | None = None) -> Generator[None]:
     """Tell every error of the SDK, and of the HTTP client below it, as one of ours.
 
     `asked` is what a sandbox is made with.

@@ -70,7 +70,7 @@ class ModalProvider:
 
     async def _start(self, spec: SandboxSpec) -> "_Box":
         sdk = _sdk()
-        with _told(spec):
+        with _translate_errors(spec):
             if self._app is None:
                 self._app = await sdk.App.lookup.aio(self._app_name, create_if_missing=True)
             box = await sdk.Sandbox.create.aio(
@@ -97,7 +97,7 @@ class _Box:
 
     async def shell(self, command: str, timeout_s: float) -> ShellAnswer:
         """Run a command."""
-        with _told():
+        with _translate_errors():
             process = await self._box.exec.aio("sh", "-c", command, timeout=math.ceil(timeout_s))
             output = await process.stdout.read.aio()
             return ShellAnswer(exit_code=int(await process.wait.aio()), output=str(output))
@@ -122,7 +122,7 @@ class _Box:
     async def delete(self) -> None:
         """End it."""
         sdk = _sdk()
-        with _told(), contextlib.suppress(sdk.exception.NotFoundError):
+        with _translate_errors(), contextlib.suppress(sdk.exception.NotFoundError):
             await self._box.terminate.aio()
 
 
@@ -137,7 +137,7 @@ def _sdk() -> Any:
 
 
 @contextlib.contextmanager
-def _told(asked: SandboxSpec | None = None) -> Generator[None]:
+def _translate_errors(asked: SandboxSpec | None = None) -> Generator[None]:
     """Tell every error of the SDK as one of ours; `asked` is what a sandbox is made with."""
     sdk = _sdk()
     try:

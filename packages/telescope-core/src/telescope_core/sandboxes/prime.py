@@ -83,7 +83,7 @@ class PrimeProvider:
             "memory_gb": None if spec.memory_mb is None else spec.memory_mb / _MB_IN_GB,
             "disk_size_gb": None if spec.disk_mb is None else spec.disk_mb / _MB_IN_GB,
         }
-        with _told(spec):
+        with _translate_errors(spec):
             if self._client is None:
                 self._client = sdk.AsyncSandboxClient(api_key=self._api_key)
             request = sdk.CreateSandboxRequest(
@@ -96,7 +96,7 @@ class PrimeProvider:
             )
             box = _Box(self._client, str((await self._client.create(request)).id))
         try:
-            with _told(spec):
+            with _translate_errors(spec):
                 await self._client.wait_for_creation(box.id)
         except (SandboxError, SandboxLimitError):
             # It is there, and would cost until its time is over.
@@ -121,7 +121,7 @@ class _Box:
     async def shell(self, command: str, timeout_s: float) -> ShellAnswer:
         """Run a command; that it took all memory is its own doing."""
         sdk = _sdk()
-        with _told():
+        with _translate_errors():
             try:
                 done = await self._client.execute_command(
                     self._name, command, timeout=math.ceil(timeout_s)
@@ -133,7 +133,7 @@ class _Box:
     async def upload(self, path: str, content: bytes) -> None:
         """Write a file."""
         name = path.rsplit("/", 1)[-1]
-        with _told():
+        with _translate_errors():
             await self._client.upload_bytes(self._name, path, content, name)
 
     async def download(self, path: str) -> bytes:
@@ -146,7 +146,7 @@ class _Box:
     async def delete(self) -> None:
         """End it."""
         try:
-            with _told():
+            with _translate_errors():
                 await self._client.delete(self._name)
         except SandboxError as error:
             if f"HTTP {_NOT_FOUND}" not in str(error):
@@ -164,7 +164,7 @@ def _sdk() -> Any:
 
 
 @contextlib.contextmanager
-def _told(asked: SandboxSpec | None = None) -> Generator[None]:
+def _translate_errors(asked: SandboxSpec | None = None) -> Generator[None]:
     """Tell every error of the SDK, and of the HTTP client below it, as one of ours.
 
     `asked` is what a sandbox is made with. Besides its APIError, the SDK raises RuntimeErrors of

@@ -58,7 +58,7 @@ def check_grader(subject: Subject, options: ValidationOptions) -> GraderReport:
         scratch_folder() as folder,
         fixtures(subject, Path(folder), options) as environ,
     ):
-        told = _told(subject, Path(folder), findings, options, environ)
+        told = _replies(subject, Path(folder), findings, options, environ)
     played: list[dict[str, Any]] = told["played"]
     kinds = tuple(_kind(kind, played) for kind in (GOLD, *NEAR_GOLD))
     wrong = tuple(one for one in played if one["is_solved"] != (one["kind"] == GOLD))
@@ -75,7 +75,7 @@ def check_grader(subject: Subject, options: ValidationOptions) -> GraderReport:
     )
 
 
-def _told(
+def _replies(
     subject: Subject,
     scratch: Path,
     findings: Findings,

@@ -9,7 +9,7 @@ from telescope_core.base.secret_names import require_own_secrets, secrets_line, 
 from telescope_core.probes.job import Kind
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.fixture_hub import TOKEN
-from telescope_envs.validation.processes import Errand, Place, Told, make_job, run_together
+from telescope_envs.validation.processes import Place, ProbeReply, Task, make_job, run_together
 
 _HUB_TOKEN = "HF_TOKEN"
 MAX_IMPORT_S = 2.0
@@ -95,7 +95,7 @@ class _ImportTime:
         return max(self.spent_s, self.wall_s) / self.slowness
 
 
-def _check_import_time(trial: Trial, told: list[Told], findings: Findings) -> None:
+def _check_import_time(trial: Trial, told: list[ProbeReply], findings: Findings) -> None:
     times = _import_times(told)
     if not times:
         return
@@ -122,7 +122,7 @@ def _check_import_time(trial: Trial, told: list[Told], findings: Findings) -> No
     findings.passed("load.import_time")
 
 
-def _import_times(told: list[Told]) -> list[_ImportTime]:
+def _import_times(told: list[ProbeReply]) -> list[_ImportTime]:
     return [
         _ImportTime(
             spent_s=one.data["import_s"],
@@ -134,9 +134,11 @@ def _import_times(told: list[Told]) -> list[_ImportTime]:
     ]
 
 
-def run_probes(trial: Trial, *probes: tuple[Kind, int], has_secrets: bool = True) -> list[Told]:
+def run_probes(
+    trial: Trial, *probes: tuple[Kind, int], has_secrets: bool = True
+) -> list[ProbeReply]:
     """Run probes of these kinds, each with its hash seed, at the same time."""
-    errands: list[Errand] = []
+    tasks: list[Task] = []
     for kind, seed in probes:
         job = make_job(
             trial.place,
@@ -147,8 +149,8 @@ def run_probes(trial: Trial, *probes: tuple[Kind, int], has_secrets: bool = True
         )
         job = replace(job, has_secrets=has_secrets)
         limit_s = _LIMITS_S[kind]
-        errands.append(Errand(job=job, hash_seed=seed, environ=trial.environ, limit_s=limit_s))
-    return run_together(trial.place, errands)
+        tasks.append(Task(job=job, hash_seed=seed, environ=trial.environ, limit_s=limit_s))
+    return run_together(trial.place, tasks)
 
 
 def _compare_problems(

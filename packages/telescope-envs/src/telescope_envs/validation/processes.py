@@ -55,7 +55,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errand:
+class Task:
     """One probe to run."""
 
     job: Job
@@ -66,7 +66,7 @@ class Errand:
 
 
 @dataclass(slots=True)
-class Told:
+class ProbeReply:
     """What a probe reported."""
 
     lines: list[dict[str, Any]]
@@ -117,12 +117,12 @@ def make_job(
     )
 
 
-def run_together(place: Place, errands: Sequence[Errand]) -> list[Told]:
+def run_together(place: Place, tasks: Sequence[Task]) -> list[ProbeReply]:
     """Run probes at the same time; returns what each reported. None of them outlives this call."""
     with ExitStack() as stack:
-        probes = [stack.enter_context(_started(place, errand)) for errand in errands]
+        probes = [stack.enter_context(_started(place, task)) for task in tasks]
         wait_for(probes)
-        return [_told(errand, probe) for errand, probe in zip(errands, probes, strict=True)]
+        return [_reply(task, probe) for task, probe in zip(tasks, probes, strict=True)]
 
 
 def _caches(place: Place) -> dict[str, Path]:
@@ -138,15 +138,15 @@ def _caches(place: Place) -> dict[str, Path]:
     return {**caches, "HF_HOME": Path(hub)} if hub else caches
 
 
-def _told(errand: Errand, probe: Kept) -> Told:
+def _reply(task: Task, probe: Kept) -> ProbeReply:
     """Return what a probe that has ended, or whose time was over, reported."""
     code = probe.process.returncode
     end = Ending(f"its process ended with {code}" if code else "")
     if probe.is_late:
-        end = late_ending(errand.limit_s, probe.spent_s)
+        end = late_ending(task.limit_s, probe.spent_s)
     last = (probe.err.strip().splitlines() or probe.out.strip().splitlines() or [""])[-1]
     text = f"{end.text}: {last}" if end.text and last else end.text
-    return read_answers(Path(errand.job.output), text, is_own_end=end.is_own)
+    return read_answers(Path(task.job.output), text, is_own_end=end.is_own)
 
 
 class Ending(NamedTuple):
@@ -166,7 +166,7 @@ def late_ending(limit_s: float, spent_s: float) -> Ending:
 
 
 @contextmanager
-def _started(place: Place, errand: Errand) -> Generator[Kept]:
+def _started(place: Place, task: Task) -> Generator[Kept]:
     """Start a probe; on exit, nothing is left of it."""
     caches = _caches(place)
     home, work = place.scratch / "home", place.scratch / "work"
@@ -178,16 +178,16 @@ def _started(place: Place, errand: Errand) -> Generator[Kept]:
         **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
         **place.environ,
         **{name: str(path) for name, path in caches.items()},
-        **errand.environ,
+        **task.environ,
         "HOME": str(home),
-        "PYTHONHASHSEED": str(errand.hash_seed),
+        "PYTHONHASHSEED": str(task.hash_seed),
     }
-    command = [place.interpreter, "-P", "-c", _PROGRAM, errand.job.text(), *place.search_path]
-    with kept(command, environ=environ, folder=work, limit_s=errand.limit_s) as probe:
+    command = [place.interpreter, "-P", "-c", _PROGRAM, task.job.text(), *place.search_path]
+    with kept(command, environ=environ, folder=work, limit_s=task.limit_s) as probe:
         yield probe
 
 
-def read_answers(path: Path, end: str = "", *, is_own_end: bool = True) -> Told:
+def read_answers(path: Path, end: str = "", *, is_own_end: bool = True) -> ProbeReply:
     """Return what a probe wrote; `end` is the reason to give if it did not finish."""
     lines: list[dict[str, Any]] = []
     try:
@@ -201,7 +201,7 @@ def read_answers(path: Path, end: str = "", *, is_own_end: bool = True) -> Told:
             break
     has_ended = any(line["kind"] == "end" for line in lines)
     stages = [line["check"] for line in lines if line["kind"] == "stage"]
-    return Told(
+    return ProbeReply(
         lines=lines,
         data={line["name"]: line["value"] for line in lines if line["kind"] == "data"},
         end="" if has_ended else end or "its process ended early",

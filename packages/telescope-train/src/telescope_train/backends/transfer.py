@@ -23,7 +23,7 @@ class TensorHeader:
     """Sizes in each dimension, of the whole tensor."""
 
     @classmethod
-    def of(cls, name: str, tensor: "torch.Tensor") -> "TensorHeader":
+    def from_tensor(cls, name: str, tensor: "torch.Tensor") -> "TensorHeader":
         """Describe `tensor`."""
         dtype = str(tensor.dtype).removeprefix("torch.")
         return cls(name=name, dtype=dtype, shape=tuple(tensor.shape))

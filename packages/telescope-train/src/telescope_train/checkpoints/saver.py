@@ -76,7 +76,7 @@ class SavedRun:
     """Digests of the other files that it reads, see `inputs_of`."""
 
     @classmethod
-    def of(
+    def from_config(
         cls,
         config: TrainConfig,
         environments: Mapping[str, EnvironmentRecord],

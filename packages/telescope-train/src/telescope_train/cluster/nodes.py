@@ -28,7 +28,7 @@ class Node:
     gpus: float
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> "Node":
+    def from_row(cls, row: Mapping[str, Any]) -> "Node":
         """Return the node of a row of `ray.nodes()`."""
         resources = row["Resources"]
         return cls(
@@ -48,7 +48,7 @@ class Node:
 
 def all_nodes() -> list[Node]:
     """Return the nodes that there are or were."""
-    return [Node.of(row) for row in ray.nodes()]
+    return [Node.from_row(row) for row in ray.nodes()]
 
 
 def living_nodes() -> list[Node]:

@@ -43,7 +43,7 @@ class Bundle:
         return {"CPU": self.cpus, "GPU": self.gpus} if self.gpus else {"CPU": self.cpus}
 
 
-class Asked(NamedTuple):
+class RoomRequest(NamedTuple):
     """Room for processes of one kind."""
 
     what: str
@@ -159,8 +159,8 @@ def place_processes(config: TrainConfig, device: str) -> Rooms:
     return Rooms(servers, RankRoom(ranks, reserve_ranks))
 
 
-def _asked_ranks(config: TrainConfig, device: str) -> Asked:
-    return Asked(
+def _asked_ranks(config: TrainConfig, device: str) -> RoomRequest:
+    return RoomRequest(
         "trainer ranks",
         "trainer_num_workers, ray_trainer_cpus_per_worker",
         rank_bundles(config, device),
@@ -173,17 +173,17 @@ def place_environments(config: TrainConfig, num_workers: int) -> Room:
     strategy = config.ray.ray_environment_placement
     assert strategy != "driver", "those are started without Ray"
     bundle = Bundle(cpus=config.ray.ray_environment_cpus_per_worker)
-    asked = Asked(
+    request = RoomRequest(
         "environment processes",
         "env_workers, ray_environment_cpus_per_worker",
         [bundle] * num_workers,
         strategy,
     )
-    return reserve(asked, deadline_s=_deadline_s(config))
+    return reserve(request, deadline_s=_deadline_s(config))
 
 
-def _asked_servers(config: TrainConfig, device: str) -> Asked:
-    return Asked(
+def _asked_servers(config: TrainConfig, device: str) -> RoomRequest:
+    return RoomRequest(
         "inference servers",
         "inference_num_workers, ray_inference_cpus_per_worker",
         server_bundles(config, device),
@@ -196,17 +196,17 @@ def _deadline_s(config: TrainConfig) -> float:
     return limit_s if config.ray.ray_address is not None else min(limit_s, OWN_CLUSTER_S)
 
 
-def reserve(asked: Asked, *, deadline_s: float) -> Room:
-    """Reserve room for all of `asked` at once.
+def reserve(request: RoomRequest, *, deadline_s: float) -> Room:
+    """Reserve room for all of `request` at once.
 
     Raises ConfigError if the cluster has no room `deadline_s` seconds after a node joined or left.
     """
     # All or nothing: actors that are placed one by one could fill the cluster before the last of
     # them has room, and the run would wait for it without an error.
     group = placement_group(
-        [bundle.resources() for bundle in asked.bundles], strategy=asked.strategy
+        [bundle.resources() for bundle in request.bundles], strategy=request.strategy
     )
-    room = Room(group, asked.bundles)
+    room = Room(group, request.bundles)
     try:
         has_room = _has_room_in_time(group, deadline_s)
     except BaseException:
@@ -221,9 +221,9 @@ def reserve(asked: Asked, *, deadline_s: float) -> Room:
                 "with --resume"
             )
         raise ConfigError(
-            f"the Ray cluster had no room for {asked.shortage()} within {deadline_s:g} s. It has "
+            f"the Ray cluster had no room for {request.shortage()} within {deadline_s:g} s. It has "
             f"{nodes_text()}. Add nodes, lower the number of processes or what each of them "
-            f"reserves ({asked.settings}), choose another placement strategy, or raise "
+            f"reserves ({request.settings}), choose another placement strategy, or raise "
             "ray_placement_timeout_s"
         )
     return room

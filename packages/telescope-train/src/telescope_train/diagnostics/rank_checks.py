@@ -39,7 +39,7 @@ class Tolerance(NamedTuple):
     """Share of what it does to a sample's log-probs if another one comes before it."""
 
     @classmethod
-    def of(cls, dtype: str) -> "Tolerance":
+    def from_dtype(cls, dtype: str) -> "Tolerance":
         """Return the tolerance for layers that compute in `dtype`."""
         return cls(0.02, 0.1) if dtype in ("bfloat16", "float16") else cls(1e-3, 1e-3)
 

@@ -48,14 +48,14 @@ class EvalsBeside:
         servers: EvalServers,
         publisher: WeightPublisher,
         *,
-        say: Callable[[str], None],
+        show: Callable[[str], None],
         on_result: Callable[[EvalPoint, EvalResult], None] = lambda point, result: None,
     ) -> None:
-        """`say` tells a person what became of each eval; `on_result` gets each that has numbers."""
+        """`show` tells a person how an eval ended; `on_result` gets each that has numbers."""
         self._evals = evals
         self._servers = servers
         self._publisher = publisher
-        self._say = say
+        self._show = show
         self._on_result = on_result
         self._step: WeightVersion = 0
         self._playing: asyncio.Task[None] | None = None
@@ -237,7 +237,7 @@ class EvalsBeside:
         if point.state in (EvalPointState.SKIPPED, EvalPointState.FAILED):
             self._known["eval/missing"] = self._known.get("eval/missing", 0.0) + 1.0
         self.folder.log_eval_point(point)
-        self._say(point.text)
+        self._show(point.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,7 +139,7 @@ class ServerPorts:
     """Whether it must start at the port of its settings, or takes a later one if that is taken."""
 
     @classmethod
-    def of(cls, config: TrainConfig, network: Network) -> "ServerPorts":
+    def from_config(cls, config: TrainConfig, network: Network) -> "ServerPorts":
         """Return that of the servers of a run."""
         section = config.inference
         return cls(

@@ -56,13 +56,13 @@ class Supervisor:
         fleet: Fleet,
         bring_in: Callable[[Server], Coroutine[Any, Any, None]],
         *,
-        say: Callable[[str], None] = lambda text: None,
+        warn: Callable[[str], None] = lambda text: None,
         first: int = 0,
         is_needed: bool = True,
     ) -> None:
         """`bring_in` returns when a server that is loading serves, or is lost.
 
-        `say` tells a person. `first`: number of the pool's first server in the fleet.
+        `warn` tells a person. `first`: number of the pool's first server in the fleet.
         `is_needed`: whether the run ends when no server of the pool is left.
         """
         self._first = first
@@ -70,7 +70,7 @@ class Supervisor:
         self._pool = pool
         self._fleet = fleet
         self._bring_in = bring_in
-        self._say = say
+        self._warn = warn
 
     async def run(self) -> None:
         """Never return; raises ProcessDiedError when no server is left."""
@@ -136,7 +136,7 @@ class Supervisor:
         clock = asyncio.get_running_loop()
         healthy_s, cause = math.inf, ""
         address = server.client.base_url
-        self._say(
+        self._warn(
             f"inference server {address} is lost and started again ({number} of {MOST_RESTARTS}): "
             f"{server.reason}"
         )
@@ -153,7 +153,7 @@ class Supervisor:
             # Whatever it is, such as a port that is taken, the other servers go on.
             self._pool.lose(server, str(error))
         if server.takes_requests:
-            self._say(f"inference server {address} is back, with weights {server.version}")
+            self._warn(f"inference server {address} is back, with weights {server.version}")
         return healthy_s, cause
 
     async def _until_brought_in(self, index: int, server: Server) -> str:
@@ -185,7 +185,7 @@ class Supervisor:
             raise ProcessDiedError(
                 f"no inference server is left: {address} was lost {how}: {reason}"
             )
-        self._say(
+        self._warn(
             f"inference server {address} is given up, and the run goes on without it. It was lost "
             f"{how}: {reason}"
         )

@@ -46,7 +46,7 @@ class Misfit:
         return not (self.missing or self.unexpected or self.mismatched)
 
     @classmethod
-    def of(
+    def from_keys(
         cls,
         missing: Iterable[str],
         unexpected: Iterable[str],
@@ -107,7 +107,7 @@ def require_fit(name: str, config: "PreTrainedConfig", files: WeightFiles, dtype
     model.tie_weights(missing_keys=info.missing_keys, recompute_mapping=False)
     model._adjust_missing_and_unexpected_keys(info)
     missing = {*info.missing_keys, *info.conversion_errors}
-    found = Misfit.of(missing, info.unexpected_keys, info.mismatched_keys)
+    found = Misfit.from_keys(missing, info.unexpected_keys, info.mismatched_keys)
     if not found.is_empty:
         raise ConfigError(misfit_text(name, found, config))
     _require_plain(name, files, sources, model)

@@ -108,7 +108,7 @@ def _require_gguf(source: Path) -> None:
 
 
 @contextmanager
-def _told_as_config_error(source: Path) -> Iterator[None]:
+def _translate_errors(source: Path) -> Iterator[None]:
     was = logging.get_verbosity()
     logging.set_verbosity_error()  # that weights are unpacked is what was asked for
     try:
@@ -137,7 +137,7 @@ def _told_as_config_error(source: Path) -> Iterator[None]:
 
 
 def _tokenizer(source: Path) -> tuple[PreTrainedTokenizerFast, tuple[str, ...]]:
-    with _told_as_config_error(source):
+    with _translate_errors(source):
         tokenizer: Any = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
         split, is_byte_level = _split_of(source)
     notes: list[str] = []
@@ -181,7 +181,7 @@ def _split_of(source: Path) -> tuple[str, bool]:
 
 def _model(source: Path) -> PreTrainedModel:
     """Return the model with plain float32 weights, without a trace of how they were stored."""
-    with _told_as_config_error(source):
+    with _translate_errors(source):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(source.parent),
             gguf_file=source.name,

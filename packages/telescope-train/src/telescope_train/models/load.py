@@ -98,7 +98,7 @@ def require_loaded(name: str, model: PreTrainedModel, info: Mapping[str, Any]) -
 
     `info`: what it returns with `output_loading_info`.
     """
-    found = Misfit.of(info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"])
+    found = Misfit.from_keys(info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"])
     if not found.is_empty:
         raise ConfigError(misfit_text(name, found, model.config))
     broken = [name for name, value in model.named_parameters() if not value.isfinite().all()]

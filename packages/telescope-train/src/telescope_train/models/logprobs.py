@@ -108,7 +108,7 @@ class _Blocks(NamedTuple):
     width: int
 
     @classmethod
-    def of(cls, hidden_TH: Tensor, chunk_size: int) -> "_Blocks":
+    def from_hidden(cls, hidden_TH: Tensor, chunk_size: int) -> "_Blocks":
         """Return those for `hidden_TH`, of at most `chunk_size` tokens on a CPU."""
         is_device = _kernels(hidden_TH) is not None
         size = DEVICE_BLOCK if is_device else CPU_BLOCK
@@ -259,7 +259,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         options: _Options,
     ) -> tuple[Tensor, Tensor]:
         ctx.options = options
-        blocks = ctx.blocks = _Blocks.of(hidden_TH, options.chunk_size)
+        blocks = ctx.blocks = _Blocks.from_hidden(hidden_TH, options.chunk_size)
         kernels, wide_logits = _kernels(hidden_TH), options.wide_logits
         # Vocabulary outside, tokens inside: a slice of the weight serves all tokens before the next
         # one, and backward can finish the slice's gradient with a sum of only [W, H].

@@ -22,7 +22,7 @@ class ServedAdapter:
     """Last part of the name of each matrix that has an adapter."""
 
     @classmethod
-    def of(cls, trainer: TrainerSection) -> "ServedAdapter":
+    def from_settings(cls, trainer: TrainerSection) -> "ServedAdapter":
         """Return what these settings train."""
         return cls(rank=trainer.lora_rank, target_modules=trainer.lora_target_modules)
 
@@ -40,4 +40,4 @@ def served_adapter(config: TrainConfig) -> ServedAdapter | None:
     """Return the adapter that servers compute; None if they get weights."""
     if not config.trainer.use_lora or config.weights.lora_transfer != "adapter":
         return None
-    return ServedAdapter.of(config.trainer)
+    return ServedAdapter.from_settings(config.trainer)

@@ -111,7 +111,11 @@ def _files_of(
     if getattr(config, "transformers_weights", None) is not None:
         return None  # files of other names, which transformers finds
     is_folder = Path(location).is_dir()
-    files = WeightFiles.of(location) if downloads or is_folder else WeightFiles.on_hub(location)
+    files = (
+        WeightFiles.from_location(location)
+        if downloads or is_folder
+        else WeightFiles.on_hub(location)
+    )
     if files is None and is_folder:
         _require_weights(name, Path(location))
     return files

@@ -47,7 +47,7 @@ class WeightFiles:
         """Whether tensors can be read."""
 
     @classmethod
-    def of(cls, location: str) -> "WeightFiles | None":
+    def from_location(cls, location: str) -> "WeightFiles | None":
         """Return those of a folder, or of an id on the Hugging Face Hub, downloading them.
 
         None if the model has no safetensors files. ConfigError if a file is cut, or an index and

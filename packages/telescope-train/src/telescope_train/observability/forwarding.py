@@ -26,8 +26,8 @@ _LOGGER = logging.getLogger(__name__)
 class Forwarding:
     """Sends requests on as they came. Call `close` at the end."""
 
-    def __init__(self, endpoint: str, *, say: Callable[[str], None] = lambda text: None) -> None:
-        """`say` tells a person, once, that something is lost; any thread may call it."""
+    def __init__(self, endpoint: str, *, warn: Callable[[str], None] = lambda text: None) -> None:
+        """`warn` tells a person, once, that something is lost; any thread may call it."""
         self._endpoint = endpoint
         is_here = is_loopback(urlsplit(endpoint).hostname or "")
         try:
@@ -38,7 +38,7 @@ class Forwarding:
                 f"cannot send spans to {endpoint} through the proxy that the environment variables "
                 f"name: {error}; name one that speaks HTTP, or except the collector in no_proxy"
             ) from None
-        self._say = say
+        self._warn = warn
         self._waiting: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
         self._holding = Lock()
         self._closes_s: float | None = None
@@ -93,7 +93,7 @@ class Forwarding:
             self.num_lost += 1
             is_first = self.num_lost == 1
         if is_first:
-            self._say(
+            self._warn(
                 f"the collector at {self._endpoint} does not take all spans of inference servers: "
                 f"{why}. The run goes on, and further ones that are lost are only counted in its "
                 "log"

@@ -39,13 +39,13 @@ class TraceExport:
         *,
         run: str,
         model: str,
-        say: Callable[[str], None] = lambda text: None,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`endpoint`: the whole address, such as `http://localhost:4318/v1/traces`.
 
-        `say` tells a person that spans of servers are lost; any thread may call it.
+        `warn` tells a person that spans of servers are lost; any thread may call it.
         """
-        self.forwarding = Forwarding(endpoint, say=say)
+        self.forwarding = Forwarding(endpoint, warn=warn)
         """Passes on what servers send."""
         self._traces = traces
         self._model = model

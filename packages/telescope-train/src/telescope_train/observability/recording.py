@@ -87,9 +87,9 @@ class Recording:
 
 @asynccontextmanager
 async def recording(
-    settings: RecordingSettings, events_folder: Path, *, say: Callable[[str], None]
+    settings: RecordingSettings, events_folder: Path, *, warn: Callable[[str], None]
 ) -> AsyncIterator[Recording]:
-    """Record until the context ends. `say` tells a person what cannot be recorded elsewhere."""
+    """Record until the context ends. `warn` tells a person what cannot be recorded elsewhere."""
     calls = BlockLog(settings.folder / CALLS_FOLDER, ModelCall)
     spans = BlockLog(settings.folder / TIMELINE_FOLDER, TimelineSpan)
     gauges = BlockLog(settings.folder / GAUGES_FOLDER, GaugeSample)
@@ -103,7 +103,7 @@ async def recording(
             row = shown.row
         if settings.tracked is not None and settings.trackers:
             tracking = Tracking(
-                settings.trackers, settings.tracked, say=say, uploads=settings.uploads
+                settings.trackers, settings.tracked, warn=warn, uploads=settings.uploads
             )
             stack.push(partial(_close, tracking))
             meter, row = _both(meter, tracking.meter), _both(row, tracking.row)
@@ -112,7 +112,7 @@ async def recording(
         forward: Callable[[bytes], None] = _nowhere
         if settings.export_to is not None:
             export = TraceExport(
-                settings.export_to, traces, run=settings.run, model=settings.model, say=say
+                settings.export_to, traces, run=settings.run, model=settings.model, warn=warn
             )
             stack.callback(export.close)
             add_call, hear, forward = _both(calls.add, export.call), export.attempt, export.forward

@@ -225,7 +225,7 @@ class Attempts:
         self._running: dict[str, Attempt] = {}
 
     @classmethod
-    def of(
+    def from_config(
         cls,
         config: TrainConfig,
         log: EventSink,

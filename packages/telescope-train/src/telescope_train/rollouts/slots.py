@@ -241,7 +241,7 @@ class Concurrency:
         self._count(range(len(readers)))
 
     @classmethod
-    def of(
+    def from_config(
         cls,
         config: TrainConfig,
         slots: Slots,

@@ -8,7 +8,7 @@ from telescope_core.records.logs import Logs
 from telescope_train.backends import layout_of
 from telescope_train.backends.protocol import BackendSettings, Ranks
 from telescope_train.cluster.network import Network
-from telescope_train.cluster.placement import OWN_CLUSTER_S, Asked, Bundle, RankRoom, reserve
+from telescope_train.cluster.placement import OWN_CLUSTER_S, Bundle, RankRoom, RoomRequest, reserve
 from telescope_train.cluster.ray_cluster import ray_cluster
 from telescope_train.config.ray_section import RaySection
 from telescope_train.models.facts import UNKNOWN_FACTS, read_model_facts
@@ -34,13 +34,15 @@ async def open_ranks(config: SftConfig, settings: BackendSettings) -> AsyncItera
         return
     section = RaySection(ray_address=config.ray_address)
     bundle = Bundle(cpus=1.0, gpus=1 if settings.device == "cuda" else 0)
-    asked = Asked("trainer ranks", "trainer_num_workers", [bundle] * layout.num_ranks, "PACK")
+    request = RoomRequest(
+        "trainer ranks", "trainer_num_workers", [bundle] * layout.num_ranks, "PACK"
+    )
     is_own = section.ray_address is None
     deadline_s = OWN_CLUSTER_S if is_own else section.ray_placement_timeout_s
-    with ray_cluster(section, asked.bundles, debug=False):
-        room = reserve(asked, deadline_s=deadline_s)
+    with ray_cluster(section, request.bundles, debug=False):
+        room = reserve(request, deadline_s=deadline_s)
         several = RayRanks(
-            RankRoom(room, lambda: reserve(asked, deadline_s=deadline_s)),
+            RankRoom(room, lambda: reserve(request, deadline_s=deadline_s)),
             Logs(folder=(log_folder(config) / "logs").absolute(), is_debug=False),
             network=Network(is_local=is_own),
             timeout_s=section.worker_progress_timeout_s,

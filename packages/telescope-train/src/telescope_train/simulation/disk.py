@@ -36,7 +36,7 @@ class Learned(NamedTuple):
     """Digest of the lengths of all samples, in whatever order they came."""
 
     @classmethod
-    def of(cls, version: int, batches: Sequence[PackedBatch]) -> "Learned":
+    def from_batches(cls, version: int, batches: Sequence[PackedBatch]) -> "Learned":
         """Return a step over all samples of `batches`."""
         lengths_N = np.sort(np.concatenate([one.lengths_S for one in batches]))
         return cls(

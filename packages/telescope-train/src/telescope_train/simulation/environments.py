@@ -29,7 +29,7 @@ Lengths: TypeAlias = Callable[[random.Random], int]
 """Draws the number of tokens of an answer."""
 
 
-class Asked(NamedTuple):
+class SimulatedCall(NamedTuple):
     """One model call of a rollout, in tokens."""
 
     num_new_tokens: int
@@ -63,10 +63,12 @@ class Workload:
     hung_reward_rate: float = 0.0
     """Share of the attempts whose reward never ends."""
 
-    def calls(self, chance: random.Random) -> list[Asked]:
+    def calls(self, chance: random.Random) -> list[SimulatedCall]:
         """Return the model calls of one rollout."""
         return [
-            Asked(self.num_tool_tokens if turn else self.num_prompt_tokens, self.lengths(chance))
+            SimulatedCall(
+                self.num_tool_tokens if turn else self.num_prompt_tokens, self.lengths(chance)
+            )
             for turn in range(chance.randint(*self.num_turns))
         ]
 
@@ -75,9 +77,9 @@ class Workload:
 class Recorded(Workload):
     """Rollouts as long as those of a run: each is one of `rollouts`, chosen by chance."""
 
-    rollouts: Sequence[Sequence[Asked]]
+    rollouts: Sequence[Sequence[SimulatedCall]]
 
-    def calls(self, chance: random.Random) -> list[Asked]:
+    def calls(self, chance: random.Random) -> list[SimulatedCall]:
         """Return the model calls of one of the recorded rollouts."""
         return list(self.rollouts[chance.randrange(len(self.rollouts))])
 

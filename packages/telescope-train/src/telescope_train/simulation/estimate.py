@@ -14,7 +14,7 @@ import numpy as np
 from telescope_core.base.errors import ConfigError
 from telescope_core.records import RolloutRow, RunFolder
 from telescope_train.config.schema import TrainConfig
-from telescope_train.simulation.environments import Asked, Recorded, Workload
+from telescope_train.simulation.environments import Recorded, SimulatedCall, Workload
 from telescope_train.simulation.machines import Speeds
 from telescope_train.simulation.run import Scenario, Simulated, simulate
 from telescope_train.simulation.together import OnStep, all_of
@@ -83,7 +83,7 @@ class Expected:
     sync_s: float
 
     @classmethod
-    def of(cls, found: Simulated, hardware: Hardware) -> "Expected":
+    def from_simulated(cls, found: Simulated, hardware: Hardware) -> "Expected":
         """Return what `found` says."""
         rows = found.rows[min(_WARM_UP, len(found.rows) - 1) :]
 
@@ -125,7 +125,7 @@ class Course:
     steps: tuple[StepTaken, ...]
 
     @classmethod
-    def of(cls, found: Simulated) -> "Course":
+    def from_simulated(cls, found: Simulated) -> "Course":
         """Return that of `found`."""
         steps = tuple(
             StepTaken(
@@ -203,13 +203,13 @@ def recorded_workload(run_folder: Path, like: Workload) -> Recorded:
     )
 
 
-def _calls(row: RolloutRow) -> list[Asked]:
-    calls: list[Asked] = []
+def _calls(row: RolloutRow) -> list[SimulatedCall]:
+    calls: list[SimulatedCall] = []
     known = 0
     for tokens in row.tokens or ():
         if tokens is None:
             continue
-        calls.append(Asked(max(1, tokens.prompt_end - known), tokens.num_completion_ids))
+        calls.append(SimulatedCall(max(1, tokens.prompt_end - known), tokens.num_completion_ids))
         known = tokens.prompt_end + tokens.num_completion_ids
     return calls
 
@@ -239,7 +239,7 @@ def _simulated(
         on_step=on_step,
     )
     found = simulate(scenario)
-    return Expected.of(found, hardware), Course.of(found)
+    return Expected.from_simulated(found, hardware), Course.from_simulated(found)
 
 
 def _limit(expected: Expected) -> str:

@@ -159,7 +159,7 @@ class Lives:
         parts.sampler.restore(BEGINNING if begun is None else begun.sampler_state())
         run.follow(parts)
         checkpointer = Checkpointer(
-            SavedRun.of(self._config, {}),
+            SavedRun.from_config(self._config, {}),
             run.ranks,
             parts.sampler,
             resumed_from=None if begun is None else begun.path,

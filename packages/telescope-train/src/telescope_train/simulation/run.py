@@ -251,7 +251,7 @@ class SimulatedRun:
         """Let the slots follow the servers until the simulation ends, as far as they may change."""
         config = self._scenario.config
         slots = parts.sampler.attempts.slots
-        following = Concurrency.of(config, slots, self.pool, read_all=read_in_turn)
+        following = Concurrency.from_config(config, slots, self.pool, read_all=read_in_turn)
         if config.scheduling.follow_kv_cache_use or self._scenario.fleet is not None:
             in_background(following.run())
 
@@ -262,7 +262,7 @@ class SimulatedRun:
         await self.publisher.connect()
         if first_version:
             await self.publisher.publish(first_version)
-        attempts = Attempts.of(config, self.history, num_servers=len(self.engines))
+        attempts = Attempts.from_config(config, self.history, num_servers=len(self.engines))
         return LoopParts(
             config=config,
             rules=credit_rules(config, mix, vocab_size=_VOCAB_SIZE),

@@ -101,7 +101,7 @@ class SimulatedRanks:
     async def apply_gradient(self, scale: float) -> dict[str, float]:
         """Take the time of an optimizer step."""
         await self._work(self.speed.optimizer_s)
-        self._take((*self.weights, Learned.of(self._version, self._gradient)))
+        self._take((*self.weights, Learned.from_batches(self._version, self._gradient)))
         return {}
 
     async def take_token_facts(self) -> list[list[BatchFacts]]:

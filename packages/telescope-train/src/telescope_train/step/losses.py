@@ -37,8 +37,8 @@ REMEDIES = {
 class Losses:
     """Tells what is lost while the run goes on."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
         self._told: set[tuple[str, Boundary, str]] = set()
         self._few: list[Mapping[str, float]] = []
         self._has_told_few = False
@@ -54,7 +54,7 @@ class Losses:
         for cause, failed in causes.items():
             if cause not in self._told:
                 self._told.add(cause)
-                self._say(failures_text(step, failed, len(played)))
+                self._warn(failures_text(step, failed, len(played)))
         self._watch_groups(step, row)
 
     def _watch_groups(self, step: int, row: Mapping[str, float]) -> None:
@@ -62,7 +62,7 @@ class Losses:
         self._few = [*self._few, row] if total - left_out < LEAST_TRAINED * total else []
         if len(self._few) >= NUM_FEW_STEPS and not self._has_told_few:
             self._has_told_few = True
-            self._say(few_groups_text(step, self._few))
+            self._warn(few_groups_text(step, self._few))
 
 
 def failures_text(step: int, failed: Sequence[Rollout], num_rollouts: int) -> str:

@@ -37,7 +37,7 @@ class RankFacts(NamedTuple):
     """Why as many layers are recomputed as are; empty where the settings alone say it."""
 
     @classmethod
-    def of(cls, worker: TrainerWorker) -> "RankFacts":
+    def from_worker(cls, worker: TrainerWorker) -> "RankFacts":
         """Return the facts of a rank in this process."""
         return cls(worker.self_tests, worker.gpu_name, worker.sharing, worker.activations)
 
@@ -248,7 +248,7 @@ class LocalRanks(AllRanks):
     def __init__(self, worker: TrainerWorker) -> None:
         self.worker = worker
         self._rank = _LocalRank(worker)
-        super().__init__([self._rank], [RankFacts.of(worker)])
+        super().__init__([self._rank], [RankFacts.from_worker(worker)])
 
     async def close(self) -> None:
         """Leave the process group. Idempotent."""

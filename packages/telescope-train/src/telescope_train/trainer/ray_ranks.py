@@ -243,7 +243,7 @@ class RayRanks(AllRanks):
             )
             opens = partial(TrainerWorker, settings, meeting=meeting, num_threads=num_threads)
             await one.answer(one.actor.open.remote(rank, opens))
-            return await one.answer(one.actor.ask.remote(RankFacts.of))
+            return await one.answer(one.actor.ask.remote(RankFacts.from_worker))
 
         self.facts = await asyncio.gather(
             *(opened(one, rank) for rank, one in enumerate(self._processes))

@@ -134,7 +134,7 @@ class TrainerWorker:
             self.self_tests = check_rank(
                 self.backend,
                 vocab_size=vocabulary_size(settings.model),
-                tolerance=Tolerance.of(settings.compute_dtype),
+                tolerance=Tolerance.from_dtype(settings.compute_dtype),
                 exactness=_exactness(settings),
                 shares_prefixes=not self.sharing.reason,
             )

@@ -67,7 +67,7 @@ def filled(
         flat = buffer(bucket.num_bytes)
         for header, part in zip(bucket.headers, parts_of(flat, bucket), strict=True):
             name, tensor = next(given, ("nothing", torch.empty(0)))
-            found = TensorHeader.of(name, tensor)
+            found = TensorHeader.from_tensor(name, tensor)
             if found != header:
                 raise ValueError(
                     f"expected {_described(header)} to be sent next, got {_described(found)}; the "
@@ -81,8 +81,8 @@ def filled(
     extra = next(given, None)
     if extra is not None:
         raise ValueError(
-            f"expected no further tensor, got {_described(TensorHeader.of(*extra))}; the headers "
-            "of a backend must name all of its weights"
+            f"expected no further tensor, got {_described(TensorHeader.from_tensor(*extra))}; the "
+            "headers of a backend must name all of its weights"
         )
 
 

@@ -70,7 +70,9 @@ def parsed(lines: Sequence[bytes], start: int, facts: FileFacts, *, is_json: boo
                 level = _NAMES[named[1].lower()]
             elif written_s is not None:
                 level = "info"
-            one = _Said(-1.0 if time_s is None else time_s, level, facts.component, "", None, text)
+            one = _Fields(
+                -1.0 if time_s is None else time_s, level, facts.component, "", None, text
+            )
         else:
             time_s = max(one.time_s, time_s or 0.0)
             one = one._replace(time_s=time_s)
@@ -96,7 +98,7 @@ def json_object(line: bytes) -> dict[str, Any] | None:
     return cast(dict[str, Any], content) if isinstance(content, dict) else None
 
 
-class _Said(NamedTuple):
+class _Fields(NamedTuple):
     """What a line says: the first fields of a `LogLine`; a time of -1 = none."""
 
     time_s: float
@@ -107,7 +109,7 @@ class _Said(NamedTuple):
     message: str
 
 
-def _json_line(text: str, facts: FileFacts) -> _Said | None:
+def _json_line(text: str, facts: FileFacts) -> _Fields | None:
     row = json_object(text.encode("utf-8", "replace"))
     if row is None:
         return None
@@ -116,7 +118,7 @@ def _json_line(text: str, facts: FileFacts) -> _Said | None:
         return None
     level = _NAMES.get(str(row.get("level", "info")).lower(), "info")
     life = row.get("life")
-    return _Said(
+    return _Fields(
         time_s=float(time_s),
         level=level,
         component=str(row.get("component") or facts.component),

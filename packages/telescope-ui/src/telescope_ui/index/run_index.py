@@ -154,14 +154,14 @@ class RunIndex:
                 ]
                 if stale:
                     building.forget(cursor, self._schema, stale)
-                    self._told(cursor, 0)
+                    self._report(cursor, 0)
                 fresh = set(known) - set(stale)
                 new = [one for key, one in files.items() if key not in fresh]
                 for batch in building.batches(new):
                     if self._is_closed:
                         break
                     building.add(cursor, self._schema, batch)
-                    self._told(cursor, len(batch))
+                    self._report(cursor, len(batch))
                 building.checkpoint(cursor, self._schema)
         except BaseException:
             self._seen = None
@@ -171,7 +171,7 @@ class RunIndex:
                 self._is_building = False
                 self._changed.notify_all()
 
-    def _told(self, cursor: Any, num: int) -> None:
+    def _report(self, cursor: Any, num: int) -> None:
         columns = tuple(building.existing_columns(cursor, self._schema))
         with self._changed:
             self._columns = columns

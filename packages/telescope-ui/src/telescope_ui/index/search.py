@@ -36,7 +36,7 @@ class Cursor(NamedTuple):
     seen: int
 
     @classmethod
-    def of(cls, text: str) -> "Cursor":
+    def from_text(cls, text: str) -> "Cursor":
         """Return the cursor in `text`; raises ParameterError."""
         match = re.fullmatch(r"(\d{1,9})\.(\d{1,9})", text)
         if match is None:

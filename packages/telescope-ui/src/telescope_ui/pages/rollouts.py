@@ -34,7 +34,7 @@ def rollouts_page(run: OneRun, database: Database, asked: RolloutsParameters) ->
         return {"page": "distribution", **base, **found}
     if asked.q:
         search = Search(run.index, run.path, condition=condition, text=asked.q)
-        cursor = Cursor.of(asked.cursor) if asked.cursor else None
+        cursor = Cursor.from_text(asked.cursor) if asked.cursor else None
         hits = search.page(limit=asked.limit, cursor=cursor)
         answer: JsonObject = {"total": None, "columns": hits.columns, "search": hits.search}
     else:

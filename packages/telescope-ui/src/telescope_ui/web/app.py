@@ -84,12 +84,12 @@ def create_app(
     """Return the application that shows `runs` to whoever has `token`."""
     register_url_convertor("part", _Part())
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    app.add_exception_handler(TelescopeError, _told)
-    app.add_exception_handler(RequestValidationError, _told_parameter)
-    app.add_exception_handler(HTTPException, _told_status)
-    app.add_exception_handler(FileNotFoundError, _told_gone)
-    app.add_exception_handler(OSError, _told_disk)
-    app.add_exception_handler(duckdb.Error, _told_unreadable)
+    app.add_exception_handler(TelescopeError, _reply)
+    app.add_exception_handler(RequestValidationError, _reply_parameter)
+    app.add_exception_handler(HTTPException, _reply_status)
+    app.add_exception_handler(FileNotFoundError, _reply_gone)
+    app.add_exception_handler(OSError, _reply_disk)
+    app.add_exception_handler(duckdb.Error, _reply_unreadable)
     _add_lists(app, runs, database)
     _add_run(app, runs, database)
     _add_rollouts(app, runs, database)
@@ -245,25 +245,25 @@ def _add_files(app: FastAPI, runs: Runs, watcher: Watcher) -> None:
         return StreamingResponse(events_for(watcher, listener), media_type="text/event-stream")
 
 
-def _told(_: Request, error: Exception) -> Response:
+def _reply(_: Request, error: Exception) -> Response:
     status = status_of(error)
     return error_response(status, str(error))
 
 
-def _told_gone(_: Request, error: Exception) -> Response:
+def _reply_gone(_: Request, error: Exception) -> Response:
     return error_response(
         404, "a file of the run was deleted while it was read; load the page again"
     )
 
 
-def _told_disk(_: Request, error: Exception) -> Response:
+def _reply_disk(_: Request, error: Exception) -> Response:
     assert isinstance(error, OSError)
     name = Path(os.fsdecode(error.filename)).name if error.filename else "a file of the run"
     why = with_details(f"{name} cannot be read from its disk; load the page again", error)
     return error_response(409, why)
 
 
-def _told_unreadable(_: Request, error: Exception) -> Response:
+def _reply_unreadable(_: Request, error: Exception) -> Response:
     why = (
         "a file of the run cannot be read: it was written anew meanwhile, or is damaged; load the "
         "page again"
@@ -271,14 +271,14 @@ def _told_unreadable(_: Request, error: Exception) -> Response:
     return error_response(409, with_details(why, error))
 
 
-def _told_status(request: Request, error: Exception) -> Response:
+def _reply_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     is_nowhere = error.status_code == 404 and request.scope.get("route") is None
     message = no_page(request.url.path) if is_nowhere else error.detail
     return error_response(error.status_code, message)
 
 
-def _told_parameter(request: Request, error: Exception) -> Response:
+def _reply_parameter(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first: dict[str, Any] = error.errors()[0]
     name = str(first["loc"][1] if len(first["loc"]) > 1 else first["loc"][0])

@@ -283,7 +283,7 @@ class FsdpBackend:
 
     def transfer_headers(self) -> Sequence[TensorHeader]:
         """Describe what `transfer_weights` yields; nothing is gathered or computed."""
-        return [TensorHeader.of(*one) for one in self._transferred(without_content)]
+        return [TensorHeader.from_tensor(*one) for one in self._transferred(without_content)]
 
     def without_gradient_buffers(self) -> AbstractContextManager[None]:
         """Do nothing: gradients are freed after each step."""

@@ -30,7 +30,7 @@ class MeasuredRequest:
     is_prefilling: bool = True
 
     @classmethod
-    def of(cls, request: EngineCoreRequest) -> "MeasuredRequest":
+    def from_request(cls, request: EngineCoreRequest) -> "MeasuredRequest":
         """Begin to measure `request`, which has just arrived."""
         params = request.sampling_params
         return cls(

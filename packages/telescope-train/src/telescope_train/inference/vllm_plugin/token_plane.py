@@ -241,7 +241,9 @@ class PlaneConnection:
                 priority=request.priority,
                 trace_headers=_trace_headers(request, is_tracing=self._is_tracing),
             )
-            measured = MeasuredRequest.of(engine_request) if self._engine.log_stats else None
+            measured = (
+                MeasuredRequest.from_request(engine_request) if self._engine.log_stats else None
+            )
             completion = GrowingCompletion(request_id, measured=measured)
             growing = self._grows(request, partial(part_of_completion, completion))
             await core.complete(engine_request, completion)

@@ -49,16 +49,16 @@ class Tracking:
         trackers: Mapping[str, Tracker],
         run: TrackedRun,
         *,
-        say: Callable[[str], None],
+        warn: Callable[[str], None],
         uploads: Mapping[str, LogUploads] = _NOTHING,
     ) -> None:
-        """`trackers` by name. `say` tells a person that one has failed; any thread may call it.
+        """`trackers` by name. `warn` tells a person that one has failed; any thread may call it.
 
         `uploads`: the logs that a tracker gets while the run goes on and at its end, by its name.
         """
         masked = replace(run, config=without_secrets(run.config))
         self._threads = [
-            _Tracked(name, one, masked, say, uploads.get(name)) for name, one in trackers.items()
+            _Tracked(name, one, masked, warn, uploads.get(name)) for name, one in trackers.items()
         ]
         self._meters = StepMeters()
         self._seconds = SecondMeters()
@@ -109,13 +109,13 @@ class _Tracked:
         name: str,
         tracker: Tracker,
         run: TrackedRun,
-        say: Callable[[str], None],
+        warn: Callable[[str], None],
         uploads: LogUploads | None,
     ) -> None:
         self._name = name
         self._tracker = tracker
         self._run = run
-        self._say = say
+        self._warn = warn
         self._uploads = uploads
         self._waiting: queue.Queue[Callable[[], None]] = queue.Queue(MOST_WAITING)
         self._has_failed = False
@@ -205,7 +205,7 @@ class _Tracked:
         except Exception as error:  # noqa: BLE001 - whatever a tracker's library raises
             if not self._has_refused_logs:
                 self._has_refused_logs = True
-                self._say(
+                self._warn(
                     f"the tracker {self._name} did not take the logs of the run: "
                     f"{type(error).__name__}: {error}. They are in {self._uploads.folder}"
                 )
@@ -217,7 +217,7 @@ class _Tracked:
     def _fail(self, why: str) -> None:
         if not self._has_failed:
             self._has_failed = True
-            self._say(
+            self._warn(
                 f"the tracker {self._name} is left out from now on: {why}. The run goes on, and "
                 "its folder has everything"
             )

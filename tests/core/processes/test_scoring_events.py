@@ -19,7 +19,7 @@ def scripted():
     return ScriptedClient(["0"]).policy("r")
 
 
-class News(list[str]):
+class Events(list[str]):
     """What was heard, in order."""
 
     def listener(self, rollout_id: str):
@@ -30,22 +30,22 @@ class News(list[str]):
 async def test_scoring_is_told_of_each_rollout_for_itself(wire, is_far: bool):
     environment = load_environment_class("worker_toys:Echo").from_settings({})
     client = wire() if is_far else InProcessEnvironment(environment, name="toy", version="1")
-    news = News()
+    events = Events()
 
     async def play(index: int):
         wanted = request(index)
-        with hearing_of_scoring(news.listener(wanted.rollout_id)):
+        with hearing_of_scoring(events.listener(wanted.rollout_id)):
             return await client.play(wanted, scripted())
 
     rollouts = await asyncio.gather(*(play(index) for index in range(3)))
     assert [one.status for one in rollouts] == [RolloutStatus.KEPT] * 3
-    assert sorted(news) == ["g0/0", "g1/0", "g2/0"]
+    assert sorted(events) == ["g0/0", "g1/0", "g2/0"]
     assert (await client.play(request(4), scripted())).reward is not None, "nobody listens"
-    assert len(news) == 3
+    assert len(events) == 3
 
 
 async def test_scoring_is_told_when_it_begins(wire):
-    """Example 1 is scored without end, so that only the news can arrive."""
+    """Example 1 is scored without end, so that only the event can arrive."""
     pool = wire("EndlessScore")
     heard = asyncio.Event()
 
@@ -63,11 +63,11 @@ async def test_scoring_is_told_when_it_begins(wire):
 
 
 async def test_a_rollout_that_is_never_scored_is_not_told_as_scored(wire):
-    pool, news = wire("Hangs"), News()
-    with hearing_of_scoring(news.listener("x")):
+    pool, events = wire("Hangs"), Events()
+    with hearing_of_scoring(events.listener("x")):
         failed = await pool.play(request(1, deadline_s=0.2), scripted())
     assert failed.status is RolloutStatus.FAILED
-    assert news == []
+    assert events == []
 
 
 async def test_a_host_that_did_not_ask_gets_no_frame_that_it_may_not_know(wire):
@@ -91,7 +91,7 @@ async def test_a_host_that_did_not_ask_gets_no_frame_that_it_may_not_know(wire):
 
 
 class EarlierPlay(msgspec.Struct, array_like=True, tag="play", kw_only=True):
-    """The frame as it was before hosts could ask for news."""
+    """The frame as it was before hosts could ask for events."""
 
     request: PlayRequest
     endpoint: ChatEndpoint | None
