@@ -14,6 +14,7 @@ import pandas
 import psutil
 import pytest
 from tests.ports import free_port
+from tests.processes import command_of, listening_hosts
 from tests.ui.browsing import require_shown
 
 from telescope_core.errors import ProcessDiedError
@@ -98,14 +99,6 @@ def descendants(driver: int) -> list[psutil.Process]:
     return psutil.Process(driver).children(recursive=True)
 
 
-def cmdline(process: psutil.Process) -> list[str]:
-    """Return its command line; a process that has just ended has none."""
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
-
-
 def require_only_what_the_page_says_listens(driver: int) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "several-nodes.md").read_text()
     _, _, section = page.partition("### On a cluster of the run's own")
@@ -113,12 +106,7 @@ def require_only_what_the_page_says_listens(driver: int) -> None:
     named = [name for cell in first_cells for name in re.findall(r"`([\w.:]+)`", cell)]
     assert len(named) >= 8
     for process in [psutil.Process(driver), *descendants(driver)]:
-        try:
-            line = " ".join(cmdline(process))
-            open_ = [one for one in process.net_connections("inet") if one.status == "LISTEN"]
-        except psutil.NoSuchProcess:
-            continue
-        hosts = {one.laddr.ip.removeprefix("::ffff:") for one in open_}
+        line, hosts = " ".join(command_of(process)), listening_hosts(process)
         assert hosts <= {"127.0.0.1"}, f"{line} listens on {hosts}"
         assert not hosts or any(name in line for name in named), f"{line} is not in the page"
 
@@ -129,7 +117,7 @@ def environment_processes(driver: int) -> list[psutil.Process]:
     One that plays may have processes that score for it.
     """
     workers = [
-        one for one in descendants(driver) if "telescope_core.processes.worker" in cmdline(one)
+        one for one in descendants(driver) if "telescope_core.processes.worker" in command_of(one)
     ]
     with suppress(psutil.NoSuchProcess):
         starters = {one.ppid() for one in workers}
@@ -140,14 +128,14 @@ def environment_processes(driver: int) -> list[psutil.Process]:
 def server_processes(driver: int) -> list[psutil.Process]:
     """Return the first process of each of the run's servers."""
     name = "telescope_train.inference.vllm_plugin.main"
-    return [one for one in descendants(driver) if name in cmdline(one)]
+    return [one for one in descendants(driver) if name in command_of(one)]
 
 
 def engine_process(server: psutil.Process) -> psutil.Process:
     """Return the process of the server's engine, which does not always get a title of its own."""
-    lines = {one: " ".join(one.cmdline()) for one in server.children(recursive=True)}
-    engines = [one for one, line in lines.items() if "resource_tracker" not in line]
-    assert len(engines) == 1, f"{server.cmdline()} started {sorted(lines.values())}"
+    lines = {one: " ".join(command_of(one)) for one in server.children(recursive=True)}
+    engines = [one for one, line in lines.items() if line and "resource_tracker" not in line]
+    assert len(engines) == 1, f"{command_of(server)} started {sorted(lines.values())}"
     return engines[0]
 
 
@@ -233,7 +221,9 @@ def test_an_environment_process_and_the_only_engine_come_back_and_a_dead_rank_is
         (server,) = server_processes(process.pid)
         engine_process(server).kill()
         back_again(tmp_path, process, 2)
-        (rank,) = (one for one in descendants(process.pid) if "RankActor" in " ".join(cmdline(one)))
+        (rank,) = (
+            one for one in descendants(process.pid) if "RankActor" in " ".join(command_of(one))
+        )
         rank.kill()
         _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 6, errors

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from aiohttp import web
 from tests.ports import free_port
+from tests.processes import command_of
 from wire_cases import IMPATIENT, request
 
 from telescope_core.base.attempts import MAX_LOST, play_with_attempts
@@ -77,7 +78,7 @@ def worker_processes() -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process().children(recursive=True)
-        if "telescope_core.processes.worker" in " ".join(child.cmdline())
+        if "telescope_core.processes.worker" in " ".join(command_of(child))
     ]
 
 
