@@ -176,7 +176,10 @@ def cut_off_network() -> str:
             Path("/proc/self/setgroups").write_text("deny")
             Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
             Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-        _raise_loopback()
+        with socket.socket() as probe:
+            request = struct.pack("16sH14x", b"lo", 0)
+            _, flags = struct.unpack("16sH14x", fcntl.ioctl(probe, _GET_FLAGS, request))
+            fcntl.ioctl(probe, _SET_FLAGS, struct.pack("16sH14x", b"lo", flags | _UP))
     except OSError:
         return f"{NETWORK_NAMESPACE}, without loopback"
     return NETWORK_NAMESPACE
@@ -231,10 +234,3 @@ def end_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-
-
-def _raise_loopback() -> None:
-    with socket.socket() as probe:
-        request = struct.pack("16sH14x", b"lo", 0)
-        _, flags = struct.unpack("16sH14x", fcntl.ioctl(probe, _GET_FLAGS, request))
-        fcntl.ioctl(probe, _SET_FLAGS, struct.pack("16sH14x", b"lo", flags | _UP))

@@ -185,7 +185,9 @@ def read_examples(environment: Environment, num_examples: int, answers: Answers)
         if not splits:
             answers.found("load.examples", "it has no splits")
         for split in splits:
-            source = _source(environment, split)
+            given = environment.examples(split)
+            # As it is: players refuse an id that comes twice, and here that is a check of its own.
+            source = given if is_source(given) else environment.fetcher.source(split)
             size = source.num_examples
             answers.fact(f"examples_{split}", "endless" if size is None else float(size))
             problems += _read_split(environment, split, source, num_examples, answers)
@@ -199,14 +201,6 @@ def read_examples(environment: Environment, num_examples: int, answers: Answers)
         "problems",
         [asdict(one) for found in head.values() for one in found[:num_examples]],
     )
-
-
-def _source(environment: Environment, split: Split) -> ExampleSource:
-    given = environment.examples(split)
-    if is_source(given):
-        # As it is: players refuse an id that comes twice, and here that is a check of its own.
-        return given
-    return environment.fetcher.source(split)
 
 
 def _read_split(
@@ -227,7 +221,12 @@ def _read_split(
     for index in range(wanted):
         if index >= num_examples and (cut := span.cut) is not None:
             if cut is Cut.WALL:
-                _read_too_few(f"{index} of {wanted} examples of split {split}", answers)
+                for check in _READ:
+                    answers.inconclusive(
+                        check,
+                        f"only {index} of {wanted} examples of split {split} could be read in "
+                        f"{_READING.wall_s:g} s: reading them waits",
+                    )
             break
         example = source.example(index)
         if not _is_example(example, f"{split} {index}", answers):
@@ -244,13 +243,6 @@ def _read_split(
         found.append(problem)
     _check_end(source, size, split, answers)
     return found
-
-
-def _read_too_few(what: str, answers: Answers) -> None:
-    for check in _READ:
-        answers.inconclusive(
-            check, f"only {what} could be read in {_READING.wall_s:g} s: reading them waits"
-        )
 
 
 def _check_end(source: ExampleSource, size: int | None, split: Split, answers: Answers) -> None:
