@@ -132,18 +132,21 @@ def test_an_export_has_every_page_as_a_script(place):
         assert "<" not in script.read_text(encoding="utf-8")
 
 
-def test_an_interrupted_export_opens_and_is_written_anew_only_if_asked(place):
+@pytest.mark.parametrize("after", [0, 3])
+def test_an_interrupted_export_opens_and_is_written_anew(place, after):
     def interrupt(done, total):
-        if done == 3:
+        if done == after:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         export_runs([Path("runs")], Path("page"), num_rollouts=12, tell=interrupt)
     found = read_script(Path("page/export.js"), "window.TELESCOPE_EXPORT = ")
     assert not found["is_complete"]
-    assert read_page(found, "/")["page"] == "runs"
+    if after:
+        assert read_page(found, "/")["page"] == "runs"
     assert Path("page/index.html").is_file()
     Path("page/notes.txt").write_text("mine")
+    export_runs([Path("runs")], Path("page"), num_rollouts=12)
     with pytest.raises(ConfigError, match="--force"):
         export_runs([Path("runs")], Path("page"), num_rollouts=12)
     done = export_runs([Path("runs")], Path("page"), num_rollouts=6, replaces=True)

@@ -162,6 +162,9 @@ def test_other_code_and_other_settings_are_told():
     assert "not comparable, because the environment's code changed" in text
     assert "sums 0.1.0 -> sums 0.2.0" in text
     assert "temperature: 1 -> 0.5" in text
+    compared = compare_results(before, after)
+    changed = replace(compared, code_changes=tuple(f"file {n}.py" for n in range(9)))
+    assert "file 2.py and 6 more." in paragraph(changed)
 
 
 OTHER = {

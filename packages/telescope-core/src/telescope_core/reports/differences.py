@@ -2,6 +2,9 @@
 
 from telescope_core.evals.comparison import Comparison, Difference
 
+_MOST_CHANGES = 3
+"""Changes of code that are named; a new release may change every file."""
+
 
 def paragraph(comparison: Comparison) -> str:
     """Return the sentence about the main measure, and what limits the comparison."""
@@ -35,9 +38,12 @@ def cautions(comparison: Comparison) -> list[str]:
     """Return what the reader must know about the comparability of the two evals."""
     found: list[str] = []
     if comparison.code_changes:
+        shown = ", ".join(comparison.code_changes[:_MOST_CHANGES])
+        rest = len(comparison.code_changes) - _MOST_CHANGES
+        more = f" and {rest} more" if rest > 0 else ""
         found.append(
             "The two results are not comparable, because the environment's code changed in "
-            f"between: {', '.join(comparison.code_changes)}."
+            f"between: {shown}{more}."
         )
     if comparison.setting_changes:
         found.append(

@@ -105,7 +105,7 @@ def _header(row: RolloutRow, *, with_step: bool) -> str:
         f"<b>{escape(row.environment)}</b>",
         f"reward <b>{reward}</b>",
         f"status <b>{row.status.value}</b>"
-        + (f" ({escape(row.status_reason)})" if row.status_reason else ""),
+        + (f" ({escape(row.status_reason.replace('_', ' '))})" if row.status_reason else ""),
         f"{row.num_turns} turns, {row.num_completion_tokens} tokens"
         + "".join(f", {how}" for how in _endings(row)),
         f"example {escape(row.example_id or 'unknown')}",

@@ -75,9 +75,9 @@ def export_runs(
     """Write the runs in `folders` to `target`, which is new or empty.
 
     About `num_rollouts` of each run are written, of all steps, with their groups and examples, and
-    as many of each eval. `replaces`: an export that is there goes first. `tell` hears how many
-    pages are written, of how many. What is written opens from the beginning, so that an export that
-    is interrupted can be read as far as it got.
+    as many of each eval. `replaces`: an export that is there goes first; one that was interrupted
+    always does. `tell` hears how many pages are written, of how many. What is written opens from
+    the beginning, so that an export that is interrupted can be read as far as it got.
     """
     _require_room(target, replaces=replaces)
     page = _page()
@@ -87,13 +87,15 @@ def export_runs(
         runs = Runs(folders, database)
         found = list(_pages(runs, database, num_rollouts))
         places = {address: f"data/{at:06d}.js" for at, (address, _) in enumerate(found, 1)}
-        # Only now, as the runs can be read, goes what an export left there.
+        # Only now, as the runs can be read, goes what an export left there. What is written first
+        # tells that it is one, so that the next one may begin anew.
+        target.mkdir(parents=True, exist_ok=True)
+        about = {"format": FORMAT, "created_at": now(), "pages": places, "loaded": {}}
+        _write_about(target, {**about, "is_complete": False})
         for name in ("data", "static"):
             shutil.rmtree(target / name, ignore_errors=True)
         (target / "data").mkdir(parents=True)
         shutil.copytree(STATIC, target / "static", ignore=shutil.ignore_patterns("index.html"))
-        about = {"format": FORMAT, "created_at": now(), "pages": places, "loaded": {}}
-        _write_about(target, {**about, "is_complete": False})
         (target / "index.html").write_text(page, encoding="utf-8")
         for at, (address, data) in enumerate(found):
             tell(at, len(found))
@@ -114,12 +116,11 @@ def _require_room(target: Path, *, replaces: bool) -> None:
     """Raise ConfigError unless `target` is new, empty, or an export that is replaced."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
-    is_export = target.is_dir() and (target / _ABOUT).is_file()
-    if is_export:
-        is_export = (target / _ABOUT).read_bytes()[: len(_BEGIN)] == _BEGIN
-    if not is_export:
+    about = target / _ABOUT
+    content = about.read_bytes() if target.is_dir() and about.is_file() else b""
+    if not content.startswith(_BEGIN):
         raise ConfigError(f"{target} exists and is not an empty folder; choose another --export")
-    if not replaces:
+    if not replaces and b'"is_complete":false' not in content:
         raise ConfigError(f"{target} has an export already; --force writes it anew")
 
 
