@@ -20,9 +20,10 @@ from telescope_train.inference.policy import TokenPolicySource
 SAMPLING = Sampling(max_tokens=400, temperature=0.9)
 
 
-def call(name: str, **arguments: str) -> str:
+def call(separators: tuple[str, str], name: str, **arguments: str) -> str:
     """Return the text of a turn that calls a tool."""
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+    asked = json.dumps({"name": name, "arguments": arguments}, separators=separators)
+    return f"<tool_call>\n{asked}\n</tool_call>"
 
 
 class CountedPool(ScriptedPool):
@@ -45,6 +46,10 @@ class CountedPool(ScriptedPool):
         self.answered.append((tuple(prompt_ids), found))
         return found
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Return what ids stand for."""
+        return self._renderer._tokenizer.decode(list(token_ids))
+
 
 @dataclass
 class Script:
@@ -54,6 +59,7 @@ class Script:
     """What the main agent runs; one that begins with `delegate ` goes to a sub-agent."""
     num_summaries: int = 0
     delegated: list[str] = field(default_factory=list)
+    separators: tuple[str, str] = (", ", ": ")
     _at: int = 0
 
     def __call__(self, prompt: str) -> str:
@@ -62,15 +68,21 @@ class Script:
             return f"so far {self.num_summaries} times"
         if "You are a sub-agent" in prompt:
             is_done = "<|tool|>" in prompt.rpartition("<|user|>")[2]
-            return "the part is done" if is_done else call("shell", command="echo part")
+            return (
+                "the part is done"
+                if is_done
+                else call(self.separators, "shell", command="echo part")
+            )
         if self._at == len(self.commands):
             return "all is done"
         command = self.commands[self._at]
         self._at += 1
         if command.startswith("delegate "):
             self.delegated.append(command)
-            return call("delegate", task=command.removeprefix("delegate "))
-        return "<think>hm</think>" * (self._at % 2) + call("shell", command=command)
+            return call(self.separators, "delegate", task=command.removeprefix("delegate "))
+        return "<think>hm</think>" * (self._at % 2) + call(
+            self.separators, "shell", command=command
+        )
 
 
 @asynccontextmanager
@@ -85,14 +97,20 @@ async def gateway_of():
 
 
 async def play(
-    commands: Sequence[str], *, group_id="0.0", index=0, keep_thinking=True, **options
+    commands: Sequence[str],
+    *,
+    keep_thinking: bool = True,
+    spells_calls_its_own_way: bool = False,
+    **options,
 ) -> tuple[Rollout, CountedPool, Script]:
     """Return a rollout of the program, what the server was asked, and what it said."""
     renderer, script = make_renderer(keep_thinking=keep_thinking), Script(commands)
+    if spells_calls_its_own_way:
+        script.separators = (",", ":")
     pool = CountedPool(renderer, script)
     async with gateway_of() as gateway:
         source = TokenPolicySource(pool, renderer, max_model_len=None, gateway=gateway)
-        policy = source.policy(f"{group_id}/{index}", SAMPLING)
+        policy = source.policy("0.0/0", SAMPLING)
         assert policy.endpoint is not None
         asked = {
             "model": policy.endpoint.model,
@@ -113,11 +131,10 @@ async def play(
         rollout = Rollout(
             environment="agent",
             example_id="e",
-            group_id=group_id,
-            index=index,
+            group_id="0.0",
+            index=0,
             turns=tuple(policy.turns),
             conversations=policy.recorder.conversations,
-            reward=float(index % 2),
         )
         policy.close()
     return rollout, pool, script

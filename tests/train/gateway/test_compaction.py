@@ -32,18 +32,30 @@ def require_as_sampled(samples, pool) -> None:
 @pytest.mark.parametrize("keep_thinking", [True, False])
 @pytest.mark.parametrize("strategy", ["none", "summarize", "drop_tool_results", "sliding_window"])
 async def test_each_strategy_trains_each_sampled_token_once(strategy, keep_thinking):
-    rollout, pool, script = await play(
+    rollout, pool, _ = await play(
         three_compactions_and_two_sub_agents(0),
         context_strategy=strategy,
         keep_thinking=keep_thinking,
     )
     samples = samples_from_rollout(rollout, 1.0, 1.0)
-    print(
-        strategy,
-        keep_thinking,
-        len(samples),
-        script.num_summaries,
-        [len(p) for p, _ in pool.answered],
-    )
     require_as_sampled(samples, pool)
     assert len(samples) == len(chains_of(turn.completion.tokens for turn in rollout.turns))
+    assert len({turn.agent for turn in rollout.turns}) == 2
+    assert all(one.turns for one in samples)
+
+
+@pytest.mark.parametrize("strategy", ["none", "drop_tool_results", "sliding_window"])
+async def test_turns_that_stay_are_the_tokens_that_were_sampled(strategy):
+    """The model spells its calls otherwise than the template, which would show in a prompt."""
+    _, pool, _ = await play(
+        three_compactions_and_two_sub_agents(0),
+        context_strategy=strategy,
+        max_context_tokens=1100,
+        keep_turns=2,
+        spells_calls_its_own_way=True,
+    )
+    calls = [pool.text(prompt_ids).count('{"name":"') for prompt_ids, _ in pool.answered]
+    assert max(calls) >= 2
+    for prompt_ids, _ in pool.answered:
+        assert '{"name": "shell", "arguments"' not in pool.text(prompt_ids)
+        assert '{"name": "delegate", "arguments"' not in pool.text(prompt_ids)

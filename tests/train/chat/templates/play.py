@@ -63,6 +63,7 @@ class Played:
     """Sampled ids."""
     messages: list[Message]
     rollout: Rollout
+    conversations: Conversations
 
 
 def play(
@@ -101,7 +102,13 @@ def play(
         turns.append(ids)
         messages.append(send_back(said))
     rollout = _rollout(places, renderer.stop_token_ids)
-    return Played(prompts=prompts, turns=turns, messages=messages, rollout=rollout)
+    return Played(
+        prompts=prompts,
+        turns=turns,
+        messages=messages,
+        rollout=rollout,
+        conversations=conversations,
+    )
 
 
 def _of_environment(text: str, messages: Sequence[Message]) -> Message:

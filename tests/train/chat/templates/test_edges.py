@@ -35,6 +35,46 @@ def respelled(text: str) -> str:
     return text.replace(own, json.dumps(other, separators=(" ,", ":")))
 
 
+APPENDS = [
+    pytest.param(family, id=family.name)
+    for family in ALL_FAMILIES
+    if family.chains.get("multi") == 1
+]
+
+
+@pytest.mark.parametrize("family", APPENDS)
+@pytest.mark.parametrize("edit", ["changed", "left out"])
+def test_answers_that_stay_in_an_edited_history_keep_their_ids(family, edit):
+    renderer, tokenizer = family.renderer(), family.tokenizer()
+    script = (
+        "2+2=",
+        Reply(content="4 and"),
+        "3+3=",
+        Reply(content="six, so"),
+        "4+4=",
+        Reply(content="8"),
+    )
+    # One token a character: encoding the text again would give others.
+    spelled = partial(family.continue_with, encode=partial(one_by_one, tokenizer))
+    played = play(family, script, renderer=renderer, tokenize=spelled)
+    start = len(played.messages) - 6
+    edited = [*played.messages[: start + 1], *played.messages[start + 3 :]]
+    if edit == "changed":
+        edited = [*played.messages]
+        edited[start] = replace(edited[start], content="1+1=")
+    edited.append(Message(role="user", content="and?"))
+    prompt = played.conversations.prompt_for(edited)
+    # With a turn left out, what was the second answer stands behind the first question.
+    kept = played.turns if edit == "changed" else played.turns[1:]
+    ids = prompt.token_ids
+    for turn in kept:
+        assert any(ids[at : at + len(turn)] == turn for at in range(len(ids)))
+    text = renderer.text(edited, add_generation_prompt=True)
+    assert prompt.text == text
+    whole = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    assert whole(list(ids)) == whole(renderer.encode(text))
+
+
 @pytest.mark.parametrize("family", WITH_TOOLS)
 def test_a_call_the_template_spells_otherwise_keeps_its_ids(family):
     spoken = play(family, SCENARIOS["tools"], spell=respelled)

@@ -1,8 +1,9 @@
 """Conversations: what a rollout has sampled so far, and prompts that continue it.
 
 A request reuses the ids of an answer if its messages and its text both begin with those up to and
-including that answer. Any other request is rendered anew. An answer holds little of its own: its
-tokens are a place in a chain, and answers that follow each other share one list of messages.
+including that answer. Any other request is rendered anew, and answers that are still in it keep
+their ids. An answer holds little of its own: its tokens are a place in a chain, and answers that
+follow each other share one list of messages.
 """
 
 from collections.abc import Sequence
@@ -29,6 +30,11 @@ class _Answer:
     text: str | None
     """Text of the prompt; None once an answer goes on from this one, because it is long."""
 
+    @property
+    def said(self) -> Message:
+        """The message that was sampled."""
+        return self.line[self.num_messages - 1]
+
 
 class Conversations:
     """The answers of one rollout. A conversation may be continued from any of them."""
@@ -40,18 +46,27 @@ class Conversations:
     def prompt_for(self, messages: Sequence[Message], *, tools: Tools = ()) -> Prompt:
         """Return the prompt for `messages`: it continues the longest answer that fits, or is new.
 
-        Callers may strip or reformat what they send back. The prompt has the messages as they
-        were sampled, because only they give the text that the ids stand for.
+        Answers further on are those of a caller that left something out or changed it. They keep
+        their ids as well, unless the template shows them otherwise. Callers may strip or reformat
+        what they send back. The prompt has the messages as they were sampled, because only they
+        give the text that the ids stand for.
         """
-        answer = self._longest(messages)
-        if answer is None:
-            return self._renderer.prompt(messages, tools=tools)
-        said = answer.line[: answer.num_messages]
-        own = (*said, *messages[len(said) :])
-        before = self._prompt_of(answer)
-        completion_ids = answer.tokens.completion_ids
-        continued = self._renderer.extended(before, completion_ids, own, tools=tools)
-        return continued or self._renderer.prompt(own, tools=tools)
+        own, answer = list(messages), self._longest(messages)
+        prompt, completion_ids, start = None, None, 0
+        if answer is not None:
+            prompt, completion_ids = self._prompt_of(answer), answer.tokens.completion_ids
+            start = answer.num_messages
+            own[:start] = answer.line[:start]
+        later = self._answers_in(own, start)
+        own = [later[at].said if at in later else message for at, message in enumerate(own)]
+        for end in (*later, len(own)):
+            if prompt is not None and completion_ids is not None:
+                prompt = self._renderer.extended(prompt, completion_ids, own[:end], tools=tools)
+            if prompt is None:
+                prompt = self._renderer.prompt(own[:end], tools=tools)
+            completion_ids = later[end].tokens.completion_ids if end in later else None
+        assert prompt is not None
+        return prompt
 
     def add(
         self, prompt: Prompt, said: Message, tokens: SampledTokens, *, tools: Tools = ()
@@ -88,6 +103,19 @@ class Conversations:
         newest_first = self._answers[::-1]
         by_length = sorted(newest_first, key=lambda answer: answer.num_messages, reverse=True)
         return next((answer for answer in by_length if _covers(answer, messages)), None)
+
+    def _answers_in(self, messages: Sequence[Message], start: int) -> dict[int, _Answer]:
+        """Return the answers of this rollout among `messages` from `start` on, by their places."""
+        found: dict[int, _Answer] = {}
+        # Something has to come before an answer.
+        for place in range(max(start, 1), len(messages)):
+            if messages[place].role == "assistant":
+                answers = (
+                    one for one in self._answers[::-1] if same_message(one.said, messages[place])
+                )
+                if (answer := next(answers, None)) is not None:
+                    found[place] = answer
+        return found
 
     def _prompt_of(self, answer: _Answer) -> Prompt:
         messages = tuple(answer.line[: answer.num_messages - 1])
