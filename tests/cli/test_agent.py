@@ -45,6 +45,7 @@ def test_every_harness_is_listed_with_what_it_needs():
         "mini-swe-agent": False,
         "openai-agents": False,
         "shell-agent": True,
+        "terminal": True,
     }
     assert "openai-agents==" in ran("list").stdout
     assert "not installed" in ran("list").stdout

@@ -44,6 +44,7 @@ def test_its_program_has_the_task_and_the_endpoint(name):
     assert TEXT in given or json.dumps(TEXT) in given
     assert program.environment["OPENAI_BASE_URL"] == TASK.base_url
     assert program.environment["OPENAI_API_KEY"] == "the-key"
+    assert program.environment["ANTHROPIC_BASE_URL"] == TASK.base_url.removesuffix("/v1")
     assert all(isinstance(word, str) for word in program.argv)
     assert all(path.startswith(f"{AGENT_FOLDER}/") for path in program.files)
     assert not program.answer_file or program.answer_file.startswith(f"{AGENT_FOLDER}/")

@@ -9,7 +9,7 @@ _PLACES = ("{task}", "{base_url}", "{api_key}", "{model}", "{max_turns}")
 
 
 class CommandHarness:
-    """Runs the words given, with the endpoint in the variables that clients of OpenAI read."""
+    """Runs the words given, with the endpoint in the variables that most clients read."""
 
     name = "command"
     requirements: tuple[str, ...] = ()
@@ -26,8 +26,9 @@ class CommandHarness:
         """`{task}`, `{base_url}`, `{api_key}`, `{model}` and `{max_turns}` in `argv` are filled in.
 
         `files` are written before the start. The variables are OPENAI_BASE_URL, OPENAI_API_BASE,
-        OPENAI_API_KEY, OPENAI_MODEL and TASK, and those of `environment`. Without an `answer_file`
-        the answer is what the program prints.
+        OPENAI_API_KEY, OPENAI_MODEL, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, ANTHROPIC_MODEL and
+        TASK, and those of `environment`. Without an `answer_file` the answer is what the program
+        prints.
         """
         if isinstance(argv, str) or not argv:
             raise ConfigError(
@@ -55,12 +56,16 @@ class CommandHarness:
 
 
 def endpoint_variables(task: AgentTask) -> dict[str, str]:
-    """Return the variables from which clients of OpenAI take their endpoint."""
+    """Return the variables from which clients of OpenAI and Anthropic take their endpoint."""
     return {
         "OPENAI_BASE_URL": task.base_url,
         "OPENAI_API_BASE": task.base_url,
         "OPENAI_API_KEY": task.api_key,
         "OPENAI_MODEL": task.model,
+        # These clients add the /v1 themselves.
+        "ANTHROPIC_BASE_URL": task.base_url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": task.api_key,
+        "ANTHROPIC_MODEL": task.model,
     }
 
 

@@ -1,0 +1,69 @@
+"""The harness `terminal`: the model types into one shell and sees its screen, in a program of ours.
+
+It works with models that know no tools: what is typed is JSON in the text of the answer.
+"""
+
+import json
+from pathlib import Path
+
+from telescope_core.base.errors import ConfigError
+from telescope_core.harnesses.command import endpoint_variables
+from telescope_core.harnesses.protocol import AGENT_FOLDER, AgentProgram, AgentTask
+
+_PROGRAM = f"{AGENT_FOLDER}/terminal_program.py"
+_TASK = f"{AGENT_FOLDER}/task.json"
+_ANSWER = f"{AGENT_FOLDER}/answer.txt"
+_INSTRUCTIONS = r"""You work on a computer by typing into one terminal, in which bash runs.
+You are shown what it prints. Answer with one JSON object, and nothing behind it:
+{"thoughts": "what you see and want", "commands": [{"keys": "ls -la\n", "wait_s": 5}]}
+The keys are typed as they are, one command after the other. End a command line with \n; \u0003 is
+Ctrl-C and \u0004 is Ctrl-D. The next keys are typed when the shell waits for a command again, or
+after wait_s seconds. A program that still runs then goes on: type into it, or an empty "keys" to
+wait longer. When the task is done, answer with {"done": true, "answer": "..."}."""
+
+
+class TerminalAgent:
+    """An agent that types into a shell which goes on from turn to turn."""
+
+    name = "terminal"
+    requirements: tuple[str, ...] = ()
+    offers_tools = False
+
+    def __init__(
+        self,
+        *,
+        instructions: str = _INSTRUCTIONS,
+        wait_s: float = 10.0,
+        max_wait_s: float = 120.0,
+    ) -> None:
+        """`wait_s`: for keys that name no time of their own; `max_wait_s`: most that they may."""
+        if not 0 < wait_s <= max_wait_s:
+            raise ConfigError(
+                "harness 'terminal' needs wait_s above 0 and at most max_wait_s, got "
+                f"wait_s = {wait_s!r} and max_wait_s = {max_wait_s!r}"
+            )
+        self._instructions = instructions
+        self._wait_s = wait_s
+        self._max_wait_s = max_wait_s
+
+    def program(self, task: AgentTask) -> AgentProgram:
+        """Return the program that asks and types; the task is in a file."""
+        asked = {
+            "task": task.text,
+            "instructions": self._instructions,
+            "max_turns": task.max_turns,
+            "wait_s": self._wait_s,
+            "max_wait_s": self._max_wait_s,
+            "answer_file": _ANSWER,
+        }
+        source = Path(__file__).with_name("terminal_program.py").read_text(encoding="utf-8")
+        return AgentProgram(
+            argv=(task.python, "-I", _PROGRAM, _TASK),
+            environment=endpoint_variables(task),
+            files={_PROGRAM: source, _TASK: json.dumps(asked)},
+            answer_file=_ANSWER,
+        )
+
+    def answer(self, written: str) -> str:
+        """Return all of it."""
+        return written.strip()
