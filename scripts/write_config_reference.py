@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from telescope_core.settings.config import leaf_paths
 from telescope_train.config.names import FOREIGN_NAMES
 from telescope_train.config.no_equal_names import NO_EQUAL_NAMES, REFUSED_NAMES
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
@@ -21,6 +23,17 @@ Written by `scripts/write_config_reference.py` from the schema; do not edit.
 Each setting has a flag, with its section or without: `--rollout.group_size 16` or
 `--group_size 16`. How files and flags are layered: [write settings](../how-to/settings.md).
 """
+FIRST = (
+    *("name", "model", "number_of_steps", "output_dir", "seed"),
+    *("group_size", "prompts_batch_size_for_trainer", "max_tokens", "temperature"),
+    *("max_async_rollout", "max_concurrent_prompts_per_server"),
+    *("algorithm", "use_ppo_clip", "kl_penalty_tau", "filter_overlong"),
+    *("learning_rate", "lr_scheduler", "warmup_steps", "seq_len", "use_lora"),
+    *("trainer_num_workers", "inference_num_workers", "inference_tensor_parallel_size"),
+    *("colocate", "max_model_len", "gpu_memory_utilization"),
+    *("checkpoint_every", "resume_from_checkpoint", "eval_before_training", "use_wandb"),
+)
+"""What most people set, in the order of the page; all of `[[environments]]` and `[[evals]]` too."""
 LIMITS = {
     "minimum": "at least",
     "exclusiveMinimum": "above",
@@ -31,7 +44,7 @@ LIMITS = {
 
 def reference() -> str:
     """Return the whole page."""
-    parts = [INTRODUCTION]
+    parts = [INTRODUCTION, "\n".join(first_settings())]
     for name, info in TrainConfig.model_fields.items():
         model = info.annotation
         if isinstance(model, type) and issubclass(model, BaseModel):
@@ -41,6 +54,28 @@ def reference() -> str:
     parts.append(section("[[evals.evals]]", EvalEntry))
     parts.append("\n".join(other_names()))
     return "\n".join(parts)
+
+
+def first_settings() -> Iterator[str]:
+    """Yield the settings of `FIRST`, each with its section and the first sentence about it."""
+    yield "## What most people set first"
+    yield ""
+    yield (
+        "A run needs a name, a model, a number of steps and one entry of "
+        "[`[[environments]]`](#environments); [`[[evals]]`](#evalsevals) says how well the model "
+        "does on other examples. The rest has a default:"
+    )
+    yield ""
+    yield "| section | setting | default | |"
+    yield "|---|---|---|---|"
+    models = {name: info.annotation for name, info in TrainConfig.model_fields.items()}
+    homes = {path[-1]: path[0] for path in leaf_paths(TrainConfig).values() if len(path) == 2}
+    for name in FIRST:
+        info = models[homes[name]].model_fields[name]
+        default = "required" if info.is_required() else f"`{default_text(info)}`"
+        about = re.split(r"[;:] |\.$|\. ", " ".join((info.description or "").split()))[0]
+        yield f"| [{homes[name]}](#{homes[name]}) | `{name}` | {default} | {about}. |"
+    yield ""
 
 
 def section(title: str, model: type[BaseModel]) -> str:
@@ -93,8 +128,11 @@ def other_names() -> Iterator[str]:
     yield "## Names that are answered, not accepted"
     yield ""
     yield (
-        "Names of verifiers, TRL, AReaL, prime-rl, verl, SkyRL, slime, OpenRLHF and NeMo-RL. A "
-        "file of theirs is answered in one message. First what is called otherwise here:"
+        "Names of verifiers, TRL, AReaL, prime-rl, verl, SkyRL, slime, OpenRLHF and NeMo-RL, and "
+        "of earlier versions of Telescope. A file with such names is answered in one message. A "
+        "run of an earlier version goes on whatever it recorded "
+        "([which settings are gone](../design/124-fewer-settings.md)). First what is called "
+        "otherwise here:"
     )
     yield ""
     yield from grouped(

@@ -435,6 +435,28 @@ def test_every_page_is_in_the_index():
         assert expected - linked == set()
 
 
+def test_a_cell_of_a_table_is_no_paragraph():
+    """Names in code do not count: some cells are lists of them."""
+    long = [
+        f"{page.relative_to(ROOT)}:{number}: {len(words)} words: {' '.join(words[:6])} ..."
+        for page in PAGES
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
+        for cell in (line.split("|") if line.startswith("|") else ())
+        if len(words := re.sub(r"`[^`]*`,?", "", cell).split()) >= 50
+    ]
+    assert long == []
+
+
+def test_the_journey_of_a_token_goes_through_functions_that_are_there():
+    page = ROOT / "docs" / "explanation" / "how-the-code-is-laid-out.md"
+    text = page.read_text(encoding="utf-8").partition("## The journey of one token")[2]
+    stations = re.findall(r"\]\(([^)]+\.py)\)`? `(\w+)`", text)
+    assert len(stations) > 15
+    for target, name in stations:
+        source = (page.parent / target).read_text(encoding="utf-8")
+        assert re.search(rf"^ *(async def|def|class) {name}\b", source, re.MULTILINE), target
+
+
 def test_the_readme_of_a_package_stands_alone_on_a_package_index():
     """Relative links lead nowhere there."""
     for page in PACKAGE_PAGES:
@@ -451,7 +473,11 @@ def test_readme_is_short():
 
 
 @pytest.mark.parametrize(
-    "name", ["write_config_reference", "write_sizing_table", "write_validation_reference"]
+    "name",
+    [
+        *("write_code_layout", "write_config_reference"),
+        *("write_sizing_table", "write_validation_reference"),
+    ],
 )
 def test_the_written_reference_is_current(name):
     path = ROOT / "scripts" / f"{name}.py"

@@ -15,10 +15,9 @@ class AlgorithmSection(Section):
     advantage_norm: Literal["group", "batch"] = "group"
     """Divide advantages by their standard deviation within the group, or over the batch."""
     branch_credit: Literal["outcome", "shared", "per_agent"] = "outcome"
-    """Credit of the branches of a rollout whose context was compacted or that called sub-agents:
-    `outcome` = each token of each branch has the rollout's advantage, `shared` = each branch has an
-    equal share of it, however long it is, `per_agent` = each agent, told by its system message, is
-    compared with the rollouts of the group in which it took part."""
+    """Credit of the branches of a rollout with compaction or sub-agents: `outcome` = the rollout's
+    advantage for each of their tokens, `shared` = an equal share of it for each branch, `per_agent`
+    = each agent, told by its system message, is compared with itself in the rest of the group."""
     use_ppo_clip: bool | None = None
     """Clip the ratio of new to old probability as PPO does; null = the algorithm's own."""
     clip_low: Ratio | None = None

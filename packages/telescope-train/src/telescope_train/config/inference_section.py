@@ -25,9 +25,9 @@ class InferenceSection(Section):
     `ray_address` the address that each server's own node has in the cluster. On every address they
     answer only who shows the secret of the run."""
     inference_base_port: Port = 8100
-    """Port of the first server; the others take the ports after it. Unless this is set, a server
-    whose port is taken takes a later one, so that several runs on one machine do not meet. If it is
-    set, a port that is taken is refused at the start, with the process that has it."""
+    """Port of the first server; the others take the ports after it. A server whose port is taken
+    takes a later one, unless this is set: then the run does not start, and says which process has
+    the port."""
     inference_startup_timeout_s: Positive = 300.0
     """Seconds that a starting server may stay silent, in its log and to health checks, before the
     run gives up on it."""
@@ -51,9 +51,9 @@ class InferenceSection(Section):
     """Requests that one server works on at a time."""
     colocate: bool | Literal["resident", "auto"] = False
     """Let one trainer process and one server share a GPU: `true` = the server sleeps while the
-    trainer works, which needs `max_async_rollout = 0`, `resident` = both keep their memory, so
-    that rollouts go on while the trainer works, `auto` = each has its own where there are enough
-    GPUs, else resident if both fit, else taking turns."""
+    trainer works (`max_async_rollout = 0`), `resident` = both keep their memory and work at the
+    same time, `auto` = each its own GPU if there are two, else resident if both fit, else taking
+    turns."""
     colocate_sleep_level: Literal[1, 2] | None = None
     """What a server does with its weights while it sleeps: 1 = keeps them in CPU memory, 2 =
     forgets them, because it gets new ones anyway; null = 2, or 1 with `use_lora`."""

@@ -63,11 +63,10 @@ class MegatronSection(Section):
     megatron_optimizer_offload_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the optimizer's state that is in CPU memory."""
     megatron_optimizer_dtypes: OptimizerDtypes = None
-    """Types in which a precision-aware optimizer keeps its numbers, such as
-    `{ exp_avg = "bfloat16", exp_avg_sq = "bfloat16" }`: `main_grads` = the gradients that it reads
-    (float32, bfloat16), `main_params` = the weights that it updates (float32, float16), `exp_avg`
-    and `exp_avg_sq` = Adam's moments (float32, float16, bfloat16, fp8); what is left out is
-    float32. Needs Transformer Engine; null = the plain optimizer, in float32."""
+    """Types of a precision-aware optimizer, such as `{ exp_avg = "bfloat16" }`: `main_grads`
+    (float32, bfloat16), `main_params` (float32, float16), and the moments `exp_avg` and
+    `exp_avg_sq` (float32, float16, bfloat16, fp8); float32 where none is given. Needs Transformer
+    Engine; null = the plain optimizer, in float32."""
     megatron_use_transformer_engine: bool = False
     """Build the layers of Transformer Engine's modules instead of Telescope's own; needs a GPU."""
     megatron_fp8: bool = False

@@ -147,10 +147,9 @@ class SchedulingSection(Section):
     max_async_rollout: Index = 1
     """Steps that sampling may be ahead of training; 0 = exactly synchronous."""
     in_flight_update: Literal["pause", "continue", "abort"] = "pause"
-    """What running requests do when weights change: `pause` = they stop, compute their tokens so
-    far again under the new weights, and go on, `continue` = they go on from what the old weights
-    have computed, which saves the work, but their log-probs are then those of a mixture, `abort` =
-    they are ended, and sent again from where they were, behind those with a higher priority."""
+    """What running requests do when weights change: `pause` = they stop, compute their tokens again
+    under the new weights, and go on, `continue` = they go on without that, and their log-probs are
+    those of a mixture, `abort` = they are ended and sent again from where they were."""
     stream_gradients: Literal["auto"] | bool = "auto"
     """Train on finished groups while the rest of their batch is still being sampled, and take the
     optimizer step when it is complete; `auto` = unless a setting needs the whole batch first, or
@@ -163,9 +162,9 @@ class SchedulingSection(Section):
     those that ended first. The second waits for no straggler, and trains on short answers earlier
     than on long ones."""
     max_concurrent_prompts_per_server: Count = 32
-    """Most groups for which an inference server works at the same time; their rollouts are what is
-    counted. A new group goes to the server with the fewest requests, and later turns go where their
-    prefix is, unless that server has as many as it may: then the rollout goes on at another one."""
+    """Most groups for which an inference server works at the same time, counted in rollouts. A new
+    group goes to the server with the fewest requests, and later turns go where their prefix is,
+    unless that server is full."""
     enable_individual_sample_lanes: bool = True
     """Give each rollout a slot of its own; false = a slot for each group, whose rollouts begin
     together and which is free when all of them are."""

@@ -19,14 +19,12 @@ class WeightsSection(Section):
     GPU, `disk` through files in the run folder; `auto` = `ipc` with `colocate`, else `nccl` with
     GPUs and `gloo` without."""
     weight_broadcast_bucket_mb: Index = 256
-    """Most MiB that are sent at once; a larger tensor is sent by itself. A transfer needs room for
-    two of them in the trainer and one in each worker of a server. 0 = each tensor by itself, which
-    takes longest and needs the least memory."""
+    """Most MiB that are sent at once; a larger tensor is sent by itself, and with 0 every tensor
+    is. A transfer needs room for two of them in the trainer and one in each worker of a server."""
     weight_broadcast_staging: Literal["none", "pinned", "pageable"] = "none"
-    """Whether rank 0 gathers all weights in CPU memory before servers pause, so that they pause for
-    the transfer alone, which needs memory there for the whole model: `none` = they are gathered
-    while they are sent, `pinned` = in page-locked memory, from which a GPU reads faster,
-    `pageable` = in memory of any kind, where the machine does not let so much of it be locked."""
+    """Gather all weights in the CPU memory of rank 0 before servers pause, so that they pause for
+    the transfer alone: `pinned` = in page-locked memory, from which a GPU reads faster, `pageable`
+    = where the machine does not allow that, `none` = no."""
     weight_broadcast_free_grad_buffers: bool = True
     """Free the gradient buffers while weights are gathered; with `train_backend = "megatron"`
     only."""

@@ -1,1 +1,1 @@
-"""What a run shows to people: the view in the terminal. Runs in the driver."""
+"""What a run shows and sends beside its rows: the terminal, meters, spans, traces, trackers."""

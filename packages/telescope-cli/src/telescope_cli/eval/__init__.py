@@ -1,0 +1,1 @@
+"""The verbs of `telescope eval`: play an eval, and show or compare what was played."""
