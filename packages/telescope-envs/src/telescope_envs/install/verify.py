@@ -1,4 +1,7 @@
-"""`verify`: check one environment again, from its files to its registry."""
+"""`telescope env verify`: check an installed environment again, from its files to its registry.
+
+What is checked before an install is in `pipeline`, and what a wheel may hold in `rules.wheel`.
+"""
 
 import io
 import tempfile

@@ -1,7 +1,8 @@
 """Several inference servers as one: a group stays on one server, new groups go to the least busy.
 
 A group's rollouts share their prompt, so one server computes it once (prefix caching). A server
-that has all the requests it may have gets no more of them while another one has room.
+that has all the requests it may have gets no more of them while another one has room. A request
+whose server dies goes on at another one, with what was sampled so far.
 """
 
 import asyncio

@@ -1,5 +1,7 @@
 """Attempts at rollouts: their stages, each an event, and what their model calls wait for.
 
+`playing` makes them, and another one after a failure.
+
     drawn -> waiting -> environment -> scoring -> done
                            |    ^
                            v    |

@@ -1,8 +1,8 @@
-"""Playing the draw of one place: its group, its rollouts, and their attempts.
+"""Playing one group: its rollouts, each again after a failure or when its tokens are too old.
 
-    play         waits for the group; after a rejection it plays another draw in the same place
-    _all         a task per rollout; one whose tokens become too old is played again
-    _rollout     attempts, until one of them is final
+    play         waits for the group; after a rejection it plays another draw in its place
+    _all         a task per rollout; one whose tokens become too old is stopped and played again
+    _rollout     attempts, until one of them is final by the rule of `base.attempts`
     _attempt     waits for a slot, then for the environment, which asks the policy
 
 Each waits for the one below it.

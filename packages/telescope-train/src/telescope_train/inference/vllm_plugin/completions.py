@@ -2,7 +2,8 @@
 
 The output processor detokenizes, matches stop strings and keeps an object per token for its
 log-prob. A request of the token plane without stop strings needs none of this: its tokens and
-log-probs are written to columns as soon as they are sampled.
+log-probs are written to columns as soon as they are sampled, with the version of the weights that
+the step of the engine had: this decides which version a token has.
 """
 
 from array import array
