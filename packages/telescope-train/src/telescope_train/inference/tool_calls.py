@@ -1,8 +1,8 @@
 """With which of vLLM's readers of tool calls a chat endpoint is started, by the chat template.
 
-Runs read the calls in replies themselves, from tokens (`chat.formats`). This is for clients that ask the endpoint of a server for
-calls, as evals of a model folder do: vLLM refuses every request with tools unless it was told how
-the model writes calls.
+Runs read the calls in replies themselves, from tokens (`chat.formats`). This is for clients that
+ask the endpoint of a server for calls, as evals of a model folder do: vLLM refuses every request
+with tools unless it was told how the model writes calls.
 """
 
 from telescope_train.chat.formats import choose_format

@@ -1,8 +1,9 @@
 """A versioned update of all servers, of weights or of an adapter: pause, send, version, resume.
 
 A server resumes only after it has received everything, says so with the digest of it, and knows
-its version, which its engine gives to every token that it samples from then on. One that fails on the way is lost: it is left out, the rest get the weights again from
-the start if they have to, and it comes back by itself (`inference.supervisor`).
+its version, which its engine gives to every token that it samples from then on. One that fails on
+the way is lost: it is left out, the rest get the weights again from the start if they have to, and
+it comes back by itself (`inference.supervisor`).
 """
 
 import asyncio
