@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from telescope_cli.verbs import Verb, VerbGroup, verb_app
+from telescope_cli.verbs import Verb, verb_app
 from telescope_core.base.errors import UnknownNameError
 
 if TYPE_CHECKING:
@@ -35,18 +35,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JS
 NameArgument = Annotated[str, typer.Argument(help="Name of the program, such as mini-swe-agent.")]
 
 
-class _Agent(VerbGroup):
-    verbs = VERBS
-    epilog_text = EPILOG
-    prints_texts_of_others = True
-
-
-app = verb_app(_Agent)
-
-
-@app.callback()
-def agent() -> None:
-    """Install agent programs that play environments in sandboxes."""
+app = verb_app(
+    VERBS,
+    "Install agent programs that play environments in sandboxes.",
+    epilog=EPILOG,
+    prints_texts_of_others=True,
+)
 
 
 def list_command(as_json: JsonOption = False) -> None:

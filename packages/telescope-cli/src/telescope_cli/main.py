@@ -19,7 +19,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from telescope_cli.verbs import Verb, VerbGroup, command_of, verb_app
+from telescope_cli.verbs import Verb, command_of, verb_app
 from telescope_core.base.addresses import reached_directly
 from telescope_core.base.first_process import go_on_below_first
 from telescope_core.base.interrupts import Interrupted, asked, taken
@@ -115,12 +115,7 @@ EPILOG = """Examples:
 `telescope VERB --help` explains one verb."""
 
 
-class _Telescope(VerbGroup):
-    verbs = VERBS
-    epilog_text = EPILOG
-
-
-app = verb_app(_Telescope, add_completion=True)
+app = verb_app(VERBS, epilog=EPILOG, add_completion=True)
 
 
 def _print_version(wanted: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from telescope_cli.verbs import Verb, VerbGroup, verb_app
+from telescope_cli.verbs import Verb, verb_app
 from telescope_core.base.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,17 +30,11 @@ EPILOG = """Examples:
   telescope model import model.gguf models/mine --dtype bfloat16 --json"""
 
 
-class _Model(VerbGroup):
-    verbs = VERBS
-    epilog_text = EPILOG
-
-
-app = verb_app(_Model)
-
-
-@app.callback()
-def model() -> None:
-    """Bring models of other formats into the one that is trained and served."""
+app = verb_app(
+    VERBS,
+    "Bring models of other formats into the one that is trained and served.",
+    epilog=EPILOG,
+)
 
 
 def import_command(

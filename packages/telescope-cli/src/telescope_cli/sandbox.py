@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from telescope_cli.progress import progress_of
-from telescope_cli.verbs import Verb, VerbGroup, verb_app
+from telescope_cli.verbs import Verb, verb_app
 from telescope_core.base.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,18 +47,12 @@ ImageOption = Annotated[
 NameArgument = Annotated[str, typer.Argument(help="Name of the provider, such as local.")]
 
 
-class _Sandbox(VerbGroup):
-    verbs = VERBS
-    epilog_text = EPILOG
-    prints_texts_of_others = True
-
-
-app = verb_app(_Sandbox)
-
-
-@app.callback()
-def sandbox() -> None:
-    """Check the sandboxes in which programs of models run."""
+app = verb_app(
+    VERBS,
+    "Check the sandboxes in which programs of models run.",
+    epilog=EPILOG,
+    prints_texts_of_others=True,
+)
 
 
 def list_command(as_json: JsonOption = False) -> None:

@@ -82,16 +82,31 @@ class VerbGroup(TyperGroup):
         )
 
 
-def verb_app(group: type[VerbGroup], *, add_completion: bool = False) -> typer.Typer:
-    """Return the app of a group of verbs."""
-    return typer.Typer(
-        cls=group,
+def verb_app(
+    verbs: Mapping[str, Verb],
+    help: str = "",
+    *,
+    epilog: str,
+    prints_texts_of_others: bool = False,
+    add_completion: bool = False,
+) -> typer.Typer:
+    """Return the app of a group of verbs; without `help`, the caller gives it a callback."""
+    table = {
+        "verbs": verbs,
+        "epilog_text": epilog,
+        "prints_texts_of_others": prints_texts_of_others,
+    }
+    app = typer.Typer(
+        cls=type("Verbs", (VerbGroup,), table),
         rich_markup_mode=None,
         no_args_is_help=True,
         add_completion=add_completion,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    if help:
+        app.callback(help=help)(lambda: None)
+    return app
 
 
 def _is_present(verb: Verb) -> bool:

@@ -1,6 +1,6 @@
 """`telescope env`: the table of its verbs."""
 
-from telescope_cli.verbs import Verb, VerbGroup, verb_app
+from telescope_cli.verbs import Verb, verb_app
 
 VERBS = {
     "search": Verb(
@@ -82,15 +82,9 @@ EPILOG = """Examples:
 `telescope env VERB --help` explains one verb."""
 
 
-class _Env(VerbGroup):
-    verbs = VERBS
-    epilog_text = EPILOG
-    prints_texts_of_others = True
-
-
-app = verb_app(_Env)
-
-
-@app.callback()
-def env() -> None:
-    """Find, install, check and remove environments."""
+app = verb_app(
+    VERBS,
+    "Find, install, check and remove environments.",
+    epilog=EPILOG,
+    prints_texts_of_others=True,
+)

@@ -8,7 +8,7 @@ import typer
 
 from telescope_cli.env.options import JsonOption
 from telescope_cli.hub.options import DataOption
-from telescope_cli.verbs import Verb, VerbGroup, verb_app
+from telescope_cli.verbs import Verb, verb_app
 from telescope_envs.server.hub import HubStore
 
 VERBS = {
@@ -16,19 +16,13 @@ VERBS = {
 }
 
 
-class _Alias(VerbGroup):
-    verbs = VERBS
-    epilog_text = """Examples:
+app = verb_app(
+    VERBS,
+    "Give environments of a served registry a short name.",
+    epilog="""Examples:
 
-  telescope hub alias add toy acme/toy --data hub-data"""
-
-
-app = verb_app(_Alias)
-
-
-@app.callback()
-def alias() -> None:
-    """Give environments of a served registry a short name."""
+  telescope hub alias add toy acme/toy --data hub-data""",
+)
 
 
 def add(

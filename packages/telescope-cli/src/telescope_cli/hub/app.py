@@ -1,6 +1,6 @@
 """`telescope hub`: the table of its verbs, for users and maintainers of registries."""
 
-from telescope_cli.verbs import Verb, VerbGroup, verb_app
+from telescope_cli.verbs import Verb, verb_app
 
 VERBS = {
     "init": Verb(
@@ -28,7 +28,7 @@ VERBS = {
     ),
     "serve": Verb(
         target="telescope_cli.hub.serve:serve",
-        help="Serve a registry: web pages, simple index, publishing with tokens.",
+        help="Serve a registry: its files, a simple index, publishing with tokens.",
     ),
     "namespace": Verb(
         target="telescope_cli.hub.namespaces:app",
@@ -58,15 +58,9 @@ EPILOG = """Examples:
 `telescope hub VERB --help` explains one verb."""
 
 
-class _Hub(VerbGroup):
-    verbs = VERBS
-    epilog_text = EPILOG
-    prints_texts_of_others = True
-
-
-app = verb_app(_Hub)
-
-
-@app.callback()
-def hub() -> None:
-    """Manage registries of environments: store tokens, and check, render and serve registries."""
+app = verb_app(
+    VERBS,
+    "Manage registries of environments: store tokens, and check, render and serve registries.",
+    epilog=EPILOG,
+    prints_texts_of_others=True,
+)

@@ -8,7 +8,7 @@ import typer
 
 from telescope_cli.env.options import JsonOption
 from telescope_cli.hub.options import DataOption
-from telescope_cli.verbs import Verb, VerbGroup, verb_app
+from telescope_cli.verbs import Verb, verb_app
 from telescope_core.base.errors import ConfigError
 from telescope_envs.server.hub import HubStore
 
@@ -24,21 +24,15 @@ VERBS = {
 _KINDS = ("repository", "user", "key")
 
 
-class _Namespace(VerbGroup):
-    verbs = VERBS
-    epilog_text = """Examples:
+app = verb_app(
+    VERBS,
+    "Add, list, suspend and restore the owners of a served registry.",
+    epilog="""Examples:
 
   telescope hub namespace add acme --data hub-data
 
-  telescope hub namespace suspend acme --reason "stolen token" --data hub-data"""
-
-
-app = verb_app(_Namespace)
-
-
-@app.callback()
-def namespace() -> None:
-    """Add, list, suspend and restore the owners of a served registry."""
+  telescope hub namespace suspend acme --reason "stolen token" --data hub-data""",
+)
 
 
 def add(

@@ -10,7 +10,7 @@ import typer
 
 from telescope_cli.env.options import JsonOption
 from telescope_cli.hub.options import DataOption
-from telescope_cli.verbs import Verb, VerbGroup, verb_app
+from telescope_cli.verbs import Verb, verb_app
 from telescope_envs.server.auth import (
     Scope,
     Token,
@@ -31,21 +31,15 @@ VERBS = {
 }
 
 
-class _Token(VerbGroup):
-    verbs = VERBS
-    epilog_text = """Examples:
+app = verb_app(
+    VERBS,
+    "Create, list and revoke the tokens of a served registry.",
+    epilog="""Examples:
 
   telescope hub token create ci-of-acme --namespace acme --data hub-data
 
-  telescope hub token revoke 1f0c2a9b --data hub-data"""
-
-
-app = verb_app(_Token)
-
-
-@app.callback()
-def token() -> None:
-    """Create, list and revoke the tokens of a served registry."""
+  telescope hub token revoke 1f0c2a9b --data hub-data""",
+)
 
 
 def create(
