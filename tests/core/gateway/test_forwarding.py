@@ -6,6 +6,7 @@ import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anthropic
 import openai
 import pytest
 from tests.core.one_rollout import let_time_pass
@@ -139,6 +140,49 @@ async def test_everything_that_can_be_recorded_is_passed_on_as_it_is():
     assert (sent["tool_choice"], sent["seed"]) == ("required", 3)
     assert sent["guided_json"] == {"type": "object"}
     assert row.conversations[0][0].content == "what is it?\n[image_url]"
+
+
+async def test_a_program_that_speaks_anthropic_is_passed_on_as_a_chat_request():
+    source = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+    parts = [{"type": "text", "text": "what is it?"}, {"type": "image", "source": source}]
+    tool = {"name": "add", "input_schema": {"type": "object"}}
+    asked = [{"role": "user", "content": parts}]
+
+    async def program(client, model):
+        address = str(client.base_url).removesuffix("/v1/")
+        async with anthropic.AsyncAnthropic(
+            base_url=address, api_key=client.api_key, max_retries=0
+        ) as other:
+            with pytest.raises(anthropic.NotFoundError, match="counted in training alone"):
+                await other.messages.count_tokens(model=model, messages=asked)
+            answer = await other.messages.create(
+                model=model,
+                max_tokens=7,
+                system="be brief",
+                messages=asked,
+                tools=[tool],
+                tool_choice={"type": "any"},
+                stop_sequences=["."],
+            )
+        assert (answer.usage.input_tokens, answer.stop_reason) == (5, "tool_use")
+        call = answer.content[-1]
+        return "fine" if (call.name, call.input) == ("add", {"a": 1}) else ""
+
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    calls = [{"id": "1", "type": "function", "function": function}]
+    script = reply("", "tool_calls", tool_calls=calls)
+    async with evaluated(program, script) as (endpoint, _, row, _):
+        (sent,) = endpoint.requests
+    assert (row.reward, row.num_turns) == (1.0, 1), row.error
+    url = {"url": "data:image/png;base64,iVBORw0KGgo="}
+    assert sent["messages"] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [parts[0], {"type": "image_url", "image_url": url}]},
+    ]
+    assert (sent["max_tokens"], sent["tool_choice"], sent["stop"]) == (7, "required", ["."])
+    assert sent["tools"] == [
+        {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    ]
 
 
 async def test_the_limit_of_the_eval_holds_for_programs_too():

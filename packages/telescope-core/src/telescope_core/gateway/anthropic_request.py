@@ -67,9 +67,7 @@ def read_anthropic(body: object, read: Callable[[object], ChatRequest]) -> ChatR
     placed = [*_system(given.get("system")), *_messages(given.get("messages"))]
     fields: dict[str, Any] = {name: given[name] for name in _SAME if name in given}
     fields["messages"] = [
-        # A list without a part is no content, but an answer may have none.
-        {**one.message, "content": one.message["content"] or ""}
-        for one in placed
+        {**one.message, "content": _content(one.message["content"])} for one in placed
     ]
     if "stop_sequences" in given:
         fields["stop"] = given["stop_sequences"]
@@ -204,7 +202,7 @@ def _add_asked(placed: list[_Placed], asked: dict[str, Any], where: str) -> None
     for block, place in _blocks(asked.get("content"), role, where):
         if block["type"] == "tool_result":
             inner: object = block.get("content") or ""
-            parts = [_part(*one) for one in _blocks(inner, "result", place)] if inner else ""
+            parts = [_part(*one) for one in _blocks(inner, "result", place)]
             answered = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": parts}
             placed.append(_Placed(answered, place))
         elif placed and placed[-1].message["role"] == role == "user":
@@ -288,6 +286,16 @@ def _part(block: Mapping[str, Any], where: str) -> dict[str, Any]:
         case source:
             raise wrong(f"{where}.source", "a picture of type base64 or url", source)
     return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return the texts of `parts` with a newline between them; as they are with a picture.
+
+    Endpoints that an eval passes requests on to take text everywhere, but lists of parts not.
+    """
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
 
 
 def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
