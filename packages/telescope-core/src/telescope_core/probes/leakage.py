@@ -122,7 +122,13 @@ async def _check_tools(
         if not problems:
             await _call(environment, one, name, json.dumps(example_of(parameters)), answers)
     with answers.doing("leakage.tools"):
-        for name, arguments in _wrong_calls(_about(schemas[0])[0] if schemas else ""):
+        first = _about(schemas[0])[0] if schemas else ""
+        for name, arguments in (
+            ("no_such_tool_here", "{}"),
+            (first, '{"no_such_argument": [[[]]]}'),
+            (first, "not json"),
+            ("", "{}"),
+        ):
             rollout = await _played_call(environment, one, name, arguments)
             if rollout.stop_reason is StopReason.TIMEOUT:
                 answers.inconclusive("leakage.tools", _LATE)
@@ -141,15 +147,6 @@ def _about(schema: dict[str, JsonValue]) -> tuple[str, object]:
         return "", None
     plain = cast(Mapping[str, object], about)
     return str(plain.get("name", "")), plain.get("parameters")
-
-
-def _wrong_calls(name: str) -> list[tuple[str, str]]:
-    return [
-        ("no_such_tool_here", "{}"),
-        (name, '{"no_such_argument": [[[]]]}'),
-        (name, "not json"),
-        ("", "{}"),
-    ]
 
 
 async def _call(

@@ -13,6 +13,7 @@ from telescope_core.base.scripted import ScriptedClient
 from telescope_core.base.types import (
     ChatEndpoint,
     Completion,
+    Example,
     Group,
     JsonValue,
     Message,
@@ -87,7 +88,7 @@ async def play(
     client = ScriptedClient(attempt.replies)
     policy = _Metered(client.policy(request.rollout_id), meter, delay_s)
     span = Span(meter, limits)
-    task = asyncio.create_task(_rollout(environment, request, policy, attempt.asked))
+    task = asyncio.create_task(_rollout(environment, request, policy, attempt.asked.example))
     while not task.done() and span.cut is None:
         await asyncio.wait([task], timeout=_LOOK_EVERY_S)
     # A rollout that ended, however late on the wall, has shown what there is to see.
@@ -112,13 +113,6 @@ async def _cut_off(task: asyncio.Task[Rollout], request: PlayRequest) -> Rollout
         stop_reason=StopReason.TIMEOUT,
         error="it was ended before its end",
     )
-
-
-async def _rollout(
-    environment: Environment, request: PlayRequest, policy: Policy, asked: ShownExample
-) -> Rollout:
-    rollout = await play_rollout(environment, "validated", request, policy)
-    return await _with_group_rewards(environment, rollout, asked)
 
 
 class _Metered:
@@ -160,13 +154,14 @@ def request_for(asked: ShownExample, kind: str, *, deadline_s: float = _NEVER_S)
     )
 
 
-async def _with_group_rewards(
-    environment: Environment, rollout: Rollout, asked: ShownExample
+async def _rollout(
+    environment: Environment, request: PlayRequest, policy: Policy, example: Example
 ) -> Rollout:
-    """Return the rollout as the only one of its group."""
-    group = Group(id="g", environment="", example_id=asked.example.id, rollouts=(rollout,))
+    """Play a rollout and score it as the only one of its group."""
+    rollout = await play_rollout(environment, "validated", request, policy)
+    group = Group(id="g", environment="", example_id=example.id, rollouts=(rollout,))
     try:
-        (scored,) = (await score_group(environment, group, asked.example)).rollouts
+        (scored,) = (await score_group(environment, group, example)).rollouts
     except Exception as error:  # noqa: BLE001 - a boundary: whatever the author's code raises
         return replace(
             rollout,

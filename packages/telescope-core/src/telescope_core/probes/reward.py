@@ -194,8 +194,17 @@ async def _play_and_judge(
     require_enough(repeated, again, ["reward.deterministic"], answers)
     _hand_over(again, answers)
     answers.stage("reward.concurrency")
-    stable = _stable(by_key, again)
-    plain = [attempt for attempt in tries if attempt.kind not in HUGE and attempt.key in stable]
+    # What differs when it is repeated cannot be compared.
+    unstable = {
+        one.attempt.kind
+        for one in again
+        if one.attempt.key in by_key and by_key[one.attempt.key].score != one.score
+    }
+    plain = [
+        attempt
+        for attempt in tries
+        if attempt.key in by_key and attempt.kind not in (*HUGE, *unstable)
+    ]
     several = plain * (-(-2 * NUM_AT_ONCE // max(1, len(plain))))
     span = Span(meter, _AT_ONCE)
     at_once = await play_at_once(environment, several, meter, _AT_ONCE, num_at_once=NUM_AT_ONCE)
@@ -209,16 +218,6 @@ def _again(tries: Sequence[Try]) -> list[Try]:
     """Return the tries with the first examples of each split, except huge answers."""
     head = [attempt for attempt in tries if attempt.asked.index < _NUM_REPEATED]
     return [attempt for attempt in head if attempt.kind not in HUGE]
-
-
-def _stable(first: dict[str, Played], again: Sequence[Played]) -> set[str]:
-    """Return the keys of tries that can be compared: kinds that earned the same when repeated."""
-    unstable = {
-        one.attempt.kind
-        for one in again
-        if one.attempt.key in first and first[one.attempt.key].score != one.score
-    }
-    return {key for key, one in first.items() if one.attempt.kind not in unstable}
 
 
 def _hand_over(played: Sequence[Played], answers: Answers) -> None:
