@@ -11,9 +11,7 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from gateway.conversations import MAX_TOKENS, TURNS
 from machine import facts_of_run, table, write_results
@@ -24,7 +22,7 @@ from telescope_train.chat.renderer import Renderer, load_renderer
 from telescope_train.cluster.ports import free_port
 from telescope_train.config.schema import ModelSection
 from telescope_train.inference.client import TokenClient
-from telescope_train.inference.generation import Generation, Span
+from telescope_train.inference.generation import Generation, Request, Span
 from telescope_train.inference.policy import TokenPolicy, TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.server import SERVED_MODEL_NAME, ServerSettings, running
@@ -45,7 +43,7 @@ class InstantPool:
         ids = [*renderer.encode("0123456789" * 26), *renderer.stop_token_ids]
         self._ids = array("i", ids[:INSTANT_TOKENS])
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, **_: Any) -> Generation:
+    async def generate(self, request: Request) -> Generation:
         """Return the same tokens every time."""
         return Generation(
             token_ids=self._ids,

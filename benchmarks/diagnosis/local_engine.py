@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM
 
 from telescope_core.errors import EndpointError
 from telescope_core.types import Sampling, Span
-from telescope_train.inference.generation import Generation
+from telescope_train.inference.generation import Generation, Request
 from telescope_train.trainer.worker import TrainerWorker
 from telescope_train.weights.digests import Digests
 
 
-class _Request(NamedTuple):
+class _Waiting(NamedTuple):
     prompt_ids: Sequence[int]
     sampling: Sampling
     stop_token_ids: Sequence[int]
@@ -37,22 +37,17 @@ class LocalEngine:
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self._worker = worker
         self._generator = torch.Generator().manual_seed(seed)
-        self._waiting: list[_Request] = []
+        self._waiting: list[_Waiting] = []
         self._answering: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
         self.version = 0
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_token_ids: Sequence[int],
-        **given: Any,
-    ) -> Generation:
+    async def generate(self, request: Request) -> Generation:
         """Sample one continuation."""
         answer = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Request(prompt_ids, sampling, stop_token_ids, answer))
+        self._waiting.append(
+            _Waiting(request.prompt_ids, request.sampling, request.stop_token_ids, answer)
+        )
         if self._answering is None or self._answering.done():
             self._answering = asyncio.create_task(self._answer())
         return await answer
@@ -86,7 +81,7 @@ class LocalEngine:
             await asyncio.sleep(0.01)
             async with self._lock:
                 waiting, self._waiting = self._waiting, []
-                kinds: dict[Any, list[_Request]] = {}
+                kinds: dict[Any, list[_Waiting]] = {}
                 for one in waiting:
                     how = one.sampling
                     kind = (how.max_tokens, how.temperature, how.top_k, *one.stop_token_ids)
@@ -94,7 +89,7 @@ class LocalEngine:
                 for requests in kinds.values():
                     await self._answer_alike(requests)
 
-    async def _answer_alike(self, requests: Sequence[_Request]) -> None:
+    async def _answer_alike(self, requests: Sequence[_Waiting]) -> None:
         try:
             found = await asyncio.to_thread(self._sample, requests)
         except BaseException as error:
@@ -106,7 +101,7 @@ class LocalEngine:
                 request.answer.set_result(generation)
 
     @torch.no_grad()
-    def _sample(self, requests: Sequence[_Request]) -> list[Generation]:
+    def _sample(self, requests: Sequence[_Waiting]) -> list[Generation]:
         sampling, stops = requests[0].sampling, torch.tensor([*requests[0].stop_token_ids, -1])
         longest = max(len(one.prompt_ids) for one in requests)
         ids_NT = torch.zeros((len(requests), longest), dtype=torch.long)

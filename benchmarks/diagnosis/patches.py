@@ -24,7 +24,7 @@ from telescope_core.types import Sampling
 from telescope_train.algorithms.terms import Terms, TokenLoss
 from telescope_train.backends.fsdp import backend as fsdp
 from telescope_train.batches.batch import TrainingSample, TurnPart
-from telescope_train.inference.generation import Generation
+from telescope_train.inference.generation import Generation, Request
 from telescope_train.step import credit
 
 CHANCE = random.Random(0)
@@ -262,22 +262,18 @@ def engine(
     def plant(running: Running) -> AbstractContextManager[None]:
         right = running.pool.generate
 
-        async def generate(
-            prompt_ids: Sequence[int],
-            sampling: Sampling,
-            *,
-            stop_token_ids: Sequence[int],
-            **given: Any,
-        ) -> Generation:
+        async def generate(request: Request) -> Generation:
             if CHANCE.random() < lost:
                 raise EndpointError("connection reset by peer")
             if CHANCE.random() < late:
                 await asyncio.sleep(5.0)
             found = await right(
-                asked(prompt_ids),
-                sampled(sampling),
-                stop_token_ids=stop_token_ids if ends else (),
-                **given,
+                replace(
+                    request,
+                    prompt_ids=asked(request.prompt_ids),
+                    sampling=sampled(request.sampling),
+                    stop_token_ids=request.stop_token_ids if ends else (),
+                )
             )
             return answered(found)
 

@@ -25,7 +25,7 @@ from telescope_core.types import Message, Rollout, Sampling, Span
 from telescope_train.batches.samples import samples_from_rollout
 from telescope_train.chat.renderer import Renderer
 from telescope_train.inference.client import parse_reply
-from telescope_train.inference.generation import Generation
+from telescope_train.inference.generation import Generation, Request
 from telescope_train.inference.policy import TokenPolicy
 from telescope_train.inference.wire import ServerFrame, TokenReply, VersionSpan
 
@@ -42,9 +42,9 @@ class Server:
     def __init__(self, answers: list["array[int]"]) -> None:
         self._answers = iter(answers)
 
-    async def generate(self, prompt_ids: Any, sampling: Sampling, **_: Any) -> Generation:
+    async def generate(self, request: Request) -> Generation:
         """Return the next answer; a real client sends the ids as bytes."""
-        array("i", prompt_ids).tobytes()
+        array("i", request.prompt_ids).tobytes()
         ids = next(self._answers)
         return Generation(
             token_ids=ids,

@@ -72,9 +72,9 @@ class RecordingPool(ServerPool):
         super().__init__([TokenClient(url) for url in base_urls])
         self.record: list[tuple[tuple[int, ...], Generation]] = []
 
-    async def generate(self, prompt_ids, sampling, **options):
-        generation = await super().generate(prompt_ids, sampling, **options)
-        self.record.append((tuple(prompt_ids), generation))
+    async def generate(self, request):
+        generation = await super().generate(request)
+        self.record.append((tuple(request.prompt_ids), generation))
         return generation
 
 

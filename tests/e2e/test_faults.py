@@ -22,6 +22,7 @@ from telescope_core.records import RunFolder
 from telescope_core.records.servers import ServerState
 from telescope_core.types import Sampling
 from telescope_train.inference.client import TokenClient
+from telescope_train.inference.generation import Request
 from telescope_train.inference.server import (
     ENGINE_THREAD_VARIABLE,
     ServerProcess,
@@ -244,7 +245,8 @@ async def test_an_engine_that_hangs_behind_a_living_server_gives_no_sign_of_life
         client = TokenClient(settings.base_url)
         engine = engine_process(psutil.Process(server.pid))
         sampling = Sampling(max_tokens=900, temperature=1.0)
-        request = client.generate([5, 6, 7], sampling, stop_token_ids=(), cache_salt="v0")
+        asked = Request(prompt_ids=[5, 6, 7], sampling=sampling, cache_salt="v0")
+        request = client.generate(asked)
         try:
             assert await asyncio.to_thread(server.check_engine)
             engine.suspend()

@@ -14,7 +14,12 @@ import pytest
 from telescope_core.errors import ConfigError, EndpointError
 from telescope_core.types import Sampling
 from telescope_train.inference.client import TokenClient, parse_reply
-from telescope_train.inference.generation import Generation, RequestAbortedError, ServerLostError
+from telescope_train.inference.generation import (
+    Generation,
+    Request,
+    RequestAbortedError,
+    ServerLostError,
+)
 from telescope_train.inference.server import ServerProcess, ServerSettings
 from telescope_train.inference.wire import (
     PAUSE_AND_CLEAR,
@@ -365,7 +370,7 @@ async def test_a_request_that_cannot_be_served_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(EndpointError, match=r"maximum (model|context) length"):
         await client.generate(
-            [5] * 1100, Sampling(max_tokens=1), stop_token_ids=[], cache_salt="test"
+            Request(prompt_ids=[5] * 1100, sampling=Sampling(max_tokens=1), cache_salt="test")
         )
     with pytest.raises(EndpointError, match="temperature"):
         await generate(client, 1, temperature=-1.0)
@@ -383,9 +388,8 @@ async def test_a_malformed_frame_closes_only_that_connection(client: TokenClient
 
 async def test_stop_strings_are_still_found(client: TokenClient) -> None:
     sampling = Sampling(max_tokens=100, stop=tuple("0123456789+-= "))
-    found = await asyncio.gather(
-        *(client.generate(PROMPT, sampling, stop_token_ids=[], cache_salt="test") for _ in range(8))
-    )
+    request = Request(prompt_ids=PROMPT, sampling=sampling, cache_salt="test")
+    found = await asyncio.gather(*(client.generate(request) for _ in range(8)))
     assert all(len(one.token_ids) == len(one.logprobs) for one in found)
     assert any(one.finish_reason == "stop" for one in found)
 

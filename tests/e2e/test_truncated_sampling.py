@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from telescope_core.types import Sampling
 from telescope_train.inference.client import TokenClient
+from telescope_train.inference.generation import Request
 
 pytestmark = pytest.mark.engine
 
@@ -61,9 +62,8 @@ async def test_logprobs_are_those_of_what_was_sampled_from(
     client: TokenClient, tiny_model: Path, how: Sampling
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64).eval()
-    answers = await asyncio.gather(
-        *(client.generate(PROMPT, how, stop_token_ids=(), cache_salt="test") for _ in range(4))
-    )
+    request = Request(prompt_ids=PROMPT, sampling=how, cache_salt="test")
+    answers = await asyncio.gather(*(client.generate(request) for _ in range(4)))
     has_changed = False
     for answer in answers:
         ids = [*PROMPT, *answer.token_ids]

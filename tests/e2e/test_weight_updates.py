@@ -25,6 +25,7 @@ from telescope_train.batches.weighting import token_weights
 from telescope_train.chat.renderer import load_renderer
 from telescope_train.inference import client as client_module
 from telescope_train.inference.client import TokenClient
+from telescope_train.inference.generation import Request
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.wire import TokenReply, VersionSpan
@@ -240,7 +241,7 @@ async def requests_that_are_ended_go_on(
     answer = await answer_across(
         pool.clients[0],
         lambda length: pool.generate(
-            PROMPT, Sampling(max_tokens=length), stop_token_ids=[], group_id="ended"
+            Request(prompt_ids=PROMPT, sampling=Sampling(max_tokens=length), group_id="ended")
         ),
         lambda found: [span.version for span in found.spans],
         ending.publish(version),

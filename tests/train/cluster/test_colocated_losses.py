@@ -14,6 +14,7 @@ from tests.train.inference.test_servers import SPEED, TIMES
 from telescope_core.records.servers import ServerState
 from telescope_core.types import Sampling
 from telescope_train.cluster.colocation import SharedGpu
+from telescope_train.inference.generation import Request
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.sleep import (
     SLEEP_PATH,
@@ -128,10 +129,13 @@ class World:
         await asyncio.gather(
             *(
                 self.pool.generate(
-                    Planned([3], rollout_id=f"{step}-{n}/0", num_tokens=20 * TOKENS_PER_ID),
-                    Sampling(max_tokens=10**6),
-                    stop_token_ids=(),
-                    group_id=f"{step}-{n}",
+                    Request(
+                        prompt_ids=Planned(
+                            [3], rollout_id=f"{step}-{n}/0", num_tokens=20 * TOKENS_PER_ID
+                        ),
+                        sampling=Sampling(max_tokens=10**6),
+                        group_id=f"{step}-{n}",
+                    )
                 )
                 for n in range(8)
             )

@@ -34,8 +34,8 @@ class CountedPool(ScriptedPool):
         self.answered: list[tuple[tuple[int, ...], Generation]] = []
         self._numbers = count(1)
 
-    async def generate(self, prompt_ids, sampling, **options):
-        found = await super().generate(prompt_ids, sampling, **options)
+    async def generate(self, request):
+        found = await super().generate(request)
         logprobs = tuple(-next(self._numbers) / 4096 for _ in found.token_ids)
         found = Generation(
             token_ids=found.token_ids,
@@ -43,7 +43,7 @@ class CountedPool(ScriptedPool):
             finish_reason=found.finish_reason,
             spans=found.spans,
         )
-        self.answered.append((tuple(prompt_ids), found))
+        self.answered.append((tuple(request.prompt_ids), found))
         return found
 
     def text(self, token_ids: Sequence[int]) -> str:

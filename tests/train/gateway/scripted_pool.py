@@ -1,11 +1,11 @@
 """A server pool that answers with scripted text, in the tokens of the character tokenizer."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from telescope_core.types import Sampling
 from telescope_train.chat.renderer import Renderer
-from telescope_train.inference.generation import Generation, Span
+from telescope_train.inference.generation import Generation, Request, Span
 from telescope_train.models.tiny import character_tokenizer
 
 TEMPLATE = """\
@@ -50,18 +50,11 @@ class ScriptedPool:
         self.arrived = asyncio.Event()
         self.cancelled = asyncio.Event()
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_token_ids: Sequence[int],
-        group_id: str,
-        priority: int = 0,
-    ) -> Generation:
-        self.prompts.append(tuple(prompt_ids))
-        self.sampling.append(sampling)
-        self.priorities.append(priority)
+    async def generate(self, request: Request) -> Generation:
+        stop_token_ids = request.stop_token_ids
+        self.prompts.append(tuple(request.prompt_ids))
+        self.sampling.append(request.sampling)
+        self.priorities.append(request.priority)
         self.arrived.set()
         try:
             if self.hold is not None:
@@ -69,10 +62,10 @@ class ScriptedPool:
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
-        reply = self._reply(self._renderer._tokenizer.decode(list(prompt_ids)))
+        reply = self._reply(self._renderer._tokenizer.decode(list(request.prompt_ids)))
         if isinstance(reply, Exception):
             raise reply
-        ids = [*self._renderer.encode(reply), *stop_token_ids][: sampling.max_tokens]
+        ids = [*self._renderer.encode(reply), *stop_token_ids][: request.sampling.max_tokens]
         return Generation(
             token_ids=tuple(ids),
             logprobs=tuple(-0.001 * (place + 1) for place in range(len(ids))),

@@ -1,6 +1,7 @@
 """What was sampled at two servers, as one."""
 
 from array import array
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from telescope_core.types import Sampling
 from telescope_train.inference.generation import (
     Generation,
+    Request,
     Span,
     ended,
     in_a_row,
@@ -61,13 +63,14 @@ def test_what_is_left_is_sampled_with_other_chances(seed) -> None:
 
 
 def test_what_had_only_its_end_to_come_is_whole() -> None:
-    begun = generation([(1, 3)])
-    assert ended(None, Sampling(max_tokens=3), ()) is None
-    assert ended(begun, Sampling(max_tokens=4), (9,)) is None
-    whole = ended(begun, Sampling(max_tokens=3), (9,))
+    request = Request(prompt_ids=[5], sampling=Sampling(max_tokens=3), stop_token_ids=(9,))
+    assert ended(request) is None
+    request = replace(request, begun=generation([(1, 3)]))
+    assert ended(replace(request, sampling=Sampling(max_tokens=4))) is None
+    whole = ended(request)
     assert whole is not None
     assert whole.finish_reason == "length"
-    whole = ended(begun, Sampling(max_tokens=9), (2,))
+    whole = ended(replace(request, sampling=Sampling(max_tokens=9), stop_token_ids=(2,)))
     assert whole is not None
     assert whole.finish_reason == "stop"
 

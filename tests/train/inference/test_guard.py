@@ -18,7 +18,7 @@ from telescope_train.cluster.network import Network
 from telescope_train.config.inference_section import InferenceSection
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.fleet import AT_ITS_NODE, server_secret
-from telescope_train.inference.generation import ServerLostError
+from telescope_train.inference.generation import Request, ServerLostError
 from telescope_train.inference.server import ServerSettings
 from telescope_train.inference.server_actor import ServerPorts
 from telescope_train.inference.vllm_plugin import http_server
@@ -27,6 +27,7 @@ from telescope_train.observability.otlp_receiver import OtlpReceiver
 from telescope_train.observability.traces import Traces
 
 SECRET = "a-secret-for-this-test"
+REQUEST = Request(prompt_ids=[1], sampling=Sampling(max_tokens=1), cache_salt="v0")
 PATHS = [
     *("/health", "/metrics", "/v1/completions", "/pause", "/resume", "/sleep", "/collective_rpc"),
     *("/update_weights", "/init_weight_transfer_engine", "/docs", "/", "//health", "/%68ealth"),
@@ -121,7 +122,7 @@ async def test_a_client_without_it_is_told_so(monkeypatch):
         with pytest.raises(EndpointError, match=r"\b401\b.*secret"):
             await client.control("/resume", is_repeatable=True)
         with pytest.raises(ServerLostError, match="403"):
-            await client.generate([1], Sampling(max_tokens=1), stop_token_ids=[], cache_salt="v0")
+            await client.generate(REQUEST)
         await client.close()
 
 
@@ -142,7 +143,7 @@ async def test_a_server_answers_as_itself_alone(monkeypatch, secret):
             with pytest.raises(ServerLostError, match=r"another inference server.*bbbb"):
                 await other.control(path, is_repeatable=True)
         with pytest.raises(ServerLostError, match="another inference server"):
-            await other.generate([1], Sampling(max_tokens=1), stop_token_ids=[], cache_salt="v0")
+            await other.generate(REQUEST)
         assert app.num_calls == 4
         await client.close()
         await other.close()
@@ -160,7 +161,7 @@ async def test_what_is_no_server_of_telescope_is_not_taken_for_one():
         with pytest.raises(EndpointError, match="404"):
             await client.control("/resume", is_repeatable=True)
         with pytest.raises(ServerLostError, match="404"):
-            await client.generate([1], Sampling(max_tokens=1), stop_token_ids=[], cache_salt="v0")
+            await client.generate(REQUEST)
         await client.close()
 
 

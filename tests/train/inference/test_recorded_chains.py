@@ -34,18 +34,18 @@ class Writer:
         self._ids = {one: renderer.encode(one)[0] for one in (*DIGITS, "!")}
         self._random = random.Random(seed)
 
-    async def generate(self, prompt_ids, sampling, *, stop_token_ids, group_id, priority):
+    async def generate(self, request):
         text = "".join(self._random.choices(DIGITS, k=self._size))
         if self._thought:
             text = "".join(self._random.choices(DIGITS, k=self._thought)) + "!" + text
-        ids = [*(self._ids[one] for one in text), stop_token_ids[0]]
+        ids = [*(self._ids[one] for one in text), request.stop_token_ids[0]]
         generation = Generation(
             token_ids=array("i", ids),
             logprobs=array("f", [-self._random.random() for _ in ids]),
             finish_reason="stop",
             spans=(Span(0, len(ids)),),
         )
-        self.record.append((list(prompt_ids), generation))
+        self.record.append((list(request.prompt_ids), generation))
         return generation
 
 

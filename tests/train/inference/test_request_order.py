@@ -9,6 +9,7 @@ from tests.train.inference.test_servers import World, in_world
 
 from telescope_core.types import Sampling
 from telescope_train.evals.servers import BEHIND_ROLLOUTS, EvalServers
+from telescope_train.inference.generation import Request
 from telescope_train.inference.pool import MOST_STEPS, server_priority
 from telescope_train.inference.wire import TokenRequest
 from telescope_train.rollouts.attempts import AttemptKey, Attempts, LimitedPool
@@ -33,8 +34,8 @@ def test_no_rollout_stands_behind_an_eval_and_numbers_fit_on_the_wire() -> None:
     assert server_priority(-1, 10 * MOST_STEPS, is_again=False) < server_priority(
         0, 0, is_again=True
     )
-    request = TokenRequest(0, b"", msgspec.Raw(b"\x80"), cache_salt="", priority=first_eval)
-    content = msgspec.msgpack.encode(request)
+    wired = TokenRequest(0, b"", msgspec.Raw(b"\x80"), cache_salt="", priority=first_eval)
+    content = msgspec.msgpack.encode(wired)
     assert msgspec.msgpack.decode(content, type=TokenRequest).priority == first_eval
 
 
@@ -43,9 +44,9 @@ def sent_priorities(world: World) -> list[int]:
     for client in world.clients:
         generate = client.generate
 
-        async def noting(*arguments: Any, generate=generate, **options: Any) -> Any:
-            sent.append(options["priority"])
-            return await generate(*arguments, **options)
+        async def noting(request: Request, generate=generate) -> Any:
+            sent.append(request.priority)
+            return await generate(request)
 
         client.generate = noting  # type: ignore[method-assign]
     return sent
@@ -64,6 +65,15 @@ def test_a_request_goes_on_elsewhere_before_those_of_its_kind() -> None:
     in_world(main)
 
 
+def request(rollout_id: str) -> Request:
+    return Request(
+        prompt_ids=Planned([3], rollout_id=rollout_id, num_tokens=TOKENS_PER_ID),
+        sampling=Sampling(max_tokens=10**6),
+        group_id=rollout_id.partition("/")[0],
+        priority=-2,
+    )
+
+
 def test_the_batch_of_an_attempt_is_part_of_it() -> None:
     async def main(world: World) -> None:
         class Log:
@@ -77,24 +87,12 @@ def test_the_batch_of_an_attempt_is_part_of_it() -> None:
             rollout_id = f"{step}/0"
             key = AttemptKey(step=step, environment="one", group_id=f"{step}", index=0, attempt=1)
             async with attempts.running(rollout_id, key, attempts.for_group(), (0, 0, 0)):
-                await LimitedPool(world.pool, attempts, rollout_id).generate(
-                    Planned([3], rollout_id=rollout_id, num_tokens=TOKENS_PER_ID),
-                    Sampling(max_tokens=10**6),
-                    stop_token_ids=(),
-                    group_id=f"{step}",
-                    priority=-2,
-                )
+                await LimitedPool(world.pool, attempts, rollout_id).generate(request(rollout_id))
 
         await ask(7)
         await ask(3)
         assert sent == [server_priority(-2, step, is_again=False) for step in (7, 3)]
-        await EvalServers(world.pool).generate(
-            Planned([3], rollout_id="e/0", num_tokens=TOKENS_PER_ID),
-            Sampling(max_tokens=10**6),
-            stop_token_ids=(),
-            group_id="e",
-            priority=-2,
-        )
+        await EvalServers(world.pool).generate(request("e/0"))
         assert sent[-1] > max(sent[:-1])
 
     in_world(main)

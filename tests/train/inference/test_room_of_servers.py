@@ -9,7 +9,7 @@ from tests.train.inference.test_servers import World, in_world
 from tests.train.simulation.test_simulated_runs import scenario
 
 from telescope_core.types import Sampling
-from telescope_train.inference.pool import Turn
+from telescope_train.inference.generation import QueuePosition, Request
 from telescope_train.observability.calls import Watching
 from telescope_train.rollouts.slots import Concurrency, Slots
 from telescope_train.simulation.servers import TOKENS_PER_ID, Planned
@@ -48,12 +48,15 @@ class Crowd:
 
         calling = asyncio.create_task(
             pool.generate(
-                Planned(ids, rollout_id=rollout_id, num_tokens=num_tokens * TOKENS_PER_ID),
-                Sampling(max_tokens=10**6),
-                stop_token_ids=(),
-                group_id=rollout_id.partition("/")[0],
-                turn=Turn(rollout_id, 1),
-                watching=Watching(on_sent=sent),
+                Request(
+                    prompt_ids=Planned(
+                        ids, rollout_id=rollout_id, num_tokens=num_tokens * TOKENS_PER_ID
+                    ),
+                    sampling=Sampling(max_tokens=10**6),
+                    group_id=rollout_id.partition("/")[0],
+                    position=QueuePosition(rollout_id, 1),
+                    watching=Watching(on_sent=sent),
+                )
             )
         )
         await asyncio.sleep(0)

@@ -10,7 +10,7 @@ import pytest
 from telescope_core.errors import EndpointLostError, ProcessDiedError
 from telescope_core.records.servers import ServerEvent, ServerState
 from telescope_core.types import Sampling
-from telescope_train.inference.generation import ServerLostError
+from telescope_train.inference.generation import Request, ServerLostError
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.servers import _NEXT, Server
 from telescope_train.inference.supervisor import GOOD_LIFE_S, MOST_RESTARTS, Fleet, Supervisor
@@ -56,11 +56,12 @@ class World:
         prompt = Planned([3], rollout_id=f"{name}/0", num_tokens=num_ids * TOKENS_PER_ID)
         return asyncio.create_task(
             self.pool.generate(
-                prompt,
-                Sampling(max_tokens=10**6),
-                stop_token_ids=(),
-                group_id=name,
-                watching=Watching(on_end=self.ends.append),
+                Request(
+                    prompt_ids=prompt,
+                    sampling=Sampling(max_tokens=10**6),
+                    group_id=name,
+                    watching=Watching(on_end=self.ends.append),
+                )
             )
         )
 

@@ -14,7 +14,7 @@ from telescope_core.types import JsonValue, Message, Sampling
 from telescope_train.chat.conversations import Conversations
 from telescope_train.chat.renderer import Prompt, Renderer
 from telescope_train.inference.client import parse_reply, parse_version
-from telescope_train.inference.generation import Generation, Span, joined
+from telescope_train.inference.generation import Generation, Request, Span, joined
 from telescope_train.inference.policy import TokenPolicy, TokenPolicySource
 from telescope_train.inference.wire import TokenReply, VersionSpan
 from telescope_train.models.tiny import character_tokenizer
@@ -56,19 +56,11 @@ class RecordingPool:
         self.seeds: list[int | None] = []
         self._answers = list(answers)
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_token_ids: Sequence[int],
-        group_id: str,
-        priority: int,
-    ) -> Generation:
-        self.prompts.append(list(prompt_ids))
-        self.seeds.append(sampling.seed)
+    async def generate(self, request: Request) -> Generation:
+        self.prompts.append(list(request.prompt_ids))
+        self.seeds.append(request.sampling.seed)
         token_ids = tuple(self._answers[len(self.prompts) - 1])
-        ended = token_ids[-1] in stop_token_ids
+        ended = token_ids[-1] in request.stop_token_ids
         return Generation(
             token_ids=token_ids,
             logprobs=(-0.5,) * len(token_ids),
@@ -119,8 +111,8 @@ async def test_of_two_answers_that_say_the_same_the_later_one_is_continued() -> 
 
 async def test_what_follows_a_stop_text_of_two_servers_is_not_trained_on() -> None:
     class TwoServers(RecordingPool):
-        async def generate(self, *arguments: Any, **named: Any) -> Generation:
-            rest = await super().generate(*arguments, **named)
+        async def generate(self, request: Request) -> Generation:
+            rest = await super().generate(request)
             begun = replace(rest, token_ids=array("i", renderer.encode("1+")), spans=(Span(3, 2),))
             return joined(replace(begun, logprobs=array("f", [-0.5] * 2)), rest)
 

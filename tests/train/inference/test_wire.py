@@ -4,6 +4,7 @@ import asyncio
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from telescope_core.errors import EndpointError
 from telescope_core.types import Sampling
 from telescope_train.inference import client as client_module
 from telescope_train.inference.client import TokenClient
-from telescope_train.inference.generation import Generation, ServerLostError, Span
+from telescope_train.inference.generation import Generation, Request, ServerLostError, Span
 from telescope_train.inference.wire import (
     FRAME_BYTES,
     TOKEN_PLANE_PATH,
@@ -114,7 +115,7 @@ async def answer_all(socket: web.WebSocketResponse) -> None:
 
 async def sample(client: TokenClient, prompt_length: int) -> Generation:
     return await client.generate(
-        [1] * prompt_length, Sampling(max_tokens=4), stop_token_ids=[], cache_salt="v0"
+        Request(prompt_ids=[1] * prompt_length, sampling=Sampling(max_tokens=4), cache_salt="v0")
     )
 
 
@@ -220,13 +221,16 @@ async def test_a_request_goes_on_after_what_it_had() -> None:
         spans=(Span(1, 3),),
     )
     async with plane_server(rest, limit=UVICORN_LIMIT_BYTES) as client:
-        found = await client.generate(
-            [9, 9], Sampling(max_tokens=4), stop_token_ids=[7], cache_salt="v2", begun=begun
+        request = Request(
+            prompt_ids=[9, 9],
+            sampling=Sampling(max_tokens=4),
+            stop_token_ids=[7],
+            cache_salt="v2",
+            begun=begun,
         )
+        found = await client.generate(request)
         ids = list(found.token_ids)
-        already = await client.generate(
-            [9], Sampling(max_tokens=3), stop_token_ids=[7], cache_salt="v2", begun=begun
-        )
+        already = await client.generate(replace(request, sampling=Sampling(max_tokens=3)))
     assert ids == [1, 2, 3, 4]
     assert found.spans == (Span(1, 3), Span(2, 1))
     assert list(column("i", asked[0].prompt_ids)) == [9, 9, 1, 2, 3]

@@ -1,12 +1,11 @@
 """The servers that evals ask, as one: those of their own, those of rollouts, or both."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 
-from telescope_core.base.types import Sampling
 from telescope_core.records.servers import ServerState
-from telescope_train.inference.generation import Generation
+from telescope_train.inference.generation import Generation, Request
 from telescope_train.inference.pool import ServerPool
-from telescope_train.observability.calls import UNWATCHED, Caller, CallLog, Watching
+from telescope_train.observability.calls import Caller, CallLog
 
 BEHIND_ROLLOUTS = 1_000_000
 """Added to the priority of each request, of which the lowest go first: no rollout that is trained
@@ -54,24 +53,10 @@ class EvalServers:
         """Ask all servers of the run."""
         self._use(self.rollouts, *(() if self.own is None else (self.own,)))
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_token_ids: Sequence[int],
-        group_id: str,
-        priority: int = 0,
-        watching: Watching = UNWATCHED,
-    ) -> Generation:
+    async def generate(self, request: Request) -> Generation:
         """Sample one continuation, after all requests of rollouts that wait."""
-        return await self._pool_of(group_id).generate(
-            prompt_ids,
-            sampling,
-            stop_token_ids=stop_token_ids,
-            group_id=group_id,
-            priority=priority + BEHIND_ROLLOUTS,
-            watching=watching,
+        return await self._pool_of(request.group_id).generate(
+            replace(request, priority=request.priority + BEHIND_ROLLOUTS)
         )
 
     def _use(self, *pools: ServerPool) -> None:
@@ -101,15 +86,7 @@ class EvalCalls:
         """Whether no server takes requests now."""
         return self._servers.is_down
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_token_ids: Sequence[int],
-        group_id: str,
-        priority: int = 0,
-    ) -> Generation:
+    async def generate(self, request: Request) -> Generation:
         """Sample one continuation, after all requests of rollouts that wait."""
         self._num_calls += 1
         caller = Caller(
@@ -120,14 +97,7 @@ class EvalCalls:
             call=self._num_calls,
             step=None,
         )
-        return await self._servers.generate(
-            prompt_ids,
-            sampling,
-            stop_token_ids=stop_token_ids,
-            group_id=group_id,
-            priority=priority,
-            watching=self._calls.watching(caller),
-        )
+        return await self._servers.generate(replace(request, watching=self._calls.watching(caller)))
 
 
 def _requests_per_server(pool: ServerPool) -> float:

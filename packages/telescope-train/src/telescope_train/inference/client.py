@@ -15,6 +15,7 @@ from telescope_core.base.errors import EndpointError
 from telescope_core.base.types import Sampling, Span, WeightVersion
 from telescope_train.inference.generation import (
     Generation,
+    Request,
     RequestAbortedError,
     ServerLostError,
     ended,
@@ -93,37 +94,24 @@ class TokenClient:
         self._calling = dict[asyncio.Timeout, str]()
         """The control calls that are open: what ends each, and why it was ended."""
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_token_ids: Sequence[int],
-        cache_salt: str,
-        priority: int = 0,
-        begun: Generation | None = None,
-        traceparent: str = "",
-    ) -> Generation:
-        """Sample one continuation of `prompt_ids`; a lower `priority` goes first.
-
-        `begun` is the part of it that another server has sampled already, `traceparent` the trace
-        that the server puts it in. Raises ServerLostError if this server is gone.
-        """
-        if (whole := ended(begun, sampling, stop_token_ids)) is not None:
+    async def generate(self, request: Request) -> Generation:
+        """Sample what is left of `request`; raises ServerLostError if this server is gone."""
+        if (whole := ended(request)) is not None:
             return whole
+        prompt_ids, begun = request.prompt_ids, request.begun
         # Counted before anything is awaited: `ServerPool` compares these counts for each group.
         self.num_in_flight += 1
         try:
             # After `_open_plane` nothing is awaited until `request` waits for its reply, so the
             # plane cannot be lost in between without this request being told.
             plane = await self._open_plane()
-            sampling = sampling_after(begun, sampling)
+            sampling = sampling_after(begun, request.sampling)
             reply = await plane.request(
                 prompt_ids if begun is None else array("i", prompt_ids) + begun.token_ids,
-                sampling=encoded_params(sampling, stop_token_ids),
-                cache_salt=cache_salt,
-                priority=priority,
-                traceparent=traceparent,
+                sampling=encoded_params(sampling, request.stop_token_ids),
+                cache_salt=request.cache_salt,
+                priority=request.priority,
+                traceparent=request.watching.traceparent,
             )
         except (ServerLostError, RequestAbortedError) as error:
             if begun is not None:

@@ -1,16 +1,16 @@
-"""`Generation`: what a server sampled; and what a request had when its server went away."""
+"""`Request` and `Generation`: what a policy asks servers for, and what one of them sampled."""
 
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from telescope_core.base.chains import Routes
 from telescope_core.base.errors import EndpointError, EndpointLostError
 from telescope_core.base.types import Sampling, Span, WeightVersion
 from telescope_train.inference.seeds import derived_seed
-from telescope_train.observability.calls import ServerTiming
+from telescope_train.observability.calls import UNWATCHED, ServerTiming, Watching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,35 @@ class Generation:
     def newest_version(self) -> WeightVersion:
         """Highest weight version that sampled any of the tokens."""
         return max(span.version for span in self.spans)
+
+
+class QueuePosition(NamedTuple):
+    """Whose request it is and for which step: of equal priority, the oldest step goes first."""
+
+    rollout_id: str
+    step: int
+    """For whose batch the rollout was drawn, 1 first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One continuation to sample, on its way from a policy through a pool to a server."""
+
+    prompt_ids: Sequence[int]
+    sampling: Sampling
+    stop_token_ids: Sequence[int] = ()
+    """Tokens of which the first one that is sampled ends the answer; it is part of it."""
+    group_id: str = ""
+    """The requests of a group share a prompt, and so a server."""
+    priority: int = 0
+    """The lowest one goes first. A pool replaces it by `pool.server_priority`."""
+    position: QueuePosition | None = None
+    """Of a rollout that holds a slot for it; None = it is not of any."""
+    watching: Watching = UNWATCHED
+    cache_salt: str = ""
+    """Cached prefixes are shared only between requests with the same one. A pool sets it."""
+    begun: Generation | None = None
+    """What another server has sampled of it already. A pool sets it."""
 
 
 class ServerLostError(EndpointLostError):
@@ -108,15 +137,14 @@ def in_a_row(spans: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(merged)
 
 
-def ended(
-    begun: Generation | None, sampling: Sampling, stop_token_ids: Sequence[int]
-) -> Generation | None:
-    """Return `begun` if nothing is left to sample: only its end was lost."""
+def ended(request: Request) -> Generation | None:
+    """Return what has begun of `request` if nothing is left to sample: only its end was lost."""
+    begun = request.begun
     if begun is None:
         return None
-    if begun.token_ids[-1] in stop_token_ids:
+    if begun.token_ids[-1] in request.stop_token_ids:
         return replace(begun, finish_reason="stop")
-    if len(begun.token_ids) >= sampling.max_tokens:
+    if len(begun.token_ids) >= request.sampling.max_tokens:
         return replace(begun, finish_reason="length")
     return None
 

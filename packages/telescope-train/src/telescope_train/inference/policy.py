@@ -23,7 +23,7 @@ from telescope_core.gateway.request import ChatRequest
 from telescope_train.chat.conversations import Conversations
 from telescope_train.chat.renderer import Prompt, Renderer
 from telescope_train.inference.first_prompts import FirstPrompts
-from telescope_train.inference.generation import Generation, until_stop
+from telescope_train.inference.generation import Generation, Request, until_stop
 from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.seeds import derived_seed
 
@@ -134,12 +134,14 @@ class TokenPolicy(RecordingPolicy):
             prompt = self._prompt_for(asked, tools)
             sampling = self._seeded(self._fitted(sampling, len(prompt.ids)))
             generation = await self._pool.generate(
-                prompt.ids,
-                sampling,
-                stop_token_ids=self._renderer.stop_token_ids,
-                group_id=self._group_id,
-                # Later turns go first: a rollout that is nearly done frees its slot and its cache.
-                priority=-len(self.turns),
+                Request(
+                    prompt_ids=prompt.ids,
+                    sampling=sampling,
+                    stop_token_ids=self._renderer.stop_token_ids,
+                    group_id=self._group_id,
+                    # Later turns go first: a rollout that is nearly done frees slot and cache.
+                    priority=-len(self.turns),
+                )
             )
             generation = until_stop(generation, sampling.stop, self._renderer.decode)
             said = self._renderer.parse(generation.token_ids, tools=tools, prompt=prompt)

@@ -8,14 +8,20 @@ whose server dies goes on at another one, with what was sampled so far.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import replace
+from typing import Protocol
 
-from telescope_core.base.types import Sampling, WeightVersion
+from telescope_core.base.types import WeightVersion
 from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
 from telescope_train.inference.by_load import ByLoad
-from telescope_train.inference.generation import Generation, RequestAbortedError, ServerLostError
+from telescope_train.inference.generation import (
+    Generation,
+    Request,
+    RequestAbortedError,
+    ServerLostError,
+)
 from telescope_train.inference.servers import ROUTABLE, Server, ServerClient
-from telescope_train.observability.calls import UNWATCHED, CallEnd, Watching
+from telescope_train.observability.calls import CallEnd, Watching
 
 MOST_STEPS = 2**20
 """Steps that are told apart by what servers are sent. A run with more has equals among its last."""
@@ -32,16 +38,8 @@ class RolloutServers(Protocol):
         """Whether no server takes requests now."""
         ...
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_token_ids: Sequence[int],
-        group_id: str,
-        priority: int = 0,
-    ) -> Generation:
-        """Sample one continuation; a lower `priority` goes first."""
+    async def generate(self, request: Request) -> Generation:
+        """Sample one continuation."""
         ...
 
 
@@ -52,14 +50,6 @@ def server_priority(priority: int, step: int, *, is_again: bool) -> int:
     was drawn, because the oldest batch is waited for; then those that have waited already.
     """
     return 2 * (priority * MOST_STEPS + min(step, MOST_STEPS - 1)) + (not is_again)
-
-
-class Turn(NamedTuple):
-    """A turn of a rollout that is trained on, which holds a slot."""
-
-    rollout_id: str
-    step: int
-    """For whose batch the rollout was drawn, 1 first."""
 
 
 class ServerPool:
@@ -99,29 +89,19 @@ class ServerPool:
         """Servers that take no requests now."""
         return sum(not server.takes_requests for server in self.servers)
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_token_ids: Sequence[int],
-        group_id: str,
-        priority: int = 0,
-        turn: Turn | None = None,
-        watching: Watching = UNWATCHED,
-    ) -> Generation:
-        """Sample one continuation on the group's server; a lower `priority` goes first.
+    async def generate(self, request: Request) -> Generation:
+        """Sample one continuation on the group's server; see `server_priority` for who goes first.
 
-        `turn`: of a rollout that holds a slot for it; None = it is not of any. Among equals, those
-        of a lower step go first, and of these the ones that are sent again. If the group's server
-        has all it may have, the rollout goes on at another one, where its later turns go as well.
+        If the group's server has all it may have, a rollout with a slot goes on at another one,
+        where its later turns go as well.
         """
         begun: Generation | None = None
         is_again = False
-        in_slots, step = turn is not None, 0 if turn is None else turn.step
-        watched = _Watched(len(prompt_ids), watching)
+        position = request.position
+        in_slots, step = position is not None, 0 if position is None else position.step
+        watched = _Watched(len(request.prompt_ids), request.watching)
         while True:
-            server = self._route(group_id, turn) or await self._wait_for_route(group_id, turn)
+            server = self._route(request) or await self._wait_for_route(request)
             life = server.life
             watched.is_sent(server.client.base_url, self.version, begun)
             self._by_load.add(server, 1, in_slots=in_slots)
@@ -129,13 +109,12 @@ class ServerPool:
                 # vLLM shares cached prefixes only between requests with the same salt, so that a
                 # prefix computed under older weights is never reused.
                 generation = await server.client.generate(
-                    prompt_ids,
-                    sampling,
-                    stop_token_ids=stop_token_ids,
-                    cache_salt=f"v{self.version}",
-                    priority=server_priority(priority, step, is_again=is_again),
-                    begun=begun,
-                    traceparent=watching.traceparent,
+                    replace(
+                        request,
+                        cache_salt=f"v{self.version}",
+                        priority=server_priority(request.priority, step, is_again=is_again),
+                        begun=begun,
+                    )
                 )
             except RequestAbortedError as error:
                 watched.has_ended(error.begun, error="ended for an update of the weights")
@@ -201,13 +180,14 @@ class ServerPool:
     # Nothing is awaited from here until the request is counted in `num_requests`. The other
     # rollouts of the group, which ask at the same moment, therefore find its route, and the next
     # group sees how busy this server has become.
-    def _route(self, group_id: str, turn: Turn | None) -> Server | None:
+    def _route(self, request: Request) -> Server | None:
         """Return the server of a rollout; None if none serves."""
-        names = [group_id] if turn is None else [turn.rollout_id, group_id]
+        group_id, position = request.group_id, request.position
+        names = [group_id] if position is None else [position.rollout_id, group_id]
         found = {name: self._routes.get(name) for name in names}
         known = [one for one in found.values() if one is not None and one.takes_requests]
         for server in known:
-            if server.has_room or turn is None:
+            if server.has_room or position is None:
                 return server
         server = self._by_load.least()
         if server is None:
@@ -224,8 +204,8 @@ class ServerPool:
         if len(self._routes) > MAX_ROUTES:
             self._routes.popitem(last=False)
 
-    async def _wait_for_route(self, group_id: str, turn: Turn | None) -> Server:
-        while (server := self._route(group_id, turn)) is None:
+    async def _wait_for_route(self, request: Request) -> Server:
+        while (server := self._route(request)) is None:
             if not self._is_kept:
                 raise ServerLostError(f"no inference server is left: {self.servers[0].reason}")
             await self._serves.wait()

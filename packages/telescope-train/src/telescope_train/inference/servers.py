@@ -10,13 +10,13 @@ loading: it has started again, and serves once it has the present weights.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from telescope_core.base.errors import ProcessDiedError
-from telescope_core.base.types import Sampling, WeightVersion
+from telescope_core.base.types import WeightVersion
 from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
-from telescope_train.inference.generation import Generation
+from telescope_train.inference.generation import Generation, Request
 from telescope_train.inference.load import ServerLoad
 
 _LOGGER = logging.getLogger(__name__)
@@ -82,21 +82,8 @@ class ServerClient(Protocol):
     heard_s: float
     """When it last answered a request, or a part of one, on the clock of the event loop."""
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_token_ids: Sequence[int],
-        cache_salt: str,
-        priority: int = 0,
-        begun: Generation | None = None,
-        traceparent: str = "",
-    ) -> Generation:
-        """Sample one continuation of `prompt_ids`; `begun` is the part that exists already.
-
-        Raises ServerLostError if the server is gone.
-        """
+    async def generate(self, request: Request) -> Generation:
+        """Sample what is left of `request`; raises ServerLostError if the server is gone."""
         ...
 
     async def control(

@@ -16,16 +16,16 @@ ask: a call of a running attempt waits for a slot, any other, such as of an eval
 
 import asyncio
 from asyncio import CancelledError
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from telescope_core.base.types import Rollout, RolloutStatus, Sampling, WeightVersion
+from telescope_core.base.types import Rollout, RolloutStatus, WeightVersion
 from telescope_core.records.events import AttemptEvent, EventSink, Stage
 from telescope_train.config.schema import TrainConfig
-from telescope_train.inference.generation import Generation
-from telescope_train.inference.pool import ServerPool, Turn
+from telescope_train.inference.generation import Generation, QueuePosition, Request
+from telescope_train.inference.pool import ServerPool
 from telescope_train.observability.calls import UNRECORDED_CALLS, Caller, CallLog
 from telescope_train.rollouts.slots import GroupSlot, Holding, Priority, Slots, to_go_on
 
@@ -377,32 +377,16 @@ class LimitedPool:
         """Whether no server takes requests now."""
         return self._pool.is_down
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_token_ids: Sequence[int],
-        group_id: str,
-        priority: int = 0,
-    ) -> Generation:
+    async def generate(self, request: Request) -> Generation:
         """Sample one continuation, once there is a slot for it."""
         attempt = self._attempts.of_rollout(self._rollout_id)
         if attempt is None:
-            return await self._pool.generate(
-                prompt_ids,
-                sampling,
-                stop_token_ids=stop_token_ids,
-                group_id=group_id,
-                priority=priority,
-            )
+            return await self._pool.generate(request)
         async with attempt.call() as sent:
             return await self._pool.generate(
-                prompt_ids,
-                sampling,
-                stop_token_ids=stop_token_ids,
-                group_id=group_id,
-                priority=priority,
-                turn=Turn(self._rollout_id, attempt.stages.key.step),
-                watching=self._attempts.calls.watching(attempt.caller, sent),
+                replace(
+                    request,
+                    position=QueuePosition(self._rollout_id, attempt.stages.key.step),
+                    watching=self._attempts.calls.watching(attempt.caller, sent),
+                )
             )

@@ -25,6 +25,7 @@ from telescope_core.base.types import (
 from telescope_train.inference.control import MOST_AT_ONCE, ControlCall, OnAnswer
 from telescope_train.inference.generation import (
     Generation,
+    Request,
     RequestAbortedError,
     ServerLostError,
     joined,
@@ -94,21 +95,12 @@ class SimulatedClient:
         """Whether the answer to the next call of a path gets lost, once it was obeyed."""
         self._chance = random.Random(f"errors/{engine.name}")
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_token_ids: Sequence[int],
-        cache_salt: str,
-        priority: int = 0,
-        begun: Generation | None = None,
-        traceparent: str = "",
-    ) -> Generation:
+    async def generate(self, request: Request) -> Generation:
         """Sample the planned answer, cut to `max_tokens`, after the part that has begun."""
+        prompt_ids, begun = request.prompt_ids, request.begun
         assert isinstance(prompt_ids, Planned), "simulated servers take planned requests"
         num_begun = 0 if begun is None else TOKENS_PER_ID * len(begun.token_ids)
-        num_tokens = min(prompt_ids.num_tokens, sampling.max_tokens)
+        num_tokens = min(prompt_ids.num_tokens, request.sampling.max_tokens)
         self.num_in_flight += 1
         try:
             await asyncio.sleep(self.times.round_trip_s)
@@ -118,8 +110,8 @@ class SimulatedClient:
                 len(prompt_ids) * TOKENS_PER_ID + num_begun,
                 num_tokens - num_begun,
                 rollout_id=prompt_ids.rollout_id,
-                salt=cache_salt,
-                priority=priority,
+                salt=request.cache_salt,
+                priority=request.priority,
             )
         except EngineAborted as error:
             # Only whole ids have arrived, and at least one of them is still to be sampled.
@@ -321,11 +313,12 @@ class SimulatedPolicy:
         started_s = clock.time()
         self._ids += [3] * num_ids(num_new_tokens)
         generation = await self._pool.generate(
-            Planned(self._ids, rollout_id=self._rollout_id, num_tokens=num_tokens),
-            sampling,
-            stop_token_ids=(),
-            group_id=self._rollout_id.rpartition("/")[0],
-            priority=-len(self.turns),
+            Request(
+                prompt_ids=Planned(self._ids, rollout_id=self._rollout_id, num_tokens=num_tokens),
+                sampling=sampling,
+                group_id=self._rollout_id.rpartition("/")[0],
+                priority=-len(self.turns),
+            )
         )
         tokens = self._chains.record(
             array("i", self._ids),
