@@ -74,6 +74,14 @@ def test_settings_that_differ_leave_out_names_folders_and_ports(tmp_path):
     assert (found.outcome, found.evals, found.training) == (Outcome.UNKNOWN, (), ())
 
 
+def test_a_setting_of_one_version_at_its_default_is_no_difference(tmp_path):
+    old = {**CONFIG, "trainer": {**CONFIG["trainer"], "gone": 1, "used": 2}}
+    before, after = a_run(tmp_path / "a", config=old), a_run(tmp_path / "b")
+    before.note_settings(GIVEN, [], {"trainer.gone": 1, "trainer.used": 1})
+    found = compare_runs(before, after)
+    assert {one.name: one.values for one in found.settings} == {"trainer.used": {"before": 2}}
+
+
 def test_rewards_are_paired_by_step_over_the_examples_of_both(tmp_path):
     before = [{"x": [0.0, 1.0], "y": [0.0]}, {"x": [0.5], "z": [1.0]}, {"w": [1.0]}, {"x": [0.25]}]
     after = [{"x": [1.0], "y": [0.5]}, {"x": [0.5, 1.0, None]}, {"v": [0.0]}]

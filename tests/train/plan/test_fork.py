@@ -55,7 +55,9 @@ def a_run(config) -> RunFolder:
 
 def changed(before, after) -> dict[str, object]:
     configs = {"before": before.model_dump(mode="json"), "after": after.model_dump(mode="json")}
-    return {one.name: one.values.get("after") for one in differing(configs)[0] if not one.is_place}
+    return {
+        one.name: one.values.get("after") for one in differing(configs, {})[0] if not one.is_place
+    }
 
 
 def test_a_fork_is_set_as_its_run_but_for_its_place(source, tiny, tmp_path):
@@ -129,7 +131,7 @@ def test_a_step_without_a_checkpoint_is_refused_with_those_that_have_one(source,
     assert ("give --at one of 5" in said) == (step == 3)
     assert ("train its settings file again" in said) == (step == 0)
     assert "step-000002 is not whole" in said
-    assert "7" not in said
+    assert "7" not in said.replace(str(source.path), "")
 
 
 def test_a_run_without_any_checkpoint_says_how_they_are_saved(tiny, tmp_path):

@@ -121,7 +121,7 @@ def test_environments_that_cannot_be_learnt_from(config_file, tmp_path, name, er
         (["--learning_rat", "1"], "learning_rate"),
         (["--run", "1"], "'run'.*`telescope train`"),
         (["--batch_size", "0"], "batch_size"),
-        (["--lr_scheduler", "none"], "'constant' with warmup_steps = 0"),
+        (["--lr_scheduler", "none"], "constant \\(with warmup_steps = 0"),
         (["--warmup_steps", "41"], "warmup_steps.*number_of_steps"),
         (["--environments", "[]"], "environments"),
         (["--lora_rank", "4"], "lora_rank.*use_lora"),

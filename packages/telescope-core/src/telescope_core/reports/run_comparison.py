@@ -95,7 +95,12 @@ class RunComparison:
 
 def compare_runs(before: RunFolder, after: RunFolder) -> RunComparison:
     """Compare two runs; reads their settings, evals and rewards, and writes nothing."""
-    settings, _ = differing({"before": before.config(), "after": after.config()})
+    runs = {"before": before, "after": after}
+    known = {key: read_json(run.path / SETTINGS_FILE) or {} for key, run in runs.items()}
+    settings, _ = differing(
+        {key: run.config() for key, run in runs.items()},
+        {key: one.get("defaults", {}) for key, one in known.items()},
+    )
     settings = [one for one in settings if not one.is_place]
     code = _code_changes(before, after)
     notes: list[str] = []

@@ -26,15 +26,26 @@ class Differing(NamedTuple):
         return _PLACES.match(self.name) is not None
 
 
-def differing(configs: Mapping[str, Mapping[str, Any]]) -> tuple[list[Differing], int]:
-    """Return (settings that differ, number of those that are equal)."""
+def differing(
+    configs: Mapping[str, Mapping[str, Any]], defaults: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[Differing], int]:
+    """Return (settings that differ, number of those that are equal); both take runs by their keys.
+
+    `defaults` are those that a run recorded, by `section.key`. A setting that the version of one
+    run does not know, and that the other has at its default, is no difference.
+    """
     flat = {key: flat_settings(config) for key, config in configs.items()}
     names = dict.fromkeys(name for settings in flat.values() for name in settings)
     found: list[Differing] = []
     for name in names:
         values = {key: settings[name] for key, settings in flat.items() if name in settings}
         first = next(iter(values.values()))
-        if len(values) < len(flat) or any(value != first for value in values.values()):
+        is_own = any(
+            name not in defaults.get(key, {}) or defaults[key][name] != value
+            for key, value in values.items()
+        )
+        is_of_some = len(values) < len(flat)
+        if (is_of_some and is_own) or any(value != first for value in values.values()):
             found.append(Differing(name, values))
     return found, len(names) - len(found)
 

@@ -22,10 +22,10 @@ def _all_dtypes(given: Mapping[str, str] | None) -> dict[str, str] | None:
         return None
     for name, dtype in given.items():
         if name not in _OPTIMIZER_DTYPES:
-            raise ValueError(f"expected keys among {', '.join(_OPTIMIZER_DTYPES)}, got {name!r}")
+            raise ValueError(f"expected keys among {', '.join(_OPTIMIZER_DTYPES)}")
         if dtype not in _OPTIMIZER_DTYPES[name]:
             allowed = ", ".join(_OPTIMIZER_DTYPES[name])
-            raise ValueError(f"{name}: expected one of {allowed}, got {dtype!r}")
+            raise ValueError(f"{name}: expected one of {allowed}")
     return dict.fromkeys(_OPTIMIZER_DTYPES, "float32") | dict(given)
 
 

@@ -12,7 +12,9 @@ CheckpointingChoice: TypeAlias = Literal["full", "selective", "auto"]
 
 def _not_none(shape: object) -> object:
     if shape == "none":
-        raise ValueError("'none' is 'constant' with warmup_steps = 0; write that")
+        raise ValueError(
+            "expected constant (with warmup_steps = 0, as 'none' was), linear or cosine"
+        )
     return shape
 
 

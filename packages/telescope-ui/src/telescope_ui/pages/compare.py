@@ -36,7 +36,10 @@ def compare_page(runs: Sequence[OneRun], asked: CompareParameters) -> JsonObject
             smooth = found["smooth"].get(name, [])
             one = {"run": run.key, **shared, "values": found["metrics"][name], "smooth": smooth}
             curves[name].append(one)
-    settings, num_equal = differing({run.key: run.config() for run in runs})
+    settings, num_equal = differing(
+        {run.key: run.config() for run in runs},
+        {run.key: run.settings_origin().defaults for run in runs},
+    )
     return {
         "page": "compare",
         "runs": [

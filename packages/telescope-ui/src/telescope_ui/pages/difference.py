@@ -14,8 +14,11 @@ from telescope_ui.pages.rollout import key_of, messages_json, row_at, scalars
 def difference_page(runs: Runs, asked: DifferenceParameters) -> JsonObject:
     """Return both rollouts, and the settings in which their runs differ."""
     left, right = (_side(runs, name, getattr(asked, name)) for name in ("left", "right"))
-    configs = {"left": left[0].config(), "right": right[0].config()}
-    settings = [] if left[0] is right[0] else differing(configs)[0]
+    of_sides = {"left": left[0], "right": right[0]}
+    settings, _ = differing(
+        {side: run.config() for side, run in of_sides.items()},
+        {side: run.settings_origin().defaults for side, run in of_sides.items()},
+    )
     return {
         "page": "difference",
         "left": left[1],
