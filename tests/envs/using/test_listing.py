@@ -18,6 +18,7 @@ from telescope_envs.records.installed import (
     installed_environments,
     write_record,
 )
+from telescope_envs.records.links import AdaptedLink, adapted_path
 from telescope_envs.records.lockfile import (
     LOCK_NAME,
     Lock,
@@ -228,3 +229,27 @@ def test_names_are_completed(published, installed, home):
     assert complete_name("acme/") == ["acme/toy"]
     assert complete_installed("to") == ["toy"]
     assert complete_installed("x") == []
+
+
+def test_a_link_of_another_framework_has_the_version_of_its_package(telescope):
+    for name, requirements, pins in (
+        ("gym:FrozenLake-v1", ("gymnasium",), ("numpy==2.0", "gymnasium==1.4.1")),
+        ("openenv:http://127.0.0.1:9", (), ()),
+    ):
+        link = AdaptedLink(
+            name=name,
+            factory="f:F",
+            interpreter="",
+            requirements=requirements,
+            dependencies=pins,
+            linked_at=datetime.now(UTC),
+        )
+        adapted_path(name).parent.mkdir(parents=True, exist_ok=True)
+        adapted_path(name).write_bytes(link.as_json(indent=2))
+    code, out, _ = telescope("env", "list", "--installed", "--json")
+    assert code == 0
+    shown = {row["id"]: (row["installed"], row["summary"]) for row in json.loads(out)}
+    assert shown["gym:FrozenLake-v1"] == ("1.4.1", "the version is that of gymnasium")
+    assert shown["openenv:http://127.0.0.1:9"][0] == "-"
+    _, text, _ = telescope("env", "list", "--installed")
+    assert max(map(len, text.splitlines())) <= 80

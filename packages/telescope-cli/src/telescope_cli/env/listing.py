@@ -115,8 +115,13 @@ def _of_installed(found: InstalledEnvironment) -> _Here:
 
 
 def _of_adapted(link: AdaptedLink) -> _Here:
-    needs = ", ".join(link.requirements) or "a server"
-    return _Here("-", f"played through its framework: {needs}")
+    """Return the version of the framework's package: there is no other one."""
+    from telescope_envs.install.adapted import framework_version
+
+    needs = ", ".join(link.requirements)
+    if not needs:
+        return _Here("-", "without a version: a server, or files of a framework")
+    return _Here(framework_version(link), f"the version is that of {needs}")
 
 
 def _listed(
