@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.train.simulation.test_simulated_runs import scenario
 
-from telescope_train.inference.load import ServerLoad, parse_load
+from telescope_train.inference.servers import ServerLoad, parse_load
 from telescope_train.rollouts.slots import MOST_READ, Concurrency, SlotLimit, Slots
 from telescope_train.simulation.engine import EngineSpeed
 from telescope_train.simulation.run import simulate

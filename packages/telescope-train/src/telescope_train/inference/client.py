@@ -22,8 +22,13 @@ from telescope_train.inference.generation import (
     joined,
     sampling_after,
 )
-from telescope_train.inference.load import ServerLoad, parse_load
-from telescope_train.inference.servers import ALIVE_WITHIN_S, ANSWER_WITHIN_S, CONTROL_DEADLINE_S
+from telescope_train.inference.servers import (
+    ALIVE_WITHIN_S,
+    ANSWER_WITHIN_S,
+    CONTROL_DEADLINE_S,
+    ServerLoad,
+    parse_load,
+)
 from telescope_train.inference.wire import (
     ENGINE_PATH,
     MAX_FRAME_BYTES,

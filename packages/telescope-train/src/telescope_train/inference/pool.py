@@ -13,14 +13,13 @@ from typing import Protocol
 
 from telescope_core.base.types import WeightVersion
 from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
-from telescope_train.inference.by_load import ByLoad
 from telescope_train.inference.generation import (
     Generation,
     Request,
     RequestAbortedError,
     ServerLostError,
 )
-from telescope_train.inference.servers import ROUTABLE, Server, ServerClient
+from telescope_train.inference.servers import ROUTABLE, ByLoad, Server, ServerClient
 from telescope_train.observability.calls import CallEnd, Watching
 
 MOST_STEPS = 2**20

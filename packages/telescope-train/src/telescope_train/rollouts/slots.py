@@ -15,8 +15,8 @@ from itertools import count
 from typing import Protocol
 
 from telescope_train.config.schema import TrainConfig
-from telescope_train.inference.load import ServerLoad
 from telescope_train.inference.pool import ServerPool
+from telescope_train.inference.servers import ServerLoad
 
 Priority = tuple[int, ...]
 """The lowest one gets the next slot."""

@@ -30,13 +30,13 @@ from telescope_train.inference.generation import (
     ServerLostError,
     joined,
 )
-from telescope_train.inference.load import ServerLoad
 from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.servers import (
     ALIVE_WITHIN_S,
     ANSWER_WITHIN_S,
     CONTROL_DEADLINE_S,
     ServerClient,
+    ServerLoad,
 )
 from telescope_train.inference.wire import PAUSE_AND_ABORT, PAUSE_AND_KEEP, PAUSE_PATH
 from telescope_train.rollouts.attempts import Attempts, LimitedPool
