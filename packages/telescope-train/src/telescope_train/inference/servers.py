@@ -3,21 +3,24 @@ r"""Inference servers and their states: each may be lost at any moment, and come
     starting --> loading --> serving <--> updating
         \__________\___________\____________\___> lost --> starting | given up
 
-Requests go to servers that serve or are being updated. Weights go to those and to a server that is
-loading: it has started again, and serves once it has the present weights.
+Requests go to servers that serve or are being updated; `ByLoad` chooses the one with the most room.
+Weights go to those and to a server that is loading: it has started again, and serves once it has
+the present weights.
 """
 
 import asyncio
+import heapq
 import logging
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from telescope_core.base.errors import ProcessDiedError
 from telescope_core.base.types import WeightVersion
 from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
 from telescope_train.inference.generation import Generation, Request
-from telescope_train.inference.load import ServerLoad
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -41,6 +44,12 @@ _NEXT = {
 ROUTABLE = {ServerState.SERVING, ServerState.UPDATING}
 """States in which a server takes requests."""
 _MEMBERS = {*ROUTABLE, ServerState.LOADING}
+_LINE = re.compile(r"^vllm:(\w+)(?:\{[^}]*\})? ([0-9.eE+-]+|NaN)$", re.MULTILINE)
+_MOST_PER_SERVER = 4
+_FEW = 64
+"""Entries of `ByLoad` that are never too many."""
+Load = tuple[float, int]
+"""The lowest one has the most room: the share of its slots that is held, and its requests."""
 
 
 class Reached(NamedTuple):
@@ -69,6 +78,35 @@ class ServerDiedError(ProcessDiedError):
     def loss(self) -> Loss:
         """The same, as of a server that is lost."""
         return Loss(str(self), self.cause)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLoad:
+    """What a server is doing at one moment."""
+
+    cache_use: float
+    """Share of the key-value cache that is in use, 0 to 1; the fullest engine counts."""
+    num_preemptions: int
+    """Requests that lost their cache to others since the server started, and are computed again."""
+    num_running: int
+    num_waiting: int
+
+
+def parse_load(text: str) -> ServerLoad | None:
+    """Return the load in vLLM's Prometheus text; None if what is needed is not there."""
+    found: dict[str, list[float]] = {}
+    for name, value in _LINE.findall(text):
+        found.setdefault(name, []).append(float(value))
+    use = found.get("kv_cache_usage_perc")
+    if use is None:
+        return None
+    return ServerLoad(
+        # With data parallelism a server has several engines, each with a cache of its own.
+        cache_use=max(use),
+        num_preemptions=int(sum(found.get("num_preemptions_total", ()))),
+        num_running=int(sum(found.get("num_requests_running", ()))),
+        num_waiting=int(sum(found.get("num_requests_waiting", ()))),
+    )
 
 
 class ServerClient(Protocol):
@@ -243,3 +281,48 @@ class Member(NamedTuple):
     def is_left(self) -> bool:
         """Whether that life goes on, and takes weights."""
         return self.server.life == self.life and self.server.takes_weights
+
+
+def load_of(server: Server) -> Load:
+    """Return how busy a server is."""
+    return server.num_in_slots / server.most_in_slots, server.num_requests
+
+
+class ByLoad:
+    """The servers of a pool, ordered by their room; among equals, in the order of the pool.
+
+    A heap holds an entry for every load that a server had. One that is not true any more is dropped
+    when it comes up, and all are made anew before they outnumber the servers by far.
+    """
+
+    def __init__(self, servers: Sequence[Server]) -> None:
+        self._servers = servers
+        self._numbers = {id(server): number for number, server in enumerate(servers)}
+        self._entries: list[tuple[Load, int]] = []
+        self._make_anew()
+
+    def least(self) -> Server | None:
+        """Return the server with the most room of those that take requests; None if none does."""
+        while self._entries:
+            load, number = self._entries[0]
+            server = self._servers[number]
+            if load == load_of(server) and server.takes_requests:
+                return server
+            heapq.heappop(self._entries)
+        return None
+
+    def add(self, server: Server, num_requests: int = 0, *, in_slots: bool = False) -> None:
+        """Note that a server has that many requests more, or that its room has changed."""
+        server.num_requests += num_requests
+        server.num_in_slots += num_requests if in_slots else 0
+        if len(self._entries) >= _FEW + _MOST_PER_SERVER * len(self._servers):
+            self._make_anew()
+        heapq.heappush(self._entries, (load_of(server), self._numbers[id(server)]))
+
+    def _make_anew(self) -> None:
+        self._entries = [
+            (load_of(server), number)
+            for number, server in enumerate(self._servers)
+            if server.takes_requests
+        ]
+        heapq.heapify(self._entries)
