@@ -56,8 +56,14 @@ INSPECT = Framework(
     below="0.4",
     factory="telescope_adapters.inspect_ai:InspectEnvironment",
 )
-OPENENV = Framework(distribution="", factory="telescope_adapters.openenv:OpenEnvEnvironment")
+OPENENV = Framework(
+    distribution="",
+    factory="telescope_adapters.openenv:OpenEnvEnvironment",
+    is_elsewhere=True,
+)
 """A server is played over its WebSocket, as OpenEnv 0.10 speaks."""
+HARBOR = Framework(distribution="", factory="telescope_adapters.harbor:HarborEnvironment")
+"""Folders are read as Harbor 0.26 documents them; nothing of it is imported."""
 OPENENV_SERVER = Framework(
     distribution="openenv",
     extra="openenv",
@@ -68,6 +74,7 @@ OPENENV_SERVER = Framework(
 )
 """What serves ours; it has no scheme, because nothing of it is played."""
 GYM_SCHEME = (GYMNASIUM,)
+HARBOR_SCHEME = (HARBOR,)
 INSPECT_SCHEME = (INSPECT,)
 OPENENV_SCHEME = (OPENENV,)
 TEXTARENA_SCHEME = (TEXTARENA,)

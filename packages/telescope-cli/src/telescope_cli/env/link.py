@@ -37,9 +37,10 @@ def link(
     """Use an environment from its project folder, or one of another framework.
 
     The code of a folder runs in the process that uses it, and each run uses the current files.
-    SCHEME:ID is gym:ID, textarena:ID, openenv:URL, verifiers:NAME or inspect:TASK: its framework
-    gets a virtual environment of its own. It sees none of your environment variables but those
-    that --secret names, here and in each eval and run. `telescope env uninstall` removes the link.
+    SCHEME:ID is gym:ID, textarena:ID, openenv:URL, verifiers:NAME, inspect:TASK or harbor:FOLDER.
+    Frameworks get a virtual environment of their own. An environment of another framework sees none
+    of your environment variables but those that --secret names, here and in each eval and run.
+    `telescope env uninstall` removes the link.
 
     Example: telescope env link gym:FrozenLake-v1
     """

@@ -1,6 +1,9 @@
 """`telescope env validate`."""
 
+import asyncio
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +20,8 @@ from telescope_cli.env.options import (
 )
 from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_core.finding.code_names import names_class
+from telescope_core.finding.locate import locate_environment
+from telescope_core.finding.schemes import adapted
 from telescope_envs.validation import (
     LEVELS,
     Level,
@@ -63,6 +68,8 @@ def validate(
     Exits with 1 when the environment must not be published as it is, and with 8 when nothing failed
     but too little could be tried to know, as on a busy machine.
 
+    For harbor:FOLDER it plays the solution of each task, which must earn the maximum, and nothing.
+
     Example: telescope env validate ./my-env --report report.md
     """
     if report is not None and report.suffix not in _REPORT_FORMATS:
@@ -70,6 +77,14 @@ def validate(
             f"--report {str(report)!r} must end in {' or '.join(_REPORT_FORMATS)}: JSON for "
             "programs, Markdown for people"
         )
+    named = adapted(target)
+    if named is not None and named.scheme == "harbor":
+        if level != _ALL or strict or fixture_rows or report is not None or allow_sdist:
+            raise ConfigError(
+                f"{target}: tasks of Harbor are checked by their own solution; only --examples and "
+                "--json are for them"
+            )
+        return _check_tasks(target, examples, as_json=as_json)
     options = ValidationOptions(
         level=_level(level),
         num_examples=examples,
@@ -88,6 +103,29 @@ def validate(
     if made.verdict is Verdict.INCONCLUSIVE:
         raise typer.Exit(NOT_CONCLUSIVE)
     if made.verdict is Verdict.FAIL or (strict and made.verdict is Verdict.WARN):
+        raise typer.Exit(1)
+
+
+def _check_tasks(target: str, num_tasks: int, *, as_json: bool) -> None:
+    """Play the solution of each task of Harbor, and nothing at all, and show what they earn."""
+    from telescope_adapters.harbor import TaskCheck, check_tasks
+
+    def tell(check: TaskCheck) -> None:
+        if not as_json:
+            earned = ("-" if one is None else f"{one:g}" for one in (check.solution, check.nothing))
+            columns = "".join(f"{one:>10}" for one in earned)
+            typer.echo(f"{columns}  {'ok' if not check.problems else 'PROBLEM'}  {check.task}")
+
+    if not as_json:
+        typer.echo(f"{'solution':>10}{'nothing':>10}")
+    config = locate_environment(target).config
+    checks = asyncio.run(check_tasks(config, num_tasks, tell))
+    if as_json:
+        typer.echo(json.dumps([asdict(one) for one in checks], indent=2))
+    for one in checks if not as_json else ():
+        for problem in one.problems:
+            typer.echo(f"{one.task}: {problem}")
+    if any(one.problems for one in checks):
         raise typer.Exit(1)
 
 

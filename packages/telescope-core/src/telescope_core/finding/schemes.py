@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, v
 
 from telescope_core.base.errors import ConfigError, unknown_name
 
-_KNOWN = ("gym", "inspect", "openenv", "textarena", "verifiers")
+_KNOWN = ("gym", "harbor", "inspect", "openenv", "textarena", "verifiers")
 """Schemes of telescope-adapters, which are schemes also where that is not installed."""
 
 
@@ -30,6 +30,8 @@ class Framework:
     """The first version that is not taken."""
     factory: str
     """`module:Class` of its adapter."""
+    is_elsewhere: bool = False
+    """Whether a server plays it, which no package or variable of this machine reaches."""
 
     @property
     def requirement(self) -> str:

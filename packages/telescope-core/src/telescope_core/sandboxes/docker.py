@@ -9,7 +9,7 @@ import contextlib
 import io
 import math
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -89,6 +89,16 @@ class DockerProvider:
             # The size of what is written over an image can be limited on few file systems.
             del given[Limit.DISK]
         return given
+
+    def require(self, specs: Iterable[SandboxSpec]) -> None:
+        """Raise SandboxLimitError that names what the service cannot give; starts nothing.
+
+        It blocks. Raises SandboxUnavailableError where there is no service.
+        """
+        client, amounts = self._connect()
+        client.close()
+        for spec in specs:
+            require_limits(self.name, spec, self.limits, amounts)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Start a container; raises SandboxUnavailableError where there is no service or image."""

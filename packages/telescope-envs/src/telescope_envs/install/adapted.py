@@ -180,7 +180,7 @@ def _granted(name: str, secrets: Sequence[str]) -> dict[str, str]:
     Raises ConfigError for one that is not set, and EnvironmentLoadError for one of Telescope's.
     """
     require_own_secrets(secrets, name)
-    if secrets and not require_adapted(name).frameworks[0].distribution:
+    if secrets and require_adapted(name).frameworks[0].is_elsewhere:
         raise ConfigError(
             f"{name} runs elsewhere, where no variable of yours is read; leave out "
             f"{' '.join(f'--secret {one}' for one in secrets)}"
@@ -196,6 +196,8 @@ def _granted(name: str, secrets: Sequence[str]) -> dict[str, str]:
 
 def _anywhere(found: Adapted) -> str:
     """Return the id so that it means the same in workers, which start in another folder."""
+    if found.scheme == "harbor":
+        return str(Path(found.id).expanduser().resolve())
     file, at, task = found.id.partition("@")
     is_file = found.scheme == "inspect" and file.endswith(".py")
     return f"{Path(file).resolve()}{at}{task}" if is_file else found.id
@@ -263,9 +265,10 @@ def _installed(
     first, last = found.frameworks[0], found.frameworks[-1]
     if not first.distribution:
         if packages:
+            why = "run elsewhere" if first.is_elsewhere else "are files"
             raise ConfigError(
-                f"{found.scheme}: environments run elsewhere, so no package is installed for "
-                f"them; leave out {', '.join(packages)}"
+                f"{found.scheme}: environments {why}, so no package is installed for them; leave "
+                f"out {', '.join(packages)}"
             )
         return None
     own = canonicalize_name(first.distribution)

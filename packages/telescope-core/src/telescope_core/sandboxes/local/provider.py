@@ -9,7 +9,7 @@ import itertools
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from telescope_core.sandboxes.amounts import ANY_SECONDS, Amount
@@ -95,9 +95,14 @@ class LocalProvider:
             given[Limit.CPUS] = group
         return given
 
+    def require(self, specs: Iterable[SandboxSpec]) -> None:
+        """Raise SandboxLimitError that names what this machine cannot give; starts nothing."""
+        for spec in specs:
+            require_limits(self.name, spec, self.limits, _amounts())
+
     async def create(self, spec: SandboxSpec) -> LocalSandbox:
         """Start a sandbox; raises SandboxUnavailableError where this machine cannot have one."""
-        require_limits(self.name, spec, self.limits, _amounts())
+        self.require([spec])
         ingredients = await self._prepared()
         return await self._create(ingredients, spec)
 

@@ -1,0 +1,312 @@
+"""Task folders of Harbor: what is read, what is refused by name, and how tasks are graded."""
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from tests.adapters.harbor_folders import DOCKERFILE, GRADE, TABLE, write_task
+from tests.adapters.linking import telescope
+from tests.asking import ask
+from tests.core.harnesses.agents import AGENT, ScriptedPolicy
+
+from telescope_adapters.harbor import HarborEnvironment, check_tasks
+from telescope_adapters.harbor_images import build_of, local_image
+from telescope_adapters.harbor_tasks import read_tasks
+from telescope_core import RolloutStatus, Split, StopReason
+from telescope_core.errors import ConfigError, EnvironmentLoadError, UnknownNameError
+from telescope_core.gateway import Gateway, RecordedEnvironment
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.sandboxes import Network
+
+HARNESS = {
+    "harness": "command",
+    "harness_options": {
+        "argv": ["python3", "/tmp/agent/agent.py", "{task}"],
+        "files": {"/tmp/agent/agent.py": AGENT},
+    },
+}
+LOCAL = {"sandbox": "local", **HARNESS}
+
+
+def opened(folder, **settings) -> HarborEnvironment:
+    return HarborEnvironment.from_settings({"id": str(folder), **LOCAL, **settings})
+
+
+def test_a_folder_of_tasks_is_read(tmp_path):
+    write_task(tmp_path / "one")
+    write_task(tmp_path / "two", table=f'[task]\nname = "org/second"\n{TABLE}')
+    (tmp_path / "readme").mkdir()
+    one, two = read_tasks(tmp_path)
+    assert (one.name, two.name) == ("one", "org/second")
+    assert (one.table.environment.memory_mb, one.table.agent.timeout_sec) == (256, 30.0)
+    assert [task.name for task in read_tasks(tmp_path / "one")] == ["one"]
+    assert [task.name for task in read_tasks(tmp_path, ["two"])] == ["one"]
+    before = one.digest
+    (tmp_path / "one" / "tests" / "test.sh").chmod(0o755)
+    assert read_tasks(tmp_path)[0].digest != before
+    with pytest.raises(UnknownNameError, match="org/second"):
+        read_tasks(tmp_path, ["org/secnd"])
+    environment = opened(tmp_path, tasks="train")
+    assert environment.splits() == (Split.TRAIN,)
+    [first, _] = environment.examples(Split.TRAIN)._examples
+    assert first.prompt == (tmp_path / "one" / "instruction.md").read_text()
+
+
+def test_what_is_no_task_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="no such folder"):
+        read_tasks(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match=r"no task\.toml"):
+        read_tasks(tmp_path)
+    for text, said in (
+        ("[agent", "cannot be read"),
+        ("[agent]\ntimeout_sec = 'long'", r"agent\.timeout_sec"),
+        ("[environment]\nmemory = 'much'", "much"),
+    ):
+        write_task(tmp_path / "odd", table=text)
+        with pytest.raises(EnvironmentLoadError, match=f"odd: .*{said}"):
+            read_tasks(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("[environment]\ngpus = 1", "environment.gpus"),
+        ("[environment]\nos = 'windows'", "windows"),
+        ("[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['a.b']", "network_mode"),
+        ("[environment]\nskills_dir = '/skills'", "skills"),
+        ("[[environment.mcp_servers]]\nname = 'x'\nurl = 'http://x'", "MCP"),
+        ("[environment.tpu]\ntype = 'v6e'\ntopology = '2x2'", "TPU"),
+        ("[agent]\nuser = 'alice'", "agent.user"),
+        ("[verifier]\nnetwork_mode = 'no-network'", "verifier.network_mode"),
+        ("[verifier]\nenvironment_mode = 'separate'", "sandbox of its own"),
+        ("[verifier.environment]\ncpus = 1", "sandbox of its own"),
+        ("[[verifier.collect]]\ncommand = 'x'", "verifier.collect"),
+        ("[[steps]]\nname = 'first'", "several steps"),
+    ],
+)
+def test_what_cannot_be_given_is_refused_with_the_task(tmp_path, line, said):
+    write_task(tmp_path / "asks", table=line)
+    with pytest.raises(EnvironmentLoadError) as refused:
+        read_tasks(tmp_path)
+    assert "asks " in str(refused.value)
+    assert said in str(refused.value)
+    assert "leave_out" in str(refused.value)
+
+
+def test_what_a_folder_lacks_or_has_too_much_of_is_refused(tmp_path):
+    write_task(tmp_path / "asks", more={"environment/docker-compose.yaml": "services: {}"})
+    os.remove(tmp_path / "asks" / "tests" / "test.sh")
+    with pytest.raises(EnvironmentLoadError, match=r"tests/test\.sh.*several containers"):
+        read_tasks(tmp_path)
+
+
+def test_a_variable_that_is_not_set_is_named_when_the_folder_is_opened(tmp_path, monkeypatch):
+    table = f'{TABLE}[environment.env]\nKEY = "${{HARBOR_KEY}}"\nMODE = "${{HARBOR_MODE:-fast}}"\n'
+    write_task(tmp_path / "asks", table=table)
+    with pytest.raises(EnvironmentLoadError, match="asks needs the variable HARBOR_KEY"):
+        opened(tmp_path)
+    monkeypatch.setenv("HARBOR_KEY", "k1")
+    environment = opened(tmp_path)
+    variables = environment._variables(environment.tasks["asks"])
+    assert (variables["KEY"], variables["MODE"]) == ("k1", "fast")
+
+
+def test_each_task_gets_what_it_asks_for(tmp_path):
+    write_task(tmp_path / "small")
+    named = TABLE.replace('memory = "256M"', "memory_mb = 512\nstorage_mb = 10240")
+    write_task(tmp_path / "large", table=named.replace("timeout_sec = 30.0", ""))
+    environment = opened(tmp_path)
+    small, large = (environment._spec(environment.tasks[name]) for name in ("small", "large"))
+    assert (small.memory_mb, large.memory_mb) == (256, 512)
+    # Files of a local sandbox are in memory.
+    assert (large.disk_mb, large.network) == (512, Network.ENDPOINT)
+    times = [environment._agent_s(environment.tasks[name]) for name in ("small", "large")]
+    assert times == [30.0, 600.0]
+    environment = opened(tmp_path, agent_timeout_s=5.0, memory_mb=128)
+    assert environment._agent_s(environment.tasks["small"]) == 5.0
+    assert environment._spec(environment.tasks["large"]).memory_mb == 128
+    with pytest.raises(EnvironmentLoadError, match=r"large: .*cpus=4096"):
+        opened(tmp_path, cpus=4096.0)
+
+
+def test_a_dockerfile_that_needs_an_image_names_its_line(tmp_path):
+    for line, said in (
+        ("RUN apt-get update && apt-get install -y jq", "local_skips"),
+        ("RUN curl -O https://a.b/c", "network"),
+        ("COPY --from=build /x /y", "elsewhere"),
+        ("FROM debian AS second", "several stages"),
+        ("COPY missing ./", "missing"),
+        ("WORKDIR /usr/src", "folder of the system"),
+        ("USER alice", "cannot be done"),
+        ("RUN <<EOF\nx\nEOF", "several lines"),
+    ):
+        write_task(tmp_path / "asks", dockerfile=f"{DOCKERFILE}{line}\n")
+        [task] = read_tasks(tmp_path)
+        with pytest.raises(ConfigError, match=f"asks needs an image: .*{said}"):
+            local_image(task, ())
+        with pytest.raises(EnvironmentLoadError, match="asks needs an image"):
+            opened(tmp_path)
+    write_task(tmp_path / "asks", dockerfile=f"{DOCKERFILE}RUN pip install pytest\n")
+    [task] = read_tasks(tmp_path)
+    image = local_image(task, ("pip install",))
+    assert (image.folder, image.environment["MARK"]) == ("/app", "yes")
+    assert image.roots == {"/app", "/workspace"}
+
+
+def test_an_image_is_named_by_what_it_is_built_of(tmp_path):
+    write_task(tmp_path / "asks")
+    [task] = read_tasks(tmp_path)
+    context, tag = build_of(task, ())
+    assert tag.startswith("telescope-harbor/asks:")
+    assert build_of(task, ()) == (context, tag)
+    assert build_of(task, ("one==1",))[1] != tag
+    named = "[environment]\ndocker_image = 'org/image:1'\n"
+    write_task(tmp_path / "asks", table=named)
+    [task] = read_tasks(tmp_path)
+    context, _ = build_of(task, ("one==1",))
+    assert b"FROM org/image:1\n" in context
+    assert b"pip install --no-cache-dir one==1" in context
+    os.remove(tmp_path / "asks" / "environment" / "Dockerfile")
+    assert b"FROM org/image:1\nCOPY . ./" in build_of(read_tasks(tmp_path)[0], ())[0]
+
+
+@pytest.mark.slow
+async def test_a_solution_and_nothing_are_told_apart(tmp_path):
+    write_task(tmp_path / "one")
+    write_task(tmp_path / "two", solution="echo 4 > count\n")
+    write_task(tmp_path / "wide", tests="echo 1 > /logs/verifier/reward.txt\n", solution="")
+    seen = []
+    one, two, wide = await check_tasks({"id": str(tmp_path), **LOCAL}, 9, seen.append)
+    assert seen == [one, two, wide]
+    assert (one.solution, one.nothing, one.problems) == (1.0, 0.0, ())
+    assert (two.solution, two.problems) == (0.0, ("its solution earns 0 of 1",))
+    assert (wide.solution, wide.nothing) == (None, 1.0)
+    assert wide.problems == ("it brings no solution/solve.sh", "nothing at all earns 1 of 1")
+
+
+REWARDS = [
+    ('{"reward": 0.25, "part": 0.5, "is_good": true, "note": "x"}', "1", (0.25, {"part": 0.5})),
+    ('{"part": 0.5}', "0.75", (0.75, {"part": 0.5})),
+    ('{"reward": true}', "", None),
+    ('{"reward": "1"}', "", None),
+    ('{"reward": NaN}', "", None),
+    ("[1]", "1", None),
+    ("{", "1", None),
+    ("", "much", None),
+    ("", "inf", None),
+    ("", "", None),
+]
+
+
+@pytest.mark.slow
+async def test_the_reward_is_read_as_the_format_says(tmp_path):
+    for index, (as_json, text, _) in enumerate(REWARDS):
+        lines = [
+            f"printf '%s' '{value}' > /logs/verifier/reward.{kind}\n"
+            for kind, value in (("json", as_json), ("txt", text))
+            if value
+        ]
+        write_task(tmp_path / f"r{index}", tests="".join(lines) or "exit 0\n", solution="")
+    environment = opened(tmp_path)
+    async with playing(environment) as play:
+        for index, (_, _, wanted) in enumerate(REWARDS):
+            rollout, _ = await play("done", index=index)
+            if wanted is None:
+                assert (rollout.status, rollout.reward) == (RolloutStatus.FAILED, None), index
+                assert rollout.error.startswith(f"SandboxError: r{index}: "), rollout.error
+                assert rollout.tags["failed_in"] == "reward"
+            else:
+                others = {name: rollout.metrics[name] for name in wanted[1]}
+                assert (rollout.reward, others) == wanted, rollout.error
+                assert not {"is_good", "note"} & rollout.metrics.keys()
+
+
+class playing:
+    """Plays rollouts of an environment with scripts, in one gateway."""
+
+    def __init__(self, environment: HarborEnvironment) -> None:
+        self.client = RecordedEnvironment(InProcessEnvironment(environment, name="harbor"))
+        self.gateway = Gateway(model="policy")
+
+    async def __aenter__(self):
+        await self.gateway.start()
+
+        async def play(*replies, index=0):
+            policy = ScriptedPolicy(self.gateway, replies)
+            asked = replace(ask(deadline_s=300.0), split=Split.EVAL, example_index=index)
+            return await self.client.play(asked, policy), policy
+
+        return play
+
+    async def __aexit__(self, *error):
+        await self.client.close()
+        await self.gateway.close()
+
+
+async def test_an_agent_plays_in_the_folder_of_the_task_and_is_graded_by_its_tests(tmp_path):
+    write_task(tmp_path / "one")
+    async with playing(opened(tmp_path)) as play:
+        look = "$ pwd; ls; cat out/seen; sh /workspace/say.sh; echo $WHERE; ls /tests"
+        rollout, policy = await play(look, "$ echo 3 > count", "done")
+        assert (rollout.status, rollout.reward) == (RolloutStatus.KEPT, 1.0), rollout.error
+        assert policy.asked[0] == (tmp_path / "one" / "instruction.md").read_text()
+        assert policy.asked[1].split() == [
+            "/app",
+            "one",
+            "out",
+            "words",
+            "3",
+            "yes",
+            "said",
+            "/app",
+        ]
+        assert rollout.tags["task_digest"] == read_tasks(tmp_path)[0].digest
+        # What the agent leaves where the reward is written counts for nothing, nor do helpers.
+        stale = (
+            "$ echo 1 > /logs/verifier/reward.txt; echo 'exit 0' > /tests/helper; echo 5 > count"
+        )
+        rollout, _ = await play(stale, "done")
+        assert (rollout.status, rollout.reward) == (RolloutStatus.KEPT, 0.0), rollout.error
+
+
+@pytest.mark.slow
+async def test_limits_of_the_agent_are_outcomes_and_others_are_failures(tmp_path):
+    write_task(tmp_path / "agent")
+    slow = TABLE.replace("timeout_sec = 60.0", "timeout_sec = 0.5")
+    write_task(tmp_path / "b-verifier", table=slow, tests=f"sleep 60\n{GRADE}")
+    ill = f'{TABLE}[environment.healthcheck]\ncommand = "false"\ninterval_sec = 0\nretries = 2\n'
+    write_task(tmp_path / "c-health", table=ill)
+    write_task(tmp_path / "d-build", dockerfile=f"{DOCKERFILE}RUN false\n")
+    for limit_s in (2.0, 10.0, 60.0):
+        async with playing(opened(tmp_path, agent_timeout_s=limit_s)) as play:
+            rollout, policy = await play("$ echo 3 > count", "$ sleep 600", "done")
+        if len(policy.asked) == 2:
+            break  # The first command has ended, however busy this machine is.
+    assert (rollout.stop_reason, rollout.reward) == (StopReason.TIMEOUT, 1.0), rollout.error
+    async with playing(opened(tmp_path)) as play:
+        for index, said in ((1, "did not end by itself"), (2, "failed 2 times"), (3, "`false`")):
+            rollout, _ = await play("done", index=index)
+            assert rollout.status is RolloutStatus.FAILED
+            assert rollout.error.startswith("SandboxError: "), rollout.error
+            assert said in rollout.error
+
+
+@pytest.mark.slow
+def test_commands_link_and_check_a_folder(tmp_path, home):
+    write_task(tmp_path / "tasks" / "one")
+    settings = json.dumps(LOCAL)
+    done = telescope("env", "link", "harbor:tasks", "--settings", settings, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = telescope("env", "validate", "harbor:tasks", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [
+        {"task": "one", "solution": 1.0, "nothing": 0.0, "problems": []}
+    ]
+    done = telescope("env", "validate", "harbor:tasks", "--strict", folder=tmp_path)
+    assert done.returncode == 2
+    assert "--examples" in done.stderr
+    write_task(tmp_path / "tasks" / "two", table="[environment]\ngpus = 2\n")
+    done = telescope("env", "link", "harbor:tasks", "--settings", settings, folder=tmp_path)
+    assert done.returncode == 3
+    assert "two needs GPUs" in done.stderr
