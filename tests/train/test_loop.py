@@ -77,6 +77,18 @@ async def test_metrics_of_several_optimizer_steps_are_over_all_their_tokens(tiny
         assert rows[2][name] == pytest.approx(rows[1][name], rel=1e-6), name
 
 
+async def test_a_gradient_that_an_optimizer_does_not_clear_is_told(tiny, start, tmp_path):
+    parts = await toy_parts(toy_config(tiny), tmp_path / "run", start)
+    optimizer = parts.trainer.worker.backend._optimizer
+
+    async def after_step(step, row):
+        optimizer.zero_grad = lambda: None
+
+    await train(parts, after_step=after_step)
+    await parts.sampler.close()
+    assert [row["optimizer/kept_gradients"] for row in parts.folder.metrics()] == [0, 1]
+
+
 async def test_filtered_rollouts_are_recorded_with_the_reason(tiny, start, tmp_path):
     config = toy_config(tiny, steps=1, filter_overlong=True)
     parts, (row,) = await run(config, tmp_path / "run", start)

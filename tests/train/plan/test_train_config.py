@@ -90,6 +90,10 @@ def test_every_setting_is_read_by_the_trainer():
         ),
         (["--clip_low", "0.1"], "algorithm.clip_low has no effect without use_ppo_clip"),
         (["--clip_high", "0.1"], "algorithm.clip_high has no effect without use_ppo_clip"),
+        (
+            [*("--clip_low", "0", "--clip_high", "0"), "--use_ppo_clip"],
+            "algorithm.clip_low and clip_high are both 0",
+        ),
         (["--env_isolation", "none", "--env_workers", "2"], "rollout.env_workers has no effect"),
         (
             [*("--env_isolation", "none"), *("--env_memory_limit_mb", "512")],

@@ -144,11 +144,16 @@ class FsdpBackend:
                 self._optimizer.step()
                 changed = weights.changed()
             self._optimizer.zero_grad()
+        keeps_gradient = any(one.grad is not None for one in self._policy.parameters())
         # Skipped steps count, so the schedule ends with the run.
         self._progress = self._progress.after(is_skipped=is_skipped)
         self._progress.require_finite(norm)
         return UpdateResult(
-            gradient_norm=norm, learning_rate=rate, is_skipped=is_skipped, changed=changed
+            gradient_norm=norm,
+            learning_rate=rate,
+            is_skipped=is_skipped,
+            changed=changed,
+            keeps_gradient=keeps_gradient,
         )
 
     def rehearse_step(self) -> int:

@@ -152,6 +152,12 @@ def _conflicts(section: AlgorithmSection, algorithm: Algorithm) -> Iterator[str]
             "algorithm.clip_low must be below 1, got 1: a ratio never falls below 0, so the lower "
             "bound would never apply; use the algorithm's own, or a value such as 0.2"
         )
+    if settings.clip_low == settings.clip_high == 0 and (has_ppo_clip or algorithm.name == "gspo"):
+        yield (
+            "algorithm.clip_low and clip_high are both 0, which stops the gradient of every token "
+            "that has moved at all in the right direction; use the algorithm's own, or values such "
+            "as 0.2"
+        )
     is_icepop = section.use_tis and section.tis_mode == "icepop"
     if is_icepop and section.tis_floor >= section.tis_cap:
         yield (
