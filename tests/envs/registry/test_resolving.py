@@ -7,6 +7,8 @@ import pytest
 from tests.envs.projects import toy_publication
 
 from telescope_core.errors import ConfigError, RegistryError, UnknownNameError
+from telescope_envs.install.pipeline import choose_release
+from telescope_envs.install.steps import InstallOptions, silent
 from telescope_envs.records.release import (
     Deprecation,
     ProtocolRange,
@@ -184,3 +186,20 @@ def test_a_record_that_makes_no_sense_names_its_field(registry_place, field, val
     with pytest.raises(RegistryError, match=rf"toy\.jsonl:1: {message}"):
         resolve(registry, "toy")
     assert registry.releases("acme/toy") == []
+
+
+def test_choosing_a_release_reads_its_status_once(registry, publish, monkeypatch):
+    """Each read is a request to a registry on the web, which may answer differently."""
+    publish("0.1.0", "0.2.0")
+    paths: list[str] = []
+    read = registry.store.read
+
+    def counted(path: str) -> bytes | None:
+        paths.append(path)
+        return read(path)
+
+    monkeypatch.setattr(registry.store, "read", counted)
+    options = InstallOptions()
+    release = choose_release(registry, "acme/toy", options=options, progress=silent)
+    assert release.version == "0.2.0"
+    assert paths.count("status/acme/toy.json") == 1

@@ -131,7 +131,7 @@ def choose_release(
         request,
         installed=installed,
         entry=entry,
-        status=registry.status(release.id),
+        status=resolution.status,
     )
     check_same_bytes(release, registry, installed=installed, entry=entry)
     for warning in resolution.warnings:

@@ -96,6 +96,7 @@ class Resolution:
     """The release that a request resolves to, with warnings for the user."""
 
     release: Release
+    status: Status
     warnings: tuple[str, ...]
 
 
@@ -132,7 +133,7 @@ def resolve_with_warnings(registry: Registry, text: str) -> Resolution:
         )
     release, skipped = _newest_that_runs(usable)
     warnings = (*skipped, *suspended, *_said_against(environment_id, release.version, status))
-    return Resolution(release=release, warnings=warnings)
+    return Resolution(release=release, status=status, warnings=warnings)
 
 
 def resolve_id(registry: Registry, request: Request) -> str:
@@ -205,7 +206,7 @@ def _suspended(environment_id: str, namespace: Namespace | None) -> list[str]:
 
 
 def notices(registry: Registry, environment_id: str, version: str) -> list[str]:
-    """Return what `registry` says against using a version, one line each.
+    """Return the warnings of `registry` about a version, one line each.
 
     The version may be yanked, its environment deprecated or with advisories, its owner suspended.
     """

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from telescope_core.base.errors import ConfigError, nearest, unknown_name
-from telescope_core.base.protocols import EnvironmentLocation, EnvironmentPlace
+from telescope_core.base.protocols import EnvironmentPlace
 from telescope_envs.install.packages import packages_of
 from telescope_envs.install.steps import Progress, silent
 from telescope_envs.locator import InstalledLocator, module_of, usable_names
@@ -96,19 +96,15 @@ def installed_subject(name: str) -> Subject:
         raise unknown_name("installed environment", name, usable_names(), text)
     if location.place is EnvironmentPlace.LINKED:
         return project_subject(Path(location.registry))
+    found = packages_of(location.interpreter).get(module_of(location).replace("_", "-"))
+    metadata = (found.read_text("METADATA") or "") if found is not None else ""
     return Subject(
         label=location.id,
-        metadata=_metadata_of(location),
+        metadata=metadata.encode(),
         factory=location.factory,
         interpreter=location.interpreter,
         secrets=location.secrets,
     )
-
-
-def _metadata_of(location: EnvironmentLocation) -> bytes:
-    """Return the METADATA file in the interpreter where an environment is installed."""
-    found = packages_of(location.interpreter).get(module_of(location).replace("_", "-"))
-    return ((found.read_text("METADATA") or "") if found is not None else "").encode()
 
 
 def validate(subject: Subject, options: ValidationOptions = _DEFAULTS) -> Report:
