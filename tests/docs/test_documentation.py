@@ -97,6 +97,12 @@ ELSEWHERE = {
     "telescope eval ./mend.py:Mend --base-url http://127.0.0.1:8000/v1 --examples 1 --rollouts 4": (
         "tests/e2e/test_agents.py::test_the_agents_of_the_how_tos"
     ),
+    "telescope eval ./logs.py:Logs --base-url http://127.0.0.1:8000/v1 --examples 4 "
+    "--env.harness shell-agent --env.harness_options "
+    '\'{"context_strategy": "summarize", "max_context_tokens": 6000}\'': (
+        "tests/train/gateway/test_compaction.py"
+        "::test_the_environment_of_the_page_is_played_in_a_sandbox_and_trained_exactly"
+    ),
     "telescope eval ./mend.py:Mend --env.harness mini-swe-agent "
     "--base-url http://127.0.0.1:8000/v1": (
         "tests/e2e/test_harnesses.py::test_its_rollout_is_trained_on_exactly_what_was_sampled"

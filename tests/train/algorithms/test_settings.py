@@ -91,6 +91,7 @@ IN_EVERY_COMBINATION = {
 """These change something wherever they are allowed."""
 
 ELSEWHERE = {
+    "branch_credit",
     "number_of_minibatches",
     "ppo_epochs",
     "filter_overlong",
