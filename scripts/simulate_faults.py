@@ -13,8 +13,11 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
-from telescope_train.simulation.faults import KINDS, play, schedule
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.simulation.schedules import KINDS, play, schedule
 
 _SHOWN = 3
 

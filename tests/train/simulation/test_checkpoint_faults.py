@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from tests.simulation.checkpoint_kinds import CHECKPOINT_FAULTS
+from tests.simulation.schedules import Ledger, play, played, schedule
 
 from telescope_core.base.file_proofs import FileProof
 from telescope_train.checkpoints import saver
 from telescope_train.checkpoints.folders import RunCheckpoint
 from telescope_train.checkpoints.saver import Checkpointer
-from telescope_train.simulation.checkpoint_faults import CHECKPOINT_FAULTS
-from telescope_train.simulation.faults import Ledger, play, played, schedule
 from telescope_train.simulation.trainer import SimulatedRanks
 
 KILLED = "driver-killed-while-saving"

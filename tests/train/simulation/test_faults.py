@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from tests.simulation.schedules import KINDS, Ledger, play, played, schedule
 
 from telescope_train.rollouts.attempts import AttemptStages
 from telescope_train.rollouts.order import PendingGroup
@@ -10,7 +11,6 @@ from telescope_train.rollouts.playing import Player
 from telescope_train.rollouts.sampled import SamplerState
 from telescope_train.rollouts.sampler import RolloutSampler
 from telescope_train.rollouts.slots import Slots
-from telescope_train.simulation.faults import KINDS, Ledger, play, played, schedule
 from telescope_train.simulation.virtual_time import Deadlock
 
 FEW = 1
@@ -65,7 +65,7 @@ def test_events_of_what_is_played_again_that_stay_are_noticed(
 ) -> None:
     # A group that had ended at the checkpoint, and was too old when a later step chose it.
     monkeypatch.setattr(SamplerState, "repeated", lambda state: lambda event: False)
-    assert first_with("life", "ranks-die", range(212, 213)) == 212
+    assert first_with("has the stages", "ranks-die", range(212, 213)) == 212
 
 
 def test_there_are_twenty_kinds() -> None:
@@ -117,13 +117,13 @@ def test_an_attempt_that_leaves_no_row_is_noticed(monkeypatch: pytest.MonkeyPatc
         self.ended = [one for one in self.ended if one.group_id != self.group.id]
 
     monkeypatch.setattr(PendingGroup, "give_up", forget)
-    # Another attempt takes its number, which then has two lives.
-    assert first_with("life", "finished-order") is not None
+    # Another attempt takes its number, which then ends twice.
+    assert first_with("has the stages", "finished-order") is not None
 
 
 def test_an_attempt_whose_end_is_not_told_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AttemptStages, "is_cancelled", lambda self, reason: None)
-    assert first_with("life", "finished-order") is not None
+    assert first_with("has the stages", "finished-order") is not None
 
 
 def test_a_failure_that_counts_as_a_reward_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a simulated run recorded, over all lives of its driver, and what is wrong with it."""
+"""What a simulated run recorded, over all starts of its driver, and what is wrong with it."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ _END_OF = {
 }
 
 
-class Attempt(NamedTuple):
+class AttemptId(NamedTuple):
     """Which attempt at which rollout."""
 
     group_id: str
@@ -31,7 +31,7 @@ class Attempt(NamedTuple):
 
 class _Row(NamedTuple):
     step: int
-    key: Attempt
+    key: AttemptId
     row: RolloutRow
 
 
@@ -113,19 +113,19 @@ class Ledger(History):
                     yield f"step {step} trained on place {place}"
 
     def _wrong_attempts(self) -> Iterator[str]:
-        """Yield attempts whose life and rows do not agree one to one."""
-        lives: defaultdict[Attempt, list[AttemptEvent]] = defaultdict(list)
+        """Yield attempts whose events and rows do not agree one to one."""
+        events: defaultdict[AttemptId, list[AttemptEvent]] = defaultdict(list)
         for event in self.events:
-            lives[Attempt(event.group_id, event.index, event.attempt)].append(event)
+            events[AttemptId(event.group_id, event.index, event.attempt)].append(event)
         rows = Counter(one.key for one in (*self.rollouts, *self.attempts))
         for key, count in rows.items():
-            if count > 1 or key not in lives:
-                yield f"{key} has {count} rows and {len(lives[key])} events"
+            if count > 1 or key not in events:
+                yield f"{key} has {count} rows and {len(events[key])} events"
         by_key = {one.key: one.row for one in (*self.rollouts, *self.attempts)}
-        for key, life in lives.items():
-            ends = [event.stage for event in life if event.stage in _ENDS]
-            if len(ends) != 1 or life[0].stage is not Stage.DRAWN or life[-1].stage != ends[0]:
-                yield f"{key} has the life {[str(event.stage) for event in life]}"
+        for key, own in events.items():
+            ends = [event.stage for event in own if event.stage in _ENDS]
+            if len(ends) != 1 or own[0].stage is not Stage.DRAWN or own[-1].stage != ends[0]:
+                yield f"{key} has the stages {[str(event.stage) for event in own]}"
             elif key not in by_key:
                 yield f"{key} left no row"
             elif _END_OF[by_key[key].status] is not ends[0] and not _was_given_up(by_key[key]):
@@ -138,7 +138,7 @@ class Ledger(History):
 
 
 def _row(step: int, row: RolloutRow) -> _Row:
-    return _Row(step, Attempt(row.group_id, row.index, row.attempt), row)
+    return _Row(step, AttemptId(row.group_id, row.index, row.attempt), row)
 
 
 def _was_given_up(row: RolloutRow) -> bool:

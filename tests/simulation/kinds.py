@@ -5,49 +5,50 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from tests.simulation.checkpoint_kinds import CHECKPOINT_FAULTS
+from tests.simulation.plan import FaultPlan, after, later
+
 from telescope_core.base.types import Group
 from telescope_train.inference.supervisor import MOST_RESTARTS
-from telescope_train.simulation.checkpoint_faults import CHECKPOINT_FAULTS
 from telescope_train.simulation.disk import DiskTimes
 from telescope_train.simulation.environments import bimodal, lognormal
-from telescope_train.simulation.fault_plan import Plan, after, later
 from telescope_train.simulation.fleet import SimulatedFleet
 from telescope_train.simulation.run import SimulatedRun
 from telescope_train.simulation.servers import SimulatedClient
 
 
-def _raises(plan: Plan, chance: random.Random) -> None:
+def _raises(plan: FaultPlan, chance: random.Random) -> None:
     # Of attempts, whatever the number of their calls: a batch of which nothing is left ends a run.
     share, num_calls = chance.choice([0.05, 0.3]), plan.workload.num_turns[1]
     plan.workload = replace(plan.workload, failure_rate=share / num_calls)
 
 
-def _process_dies(plan: Plan, chance: random.Random) -> None:
+def _process_dies(plan: FaultPlan, chance: random.Random) -> None:
     plan.workload = replace(plan.workload, loss_rate=chance.choice([0.05, 0.3]))
 
 
-def _environment_hangs(plan: Plan, chance: random.Random) -> None:
+def _environment_hangs(plan: FaultPlan, chance: random.Random) -> None:
     plan.workload = replace(plan.workload, hang_rate=chance.choice([0.02, 0.2]))
 
 
-def _reward_hangs(plan: Plan, chance: random.Random) -> None:
+def _reward_hangs(plan: FaultPlan, chance: random.Random) -> None:
     plan.workload = replace(plan.workload, hung_reward_rate=chance.choice([0.02, 0.2]))
 
 
-def _slow_tools(plan: Plan, chance: random.Random) -> None:
+def _slow_tools(plan: FaultPlan, chance: random.Random) -> None:
     plan.workload = replace(plan.workload, num_turns=(2, 8), tool_s=chance.uniform(20, 60))
 
 
-def _slow_rewards(plan: Plan, chance: random.Random) -> None:
+def _slow_rewards(plan: FaultPlan, chance: random.Random) -> None:
     plan.workload = replace(plan.workload, reward_s=chance.uniform(10, 200))
 
 
-def _stragglers(plan: Plan, chance: random.Random) -> None:
+def _stragglers(plan: FaultPlan, chance: random.Random) -> None:
     plan.workload = replace(plan.workload, lengths=bimodal(50, 7000, 0.1))
 
 
-def _rejections(plan: Plan, chance: random.Random) -> None:
-    plan.rollout["should_accept_fn"] = "telescope_train.simulation.fault_kinds:accepts_half"
+def _rejections(plan: FaultPlan, chance: random.Random) -> None:
+    plan.rollout["should_accept_fn"] = "tests.simulation.kinds:accepts_half"
 
 
 def accepts_half(group: Group) -> bool | str:
@@ -55,29 +56,29 @@ def accepts_half(group: Group) -> bool | str:
     return random.Random(group.id).random() < 0.5 or "by chance"
 
 
-def _request_errors(plan: Plan, chance: random.Random) -> None:
+def _request_errors(plan: FaultPlan, chance: random.Random) -> None:
     plan.servers = replace(plan.servers, error_rate=chance.choice([0.02, 0.2]))
 
 
-def _slow_network(plan: Plan, chance: random.Random) -> None:
+def _slow_network(plan: FaultPlan, chance: random.Random) -> None:
     plan.servers = replace(plan.servers, round_trip_s=chance.uniform(0.5, 5))
 
 
-def _slow_transfer(plan: Plan, chance: random.Random) -> None:
+def _slow_transfer(plan: FaultPlan, chance: random.Random) -> None:
     plan.servers = replace(plan.servers, transfer_s=chance.uniform(10, 90))
     plan.trainer = replace(plan.trainer, send_s=chance.uniform(10, 90))
 
 
-def _slow_ranks(plan: Plan, chance: random.Random) -> None:
+def _slow_ranks(plan: FaultPlan, chance: random.Random) -> None:
     plan.trainer = replace(plan.trainer, jitter=chance.choice([1.0, 20.0]), optimizer_s=5.0)
 
 
-def _small_cache(plan: Plan, chance: random.Random) -> None:
+def _small_cache(plan: FaultPlan, chance: random.Random) -> None:
     plan.engine = replace(plan.engine, cache_tokens=chance.randint(90_000, 120_000))
     plan.workload = replace(plan.workload, lengths=lognormal(3000, 0.5), num_turns=(1, 5))
 
 
-def _one_slow_server(plan: Plan, chance: random.Random) -> None:
+def _one_slow_server(plan: FaultPlan, chance: random.Random) -> None:
     def disturb(run: SimulatedRun, chance: random.Random) -> None:
         engine = chance.choice(run.engines)
         later(chance, lambda: engine.change_speed(chance.uniform(3, 20)))
@@ -85,7 +86,7 @@ def _one_slow_server(plan: Plan, chance: random.Random) -> None:
     plan.disturb = disturb
 
 
-def _server_stands_still(plan: Plan, chance: random.Random) -> None:
+def _server_stands_still(plan: FaultPlan, chance: random.Random) -> None:
     def disturb(run: SimulatedRun, chance: random.Random) -> None:
         for _ in range(chance.randint(1, 4)):
             engine = chance.choice(run.engines)
@@ -94,7 +95,7 @@ def _server_stands_still(plan: Plan, chance: random.Random) -> None:
     plan.disturb = disturb
 
 
-def _servers_die(plan: Plan, chance: random.Random) -> None:
+def _servers_die(plan: FaultPlan, chance: random.Random) -> None:
     """At any moment, so that servers idle then, or sample, or get weights."""
     num_deaths = chance.randint(1, MOST_RESTARTS)
 
@@ -107,7 +108,7 @@ def _servers_die(plan: Plan, chance: random.Random) -> None:
     plan.disturb = disturb
 
 
-def _servers_hang(plan: Plan, chance: random.Random) -> None:
+def _servers_hang(plan: FaultPlan, chance: random.Random) -> None:
     def disturb(run: SimulatedRun, chance: random.Random) -> None:
         for _ in range(chance.randint(1, 3)):
             engine = chance.choice(run.engines)
@@ -117,7 +118,7 @@ def _servers_hang(plan: Plan, chance: random.Random) -> None:
     plan.disturb = disturb
 
 
-def _servers_die_in_updates(plan: Plan, chance: random.Random) -> None:
+def _servers_die_in_updates(plan: FaultPlan, chance: random.Random) -> None:
     """While they are paused and receive: then the group is made anew and all is sent again."""
     num_deaths = chance.randint(1, MOST_RESTARTS)
 
@@ -139,7 +140,7 @@ def _servers_die_in_updates(plan: Plan, chance: random.Random) -> None:
     plan.disturb = disturb
 
 
-def _restarts_fail(plan: Plan, chance: random.Random) -> None:
+def _restarts_fail(plan: FaultPlan, chance: random.Random) -> None:
     def disturb(run: SimulatedRun, chance: random.Random) -> None:
         engine = chance.choice(run.engines)
         later(chance, lambda: engine.die("killed, as planned"))
@@ -148,7 +149,7 @@ def _restarts_fail(plan: Plan, chance: random.Random) -> None:
     plan.disturb = disturb
 
 
-def _weights_arrive_changed(plan: Plan, chance: random.Random) -> None:
+def _weights_arrive_changed(plan: FaultPlan, chance: random.Random) -> None:
     """A server that holds something else than was sent must not sample."""
 
     def disturb(run: SimulatedRun, chance: random.Random) -> None:
@@ -160,7 +161,7 @@ def _weights_arrive_changed(plan: Plan, chance: random.Random) -> None:
     plan.disturb = disturb
 
 
-def _answers_get_lost(plan: Plan, chance: random.Random) -> None:
+def _answers_get_lost(plan: FaultPlan, chance: random.Random) -> None:
     """A server does what a control call asks for, and nobody hears of it."""
     share = chance.choice([0.02, 0.1])
 
@@ -173,19 +174,19 @@ def _answers_get_lost(plan: Plan, chance: random.Random) -> None:
     plan.disturb = disturb
 
 
-def _one_slot(plan: Plan, chance: random.Random) -> None:
+def _one_slot(plan: FaultPlan, chance: random.Random) -> None:
     plan.scheduling |= {"max_concurrent_prompts_per_server": 1, "max_open_rollouts": 1}
     plan.scheduling["enable_individual_sample_lanes"] = chance.random() < 0.5
     plan.rollout["group_size"] = 2
 
 
-def _late_in_finished_order(plan: Plan, chance: random.Random) -> None:
+def _late_in_finished_order(plan: FaultPlan, chance: random.Random) -> None:
     plan.scheduling |= {"batch_order": "finished", "max_async_rollout": 1}
     plan.scheduling["max_off_policy_steps"] = 1
     plan.workload = replace(plan.workload, lengths=bimodal(20, 6000, 0.15))
 
 
-def _ranks_die(plan: Plan, chance: random.Random) -> None:
+def _ranks_die(plan: FaultPlan, chance: random.Random) -> None:
     """At any moment: in a step, in an update, or while they wait."""
     num_deaths = chance.randint(1, 4)
 
@@ -196,7 +197,7 @@ def _ranks_die(plan: Plan, chance: random.Random) -> None:
     plan.disturb = disturb
 
 
-def _ranks_die_in_updates(plan: Plan, chance: random.Random) -> None:
+def _ranks_die_in_updates(plan: FaultPlan, chance: random.Random) -> None:
     num_deaths = chance.randint(1, 3)
 
     def disturb(run: SimulatedRun, chance: random.Random) -> None:
@@ -214,23 +215,23 @@ def _ranks_die_in_updates(plan: Plan, chance: random.Random) -> None:
     plan.disturb = disturb
 
 
-def _driver_is_killed(plan: Plan, chance: random.Random) -> None:
+def _driver_is_killed(plan: FaultPlan, chance: random.Random) -> None:
     plan.kills_s = sorted(chance.uniform(0, 120) for _ in range(chance.randint(1, 4)))
 
 
-def _driver_is_killed_with_rejections(plan: Plan, chance: random.Random) -> None:
+def _driver_is_killed_with_rejections(plan: FaultPlan, chance: random.Random) -> None:
     _driver_is_killed(plan, chance)
     _rejections(plan, chance)
 
 
-def _checkpoints_are_rare_and_slow(plan: Plan, chance: random.Random) -> None:
+def _checkpoints_are_rare_and_slow(plan: FaultPlan, chance: random.Random) -> None:
     """What was done since the newest whole checkpoint is done again, several steps of it."""
     plan.checkpoint["checkpoint_every"] = chance.randint(1, 3)
     plan.disk = DiskTimes(write_s=chance.uniform(1, 60))
     chance.choice([_driver_is_killed, _ranks_die])(plan, chance)
 
 
-def _everything(plan: Plan, chance: random.Random) -> None:
+def _everything(plan: FaultPlan, chance: random.Random) -> None:
     for fault in chance.sample(sorted(_SINGLE), 4):
         _SINGLE[fault](plan, chance)
     if plan.fleet is None:
@@ -238,7 +239,7 @@ def _everything(plan: Plan, chance: random.Random) -> None:
         plan.fleet = SimulatedFleet
 
 
-_SINGLE: Mapping[str, Callable[[Plan, random.Random], None]] = {
+_SINGLE: Mapping[str, Callable[[FaultPlan, random.Random], None]] = {
     "environment-raises": _raises,
     "environment-dies": _process_dies,
     "environment-hangs": _environment_hangs,
@@ -266,7 +267,7 @@ _SINGLE: Mapping[str, Callable[[Plan, random.Random], None]] = {
     "driver-killed": _driver_is_killed,
     "driver-killed-with-rejections": _driver_is_killed_with_rejections,
 }
-KINDS: Mapping[str, Callable[[Plan, random.Random], None]] = {
+KINDS: Mapping[str, Callable[[FaultPlan, random.Random], None]] = {
     **_SINGLE,
     "several-at-once": _everything,
     # Not part of several at once: its schedules stay those that they were.

@@ -5,14 +5,15 @@ import os
 import random
 from collections.abc import Callable, Mapping
 
+from tests.simulation.plan import FaultPlan, after
+
 from telescope_train.simulation.disk import DiskTimes
-from telescope_train.simulation.fault_plan import Plan, after
 from telescope_train.simulation.run import SimulatedRun
 
 _ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
-def _saves(plan: Plan, chance: random.Random) -> None:
+def _saves(plan: FaultPlan, chance: random.Random) -> None:
     """Let checkpoints be rare and slow, or often and quick, with all that may be set."""
     every = chance.randint(1, 3)
     plan.checkpoint = {
@@ -31,30 +32,30 @@ def _saves(plan: Plan, chance: random.Random) -> None:
     plan.is_exact = True
 
 
-def _writes_fail(plan: Plan, chance: random.Random) -> None:
+def _writes_fail(plan: FaultPlan, chance: random.Random) -> None:
     """A full disk or a broken one; somebody makes room and resumes the run, which has ended."""
     _saves(plan, chance)
     _fail_sometimes(plan, chance)
 
 
-def _driver_is_killed_while_saving(plan: Plan, chance: random.Random) -> None:
+def _driver_is_killed_while_saving(plan: FaultPlan, chance: random.Random) -> None:
     _saves(plan, chance)
     _while_saving(plan, chance, lambda run: run.killed.set)
 
 
-def _ranks_die_while_saving(plan: Plan, chance: random.Random) -> None:
+def _ranks_die_while_saving(plan: FaultPlan, chance: random.Random) -> None:
     _saves(plan, chance)
     _while_saving(plan, chance, lambda run: run.ranks.die)
 
 
-def _everything_while_saving(plan: Plan, chance: random.Random) -> None:
+def _everything_while_saving(plan: FaultPlan, chance: random.Random) -> None:
     _saves(plan, chance)
     _fail_sometimes(plan, chance)
     _while_saving(plan, chance, lambda run: run.killed.set)
     _while_saving(plan, chance, lambda run: run.ranks.die)
 
 
-def _fail_sometimes(plan: Plan, chance: random.Random) -> None:
+def _fail_sometimes(plan: FaultPlan, chance: random.Random) -> None:
     share, num_left = chance.choice([0.03, 0.2]), chance.randint(1, 4)
 
     def disturb(run: SimulatedRun, chance: random.Random) -> None:
@@ -72,7 +73,7 @@ def _fail_sometimes(plan: Plan, chance: random.Random) -> None:
 
 
 def _while_saving(
-    plan: Plan, chance: random.Random, death: Callable[[SimulatedRun], Callable[[], None]]
+    plan: FaultPlan, chance: random.Random, death: Callable[[SimulatedRun], Callable[[], None]]
 ) -> None:
     """Let something die in the middle of some of the things that are written, or just after."""
     share, num_left = chance.choice([0.05, 0.3]), chance.randint(1, 4)
@@ -92,7 +93,7 @@ def _while_saving(
     plan.also(disturb)
 
 
-CHECKPOINT_FAULTS: Mapping[str, Callable[[Plan, random.Random], None]] = {
+CHECKPOINT_FAULTS: Mapping[str, Callable[[FaultPlan, random.Random], None]] = {
     "checkpoints-fail": _writes_fail,
     "driver-killed-while-saving": _driver_is_killed_while_saving,
     "ranks-die-while-saving": _ranks_die_while_saving,

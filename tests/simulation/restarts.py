@@ -1,4 +1,4 @@
-"""The lives of a simulated run: its driver is killed or fails, its ranks die, and it goes on.
+"""A simulated run and its restarts: its driver is killed or fails, its ranks die, and it goes on.
 
 Checkpoints are written by the real `Checkpointer` to a folder that a kill leaves as it is at that
 moment: what the old driver still does while it is taken down happens elsewhere.
@@ -10,6 +10,8 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.simulation.ledger import Ledger
 
 from telescope_core.base.errors import TelescopeError
 from telescope_train.backends.protocol import RankDiedError
@@ -27,7 +29,6 @@ from telescope_train.loop import LoopParts, train
 from telescope_train.restarts import run_with_restarts
 from telescope_train.rollouts.sampled import BEGINNING
 from telescope_train.simulation.disk import Weights, describe_nothing, read_weights
-from telescope_train.simulation.ledger import Ledger
 from telescope_train.simulation.run import Scenario, SimulatedRun
 
 
@@ -41,8 +42,8 @@ class Ended:
     """What is wrong with its checkpoints."""
 
 
-class Lives:
-    """All lives of the driver of one run."""
+class RestartedRun:
+    """One run, through all starts of its driver."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Lives:
         self._ledger = ledger
         self._folder = folder
         self._config = _saving_in(scenario.config, folder / "0")
-        self._num_lives = 1
+        self._num_starts = 1
         self._problems: list[str] = []
 
     async def all(self, chance: random.Random) -> Ended:
@@ -82,15 +83,15 @@ class Lives:
     async def _is_over(self, run: SimulatedRun, begun: RunCheckpoint | None) -> bool:
         """Run one driver until it ends, is killed, or fails because a checkpoint did."""
         kill_s = self._kills_s[0] if self._kills_s else None
-        life = asyncio.create_task(run.watched(self._life(run, begun)))
+        driver = asyncio.create_task(run.watched(self._driver(run, begun)))
         killed = asyncio.create_task(run.killed.wait())
         now_s = asyncio.get_running_loop().time()
         timeout = None if kill_s is None else max(0.0, kill_s - now_s)
-        await asyncio.wait([life, killed], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        if life.done():
+        await asyncio.wait([driver, killed], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if driver.done():
             killed.cancel()
             try:
-                await life
+                await driver
             except (TelescopeError, OSError):
                 if not run.disk.num_failures:
                     raise
@@ -100,15 +101,15 @@ class Lives:
             killed.cancel()
             del self._kills_s[0]
         self._move_on()
-        life.cancel()
-        await asyncio.wait([life])
+        driver.cancel()
+        await asyncio.wait([driver])
         return False
 
     def _move_on(self) -> None:
-        """Let the next life find the files as they are now."""
+        """Let the next driver find the files as they are now."""
         before = checkpoints_folder(self._config)
-        self._config = _saving_in(self._config, self._folder / str(self._num_lives))
-        self._num_lives += 1
+        self._config = _saving_in(self._config, self._folder / str(self._num_starts))
+        self._num_starts += 1
         if before.exists():
             shutil.copytree(before, checkpoints_folder(self._config))
 
@@ -133,7 +134,7 @@ class Lives:
         self._ledger.forget_after(step, BEGINNING if begun is None else begun.sampler_state())
         return begun
 
-    async def _life(self, run: SimulatedRun, begun: RunCheckpoint | None) -> None:
+    async def _driver(self, run: SimulatedRun, begun: RunCheckpoint | None) -> None:
         """Take all steps after a checkpoint; if ranks die, from the newest of that time."""
 
         async def go_back(died: RankDiedError) -> RunCheckpoint | None:

@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tests.simulation.kinds import KINDS
+from tests.simulation.ledger import Ledger
+from tests.simulation.plan import FaultPlan, nothing, some_workload
+from tests.simulation.restarts import Ended, RestartedRun
+
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.control import call_servers
 from telescope_train.simulation.engine import EngineSpeed
-from telescope_train.simulation.fault_kinds import KINDS
-from telescope_train.simulation.fault_lives import Ended, Lives
-from telescope_train.simulation.fault_plan import Plan, nothing, some_workload
-from telescope_train.simulation.ledger import Ledger
 from telescope_train.simulation.run import Scenario, SimulatedRun
 from telescope_train.simulation.servers import ServerTimes
 from telescope_train.simulation.trainer import TrainerSpeed
@@ -50,7 +51,7 @@ def schedule(kind: str, number: int) -> Schedule:
     chance = random.Random(f"{kind}/{number}")
     ahead = chance.choice([0, 1, 1, 2, 3])
     order = chance.choice(["drawn", "drawn", "finished"]) if ahead else "drawn"
-    plan = Plan(
+    plan = FaultPlan(
         workload=some_workload(chance),
         engine=EngineSpeed(slots=chance.choice([4, 64]), cache_tokens=1_000_000),
         servers=ServerTimes(),
@@ -134,5 +135,5 @@ def play(planned: Schedule) -> list[str]:
 def played(planned: Schedule, ledger: Ledger) -> Ended:
     """Play a schedule to its end, whatever was wrong; raises Deadlock if it has none."""
     with tempfile.TemporaryDirectory() as folder:
-        lives = Lives(planned.scenario, planned.disturb, planned.kills_s, ledger, Path(folder))
-        return run_in_virtual_time(lambda: lives.all(random.Random(f"{planned.name}/disturb")))
+        run = RestartedRun(planned.scenario, planned.disturb, planned.kills_s, ledger, Path(folder))
+        return run_in_virtual_time(lambda: run.all(random.Random(f"{planned.name}/disturb")))

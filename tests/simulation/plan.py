@@ -19,7 +19,7 @@ def nothing(run: SimulatedRun, chance: random.Random) -> None:
 
 
 @dataclass(slots=True, kw_only=True)
-class Plan:
+class FaultPlan:
     """What a kind of fault changes."""
 
     workload: Workload
