@@ -17,7 +17,7 @@ from telescope_core.examples import GeneratedSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What came of one move."""
+    """The answer of a game to one move."""
 
     text: str
     """What the player sees next."""
@@ -42,7 +42,7 @@ class Game(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what it holds."""
+        """Release the resources of the game."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What the sandbox of a Harbor task is made of: an image that is built, or steps of a Dockerfile.
+"""The sandbox of a Harbor task: an image that is built, or steps of a Dockerfile.
 
 The local sandbox has no images: there, the lines of a Dockerfile that need none are done when it
 starts, and a line that needs one is refused by name. The base image is not looked at.

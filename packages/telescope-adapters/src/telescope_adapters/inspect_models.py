@@ -76,7 +76,7 @@ class InspectModels:
         self._scoring.init_scoring_context(list(scorers), state.target)
 
     def kept(self, config: Any) -> Any:
-        """Return what of the settings of a request reaches the policy.
+        """Return those settings of a request that the policy is given.
 
         Says once which are the user's. Raises UnplayableError for what no policy can be asked.
         """
@@ -124,7 +124,7 @@ def inner(error: Exception) -> Exception:
 
 
 def told(error: Exception) -> str:
-    """Return what an error of theirs says, on one line and without their marks for bold text."""
+    """Return the text of an error of theirs, on one line and without their marks for bold text."""
     text = str(getattr(error, "message", "") or error or type(error).__name__)
     plain = re.sub(r"\[/?(?:bold|blue|green|red)[^\]]*\]", "", text)
     return " ".join(plain.split()).rstrip(".")

@@ -63,7 +63,7 @@ class OpenEnvConfig(AdaptedConfig):
 
 @dataclass(slots=True)
 class Episodes:
-    """What one episode gave so far."""
+    """The sum of the rewards of one episode so far."""
 
     total: float | None = None
     """Sum of the rewards; None until a step gives one."""

@@ -61,7 +61,7 @@ class AdaptedEnvironment(Environment):
             ) from error
 
     def range_advice(self, found: str) -> str:
-        """Return what to set, where `found` says which reward is outside the range."""
+        """Return the setting to change for the reward outside the range that `found` names."""
         settings: AdaptedConfig = self.config
         return (
             f"{found}, outside its declared range [{settings.reward_min:g}, "

@@ -25,7 +25,7 @@ def progress_of(
     console: Console | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Generator[OnProgress]:
-    """Yield what is to be told of progress, as often as it likes; it is shown on stderr."""
+    """Yield a function to call with each message of progress; it is shown on stderr."""
     console = console or Console(stderr=True, highlight=False)
     bar = Progress(
         TextColumn("{task.description}"),

@@ -217,12 +217,12 @@ class _Request:
 
     @property
     def title(self) -> str:
-        """What is graded by what, for people."""
+        """The title of the comparison, for people."""
         version = "" if self.record.version in ("", "0") else f" {self.record.version}"
         return f"{self.saved.path}: {self.saved.name} graded by {self.environment}{version}"
 
     def manifest(self) -> dict[str, JsonValue]:
-        """Return what the folder of the new rewards says of them."""
+        """Return the manifest of the folder of the new rewards."""
         return {
             "rescored": str(self.saved.path),
             "environment": self.environment,

@@ -104,7 +104,7 @@ class _Files:
         """Steps were taken back since the last call: those that are told now are all there are."""
 
     def read(self) -> Iterator[_Happened]:
-        """Yield what has happened since the last call, steps last."""
+        """Yield the events since the last call, steps last."""
         self.is_anew = False
         for kind in ("restart", "server", "eval", "step"):
             appended = self._files[kind].read()

@@ -45,7 +45,7 @@ def end_early(config: TrainConfig, folder: RunFolder, error: BaseException) -> B
 
 
 def how_to_go_on(config: TrainConfig) -> str:
-    """Return what is kept of a run that has ended, and how it continues."""
+    """Return a text that says what is kept of a run that has ended, and how it continues."""
     saved = [
         one
         for one in complete_checkpoints(checkpoints_folder(config))

@@ -25,7 +25,7 @@ def run_logs(config: TrainConfig, folder: RunFolder) -> Logs:
 
 
 def run_secrets(prepared: Prepared) -> set[str]:
-    """Return what must not leave this process: secrets of environments and settings."""
+    """Return the secrets of environments and settings, which must not leave this process."""
     declared = {name for names in prepared.environments.secrets.values() for name in names}
     values = {os.environ.get(name, "") for name in declared} - {""}
     settings = prepared.config.model_dump(mode="json")

@@ -62,7 +62,7 @@ it at once, and every rank is asked every second."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processes:
-    """What runs beside the driver."""
+    """The processes beside the driver."""
 
     servers: ServerGroup
     ranks: RayRanks
@@ -92,7 +92,7 @@ class Policies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What is open while the loop works."""
+    """The parts of a run that are open while the loop works."""
 
     prepared: Prepared
     folder: RunFolder
@@ -334,7 +334,7 @@ def _lose(number: int, reason: str, pool: ServerPool, own: ServerPool | None) ->
 
 
 def supervising(resources: Resources) -> Sequence[Coroutine[Any, Any, None]]:
-    """Return what brings lost servers back."""
+    """Return the work of the supervisors, which bring lost servers back."""
     policies, warn = resources.policies, resources.view.warn
     fleet = SharedGpuFleet(resources.processes.servers, policies.gpu_sharing)
     pool, own = policies.pool, policies.eval_servers.own
@@ -354,12 +354,12 @@ def supervising(resources: Resources) -> Sequence[Coroutine[Any, Any, None]]:
 
 
 def timing_ranks(resources: Resources) -> Coroutine[Any, Any, None]:
-    """Return what asks the ranks what they do, for the timeline."""
+    """Return the work that fetches the spans of the ranks for the timeline."""
     return resources.policies.rank_spans.run()
 
 
 def run_meters(resources: Resources) -> Meters | None:
-    """Return what reads the meters of machines and servers; None if nobody wants to."""
+    """Return the reader of the meters of machines and servers; None if they are not read."""
     policies, section = resources.policies, resources.prepared.config.observability
     if not section.system_metrics_collection_interval_seconds:
         return None
@@ -383,7 +383,7 @@ def _standing(server: Server) -> ServerStanding:
 
 
 def rank_settings(prepared: Prepared) -> BackendSettings:
-    """Return what trainer ranks are opened with."""
+    """Return the settings that trainer ranks are opened with."""
     return BackendSettings.from_config(prepared.config, device=prepared.device)
 
 

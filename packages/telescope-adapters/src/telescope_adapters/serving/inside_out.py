@@ -22,7 +22,7 @@ from telescope_core.base.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCall:
-    """What the environment asks the policy."""
+    """One question of the environment to the policy."""
 
     messages: tuple[Message, ...]
     """The whole conversation."""

@@ -83,7 +83,7 @@ class _Session:
         return _observed(self.shown, await self._stepped.begun())
 
     async def step_async(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
-        """Give the answer of the policy."""
+        """Take one step with the policy's answer; returns the observation with its reward."""
         if self._stepped is None:
             raise TelescopeError("step before reset; reset begins a rollout")
         self._state.step_count += 1
@@ -123,11 +123,11 @@ class _Session:
         return (await self.client.describe()).num_examples[Split(split)] or 0
 
     async def get_task(self, split: str, index: int) -> dict[str, Any]:
-        """Return what `reset` takes for an example."""
+        """Return the arguments of `reset` for one example."""
         return {"split": split, "index": index}
 
     async def list_tasks(self, split: str) -> list[dict[str, Any]]:
-        """Return what `reset` takes for each example."""
+        """Return the arguments of `reset` for each example."""
         count = await self.num_tasks(split)
         return [{"split": split, "index": index} for index in range(count)]
 

@@ -21,7 +21,7 @@ def parse_ks(text: str) -> tuple[int, ...]:
 
 
 class UnparsedArguments(NamedTuple):
-    """What typer leaves over."""
+    """The words of a command line that typer leaves over."""
 
     settings: dict[str, Any]
     """The environment's own settings."""

@@ -26,7 +26,7 @@ from telescope_core.reports import write_eval_report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one request: a result, or else an error."""
+    """The end of one request: a result, or else an error."""
 
     request: EvalRequest
     folder: EvalFolder

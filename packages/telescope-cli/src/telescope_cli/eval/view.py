@@ -186,7 +186,7 @@ def _add_estimate(table: Table, name: str, estimate: Estimate | None) -> None:
 
 
 def count_lines(result: EvalResult) -> list[str]:
-    """Return what became of the rollouts, and what was not played."""
+    """Return the lines that count how rollouts ended, and those that were not played."""
     parts = [f"{result.num_scored} of {result.num_rollouts} rollouts scored"]
     if result.num_failed:
         reasons = ", ".join(f"{reason} {count}" for reason, count in result.failures.items())

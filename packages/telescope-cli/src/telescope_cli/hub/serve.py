@@ -106,7 +106,7 @@ def serve(
 
 
 def plain_http_warning(host: str, *, has_proxy: bool) -> str:
-    """Return what to tell an operator whose server other machines reach without a proxy."""
+    """Return the warning for a server that other machines reach without a proxy."""
     if is_loopback(host) or has_proxy:
         return ""
     return (

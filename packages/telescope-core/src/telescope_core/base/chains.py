@@ -89,7 +89,7 @@ class TokenChain:
         return ids
 
     def learn_routes(self, said: Routes) -> None:
-        """Store what a request of all tokens says, for those of which nothing is known yet.
+        """Store the routes of a request for those of its tokens that have none yet.
 
         So a token keeps the experts that computed it when what follows it was sampled.
         """

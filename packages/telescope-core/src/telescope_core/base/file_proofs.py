@@ -1,4 +1,4 @@
-"""What proves that files are those that were written: the size and the SHA-256 of each.
+"""Proofs that files are those that were written: the size and the SHA-256 of each.
 
 Sizes cost nothing and find what was cut or lost. Contents are read as a whole, about 1 GB/s, and
 find everything else: a flipped bit, or a file of another folder.
@@ -127,7 +127,7 @@ def wrong_sums(folder: Path) -> list[str]:
 
 
 def quick_digest(path: Path) -> str:
-    """Return what names the content of a file, in at most a tenth of a second.
+    """Return a digest of a file, of a large one by samples, in at most a tenth of a second.
 
     Of more than 64 MiB it is the SHA-256 of the size and of 256 parts of 64 KiB from the first to
     the last byte. Weights that were trained, or rows that were written anew, differ in all of them;

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with settings, as one problem for each of them.
+"""Errors of pydantic as one problem for each setting.
 
 Pydantic reports each branch of a union by itself, under a place that names the branch. A person
 wrote one value there, and is told once what it may be.
@@ -28,7 +28,7 @@ class Problem(NamedTuple):
 
 
 def problems_of(error: ValidationError, document: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong in `document`, by place in the order in which it was found."""
+    """Return the problems of `document`, one for each place, in the order of their discovery."""
     by_place: dict[tuple[str | int, ...], list[Any]] = {}
     for found in error.errors(include_url=False):
         by_place.setdefault(_place(found["loc"], document), []).append(found)

@@ -1,4 +1,4 @@
-"""What terminals act on, and how it is shown instead.
+"""Characters that terminals act on, shown as text instead.
 
 Names, summaries and messages come from other people. Control characters in them could rewrite what
 is on the screen, and bidirectional controls could show another order than there is.

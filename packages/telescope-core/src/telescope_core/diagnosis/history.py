@@ -21,7 +21,7 @@ class Stretch(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What a metric was in one window of steps, and what it is in a later one."""
+    """The mean of a metric in one window of steps and in a later one."""
 
     before: float
     after: float
@@ -75,7 +75,7 @@ class History:
         return self._steps[-1] if self._steps else 0
 
     def parts(self, start: str, end: str = "") -> list[str]:
-        """Return what stands between `start` and `end` in the names of metrics, without a slash."""
+        """Return the parts between `start` and `end` of metrics' names, those without a slash."""
         found = [
             name[len(start) : len(name) - len(end)]
             for name in self.metrics

@@ -18,7 +18,7 @@ _STANDS_STILL = 0.999
 
 
 def diagnose(history: History) -> list[Finding]:
-    """Return what the metrics of a run show, what goes on and is broken first.
+    """Return the findings in the metrics of a run, those first that go on and break learning.
 
     Nothing found is not a proof of health.
     """

@@ -40,7 +40,7 @@ def as_failure(error: BaseException) -> Exception:
 
 
 def stray_cancel(place: str) -> str:
-    """Return what to say of a CancelledError that nobody asked for, raised at `place`."""
+    """Return the message for a CancelledError that nobody asked for, raised at `place`."""
     return (
         f"CancelledError was raised{place}, though nobody cancelled the rollout; look for a task, "
         "a future or a cancel scope that the environment's code cancels and then waits for"
@@ -49,7 +49,7 @@ def stray_cancel(place: str) -> str:
 
 @contextmanager
 def contained() -> Generator[None, None, None]:
-    """Raise what `as_failure` makes of an error in the block, if it is not an Exception."""
+    """Turn an error of the block that is no Exception into one that fails a rollout."""
     try:
         yield
     except Exception:

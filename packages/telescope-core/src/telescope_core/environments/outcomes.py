@@ -54,7 +54,7 @@ def stop_reason_of(value: object, *, play: Callable[..., Any], episode: Episode[
 
 
 def as_truth(value: object, *, method: Callable[..., Any]) -> bool:
-    """Return what a `@stop` method said; text, a number or a list is not an answer."""
+    """Return the answer of a `@stop` method; raises for text, a number or a list."""
     plain: Any = getattr(value, "item", lambda: value)()
     if plain is None or isinstance(plain, bool):
         return bool(plain)
@@ -93,7 +93,7 @@ def finite(value: object) -> float | None:
 
 
 def as_named_texts(value: object, *, method: Callable[..., Any]) -> dict[str, str]:
-    """Return what a method said as text by name."""
+    """Return the answer of a method as text by name."""
     if not isinstance(value, Mapping):
         raise EnvironmentLoadError(
             f"{location_of(method)} must return a dict of texts by name, got {_shown(value)}"

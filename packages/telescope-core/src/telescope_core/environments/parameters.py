@@ -37,7 +37,7 @@ OF_EPISODE = frozenset({"episode", "state"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """What a method asks for."""
+    """The parameters of a method, as its class wrote them."""
 
     names: tuple[str, ...] = ()
     """Names of the values, in the order of the parameters."""

@@ -41,7 +41,7 @@ def summary(doc: str) -> str:
 
 
 def argument_docs(doc: str, names: Collection[str]) -> dict[str, str]:
-    """Return what a docstring says of each of the parameters `names`, if it says anything.
+    """Return the docstring's text for each of the parameters `names` that it describes.
 
     Read are the sections of Google and NumPy, for keyword and other arguments too, and the fields
     of Sphinx.

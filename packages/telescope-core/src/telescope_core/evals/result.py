@@ -128,7 +128,7 @@ class Count(NamedTuple):
 
 
 def counts_of(result: EvalResult) -> list[Count]:
-    """Return what became of the rollouts beside their rewards; what did not happen is left out.
+    """Return how many rollouts ended in each way beside a reward; ways with none are left out.
 
     How many were cut by `max_tokens` is always there, because its absence would say nothing.
     """
@@ -150,7 +150,7 @@ def counts_of(result: EvalResult) -> list[Count]:
 
 
 def left_out_of(result: EvalResult) -> list[Count]:
-    """Return what of the environment's examples and rows this eval says nothing about."""
+    """Return the numbers of examples and rows of the environment that this eval leaves out."""
     other = next(split for split in Split if split is not result.settings.split)
     not_chosen = (result.split_size or 0) - result.settings.num_examples
     counts = [

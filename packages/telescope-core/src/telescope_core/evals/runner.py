@@ -112,7 +112,7 @@ class _EvalRun:
     failures_in_a_row: int = 0
 
     def jobs(self) -> Iterator[_Job]:
-        """Yield what is left to play, example by example."""
+        """Yield the rollouts that are left to play, example by example."""
         done = {(row.group_id, row.index) for row in self.rows}
         for example_index in self.settings.example_indices:
             name = group_id(example_index)

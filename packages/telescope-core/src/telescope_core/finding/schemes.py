@@ -83,7 +83,7 @@ class Adapted:
 
 
 def adapted(name: str) -> Adapted | None:
-    """Return what `SCHEME:ID` names; None if `name` does not begin with a known scheme."""
+    """Return scheme and id of `SCHEME:ID`; None if `name` does not begin with a known scheme."""
     scheme, _, given = name.partition(":")
     return Adapted(scheme=scheme, id=given) if given and scheme in schemes() else None
 

@@ -41,7 +41,7 @@ class RecordingPolicy(ABC):
 
     @property
     def trouble(self) -> str:
-        """What the endpoint behind this policy answers in place of a reply; empty = nothing."""
+        """The error that the endpoint behind this policy answers with; empty = none."""
         return ""
 
     def close(self) -> None:

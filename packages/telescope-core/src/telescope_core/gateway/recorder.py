@@ -73,7 +73,7 @@ class Recorder:
         self.turns.append(turn)
 
     def heard(self, asked: Sequence[Message], completion: Completion) -> None:
-        """Record what a program asked at the endpoint, and what it was answered."""
+        """Record a request of a program at the endpoint, and its answer."""
         for said in self._conversations:
             if len(said) <= len(asked) and all(map(_is_same, said, asked)):
                 self.leaves_out_thinking |= any(map(_lost_thinking, said, asked))

@@ -23,7 +23,7 @@ from openai import AsyncOpenAI
 
 
 def shown(done):
-    """Return what the model is told of a command."""
+    """Return the text about a command that the model reads."""
     ended = f"\n[exit code {done.returncode}]" if done.returncode else ""
     return f"{done.stdout[-10_000:]}{ended}".strip() or "[no output]"
 

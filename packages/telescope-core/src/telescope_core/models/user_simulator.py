@@ -36,7 +36,7 @@ class UserSimulator:
         self._model = HelperModel(config, owner, role=role)
 
     async def reply(self, messages: Sequence[Message], *, instructions: str) -> str | None:
-        """Return what the user says next; None when the user ends the conversation.
+        """Return the user's next message; None when the user ends the conversation.
 
         `messages` is the conversation as the policy sees it. The user sees only the user and
         assistant messages, not system prompts or tool results. `instructions` says who the user

@@ -69,7 +69,7 @@ async def play_rollout(
 
 
 async def outcome_of(playing: "Playing") -> Rollout:
-    """Return what comes of `playing`, with what it used, and clean up after it."""
+    """Play to the end, clean up, and return the rollout with what it used."""
     try:
         with counting() as usage, watching() as trouble:
             rollout = await playing.outcome(trouble)

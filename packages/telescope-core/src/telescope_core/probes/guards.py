@@ -73,7 +73,7 @@ class Guard:
         sys.addaudithook(self._hook)
 
     def seen(self, kind: str, *phases: str) -> list[Attempt]:
-        """Return what was attempted in `phases`."""
+        """Return the forbidden actions that were attempted in `phases`."""
         return [one for one in self.attempts if one.kind == kind and one.phase in phases]
 
     def watch_play(self) -> None:

@@ -38,7 +38,7 @@ class Meter:
     _ours_s: float = field(default=0.0, init=False)
 
     def own_s(self) -> float:
-        """Return what was spent so far, without the parts marked as the validator's."""
+        """Return the seconds spent so far, without the parts marked as the validator's."""
         return (self.spent_s() - self._ours_s) / self.slowness
 
     @contextmanager
@@ -60,7 +60,7 @@ class Limits:
 
 
 class Span:
-    """What was spent since this was made, against its limits."""
+    """The time spent since this was made, against its limits."""
 
     def __init__(self, meter: Meter, limits: Limits) -> None:
         self._meter = meter

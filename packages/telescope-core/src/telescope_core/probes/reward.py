@@ -95,7 +95,7 @@ def run_reward(job: Job, answers: Answers) -> None:
 
 
 def run_scores(job: Job, answers: Answers) -> None:
-    """Play what another process plays too, and report what it earned."""
+    """Play rollouts that another process plays too, and report their rewards."""
     if job.cuts_network:
         cut_off_network()
     environment = load_environment_class(job.factory).from_settings({})

@@ -65,7 +65,7 @@ class WaitClock:
 
 
 class Look(NamedTuple):
-    """What a thread was doing at one moment."""
+    """A thread at one moment: the time that it has spent, and its state."""
 
     at_s: float
     spent_s: float

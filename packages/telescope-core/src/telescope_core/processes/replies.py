@@ -97,7 +97,7 @@ def read_description(value: msgspec.Raw) -> EnvironmentDescription:
 
 
 def read_group_of(group: Group) -> "Reader[Group]":
-    """Return what reads `group` with its group rewards.
+    """Return a reader of replies that hold `group` with its group rewards.
 
     Everything else stays as it is here, whatever the worker says of it.
     """

@@ -75,7 +75,7 @@ class BlockLog(Generic[Row]):
             self._rows += rows
 
     def flush(self) -> None:
-        """Write what is kept; raises NoRoomError if the disk is full, and keeps it then."""
+        """Write the rows in memory; raises NoRoomError if the disk is full, and keeps them then."""
         with self._writing:
             with self._keeping:
                 rows, self._rows = self._rows, []

@@ -166,7 +166,7 @@ class EventLog:
         asyncio.get_running_loop().run_in_executor(None, write)
 
     def flush(self) -> None:
-        """Write what is kept; raises NoRoomError if the disk is full."""
+        """Write the events in memory; raises NoRoomError if the disk is full."""
         with self._writing:
             with self._keeping:
                 kept, self._events, self._num_kept = self._events, defaultdict(list), 0

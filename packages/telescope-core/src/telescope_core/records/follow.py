@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 
 class Appended(NamedTuple):
-    """What has happened to a file since it was looked at last."""
+    """The lines that were appended to a file since it was looked at last."""
 
     rows: list[dict[str, Any]]
     """The new objects; lines that are no object are left out."""
@@ -24,7 +24,7 @@ class FollowedLines:
         self._inode: int | None = None
 
     def read(self) -> Appended:
-        """Return what was appended since the last call; nothing while there is no file.
+        """Return the lines appended since the last call; none while there is no file.
 
         A line whose end has not been written yet is left for the next call.
         """

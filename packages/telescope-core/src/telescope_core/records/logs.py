@@ -59,7 +59,7 @@ class Logs:
         shows_warnings: bool = True,
         secrets: Iterable[str] = (),
     ) -> "ProcessLog":
-        """Write what this process logs from now on, until the log is closed or the process ends.
+        """Write the log lines of this process from now on, until `close` or its end.
 
         `component` says what kind of process this is, and `source` which one. `shows_warnings`:
         they go to stderr too, where Python writes them otherwise. `secrets`: values that are left
@@ -116,7 +116,7 @@ class ProcessLog:
         self.close()
 
     def next_life(self) -> None:
-        """Count what the process looks after as started once more."""
+        """Count one more start of the program that this process looks after."""
         if self._handler is not None:
             self._handler.life += 1
 

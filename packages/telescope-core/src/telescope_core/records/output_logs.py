@@ -131,7 +131,7 @@ class OutputLog:
             self._thread.join(within_s)
 
     def close(self) -> None:
-        """Read what is there, and no more. Idempotent."""
+        """Read the rest of the pipe without waiting for more. Idempotent."""
         self._close_fd()
         if self._ends_s is None:
             self._ends_s = time.monotonic() + _LAST_WORDS_S

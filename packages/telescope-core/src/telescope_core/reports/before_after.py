@@ -21,7 +21,7 @@ def label_of(tag: str) -> str:
 
 
 def order_of(tag: str) -> tuple[int, int]:
-    """Return what goes up with the weights that were evaluated."""
+    """Return a key that sorts evals by the age of their weights, the oldest first."""
     if tag in (BEFORE, AFTER):
         return (0 if tag == BEFORE else 2, 0)
     return (1, int(tag.removeprefix("step-")))

@@ -12,7 +12,7 @@ def paragraph(comparison: Comparison) -> str:
 
 
 def sentence(difference: Difference, *, unit: str = "example") -> str:
-    """Return what the comparison shows about one measure, and how sure that is.
+    """Return a sentence about the difference in one measure, with its interval.
 
     `unit`: what is paired.
     """
@@ -35,7 +35,7 @@ def format_p(p: float) -> str:
 
 
 def cautions(comparison: Comparison) -> list[str]:
-    """Return what the reader must know about the comparability of the two evals."""
+    """Return sentences about what makes the two evals hard to compare."""
     found: list[str] = []
     if comparison.code_changes:
         shown = ", ".join(comparison.code_changes[:_MOST_CHANGES])

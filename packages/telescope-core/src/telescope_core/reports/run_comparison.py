@@ -74,7 +74,7 @@ class RewardPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComparison:
-    """What two runs differ in, and what came of it."""
+    """The differences between two runs, in settings and code and in results."""
 
     settings: tuple[Differing, ...]
     """Settings that differ, without names, folders and ports. Keys: `before`, `after`."""

@@ -61,7 +61,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What the checks are tried on."""
+    """The provider under test, and the spec of the sandboxes that it is tried with."""
 
     provider: SandboxProvider
     spec: SandboxSpec

@@ -140,7 +140,7 @@ class _Box:
             await self._box.fs.upload_file(content, path)
 
     async def download(self, path: str) -> bytes:
-        """Return what a file holds."""
+        """Return the content of a file."""
         with _translate_errors():
             return bytes(await self._box.fs.download_file(path))
 

@@ -73,7 +73,7 @@ class DockerProvider:
 
     @property
     def limits(self) -> Mapping[Limit, str]:
-        """What containers can have."""
+        """Limits that containers can have."""
         given = {
             Limit.IMAGE: "image of the container",
             Limit.CPUS: "control group of the container",
@@ -270,7 +270,7 @@ class _Container:
         await self._call(lambda: self._fed(path, content))
 
     async def download(self, path: str) -> bytes:
-        """Return what a file holds."""
+        """Return the content of a file."""
         exit_code, (out, error) = await self._call(lambda: self._executed(["cat", path]))
         if exit_code != 0:
             raise SandboxError(f"sandbox {self.id}: {path} cannot be read: {error!r:.200}")

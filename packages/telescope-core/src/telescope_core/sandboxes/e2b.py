@@ -41,7 +41,7 @@ class E2BProvider:
 
     @property
     def limits(self) -> Mapping[Limit, str]:
-        """What E2B can give for one sandbox."""
+        """Limits that E2B can give one sandbox."""
         return {
             Limit.IMAGE: "template of the sandbox",
             Limit.TIME_TO_LIVE: "the service",
@@ -104,7 +104,7 @@ class _Box:
             await self._box.files.write(path, content)
 
     async def download(self, path: str) -> bytes:
-        """Return what a file holds."""
+        """Return the content of a file."""
         with _translate_errors():
             return bytes(await self._box.files.read(path, format="bytes"))
 

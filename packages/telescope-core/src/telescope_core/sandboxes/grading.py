@@ -61,7 +61,7 @@ HiddenTest = StdinTest | CallTest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenTestOutcome:
-    """What one hidden test came to."""
+    """The outcome of one hidden test."""
 
     passed: bool
     reason: str
@@ -71,7 +71,7 @@ class HiddenTestOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grade:
-    """What all tests came to."""
+    """The outcome of all tests."""
 
     outcomes: tuple[HiddenTestOutcome, ...]
     """In the order of the tests; those after the first failure are missing if it stopped there."""

@@ -63,7 +63,7 @@ _out.flush()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Returned:
-    """What the calls of a function came to."""
+    """The results of the calls of a function."""
 
     values: tuple[object, ...] = ()
     """One for each call, of the built-in types alone; empty if there is a reason."""

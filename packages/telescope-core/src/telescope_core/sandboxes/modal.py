@@ -49,7 +49,7 @@ class ModalProvider:
 
     @property
     def limits(self) -> Mapping[Limit, str]:
-        """What Modal can give for one sandbox."""
+        """Limits that Modal can give one sandbox."""
         return {
             Limit.IMAGE: "image of the sandbox",
             Limit.CPUS: "the service",
@@ -113,7 +113,7 @@ class _Box:
             into = ">>"
 
     async def download(self, path: str) -> bytes:
-        """Return what a file holds."""
+        """Return the content of a file."""
         done = await self.shell(f"base64 < {shlex.quote(path)}", _FILES_S)
         if done.exit_code != 0:
             raise SandboxError(f"sandbox {self.id}: {path} cannot be read")

@@ -29,7 +29,7 @@ _LEAST_LEFT_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolUsage:
-    """What a pool has used so far."""
+    """How many sandboxes of a pool were made, given out and thrown away so far."""
 
     num_created: int = 0
     num_failed: int = 0
@@ -99,7 +99,7 @@ class SandboxPool:
         self._usage = PoolUsage()
 
     def usage(self) -> PoolUsage:
-        """Return what was used so far."""
+        """Return the use so far."""
         return replace(self._usage, num_open=self._num_open())
 
     async def warm_up(self) -> None:

@@ -51,7 +51,7 @@ class PrimeProvider:
 
     @property
     def limits(self) -> Mapping[Limit, str]:
-        """What Prime can give."""
+        """Limits that Prime can give."""
         return {
             Limit.IMAGE: "image of the sandbox",
             Limit.CPUS: "the service",
@@ -137,7 +137,7 @@ class _Box:
             await self._client.upload_bytes(self._name, path, content, name)
 
     async def download(self, path: str) -> bytes:
-        """Return what a file holds; the SDK itself returns text alone."""
+        """Return the content of a file as bytes; the SDK itself returns text alone."""
         done = await self.shell(f"base64 < {shlex.quote(path)}", 120.0)
         if done.exit_code != 0:
             raise SandboxError(f"sandbox {self.id}: {path} cannot be read")

@@ -149,7 +149,7 @@ class CommandResult:
 
     @property
     def error_text(self) -> str:
-        """Standard error as text, likewise."""
+        """Standard error as text; bytes that are no UTF-8 are replaced."""
         return self.stderr.decode(errors="replace")
 
 
@@ -182,7 +182,7 @@ class Sandbox(Protocol):
 
     @property
     def measures(self) -> Mapping[str, str]:
-        """What holds each limit, for instance {"memory_mb": "cgroup v2: 512 MiB"}."""
+        """The means that holds each limit, for instance {"memory_mb": "cgroup v2: 512 MiB"}."""
         ...
 
     async def run(
@@ -201,7 +201,7 @@ class Sandbox(Protocol):
         ...
 
     async def read(self, path: str) -> bytes:
-        """Return what a file holds; raises SandboxFileError if it cannot be read."""
+        """Return the content of a file; raises SandboxFileError if it cannot be read."""
         ...
 
     async def write(self, path: str, content: bytes) -> None:
@@ -235,7 +235,7 @@ class SandboxProvider(Protocol):
 
     @property
     def limits(self) -> Mapping[Limit, str]:
-        """What it can give, and by what means."""
+        """Limits that it can set, and by what means."""
         ...
 
     async def create(self, spec: SandboxSpec) -> Sandbox:

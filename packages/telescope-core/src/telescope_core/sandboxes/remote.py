@@ -55,7 +55,7 @@ _LIST = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellAnswer:
-    """What a service says of one shell command."""
+    """A service's answer to one shell command."""
 
     exit_code: int
     output: str
@@ -79,7 +79,7 @@ class Service(Protocol):
         ...
 
     async def download(self, path: str) -> bytes:
-        """Return what a file holds, which exists."""
+        """Return the content of a file that exists."""
         ...
 
     async def delete(self) -> None:
@@ -130,7 +130,7 @@ class RemoteSandbox:
 
     @property
     def measures(self) -> Mapping[str, str]:
-        """What holds each limit."""
+        """The means that holds each limit, by its name."""
         return self._measures
 
     async def run(
@@ -176,7 +176,7 @@ class RemoteSandbox:
             return self._result(answer, time.monotonic() - began_s, timeout_s)
 
     async def read(self, path: str) -> bytes:
-        """Return what a file holds."""
+        """Return the content of a file."""
         whole = _absolute(path)
         async with self._lock:
             await self._require(f"[ -f {_quoted(whole)} ]", path, "not a file")

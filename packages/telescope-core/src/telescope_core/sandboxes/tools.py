@@ -71,7 +71,7 @@ class EpisodeSandboxes:
         self._places: WeakKeyDictionary[Episode[Any], _Place] = WeakKeyDictionary()
 
     def usage(self) -> PoolUsage:
-        """Return what all rollouts used so far."""
+        """Return the use of sandboxes by all rollouts so far."""
         return self._opened.pool.usage() if self._opened is not None else PoolUsage()
 
     async def python(self, code: str, episode: Episode[Any]) -> str:  # noqa: D417 - it is hidden
@@ -145,7 +145,7 @@ class EpisodeSandboxes:
 
 
 def shown(done: CommandResult, timeout_s: float) -> str:
-    """Return what a model is told of a command: its output, and how it ended unless by exit 0."""
+    """Return the text about a command that a model reads: output, and an end other than exit 0."""
     parts = [done.text.rstrip("\n")]
     if done.stderr:
         parts.append(f"[standard error]\n{done.error_text.rstrip()}")

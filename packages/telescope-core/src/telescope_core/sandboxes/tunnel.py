@@ -25,7 +25,7 @@ FAREWELL = _HEAD.pack(255, 0, 0)
 
 
 class TunnelError(Exception):
-    """What came is none of what may come."""
+    """A frame came that the protocol does not allow."""
 
 
 class Channel:
@@ -43,7 +43,7 @@ class Channel:
         self._changed = asyncio.Event()
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry what `reader` gives, and give `writer` what comes, until both ways have ended."""
+        """Pass bytes in both directions until `reader` and the far end have ended."""
         ways = [
             asyncio.ensure_future(self._send(reader)),
             asyncio.ensure_future(self._give(writer)),

@@ -71,7 +71,7 @@ class Part:
 def part_of_lock(
     entry: LockedEnvironment, open_registry: OpenRegistry, *, progress: Progress
 ) -> Part:
-    """Return what goes into a bundle for an entry of telescope.lock."""
+    """Return the part of a bundle for an entry of telescope.lock."""
     if entry.python != python_version():
         raise ConfigError(
             f"{entry.id} is locked for Python {entry.python}, but this is {python_version()}; make "
@@ -95,7 +95,7 @@ def part_of_lock(
 def part_of_registry(
     registry: Registry, text: str, *, options: InstallOptions, progress: Progress
 ) -> Part:
-    """Return what goes into a bundle for a name that is in no lock; installs nothing."""
+    """Return the part of a bundle for a name that is in no lock; installs nothing."""
     release = choose_release(registry, text, options=options, progress=progress)
     with installing(release.id, progress) as held:
         wheel = checked_wheel(registry, release, progress=progress)

@@ -1,4 +1,4 @@
-"""What an environment's class declares. `loading` runs this file as a program.
+"""Declarations of an environment's class. `loading` runs this file as a program.
 
 It runs in the interpreter that can import the environment. There, telescope-core may be the only
 part of Telescope, so this module imports no other.
@@ -29,7 +29,7 @@ def schema(factory: str, settings: _Settings) -> dict[str, Any]:
 
 
 def declarations(factory: str, settings: _Settings) -> dict[str, Any]:
-    """Return what it declares, without loading its examples."""
+    """Return the declarations of the environment, without loading its examples."""
     environment_class = load_environment_class(factory)
     environment = environment_class.from_settings(settings)
     settings = environment_class.Config.model_json_schema()

@@ -82,7 +82,7 @@ def lock_findings(
 
 
 def registry_findings(registry: Registry, record: Installation) -> Iterator[Finding]:
-    """Yield what the registry now has to report about the installed release."""
+    """Yield findings of the registry about the installed release."""
     release = record.release
     label = f"{release.id} {release.version}"
     published = {one.version: one for one in registry.releases(release.id)}

@@ -29,7 +29,7 @@ class UpdatePlan:
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """What differs besides the code, one line each."""
+        """The differences besides the code, one line each."""
         return tuple(map(str, changes_between(self.before, self.after))) if self.after else ()
 
 

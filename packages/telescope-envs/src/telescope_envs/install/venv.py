@@ -95,7 +95,7 @@ def build_venv(
 
 @contextmanager
 def new_folder(folder: Path, scratch: Path) -> Generator[None]:
-    """Give what the block makes in `scratch` the place of `folder`; nothing stays if it fails."""
+    """Move `scratch` to `folder` once the block has filled it; nothing stays if it fails."""
     clear_scratch(scratch)
     scratch.parent.mkdir(parents=True, exist_ok=True)
     try:

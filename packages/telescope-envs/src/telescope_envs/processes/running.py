@@ -105,7 +105,7 @@ class Kept:
         return self._texts()[1]
 
     def look(self) -> None:
-        """Take what it wrote, and find out whether it has ended; ends it if its time is over."""
+        """Read its output, and find out whether it has ended; ends it if its time is over."""
         # Asked before the outputs are read, so what it wrote before its end is not lost. Others may
         # hold its outputs open after it, so their end is not waited for.
         ended = self.process.poll() is not None

@@ -156,7 +156,7 @@ class Fetcher:
     def get(
         self, url: str, *, max_bytes: int, patience: Patience, headers: Mapping[str, str]
     ) -> CachedFile:
-        """Return what is at `url`; raises RegistryError that names `url` on any failure."""
+        """Return the body at `url`; raises RegistryError that names `url` on any failure."""
         task = _Task(
             url=url,
             max_bytes=max_bytes,

@@ -86,7 +86,7 @@ class ServerOptions:
 
 
 class HubApp:
-    """Answers requests from `hub`."""
+    """The ASGI application: answers requests with the records and wheels of `hub`."""
 
     def __init__(self, hub: HubStore, options: ServerOptions) -> None:
         self.hub = hub
@@ -248,7 +248,7 @@ class HubApp:
         return Response(record, media_type="application/json", headers=headers)
 
     async def about_token(self, request: Request) -> dict[str, object]:
-        """Return what the token of the request may do."""
+        """Return label, scope, owners and end of the request's token."""
         token = self.callers.of(request, Scope.READ)
         return {
             "id": token.id,

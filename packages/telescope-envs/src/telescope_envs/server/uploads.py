@@ -44,7 +44,7 @@ class Sent(NamedTuple):
 
 
 def parse_publication(sent: Sent) -> Publication:
-    """Return what was sent, with its record parsed; the rest is unchecked.
+    """Return an upload with its record parsed; the rest is unchecked.
 
     Raises Refusal if the record cannot be read, or has fields that this server does not know.
     """

@@ -188,7 +188,7 @@ def _started(place: Place, task: Task) -> Generator[Kept]:
 
 
 def read_answers(path: Path, end: str = "", *, is_own_end: bool = True) -> ProbeReply:
-    """Return what a probe wrote; `end` is the reason to give if it did not finish."""
+    """Return the answers that a probe wrote; `end` is the reason to give if it did not finish."""
     lines: list[dict[str, Any]] = []
     try:
         told = read_file(path).decode()

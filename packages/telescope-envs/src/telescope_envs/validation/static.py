@@ -61,7 +61,7 @@ class Secret:
 
 
 def secrets_in(text: str) -> Iterator[Secret]:
-    """Yield what looks like a secret in `text`."""
+    """Yield the parts of `text` that look like secrets."""
     for kind, pattern in _PATTERNS.items():
         for match in pattern.finditer(text):
             line = text.count("\n", 0, match.start()) + 1

@@ -59,7 +59,7 @@ def loss_inputs(
 
 
 def batch_facts(inputs: LossInputs) -> BatchFacts:
-    """Return what forward and backward found; the log-probs have retained their gradient."""
+    """Return log-probs, entropies and effective advantages of a row after its backward pass."""
     terms, gradient_M = inputs.terms, inputs.terms.logprobs_T.grad
     assert gradient_M is not None, "retain_grad and backward come first"
     # A row of padding has one token that is trained only so that all ranks run backward.

@@ -1,4 +1,4 @@
-"""What backends share around their optimizers: progress, rates, skipped steps, changed weights."""
+"""Shared by backends around their optimizers: progress, rates, skipped steps, changed weights."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

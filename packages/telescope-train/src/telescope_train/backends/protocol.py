@@ -140,7 +140,7 @@ class Ranks(Protocol):
         ...
 
     async def take_token_facts(self) -> list[list[BatchFacts]]:
-        """Return what the last step found of its tokens, by [rank][batch], and forget it.
+        """Return the facts of the tokens of the last step, by [rank][batch], and forget them.
 
         Batches are in the order in which the step first went over them. Each rank has none if facts
         are not recorded.

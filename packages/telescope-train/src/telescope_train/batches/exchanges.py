@@ -78,11 +78,11 @@ class _Plan:
 
     @property
     def time(self) -> float:
-        """What the step costs."""
+        """The cost of the step."""
         return float(self._costs_QR().max(axis=1).sum())
 
     def waits_Q(self) -> NDArray[np.float64]:
-        """Return what all ranks together wait in each round."""
+        """Return [Q] how long all ranks together wait in each round."""
         costs_QR = self._costs_QR()
         return self._num_ranks * costs_QR.max(axis=1) - costs_QR.sum(axis=1)
 

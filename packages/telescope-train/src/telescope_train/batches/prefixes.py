@@ -91,7 +91,7 @@ def _smaller_before(values: Sequence[int]) -> list[int]:
 
 
 def shared_among(shared_N: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return what each of `places` shares with the one before it, if only these are in a row.
+    """Return how many tokens each of `places` shares with the one before it, if alone in a row.
 
     `places` ascend. Two samples share the least that neighbors between them share.
     """

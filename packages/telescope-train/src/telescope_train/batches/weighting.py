@@ -41,7 +41,7 @@ def numerators(samples: Sequence[TrainingSample], weighting: Weighting) -> NDArr
 def denominator(
     samples: Sequence[TrainingSample], weighting: Weighting, *, max_tokens: int
 ) -> float:
-    """Return what the numerators are divided by, over all samples of an optimizer step.
+    """Return the one denominator of all numerators of an optimizer step.
 
     It is 1 if there are none. Only `constant` reads `max_tokens`.
     """

@@ -26,7 +26,7 @@ class ModelSettings(Protocol):
 
     @property
     def chat_template(self) -> str | None:
-        """What replaces the template of the model's own tokenizer."""
+        """The template that replaces the one of the model's tokenizer."""
         ...
 
     @property

@@ -13,7 +13,7 @@ _SHOWN = 40
 
 
 class TurnEnd(NamedTuple):
-    """What a template writes behind an answer."""
+    """The text and tokens that a template writes behind an answer."""
 
     is_known: bool
     """Whether it has a token there that ends a completion."""
@@ -44,7 +44,7 @@ def turn_end(text: Callable[[Sequence[Message], bool], str], special: SpecialTok
 
 
 def wrong_end(found: TurnEnd, special: SpecialTokens) -> str | None:
-    """Return what to do if answers end with a token that the model does not end at; else None."""
+    """Return the remedy if answers end with a token that the model does not end at; else None."""
     if found.is_known or found.token_id is None:
         return None
     known = special.ends_text

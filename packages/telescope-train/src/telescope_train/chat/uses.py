@@ -33,7 +33,7 @@ class Use(StrEnum):
 
 
 def uses_of(messages: Sequence[Message], tools: Tools) -> list[Use]:
-    """Return what a prompt for `messages` uses the template for."""
+    """Return the uses of the template that a prompt for `messages` makes."""
     calling = [message for message in messages if message.tool_calls]
     goes_on = any(message.role == "assistant" and not message.tool_calls for message in messages)
     has_system = any(message.role == "system" for message in messages)

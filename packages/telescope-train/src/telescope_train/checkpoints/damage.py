@@ -85,7 +85,7 @@ async def restore(ranks: Ranks, checkpoint: RunCheckpoint, go_on: GoOn) -> None:
 
 
 def unproved(checkpoint: RunCheckpoint) -> list[str]:
-    """Return what to know of a checkpoint whose files nothing proves."""
+    """Return notes about a checkpoint whose files nothing proves."""
     if checkpoint.manifest.files:
         return []
     return [

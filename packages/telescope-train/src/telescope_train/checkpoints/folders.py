@@ -138,7 +138,7 @@ def checkpoints_folder(config: TrainConfig) -> Path:
 def write_manifest(
     folder: Path, manifest: CheckpointManifest, of_ranks: Mapping[str, FileProof]
 ) -> None:
-    """Write what the checkpoint in `folder` is, and what proves each of its files.
+    """Write the manifest of the checkpoint in `folder`, with a proof of each of its files.
 
     `of_ranks`: proofs of files in `state`, as the ranks wrote them; all others are read. Raises
     TelescopeError if a file of the ranks has not arrived as it was written.
@@ -189,7 +189,7 @@ class FoundCheckpoints:
 
 
 def find_checkpoints(folder: Path) -> FoundCheckpoints:
-    """Return what is in `folder`; contents are not read."""
+    """Return the checkpoints in `folder`; their contents are not read."""
     complete: list[RunCheckpoint] = []
     broken: dict[Path, str] = {}
     for path in folder.glob("[!.]*/"):

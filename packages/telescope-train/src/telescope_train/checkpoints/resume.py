@@ -66,7 +66,7 @@ class ResumePoint:
 
     @property
     def lines(self) -> list[str]:
-        """What a person reads of it."""
+        """The lines about it that a person reads."""
         begins = f"continuing from {self.checkpoint.path} ({self.checkpoint.step} steps done)"
         if not self.changed:
             return [begins]

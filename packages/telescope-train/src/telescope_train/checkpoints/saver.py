@@ -82,7 +82,7 @@ class SavedRun:
         environments: Mapping[str, EnvironmentRecord],
         inputs: Mapping[str, str] = NO_INPUTS,
     ) -> "SavedRun":
-        """Return what the settings of a run name.
+        """Return the model, folder and intervals that the settings of a run name.
 
         `environments` and `inputs` are the code and the files that it began with.
         """

@@ -30,7 +30,7 @@ MOST_BYTES = 8 * 2**20
 
 
 class Part(NamedTuple):
-    """What is new in one file."""
+    """The new bytes of one file."""
 
     name: str
     was: str
@@ -59,7 +59,7 @@ class LogReader:
                 self._known[found.st_ino] = _Known(path.name, found.st_size)
 
     def more(self) -> list[Part]:
-        """Return what is new since the last call, at most `MOST_BYTES`; nothing = that was all."""
+        """Return the new parts since the last call, at most `MOST_BYTES`; none = that was all."""
         parts: list[Part] = []
         room = MOST_BYTES
         for path in self._files():
@@ -85,7 +85,7 @@ class RemoteReader(Protocol):
     """The way to a `LogReader`."""
 
     async def more(self) -> Sequence[Part]:
-        """Return what is new; raises RayError if the node is gone."""
+        """Return the new parts; raises RayError if the node is gone."""
         ...
 
 
@@ -155,5 +155,5 @@ class _RayReader:
 
 
 def logs_home(folder: Path, nodes: Iterable[Node]) -> LogsHome:
-    """Return what fetches the logs in `folder` of `nodes`, which do not share it."""
+    """Return the `LogsHome` for logs in `folder` of `nodes`, which do not share it."""
     return LogsHome(folder, {node.label: _RayReader(node, folder) for node in nodes})

@@ -26,7 +26,7 @@ class RayNode(MeteredNode, Protocol):
 
     @property
     def is_gone(self) -> bool:
-        """Whether what read there has ended."""
+        """Whether the reader there has ended."""
         ...
 
 
@@ -99,7 +99,7 @@ class _ThisNode:
         self._meters = NodeMeters(folder)
 
     async def read(self) -> Sequence[Reading]:
-        """Return what its meters show."""
+        """Return the readings of its meters."""
         return await asyncio.to_thread(self._meters.read)
 
 
@@ -114,7 +114,7 @@ class _OtherNode:
         self._actor = actor.options(num_cpus=0, scheduling_strategy=place).remote()
 
     async def read(self) -> Sequence[Reading]:
-        """Return what its meters show; none once the machine, or what reads there, is gone."""
+        """Return the readings of its meters; none once the machine or the reader there is gone."""
         try:
             return await self._actor.read.remote()
         except RayError:

@@ -42,7 +42,7 @@ class Node:
 
     @property
     def label(self) -> str:
-        """What it is called in messages: two containers may give themselves the same name."""
+        """Its name in messages: two containers may give themselves the same name."""
         return f"{self.host} ({self.address})"
 
 
@@ -57,7 +57,7 @@ def living_nodes() -> list[Node]:
 
 
 def nodes_text() -> str:
-    """Return what each living node has, for messages."""
+    """Return the CPUs and GPUs of each living node, for messages."""
     return ", ".join(
         f"{node.label} with {node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in living_nodes()
     )

@@ -31,7 +31,7 @@ Ray says that it is there."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """What one process needs, or one server with all of its processes."""
+    """CPUs and GPUs of one process, or of one server with all of its processes."""
 
     cpus: float
     """CPUs that Ray reserves; they need not be whole."""
@@ -39,7 +39,7 @@ class Bundle:
     """Whole GPUs, or a half of one that two processes share: Ray shows it to both."""
 
     def resources(self) -> dict[str, float]:
-        """Return what Ray is asked for."""
+        """Return the bundle as resources of Ray."""
         return {"CPU": self.cpus, "GPU": self.gpus} if self.gpus else {"CPU": self.cpus}
 
 
@@ -121,7 +121,7 @@ class Rooms(NamedTuple):
 
 
 def server_bundles(config: TrainConfig, device: str) -> list[Bundle]:
-    """Return what each server needs."""
+    """Return the bundle of each server."""
     gpus = config.inference.processes_per_server if device == "cuda" else 0
     gpus *= _share(config)
     bundle = Bundle(cpus=config.ray.ray_inference_cpus_per_worker, gpus=gpus)
@@ -129,7 +129,7 @@ def server_bundles(config: TrainConfig, device: str) -> list[Bundle]:
 
 
 def rank_bundles(config: TrainConfig, device: str) -> list[Bundle]:
-    """Return what each trainer rank needs."""
+    """Return the bundle of each trainer rank."""
     gpus = _share(config) if device == "cuda" else 0
     bundle = Bundle(cpus=config.ray.ray_trainer_cpus_per_worker, gpus=gpus)
     return [bundle] * config.trainer.trainer_num_workers
@@ -141,7 +141,7 @@ def _share(config: TrainConfig) -> float:
 
 
 def bundles_of(config: TrainConfig, device: str) -> list[Bundle]:
-    """Return what all processes need that Ray places."""
+    """Return the bundles of all processes that Ray places."""
     return [*server_bundles(config, device), *rank_bundles(config, device)]
 
 

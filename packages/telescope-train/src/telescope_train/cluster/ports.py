@@ -41,7 +41,7 @@ def listening(host: str, port: int = 0) -> socket.socket:
 
 
 def listening_from(host: str, first: int, *, every: int) -> socket.socket:
-    """Return what listens at the first free port of `first`, `first + every` and so on.
+    """Return a socket that listens at the first free port of `first`, `first + every` and so on.
 
     Servers of a run on the same machine have other remainders, so none takes another one's. Raises
     ConfigError if there is none.

@@ -408,7 +408,7 @@ async def is_back(ask: Callable[[], Any], *, bound_s: float = UNREACHABLE_S) -> 
 
 
 async def result_of(reference: Any) -> Any:
-    """Return what `reference` of Ray stands for, as a coroutine, which a task can be made of."""
+    """Await the value of `reference` of Ray; a coroutine, of which a task can be made."""
     return await reference
 
 

@@ -76,7 +76,7 @@ MOST_NAMED = 12
 
 
 class Found(NamedTuple):
-    """What checks of settings have found."""
+    """The results of the checks of settings."""
 
     problems: tuple[str, ...]
     redundant: tuple[str, ...]
@@ -84,7 +84,7 @@ class Found(NamedTuple):
 
     @property
     def note(self) -> str:
-        """What to tell about redundant settings; empty if there are none."""
+        """A note about redundant settings; empty if there are none."""
         shown = ", ".join(self.redundant[:MOST_NAMED])
         rest = len(self.redundant) - MOST_NAMED
         more = f", and {rest} more" if rest > 0 else ""
@@ -93,7 +93,7 @@ class Found(NamedTuple):
 
 
 def sorted_out(found: Iterable[str]) -> Found:
-    """Return what is refused apart from what is only told, each once."""
+    """Return refused settings apart from redundant ones, each once."""
     messages = tuple(dict.fromkeys(found))
     return Found(
         problems=tuple(one for one in messages if not isinstance(one, Redundant)),

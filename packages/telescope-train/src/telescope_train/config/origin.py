@@ -21,7 +21,7 @@ class Origin(NamedTuple):
 
 
 def origin_of(config: BaseModel) -> Origin:
-    """Return what was set in `config`, what is not as by default, and every default there is."""
+    """Return the settings that were set, those that are not as by default, and all defaults."""
     fields = list(_walk(config, ""))
     return Origin(
         given=[one.name for one in fields if one.is_given],

@@ -100,7 +100,7 @@ class TokenClient:
         """The control calls that are open: what ends each, and why it was ended."""
 
     async def generate(self, request: Request) -> Generation:
-        """Sample what is left of `request`; raises ServerLostError if this server is gone."""
+        """Sample the rest of `request`; raises ServerLostError if this server is gone."""
         if (whole := ended(request)) is not None:
             return whole
         prompt_ids, begun = request.prompt_ids, request.begun

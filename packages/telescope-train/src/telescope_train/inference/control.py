@@ -17,7 +17,7 @@ OnAnswer = Callable[[int, Any], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlCall:
-    """What every server is asked to do."""
+    """A call that every server gets."""
 
     path: str
     body: dict[str, Any] | None = None
@@ -32,7 +32,7 @@ class ControlCall:
     """Whether no server answers before all are called: then they are called at the same time."""
 
     def body_of(self, number: int) -> dict[str, Any] | None:
-        """Return what server `number` is sent."""
+        """Return the body of the call to server `number`."""
         return self.body if self.own is None else self.own[number]
 
 

@@ -211,7 +211,7 @@ class ServerGroup:
 
 
 def server_secret(environ: Mapping[str, str]) -> str:
-    """Return what the servers of a run ask for: a new secret, or the one that was chosen for it.
+    """Return the secret that the servers of a run ask for: a new one, or the one that was chosen.
 
     Raises ConfigError for one that could be guessed.
     """

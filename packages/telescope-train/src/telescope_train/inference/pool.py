@@ -239,7 +239,7 @@ class _Watched:
         self._watching.on_sent(server, version)
 
     def has_ended(self, generation: Generation | None, *, error: str = "") -> None:
-        """Tell what the server has sampled of it."""
+        """Record the tokens that the server has sampled, and the error that ended it."""
         num_tokens = 0 if generation is None else len(generation.token_ids)
         self._watching.on_end(
             CallEnd(

@@ -207,7 +207,7 @@ class ServerHandle:
 
     @property
     def name(self) -> str:
-        """What it is called before anybody knows where it is."""
+        """Its name before anybody knows where it is."""
         return f"inference server {self.settings.number}"
 
     async def until_started(self, silence_s: float) -> None:

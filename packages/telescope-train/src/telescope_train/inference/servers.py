@@ -121,7 +121,7 @@ class ServerClient(Protocol):
     """When it last answered a request, or a part of one, on the clock of the event loop."""
 
     async def generate(self, request: Request) -> Generation:
-        """Sample what is left of `request`; raises ServerLostError if the server is gone."""
+        """Sample the rest of `request`; raises ServerLostError if the server is gone."""
         ...
 
     async def control(

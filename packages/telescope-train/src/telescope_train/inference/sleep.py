@@ -120,7 +120,7 @@ class SharedGpuFleet:
 def bring_in_when_awake(
     give: Callable[[Server], Coroutine[Any, Any, None]], gpu_sharing: GpuSharing
 ) -> Callable[[Server], Coroutine[Any, Any, None]]:
-    """Return what brings a server in: `give` gives it the present weights, in the servers' turn."""
+    """Return a function that gives a server the present weights by `give`, in the servers' turn."""
 
     async def bring_in(server: Server) -> None:
         async with gpu_sharing.servers_turn():

@@ -17,7 +17,7 @@ _NAME_THERE = {**{name: name for name in _SAME_NAME}, "harmony": "openai"}
 
 
 def tool_call_arguments(template: str) -> tuple[str, ...]:
-    """Return what vLLM is started with so that a model with `template` can be offered tools.
+    """Return vLLM's arguments by which a model with `template` can be offered tools.
 
     Nothing for a template that shows no tools, or whose calls vLLM has no reader for: then it
     refuses requests with tools, rather than to leave them out.

@@ -70,7 +70,7 @@ def root_of(base_url: str, identity: str) -> str:
 
 
 class SizedItem(Protocol):
-    """What an outbox sends."""
+    """An item that an outbox sends."""
 
     @property
     def num_bytes(self) -> int:
@@ -165,7 +165,7 @@ ServerFrame = list[TokenReply]
 
 
 def routes_of(experts_TLK: Any) -> Routes | None:
-    """Return what vLLM says of experts: [T, layers, chosen] of small unsigned integers, or None."""
+    """Return vLLM's routes as [T, layers, chosen] of small unsigned integers, or None."""
     if experts_TLK is None:
         return None
     _, num_layers, num_chosen = experts_TLK.shape

@@ -61,7 +61,7 @@ class AdaptiveCheckpointing:
 
     @property
     def found(self) -> Measured:
-        """What this rank has measured, also since `agree`."""
+        """The measurements of this rank, those since `agree` included."""
         return self._found
 
     def agree(self, found: Sequence[Measured]) -> None:

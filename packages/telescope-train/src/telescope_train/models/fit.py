@@ -52,7 +52,7 @@ class Misfit:
         unexpected: Iterable[str],
         mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]],
     ) -> "Misfit":
-        """Return what transformers found."""
+        """Return the misfits that transformers found."""
         sizes = {
             name: (tuple(stored), tuple(wanted)) for name, stored, wanted in sorted(mismatched)
         }
@@ -186,7 +186,7 @@ def _differ(files: WeightFiles, ones: Sequence[str], others: Sequence[str], dtyp
 
 
 def misfit_text(name: str, found: Misfit, config: "PreTrainedConfig") -> str:
-    """Return what differs, with the first few tensors of each kind, the reason and the remedy."""
+    """Return a text with the first few tensors of each misfit, the reason and the remedy."""
     parts = []
     if found.missing:
         parts.append(f"{_counted(found.missing)} of the model that no file has")

@@ -23,11 +23,11 @@ class ServedAdapter:
 
     @classmethod
     def from_settings(cls, trainer: TrainerSection) -> "ServedAdapter":
-        """Return what these settings train."""
+        """Return the adapter that these settings train."""
         return cls(rank=trainer.lora_rank, target_modules=trainer.lora_target_modules)
 
     def arguments(self) -> list[str]:
-        """Return what it adds to vLLM's command line."""
+        """Return its arguments on vLLM's command line."""
         room = next(one for one in VLLM_RANKS if one >= self.rank)
         # Without the names vLLM would compute empty adapters for all other matrices as well.
         return [

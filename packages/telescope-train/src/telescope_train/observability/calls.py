@@ -48,7 +48,7 @@ class CallEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watching:
-    """Who is told of a model call on its way."""
+    """Callbacks of a model call on its way."""
 
     on_sent: Callable[[str, WeightVersion], None] = lambda server, version: None
     """Gets the address of each server that it goes to, and the live weights."""
@@ -89,7 +89,7 @@ class CallLog:
         caller: Caller,
         on_sent: Callable[[str, WeightVersion], None] = UNWATCHED.on_sent,
     ) -> Watching:
-        """Return what records a model call."""
+        """Return callbacks that record a model call."""
         traceparent = ""
         if self._traces is not None:
             traceparent = self._traces.traceparent(

@@ -56,7 +56,7 @@ class Forwarding:
             self._lose(f"it is {MOST_WAITING} requests behind")
 
     def close(self, *, within_s: float) -> None:
-        """Send what waits, for `within_s` seconds at most; what is left is lost, and counted."""
+        """Send the spans that wait, within `within_s` seconds; the rest is lost, and counted."""
         self._closes_s = time.monotonic() + within_s
         while self._thread.is_alive():
             try:

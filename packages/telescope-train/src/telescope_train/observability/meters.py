@@ -44,7 +44,7 @@ class MeteredNode(Protocol):
         ...
 
     async def read(self) -> Sequence[Reading]:
-        """Return what its meters show."""
+        """Return the readings of its meters."""
         ...
 
 

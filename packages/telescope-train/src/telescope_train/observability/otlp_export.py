@@ -116,7 +116,7 @@ class TraceExport:
         self.forwarding.put(content)
 
     def close(self) -> None:
-        """Send what is left, within seconds."""
+        """Send the rest of the spans, within seconds."""
         sending = threading.Thread(target=self._processor.shutdown, daemon=True)
         sending.start()
         self.forwarding.close(within_s=_CLOSE_S)

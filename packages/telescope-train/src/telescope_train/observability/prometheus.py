@@ -24,7 +24,7 @@ _FORBIDDEN = re.compile(r"[^a-zA-Z0-9_]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStanding:
-    """What one inference server is doing."""
+    """The state of one inference server."""
 
     address: str
     is_serving: bool
@@ -80,7 +80,7 @@ class PrometheusEndpoint:
         self._server.server_close()
 
     def meters(self, source: str, samples: Sequence[GaugeSample]) -> None:
-        """Show what a machine or a server shows now, in place of what it did; none = it is gone."""
+        """Replace the readings of a machine or a server by new ones; none = it is gone."""
         with self._holding:
             self._meters.pop(source, None)
             if samples:

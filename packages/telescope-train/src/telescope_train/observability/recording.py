@@ -1,4 +1,4 @@
-"""What is open as long as a run records: its logs of calls and spans, and the ways of traces.
+"""The logs of calls and spans that are open as long as a run records, and the ways of traces.
 
 driver, ranks --> Timeline --> timeline/        servers --OTLP--> receiver --> calls/, timeline/
 model calls   --> CallLog  --> calls/           all of them  --> collector of the user's, if any

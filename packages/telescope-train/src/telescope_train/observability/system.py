@@ -36,7 +36,7 @@ class NodeMeters:
         self._before = _counters()
 
     def read(self) -> list[Reading]:
-        """Return what all meters show; rates only if there was time since the reading before."""
+        """Return the readings of all meters; rates only if there was time since the ones before."""
         memory = psutil.virtual_memory()
         found = [
             Reading("", "memory/used_bytes", float(memory.total - memory.available)),
@@ -123,7 +123,7 @@ class _Gpus:
         self._nvml = pynvml
 
     def read(self) -> Iterator[Reading]:
-        """Yield what the GPUs show; a meter that a GPU lacks is left out."""
+        """Yield the readings of the GPUs; a meter that a GPU lacks is left out."""
         for index, handle in enumerate(self._handles):
             for name, measure in _GPU_METERS.items():
                 try:

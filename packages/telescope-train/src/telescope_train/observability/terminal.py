@@ -255,14 +255,14 @@ def print_secrets(name: str, secrets: Sequence[str]) -> None:
 
 
 def print_notes(notes: Sequence[str], *, console: Console | None = None) -> None:
-    """Print what somebody should know of a run that starts."""
+    """Print the notes about a run that starts."""
     console = console or Console()
     for note in notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
 
 
 def restart_text(restart: Restart) -> str:
-    """Return what a person sees when trainer ranks are started again."""
+    """Return the line about trainer ranks that are started again."""
     begun = f"checkpoint {restart.checkpoint}" if restart.checkpoint else "the beginning of the run"
     repeated = ""
     if restart.reached > restart.step:

@@ -57,7 +57,7 @@ class Timeline:
         self.add = add
 
     def note(self, name: str, begin_s: float, end_s: float, *, step: int | None = None) -> None:
-        """Record what the driver did between two times of the event loop."""
+        """Record a span of the driver between two times of the event loop."""
         self.add(
             TimelineSpan(
                 time_s=self.clock.at(begin_s),
@@ -123,7 +123,7 @@ class MeasuredSpan(NamedTuple):
 
 
 class TakenSpans(NamedTuple):
-    """What a rank did since it was asked last."""
+    """The spans of a rank since it was asked last."""
 
     now_s: float
     """The time on the rank's clock."""
@@ -135,7 +135,7 @@ class TimedRank(Protocol):
     """A rank that says what it did, also while it computes."""
 
     async def taken_spans(self) -> TakenSpans:
-        """Return what it did since it was asked last."""
+        """Return its spans since it was asked last."""
         ...
 
 

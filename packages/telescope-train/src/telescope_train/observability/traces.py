@@ -36,7 +36,7 @@ class Traces:
         return _digest(f"call {call} of {group_id}/{index}/{attempt}")[:8]
 
     def traceparent(self, group_id: str, index: int, attempt: int, call: int) -> str:
-        """Return what a server is told of a model call."""
+        """Return the `traceparent` header for a model call."""
         trace = self.trace_id(group_id, index, attempt).hex()
         return f"00-{trace}-{self.call_id(group_id, index, attempt, call).hex()}-{_SAMPLED}"
 

@@ -32,7 +32,7 @@ class _Held:
 def megatron_state(
     config: TrainConfig, facts: ModelFacts, compute: int, *, device: Device
 ) -> list[tuple[str, int]]:
-    """Return what a rank keeps of the model, in bytes; `compute`: bytes of a number in layers."""
+    """Return the bytes of the model on a rank; `compute`: bytes of a number in layers."""
     section = config.megatron
     layout = megatron_layout(section, config.trainer.trainer_num_workers)
     held = _held(facts, layout)
@@ -52,7 +52,7 @@ def megatron_state(
 
 
 def megatron_activations(config: TrainConfig, facts: ModelFacts, compute: int) -> int | None:
-    """Return what the rows in flight leave for their backward passes; None = sizes unknown.
+    """Return the bytes that rows in flight keep for their backward pass; None = sizes unknown.
 
     The first of P stages works on P rows at once, and has a P-th of the layers.
     """

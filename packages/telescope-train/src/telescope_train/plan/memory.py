@@ -51,7 +51,7 @@ def memory_of(
 
 
 def rank_memory(config: TrainConfig, facts: ModelFacts, *, device: Device) -> MemoryPlan | None:
-    """Return what a trainer rank holds in the largest moment of a step; None = sizes unknown."""
+    """Return the memory of a trainer rank in the largest moment of a step; None = sizes unknown."""
     if facts.num_parameters is None:
         return None
     chunk = min(config.trainer.entropy_chunk_size, config.trainer.seq_len)
@@ -94,7 +94,7 @@ def _megatron_rank(
 def server_memory(
     config: TrainConfig, facts: ModelFacts, limit: int, *, device: Device
 ) -> MemoryPlan | None:
-    """Return what a server uses if it has room for all requests; None = sizes unknown."""
+    """Return the memory of a server that has room for all requests; None = sizes unknown."""
     if facts.num_parameters is None or facts.kv_values_per_token is None:
         return None
     compute = BYTES_PER_VALUE[compute_dtype(config.model.mixed_precision_dtype, device)]
@@ -124,7 +124,7 @@ def smallest_cache_bytes(facts: ModelFacts, limit: int) -> int:
 
 
 def resident_bytes(config: TrainConfig, rank: MemoryPlan) -> int:
-    """Return what a rank keeps on its GPU between steps: neither gradients nor activations."""
+    """Return the bytes on a rank's GPU between steps, without gradients and activations."""
     passing = {ACTIVATIONS, GATHERED, LOGITS, ROUNDED, "gradients"}
     return sum(size for name, size in rank.parts if name not in passing)
 
@@ -162,7 +162,7 @@ def _activations(config: TrainConfig, facts: ModelFacts, compute: int) -> list[i
 
 
 def layer_bytes(config: TrainConfig, facts: ModelFacts, compute: int) -> LayerBytes | None:
-    """Return what a layer keeps of a row of `seq_len` tokens, of `compute` bytes a number.
+    """Return the bytes that a layer keeps of a row of `seq_len` tokens, `compute` a number.
 
     None = the sizes are unknown.
     """

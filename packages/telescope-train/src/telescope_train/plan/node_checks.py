@@ -17,7 +17,7 @@ from telescope_train.models.device import torch_has_cuda
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is looked for on a node."""
+    """The things that a node must have."""
 
     model: str | None
     """Folder of the model; None = it comes from a hub."""
@@ -29,7 +29,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a node has."""
+    """The things that a node has."""
 
     has_model: bool
     shares_run: bool
@@ -75,7 +75,7 @@ def with_absolute_model(config: TrainConfig) -> TrainConfig:
 
 
 def look_here(wanted: Wanted) -> Seen:
-    """Return what the machine has on which this is called."""
+    """Return the things that this machine has."""
     return Seen(
         has_model=wanted.model is None or (Path(wanted.model) / "config.json").is_file(),
         shares_run=_reads(wanted.run_marker, wanted.text),

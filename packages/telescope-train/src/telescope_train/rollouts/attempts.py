@@ -264,7 +264,7 @@ class Attempts:
         return self.slots.num_waiting + self._open.num_waiting
 
     def for_group(self) -> Holding:
-        """Return what the rollouts of one group enter."""
+        """Return the slots that the rollouts of one group enter."""
         return GroupSlot(self.slots) if self._a_slot_per_group else self.slots
 
     @asynccontextmanager

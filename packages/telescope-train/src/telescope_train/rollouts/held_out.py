@@ -59,7 +59,7 @@ class Cleared(NamedTuple):
 
 
 class TrainingExamples:
-    """Decides what is trained on: the draws in order, and what takes the place of others."""
+    """Decides which examples are trained on: draws in order, and others for rejected ones."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class TrainingExamples:
         )
 
     async def after_rejection(self, rejected: Cleared, group_id: str) -> Cleared:
-        """Return what is played as `group_id`, in the place of `rejected`."""
+        """Return the draw that is played as `group_id`, in the place of `rejected`."""
         return await self.cleared(self.draw.replacement(rejected.drawn, group_id), group_id)
 
 
@@ -146,7 +146,7 @@ async def hold_out(
     descriptions: Mapping[str, EnvironmentDescription],
     records: Mapping[str, EnvironmentRecord],
 ) -> dict[str, HeldOut]:
-    """Return what is held out of each training environment; reads the examples of the evals."""
+    """Return the ids held out of each training environment; reads the examples of the evals."""
     found: dict[str, HeldOut] = {}
     for entry in config.environments:
         ids: set[str] = set()

@@ -83,7 +83,7 @@ class Prefetch:
 async def first_messages(
     client: EnvironmentClient, drawn: Drawn, system_prompts: Mapping[str, str]
 ) -> list[Message]:
-    """Return what a rollout of `drawn` most likely begins with.
+    """Return the messages that a rollout of `drawn` most likely begins with.
 
     An environment may begin with other messages; then its prompts are rendered when they are asked.
     """

@@ -67,7 +67,7 @@ class ReadyGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenGroup:
-    """A place that was admitted and that no step was trained on."""
+    """A group that was begun and that no step was trained on."""
 
     batch: int
     position: int
@@ -99,7 +99,7 @@ class SamplerState:
         return min((one.batch for one in self.open_places), default=self.next_batch)
 
     def repeated(self) -> Callable[[AttemptEvent], bool]:
-        """Return what tells events of attempts that a run which goes on from here plays again."""
+        """Return a test of events: whether a run that goes on here plays their attempt again."""
         open_places = {(one.batch, one.position): one.ready for one in self.open_places}
         saved = {
             (one.group_id, one.index, one.attempt)

@@ -249,7 +249,7 @@ class Concurrency:
         *,
         read_all: ReadAll = read_at_once,
     ) -> "Concurrency":
-        """Return what the settings ask for; from then on they bound each server of `pool`."""
+        """Return the slots of these settings, which bound each server of `pool` from then on."""
         section, servers = config.scheduling, pool.servers
         pool.limit(section.max_concurrent_prompts_per_server * config.largest_group)
         return cls(

@@ -85,7 +85,7 @@ def sft_resume_point(config: SftConfig) -> RunCheckpoint | None:
 
 
 def resume_notes(config: SftConfig, point: RunCheckpoint) -> list[str]:
-    """Return what to know of the checkpoint `point` before training goes on from it."""
+    """Return notes about the checkpoint `point`, from which training goes on."""
     passed_over: list[str] = []
     if config.resume_from_checkpoint == LATEST:
         passed_over = find_checkpoints(_folder(config)).broken_after(point)
@@ -93,7 +93,7 @@ def resume_notes(config: SftConfig, point: RunCheckpoint) -> list[str]:
 
 
 def how_to_go_on(config: SftConfig) -> GoOn:
-    """Return what to do about a checkpoint that is damaged."""
+    """Return the advice about a damaged checkpoint."""
     return by_moving_it if config.resume_from_checkpoint == LATEST else by_its_path
 
 

@@ -210,7 +210,7 @@ async def train(
 
 
 def backend_settings(config: SftConfig) -> BackendSettings:
-    """Return what the ranks need to know."""
+    """Return the settings of the ranks."""
     return BackendSettings(
         model=ModelSection(
             model=config.model,
@@ -284,7 +284,7 @@ class HeldOutFit:
 async def measure_held_out(
     samples: Sequence[TrainingSample], ranks: Ranks, config: SftConfig
 ) -> HeldOutFit:
-    """Return what the present weights make of `samples`."""
+    """Return how well the present weights predict `samples`."""
     batches = _packed(samples, ranks, config)
     num_expected = nll = 0.0
     num_tokens = 0

@@ -66,7 +66,7 @@ class Losses:
 
 
 def failures_text(step: int, failed: Sequence[Rollout], num_rollouts: int) -> str:
-    """Return what to say of attempts that failed for one cause."""
+    """Return the text about attempts that failed for one cause."""
     name, boundary = failed[0].environment, boundary_of(failed[0])
     error = _most_frequent(rollout.error for rollout in failed)
     return (
@@ -77,7 +77,7 @@ def failures_text(step: int, failed: Sequence[Rollout], num_rollouts: int) -> st
 
 
 def few_groups_text(step: int, rows: Sequence[Mapping[str, float]]) -> str:
-    """Return what to say of steps in a row that each trained on few groups."""
+    """Return the text about steps in a row that each trained on few groups."""
     total = sum(row["groups/total"] for row in rows)
     left_out = sum(row["groups/discarded"] for row in rows)
     reasons = {one: sum(row.get(f"groups/{one}", 0.0) for row in rows) for one in NoCredit}

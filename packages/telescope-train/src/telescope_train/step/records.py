@@ -55,7 +55,7 @@ def record_attempts(folder: StepRecords, step: int, attempts: Sequence[Rollout])
 
 
 def record_unfinished(folder: StepRecords, left: Mapping[int, Sequence[Rollout]]) -> None:
-    """Write what was played of batches that no step was trained on, by the number of the batch."""
+    """Write the rollouts of batches that no step was trained on, by the number of the batch."""
     for batch, attempts in left.items():
         record_attempts(folder, batch + 1, attempts)
 

@@ -38,7 +38,7 @@ class TokenRecords:
     async def record(
         self, step: int, plan: StepPlan, samples: Sequence[TrainingSample], *, scale: float
     ) -> None:
-        """Take what the ranks found in `step`, and begin to write it; for the rest, `turn_facts`.
+        """Take the facts that the ranks found in `step`, and begin to write them; see `turn_facts`.
 
         A step that trained on nothing has a file without rows. Raises what the write before raised.
         """

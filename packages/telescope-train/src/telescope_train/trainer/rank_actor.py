@@ -29,7 +29,7 @@ WATCHING = "watching"
 
 
 class OpensRank(Protocol):
-    """What loads the model and returns the rank."""
+    """A function that loads the model and returns the rank."""
 
     def __call__(self, *, progress: Progress, held_port: HeldPort) -> "TrainerWorker":
         """Return the rank, which counts what it does and frees the port in time."""
@@ -67,7 +67,7 @@ class RankActor:
 
     @ray.method(concurrency_group=WATCHING)
     def taken_spans(self) -> TakenSpans:
-        """Return what the rank did since it was asked last."""
+        """Return the spans of the rank since it was asked last."""
         if self._worker is None:
             return TakenSpans(time.monotonic(), [])
         return self._worker.spans.take()
@@ -97,7 +97,7 @@ class RankActor:
             _LOGGER.info("self-test passed: %s", test.text)
 
     def ask(self, question: Callable[["TrainerWorker"], Any]) -> Any:
-        """Return what `question` finds out about the rank."""
+        """Return the answer of `question`, a function of the rank."""
         assert self._worker is not None, "open comes first"
         return question(self._worker)
 

@@ -25,7 +25,7 @@ from telescope_train.trainer.worker import TrainerWorker
 
 
 class RankFacts(NamedTuple):
-    """What a rank says of itself once its model is loaded."""
+    """Facts about a rank once its model is loaded."""
 
     self_tests: list[SelfTest]
     """All of them passed."""
@@ -120,7 +120,7 @@ class AllRanks:
         return (await self._all("apply_gradient", scale))[0]
 
     async def take_token_facts(self) -> list[list[BatchFacts]]:
-        """Return what the last step found of its tokens, by [shard][batch], and forget it."""
+        """Return the facts of the tokens of the last step, by [shard][batch], and forget them."""
         return self._of_speakers(await self._all("take_token_facts"))
 
     async def logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:

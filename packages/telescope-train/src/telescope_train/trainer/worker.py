@@ -255,7 +255,7 @@ class TrainerWorker:
         return {} if self._sends_frozen else self._sending.unchanged()
 
     def take_token_facts(self) -> list[BatchFacts]:
-        """Return what the last step found of this rank's tokens, batch by batch, and forget it.
+        """Return the facts of this rank's tokens of the last step, by batch, and forget them.
 
         Batches are in the order in which the step first went over them.
         """
@@ -282,7 +282,7 @@ class TrainerWorker:
         return self._progress.each(self.backend.export_weights())
 
     def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what servers need; see `TrainerBackend`."""
+        """Yield the tensors that servers need; see `TrainerBackend.transfer_weights`."""
         return self._progress.each(self.backend.transfer_weights())
 
     def weight_headers(self) -> list[TensorHeader]:

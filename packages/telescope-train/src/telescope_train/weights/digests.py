@@ -46,7 +46,7 @@ class Digests:
 
 
 def difference(sent: Mapping[str, str], held: Mapping[str, str]) -> str:
-    """Return which tensors of two updates differ, for a person."""
+    """Return a text that names the tensors in which two updates differ."""
     names = [name for name in sorted({*sent, *held}) if sent.get(name) != held.get(name)]
     shown = ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
     return f"{len(names)} of {len(sent)} tensors differ: {shown}" if names else "no tensor differs"

@@ -39,7 +39,7 @@ class SharedMemory(Protocol):
         ...
 
     def share(self, buffer: torch.Tensor) -> Handle:
-        """Return what `mapped` needs in another process."""
+        """Return the handle that `mapped` needs in another process."""
         ...
 
     def mapped(self, handle: Handle, device: torch.device) -> torch.Tensor:
@@ -95,7 +95,7 @@ class CudaMemory:
         torch.cuda.synchronize()
 
     def collect(self) -> None:
-        """Free what others have let go."""
+        """Free the buffers that others have let go."""
         torch.cuda.ipc_collect()
 
 

@@ -25,7 +25,7 @@ class Fabric(Protocol):
         ...
 
     def reached(self) -> Callable[[], bool]:
-        """Return what tells whether all that is queued up to now is done."""
+        """Return a function that says whether all work queued up to now is done."""
         ...
 
     def leave(self) -> None:
@@ -67,7 +67,7 @@ class Communicator:
         self._communicator.broadcast(flat, src=0, stream=torch.cuda.current_stream())
 
     def reached(self) -> Callable[[], bool]:
-        """Return what tells whether all that is queued up to now is done."""
+        """Return a function that says whether all work queued up to now is done."""
         event = torch.cuda.Event()
         event.record()
         return event.query

@@ -24,15 +24,15 @@ class Exporting(Protocol):
     """The part of a backend that is used here."""
 
     def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `TrainerBackend`."""
+        """Return the headers of `transfer_weights`, without gathering; see `TrainerBackend`."""
         ...
 
     def transfer_headers(self) -> Sequence[TensorHeader]:
-        """See `TrainerBackend`."""
+        """Return the headers of `transfer_weights`, without gathering; see `TrainerBackend`."""
         ...
 
     def without_gradient_buffers(self) -> AbstractContextManager[None]:
-        """See `TrainerBackend`."""
+        """Return the headers of `transfer_weights`, without gathering; see `TrainerBackend`."""
         ...
 
 

@@ -54,7 +54,7 @@ def _lies_in(bar: Bar, other: Bar) -> bool:
 
 
 def seconds_by_name(bars: Iterable[tuple[str, Bar]]) -> dict[str, float]:
-    """Return how long each name lasted: of bars at the same time, the one that began last counts.
+    """Return seconds by name; where bars overlap, the time goes to the one that began last.
 
     All of them together add up to the time in which there is any bar.
     """

@@ -1,4 +1,4 @@
-"""What to say where an address leads nowhere, or asks for what no rollout has."""
+"""Messages where an address leads nowhere, or asks for a field that no rollout has."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from urllib.parse import quote

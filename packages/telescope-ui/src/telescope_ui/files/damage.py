@@ -33,7 +33,7 @@ _PROBES = {
 
 
 class Damage:
-    """What is known of files that cannot be read; any thread may ask."""
+    """The files that cannot be read, and why; any thread may ask."""
 
     def __init__(self, cursor: Callable[[], duckdb.DuckDBPyConnection]) -> None:
         """`cursor` returns a connection of its own for one thread."""

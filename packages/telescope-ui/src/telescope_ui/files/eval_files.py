@@ -22,7 +22,7 @@ _LAST = 10**9
 
 
 class EvalKey(NamedTuple):
-    """What the name of an eval's folder says."""
+    """The parts of the name of an eval's folder."""
 
     name: str
     tag: str
@@ -74,13 +74,13 @@ def eval_keys(run: Path) -> dict[str, EvalKey]:
 
 
 def key_of(folder: str) -> EvalKey:
-    """Return what the name of a folder says, whether or not it is there."""
+    """Return the parts of the name of a folder, whether or not it is there."""
     match = _TAGGED.fullmatch(folder)
     return EvalKey(folder, "") if match is None else EvalKey(match[1], match[2])
 
 
 def eval_key(run: Path, folder: str) -> EvalKey:
-    """Return what the name of an eval's folder says; raises NotThereError."""
+    """Return the parts of the name of an eval's folder; raises NotThereError."""
     known = eval_keys(run)
     if folder not in known:
         raise NotThereError(str(unknown_name("eval", folder, list(known))))

@@ -38,7 +38,7 @@ class LogLine(NamedTuple):
 
 
 class FileFacts(NamedTuple):
-    """What is known of a log file without reading it."""
+    """Facts about a log file that are known without its content."""
 
     component: str
     mtime_s: float

@@ -17,7 +17,7 @@ MAX_JSON_BYTES = 32 * 2**20
 
 
 class Stamp(NamedTuple):
-    """What is different when a file has another content."""
+    """Size, time and number of a file, which change with its content."""
 
     size: int
     mtime_ns: int

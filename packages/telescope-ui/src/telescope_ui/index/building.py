@@ -39,7 +39,7 @@ class StepFile(NamedTuple):
 
 
 def create_tables(cursor: duckdb.DuckDBPyConnection, schema: str) -> None:
-    """Create what is missing."""
+    """Create the tables that are missing."""
     columns = ", ".join(f"{quoted(c.name)} {c.type}" for c in (*PLAIN, *PLACE))
     cursor.execute(f"CREATE TABLE IF NOT EXISTS {schema}.rollouts ({columns})")
     cursor.execute(

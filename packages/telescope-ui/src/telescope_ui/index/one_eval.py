@@ -48,7 +48,7 @@ class OneEval(OneRun):
         return self._info[1]
 
     def config(self) -> dict[str, Any]:
-        """Return what the eval was started with; empty if it cannot be read."""
+        """Return the settings of the eval; empty if they cannot be read."""
         stamp = stamp_of(self.path / "eval.json")
         if self._config is None or self._config[0] != stamp:
             manifest: object = self._about().get("manifest")

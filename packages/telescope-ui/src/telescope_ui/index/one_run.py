@@ -115,7 +115,7 @@ class OneRun:
         return [problem for lines in self.json_lines for problem in lines.problems()]
 
     def brief(self) -> JsonObject:
-        """Return what every page says of its run."""
+        """Return the facts about a run that stand on every page."""
         info = self.info()
         return {"key": self.key, "name": info.name, "state": info.observed_state.value}
 

@@ -29,7 +29,7 @@ _Key = tuple[int, int, int, int]
 
 
 class StageChange(NamedTuple):
-    """What began and ended in a bucket of a window."""
+    """The attempts that began and ended in a bucket of a window."""
 
     source: str
     name: str

@@ -80,7 +80,7 @@ def _extent(database: Database, gauges: Source) -> Window | None:
 
 
 def kind_of_source(source: str) -> str:
-    """Return what was measured: `gpu`, `node`, `server`, `driver` or `other`."""
+    """Return the kind of thing measured: `gpu`, `node`, `server`, `driver` or `other`."""
     words = source.split(" ")
     if words[0] == "node":
         return "gpu" if "gpu" in words[2:] else "node"

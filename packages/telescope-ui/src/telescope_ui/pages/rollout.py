@@ -101,7 +101,7 @@ def _steps_around(step: int) -> list[int]:
 def row_answer(
     run: OneRun, row: RolloutRow, *, with_tokens: bool, training: Training = UNKNOWN
 ) -> JsonObject:
-    """Return what is recorded of a rollout."""
+    """Return the record of a rollout."""
     return {
         "row": scalars(row),
         "messages": messages_json(row.messages),

@@ -113,7 +113,7 @@ def _row_order(row: JsonObject) -> tuple[Any, ...]:
 
 
 def kind_of(source: str, *, is_called: bool = False) -> str:
-    """Return what a source of spans is."""
+    """Return the kind of a source of spans."""
     if source == "driver":
         return "driver"
     first = source.partition(" ")[0]

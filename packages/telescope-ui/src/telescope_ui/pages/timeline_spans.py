@@ -76,7 +76,7 @@ class Spans:
 
 
 def spans_of(run: OneRun, database: Database, window: Window) -> Spans:
-    """Return what lasted in `window`."""
+    """Return the spans in `window`."""
     parts: list[str] = []
     values: list[object] = []
     kinds: list[str] = []

@@ -1,4 +1,4 @@
-"""What changes on disk, told to the pages that are open: one thread that looks, and events."""
+"""Changes on disk as events for the pages that are open; one thread looks for them."""
 
 import asyncio
 import os
@@ -169,7 +169,7 @@ def _put(queue: "asyncio.Queue[tuple[str, JsonObject]]", event: str, data: JsonO
 
 
 def state_of(run: OneRun) -> State:
-    """Return what is different when a part of a run, or of an eval without one, has changed."""
+    """Return a state that differs when a part of a run, or of an eval without one, has changed."""
     if isinstance(run, OneEval):
         signs = [_signs(run.path, name) for name in run.changing]
         return {"evals": signs, "state": run.brief()["state"], "step": 0}

@@ -30,7 +30,7 @@ _DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?|[A-Za-z]) *\\degree")
 
 
 class Verdict(StrEnum):
-    """What a comparison found."""
+    """The result of a comparison."""
 
     EQUAL = "equal"
     """Both are worth the same."""

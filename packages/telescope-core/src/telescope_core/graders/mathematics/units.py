@@ -13,7 +13,7 @@ Dimensions = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """What a value is counted in."""
+    """A unit in which values are counted."""
 
     dimensions: Dimensions
     """Name of a dimension and its power, sorted by name."""

@@ -21,7 +21,7 @@ class Capture:
         self._loop.add_reader(self._reader, self._read_some)
 
     def finish(self) -> bytes:
-        """Take what is left in the pipe, close it, and return what was kept."""
+        """Read the rest of the pipe, close it, and return the output that was kept."""
         while self._is_open and self._read_some():
             pass
         self.close()

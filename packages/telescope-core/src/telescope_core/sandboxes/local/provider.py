@@ -79,7 +79,7 @@ class LocalProvider:
 
     @property
     def limits(self) -> Mapping[Limit, str]:
-        """What it can give on this machine, and by what means."""
+        """Limits that it can set on this machine, and by what means."""
         group = f"control group (version {self._controllers.version})"
         folders = self._controllers.folders
         watched = "address space of each process, and a watch of what they hold together"

@@ -68,7 +68,7 @@ class LocalSandbox:
 
     @property
     def measures(self) -> Mapping[str, str]:
-        """What holds each limit."""
+        """The means that holds each limit, by its name."""
         return self._measures
 
     async def run(
@@ -104,7 +104,7 @@ class LocalSandbox:
             return await self._run(request, stdin, timeout_s)
 
     async def read(self, path: str) -> bytes:
-        """Return what a file holds, at most 256 MiB."""
+        """Return the content of a file, at most 256 MiB."""
         return await self._ask_file(
             {"op": "read", "path": _absolute(path), "most": _MAX_FILE_BYTES}
         )

@@ -33,7 +33,7 @@ ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingredients:
-    """What every sandbox of a provider is started with."""
+    """The things that every sandbox of a provider is started with."""
 
     program: str
     """Path of bubblewrap."""
@@ -55,7 +55,7 @@ class Ingredients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the supervisor answered."""
+    """An answer of the supervisor."""
 
     kind: bytes
     """`r` ready, `s` the exit code of a command, `d` data, `l` a port that is listened on, `e` an
@@ -234,7 +234,7 @@ class Started:
 
 
 async def started_by(starting: "asyncio.Task[Started]") -> Started:
-    """Return what `starting` starts; who is cancelled waits for it and ends what was started.
+    """Await `starting` and return its process; a caller that is cancelled ends the process.
 
     Bubblewrap that is killed while it begins would leave its child behind, waiting for ever.
     """

@@ -22,7 +22,7 @@ CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 class Room(NamedTuple):
-    """What is left for activations."""
+    """The memory that is left for activations."""
 
     num_bytes: float
     reason: str

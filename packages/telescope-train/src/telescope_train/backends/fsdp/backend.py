@@ -229,7 +229,7 @@ class FsdpBackend:
 
     @torch.no_grad()
     def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
-        """Like `logprobs`, of the reference model."""
+        """Return log-probs as `logprobs` does, under the reference model."""
         assert self._reference is not None, "these settings need no reference model"
         with self._reference.ready() as policy, self._computing():
             # The reference is a model of its own, which was not asked when tokens were sampled.

@@ -34,7 +34,7 @@ _METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What a checkpoint is of."""
+    """The objects that a checkpoint holds the state of."""
 
     model: Any
     stepper: Stepper

@@ -34,7 +34,7 @@ def megatron_layout(section: MegatronSection, num_ranks: int) -> RankLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """What a division has to fit."""
+    """The sizes of a model that a division over ranks has to fit."""
 
     num_layers: int
     num_heads: int

@@ -1,4 +1,4 @@
-"""From settings to the model of a rank, loaded; and from there to a model folder again.
+"""Builds and loads the model of a rank, and writes a model folder from it.
 
 `build` runs inside `library.using`.
 """
@@ -172,7 +172,7 @@ def _join(layout: RankLayout, seed: int) -> None:
 
 
 def row_multiple(settings: BackendSettings, layout: RankLayout) -> int:
-    """Return what the number of tokens in a row must be a multiple of."""
+    """Return the number of which the tokens of a row must be a multiple."""
     section = settings.megatron
     multiple = settings.trainer.pad_to_multiple_of
     if layout.context > 1:

@@ -18,7 +18,7 @@ Form: TypeAlias = Literal["plain", "qkv", "gate_up"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One parameter of Megatron's model, or one expert of one."""
+    """One parameter of Megatron's model, or one expert of a parameter that holds several."""
 
     name: str
     """Name of the parameter, with the layer's number in the whole model."""
@@ -153,7 +153,7 @@ def take_apart(part: Part, value: torch.Tensor, architecture: Architecture) -> l
 
 
 def shard(part: Part, value: torch.Tensor, rank: int, size: int) -> torch.Tensor:
-    """Return what tensor-parallel rank `rank` of `size` holds of a whole parameter."""
+    """Return the part of a whole parameter that tensor-parallel rank `rank` of `size` holds."""
     if part.split is None or size == 1:
         return value
     if part.form == "gate_up":

@@ -30,7 +30,7 @@ FP8_MULTIPLE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Building:
-    """What a model is built from."""
+    """The parts that a model is built from."""
 
     settings: BackendSettings
     architecture: Architecture

@@ -54,7 +54,7 @@ def run_rows(
 
 
 def share_results(found: Found) -> Found:
-    """Return what the last pipeline stage has found, on every stage."""
+    """Return the results of the last pipeline stage, on every stage."""
     from megatron.core import parallel_state
 
     group = parallel_state.get_pipeline_model_parallel_group()

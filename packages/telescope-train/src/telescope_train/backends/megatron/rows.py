@@ -31,7 +31,7 @@ class ContextOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRow:
-    """What one rank sees of a row, and what it has to predict."""
+    """The tokens of a row that one rank sees, and those that it predicts."""
 
     token_ids_C: torch.Tensor
     """[C] int64."""

@@ -1,4 +1,4 @@
-"""What has been sampled of a request that still runs, read between two steps of the event loop.
+"""The tokens so far of a request that still runs, read between two steps of the event loop.
 
 Nothing is recorded for it: the tokens are where the engine puts them anyway.
 """
@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
 
 def part_of_completion(completion: GrowingCompletion, start: int) -> Part:
-    """Return what the engine's thread has written from token `start` on."""
+    """Return the tokens that the engine's thread has written from token `start` on."""
     # That thread may be between two of its three appends: the log-probs come last, and the version
     # before the tokens. What has a log-prob is therefore complete.
     end = len(completion.logprobs)
@@ -37,7 +37,7 @@ def part_of_completion(completion: GrowingCompletion, start: int) -> Part:
 
 
 def part_of_output(engine: AsyncLLM, request_id: str, start: int) -> Part:
-    """Return what vLLM's output processor has for a request from token `start` on."""
+    """Return the tokens that vLLM's output processor has for a request from token `start` on."""
     processor = engine.output_processor
     internal = processor.external_req_ids.get(request_id)
     state: Any = processor.request_states.get(internal[0]) if internal else None

@@ -142,7 +142,7 @@ class _Growing:
         self.num_sent = 0
 
     def rest(self) -> Part:
-        """Return what has not been sent yet, to send it."""
+        """Return the tokens that have not been sent yet, and count them as sent."""
         part = self._part_from(self.num_sent)
         self.num_sent += len(part.token_ids)
         return part

@@ -70,7 +70,7 @@ class SharedRow:
         return found
 
     def parts(self) -> list[PrefixPart]:
-        """Return what is attended to beside own tokens, each piece of keys with all its queries.
+        """Return the shared pieces of keys, each with all queries that attend to it.
 
         Samples that attend to the same tokens are neighbors, so their own tokens are one range.
         """

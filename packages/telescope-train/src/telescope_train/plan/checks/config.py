@@ -35,7 +35,7 @@ def check_config(config: TrainConfig) -> None:
 
 
 def config_found(config: TrainConfig) -> Found:
-    """Return what is wrong with settings on any machine, and which change nothing."""
+    """Return the problems of settings on any machine, and settings that change nothing."""
     checks = [
         *_environment_problems(config),
         *process_problems(config),

@@ -52,7 +52,7 @@ def megatron_problems(config: TrainConfig) -> Iterator[str]:
 def section_problems(
     section: MegatronSection, trainer: TrainerSection, model_dtype: str
 ) -> Iterator[str]:
-    """Like `megatron_problems`, of the sections that supervised training has too."""
+    """Yield the problems in those sections that supervised training has too."""
     if trainer.train_backend != BACKEND:
         if trainer.train_backend not in entry_points(group="telescope.backends").names:
             return  # refused as a name, and perhaps a typo of this one
@@ -143,7 +143,7 @@ def megatron_device_problems(config: TrainConfig, device: Device) -> Iterator[st
 
 
 def device_problems(section: MegatronSection, dtype: str, device: Device) -> Iterator[str]:
-    """Like `megatron_device_problems`, of layers that compute in `dtype`."""
+    """Yield the settings that this device cannot follow where layers compute in `dtype`."""
     if dtype != "bfloat16" and not section.megatron_grad_reduce_in_fp32:
         yield (
             "megatron.megatron_grad_reduce_in_fp32 = false has no effect where layers compute in "

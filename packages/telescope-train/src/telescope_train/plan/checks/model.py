@@ -91,7 +91,7 @@ def look_at_template(config: TrainConfig) -> ModelLook:
 
 
 def rounding_notes(model_dtype: str, *, learning_rate: float, use_lora: bool) -> Iterator[str]:
-    """Yield what is lost of steps that are smaller than the distance of numbers in the weights."""
+    """Yield notes about steps that are smaller than the distance of numbers in the weights."""
     if model_dtype != "bfloat16" or use_lora or learning_rate >= SMALL_LEARNING_RATE:
         return
     yield (
