@@ -51,7 +51,10 @@ def play() -> None:
 def sleep() -> None:
     """Wait without an event loop."""
     print("ready", flush=True)
-    time.sleep(600)
+    # A handler is called between two steps of a program: a signal just before a call that waits is
+    # seen only after it.
+    while True:
+        time.sleep(0.05)
 
 
 if __name__ == "__main__":

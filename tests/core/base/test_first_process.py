@@ -9,7 +9,7 @@ import pytest
 
 LIMIT_S = 60
 PROGRAM = """
-import ctypes, os, signal, subprocess, sys, time
+import ctypes, os, select, signal, subprocess, sys
 from telescope_core.base.first_process import go_on_in_child
 
 ctypes.CDLL(None).prctl(36, 1)  # orphans come to this process, as to the first of a container
@@ -45,9 +45,12 @@ def test_it_ends_with_the_code_of_its_child(end, code):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_signals_reach_the_child_with_a_handler_or_without(number):
+    # Python calls a handler between two steps of a program: a signal just before a call that waits
+    # would be seen only after it, so no call waits for long.
     handler = (
         f"signal.signal({int(number)}, lambda *_: (print('told', flush=True), os._exit(5)))\n"
-        "print('ready', flush=True)\nsys.stdin.readline()\nos._exit(0)"
+        "print('ready', flush=True)\n"
+        "while not select.select([sys.stdin], [], [], 0.05)[0]: pass\nos._exit(0)"
     )
     with started(handler) as process:
         assert process.stdout.readline() == "ready\n"
