@@ -112,7 +112,7 @@ _RULES = (
         unit="of turns",
         is_share=True,
         explanation="Turns whose prompt does not continue the tokens before it.",
-        watch=0.01,
+        watch=0.05,
         bad=0.2,
     ),
     _Rule(

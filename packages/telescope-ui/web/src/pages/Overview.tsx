@@ -115,7 +115,7 @@ function Rewards({ data, series, drawn }: { data: OverviewPage; series: Series; 
     <>
       <Chart
         {...drawn.usual}
-        title="Reward of training, all environments"
+        title={data.identity.algorithm === "sft" ? "Accuracy on held-out examples" : "Reward of training, all environments"}
         height={230}
         series={[{ ...series, color: 7 }]}
         bounds={reward.range}
