@@ -19,7 +19,7 @@ from telescope_core.probes.completions import CHECK_OF_KIND
 from telescope_envs.validation import CHECKS, Level, Verdict, validate_project
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.processes import (
-    Place,
+    ProbePlace,
     Subject,
     Task,
     make_job,
@@ -88,7 +88,7 @@ def naive() -> dict[str, float]:
     return seconds
 
 
-def naive_check(check: str, place: Place, factory: str) -> None:
+def naive_check(check: str, place: ProbePlace, factory: str) -> None:
     """Do one check in a process of its own."""
     if not check.startswith("reward."):
         kind = "load" if check.startswith("load.") else "leakage"

@@ -17,7 +17,7 @@ from telescope_envs.registry.static_view import render
 from telescope_envs.rules.check import check_registry
 from telescope_envs.rules.tree import (
     CHECKS,
-    Finding,
+    TreeFinding,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -65,7 +65,7 @@ def commit(place: Path) -> None:
     git(place, "commit", "--quiet", "--allow-empty", "--message=change")
 
 
-def findings(place: Path, **options) -> list[Finding]:
+def findings(place: Path, **options) -> list[TreeFinding]:
     return check_registry(place, **options).findings
 
 

@@ -11,7 +11,7 @@ from tests.envs.validation.test_reward_faults import Sums
 
 from telescope_core import reward
 from telescope_core.probes.answers import Answers
-from telescope_core.probes.meter import Cut, Limits, Meter, Span
+from telescope_core.probes.meter import Cut, Limits, Meter, MeteredSpan
 from telescope_core.probes.reward import check_rewards
 from telescope_core.probes.waiting import Look, own_time_s
 from telescope_envs.validation import Outcome, Verdict
@@ -120,7 +120,7 @@ def test_what_waits_for_ever_is_ended_and_not_conclusive(tmp_path):
 
 def test_what_the_validator_costs_is_not_the_environments():
     meter = Meter(wall_s=lambda: 0.0)
-    span = Span(meter, Limits(own_s=10.0, wall_s=10.0))
+    span = MeteredSpan(meter, Limits(own_s=10.0, wall_s=10.0))
     with meter.ours():
         for _ in range(200):
             hashlib.sha256(b"x" * 100_000).digest()
@@ -131,7 +131,7 @@ def test_what_the_validator_costs_is_not_the_environments():
 
 def test_a_span_says_which_limit_is_exceeded():
     time = Time(4.0)
-    span = Span(time.meter(), Limits(own_s=5.0, wall_s=10.0))
+    span = MeteredSpan(time.meter(), Limits(own_s=5.0, wall_s=10.0))
     assert span.cut is None
     time.work(3.0)
     assert span.cut is Cut.WALL

@@ -19,7 +19,7 @@ from telescope_envs.validation.levels import (
     check_load,
 )
 from telescope_envs.validation.processes import (
-    Place,
+    ProbePlace,
     Task,
     make_job,
     run_together,
@@ -89,7 +89,7 @@ def trial(tmp_path):
         (tmp_path / "scratch").mkdir()
         (tmp_path / "modules").mkdir()
         (tmp_path / "modules" / "starting_sums.py").write_text(f"{MODULE}\n{code}\n")
-        place = Place(
+        place = ProbePlace(
             interpreter=sys.executable,
             search_path=(str(tmp_path / "modules"),),
             scratch=tmp_path / "scratch",

@@ -30,7 +30,7 @@ from telescope_envs.validation.levels import (
     check_load,
     check_reward,
 )
-from telescope_envs.validation.processes import Place
+from telescope_envs.validation.processes import ProbePlace
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +75,7 @@ def trial(tmp_path):
         (tmp_path / "scratch").mkdir()
         (tmp_path / "modules").mkdir()
         (tmp_path / "modules" / "planted.py").write_text(code)
-        place = Place(
+        place = ProbePlace(
             interpreter=sys.executable,
             search_path=(str(tmp_path / "modules"),),
             scratch=tmp_path / "scratch",

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from telescope_core.errors import ConfigError
 from telescope_train.backends.fsdp import activation_room, optimizer
-from telescope_train.backends.fsdp.activation_room import Room, limit_activations
+from telescope_train.backends.fsdp.activation_room import ActivationRoom, limit_activations
 from telescope_train.backends.fsdp.low_precision_adamw import LowPrecisionAdamW
 from telescope_train.backends.fsdp.offloaded_adamw import OffloadedAdamW
 from telescope_train.backends.fsdp.optimizer import make_optimizer
@@ -149,7 +149,7 @@ def test_what_is_left_for_activations_is_that_of_the_fullest_rank(tiny, start, m
     assert "half of" in worker.activations
     checkpointing = AdaptiveCheckpointing(())
     trainer = TrainerSection(gradient_checkpointing="auto")
-    rooms = [Room(3e9, "more"), Room(1e9, "least")]
+    rooms = [ActivationRoom(3e9, "more"), ActivationRoom(1e9, "least")]
     monkeypatch.setattr(activation_room, "gather_values", lambda mine: rooms)
     assert "0.93 GiB (least)" in limit_activations(checkpointing, trainer, CPU)
 

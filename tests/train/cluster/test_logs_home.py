@@ -6,7 +6,7 @@ from pathlib import Path
 from ray.exceptions import RayActorError
 
 from telescope_train.cluster import logs_home as module
-from telescope_train.cluster.logs_home import LogReader, LogsHome, Part
+from telescope_train.cluster.logs_home import LogPart, LogReader, LogsHome
 
 
 class Far:
@@ -16,7 +16,7 @@ class Far:
         self._reader = LogReader(folder)
         self.is_lost = False
 
-    async def more(self) -> Sequence[Part]:
+    async def more(self) -> Sequence[LogPart]:
         if self.is_lost:
             raise RayActorError
         return self._reader.more()

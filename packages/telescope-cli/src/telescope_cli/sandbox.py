@@ -15,7 +15,7 @@ from telescope_cli.verbs import Verb, verb_app
 from telescope_core.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from telescope_core.sandboxes.check import Finding
+    from telescope_core.sandboxes.check import CheckFinding
     from telescope_core.sandboxes.protocol import SandboxProvider
 
 VERBS = {
@@ -118,13 +118,13 @@ def check_command(
         raise typer.Exit(1)
 
 
-async def _checked(provider: "SandboxProvider", spec: Any) -> "list[Finding]":
+async def _checked(provider: "SandboxProvider", spec: Any) -> "list[CheckFinding]":
     from telescope_core.sandboxes.check import CHECKS, check_provider
 
     num_done = 0
     with progress_of(f"checking {provider.name}") as on_progress:
 
-        def on_finding(finding: "Finding") -> None:
+        def on_finding(finding: "CheckFinding") -> None:
             nonlocal num_done
             num_done += 1
             on_progress(num_done, len(CHECKS))

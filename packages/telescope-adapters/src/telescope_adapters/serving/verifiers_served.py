@@ -43,7 +43,7 @@ def verifiers_environment(
         "error_class": verifiers.InfraError,
         "ends": verifiers.cleanup(_end),
     }
-    served: Any = type("TelescopeEnv", (_Session, verifiers.MultiTurnEnv), parts)
+    served: Any = type("TelescopeEnv", (_ServedSession, verifiers.MultiTurnEnv), parts)
     return served(
         dataset=made.get(Split.TRAIN),
         eval_dataset=made.get(Split.EVAL),
@@ -57,7 +57,7 @@ async def telescope_reward(state: Any) -> float:
     return float(state["telescope_rollout"].reward)
 
 
-class _Session:
+class _ServedSession:
     """What their base class asks for; the state of a rollout is in their `state`."""
 
     client: InProcessEnvironment

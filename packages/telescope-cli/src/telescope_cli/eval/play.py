@@ -25,7 +25,7 @@ from telescope_core.reports import write_eval_report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class EvalOutcome:
     """The end of one request: a result, or else an error."""
 
     request: EvalRequest
@@ -36,11 +36,11 @@ class Outcome:
 
 def evaluate(
     requests: Sequence[EvalRequest], *, output: Path | None, resume: bool
-) -> list[Outcome]:
+) -> list[EvalOutcome]:
     """Play all `requests`; with several of them, an error of one does not stop the others."""
     if resume and output is None:
         raise ConfigError("--resume needs --output with the folder of the eval to continue")
-    outcomes: list[Outcome] = []
+    outcomes: list[EvalOutcome] = []
     with ExitStack() as stack:
         with held():
             root, folders = _open_folders(requests, output, resume=resume)
@@ -56,9 +56,9 @@ def evaluate(
 
 def _evaluate_model(
     pairs: Sequence[tuple[EvalRequest, EvalFolder]], *, stop_at_error: bool
-) -> list[Outcome]:
+) -> list[EvalOutcome]:
     """Play the evals of one model, which is served once for all of them."""
-    outcomes: list[Outcome] = []
+    outcomes: list[EvalOutcome] = []
     request, folder = pairs[0]
     try:
         with _endpoint(request, folder) as endpoint:
@@ -72,22 +72,22 @@ def _evaluate_model(
             raise
         for one, place in pairs[len(outcomes) :]:
             place.fail(str(error))
-            outcomes.append(Outcome(request=one, folder=place, error=error))
+            outcomes.append(EvalOutcome(request=one, folder=place, error=error))
     return outcomes
 
 
-def _evaluate_one(request: EvalRequest, folder: EvalFolder, endpoint: Endpoint) -> Outcome:
+def _evaluate_one(request: EvalRequest, folder: EvalFolder, endpoint: Endpoint) -> EvalOutcome:
     try:
         with contained():
             result = run(_play(request, folder, endpoint))
     except TelescopeError as error:
         folder.fail(str(error))
-        return Outcome(request=request, folder=folder, error=error)
+        return EvalOutcome(request=request, folder=folder, error=error)
     with held():
         folder.finish(result)
         write_eval_report(folder)
     # As it was written, without the values of secrets that names of failures may hold.
-    return Outcome(request=request, folder=folder, result=folder.result())
+    return EvalOutcome(request=request, folder=folder, result=folder.result())
 
 
 async def _play(request: EvalRequest, folder: EvalFolder, endpoint: Endpoint) -> EvalResult:

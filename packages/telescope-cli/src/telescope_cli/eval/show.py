@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from telescope_cli.eval.play import Outcome
+from telescope_cli.eval.play import EvalOutcome
 from telescope_cli.eval.view import (
     WIDTH,
     count_lines,
@@ -24,7 +24,7 @@ from telescope_core.evals.folder import result_to_json
 from telescope_core.records.files import plain
 
 
-def show_outcomes(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
+def show_outcomes(outcomes: Sequence[EvalOutcome], *, as_json: bool) -> None:
     """Print the result of a single eval, or one table of several."""
     if as_json:
         fields = [_to_json(one) for one in outcomes]
@@ -45,7 +45,7 @@ def show_outcomes(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
             print_errors(first_errors(one.folder.rows()))
 
 
-def require_enough(outcomes: Sequence[Outcome], *, max_failed: float) -> None:
+def require_enough(outcomes: Sequence[EvalOutcome], *, max_failed: float) -> None:
     """Raise the first error, or TooManyFailedError if more than `max_failed` of an eval failed."""
     for one in outcomes:
         if one.error is not None:
@@ -71,7 +71,7 @@ def require_enough(outcomes: Sequence[Outcome], *, max_failed: float) -> None:
             )
 
 
-def _to_json(outcome: Outcome) -> JsonValue:
+def _to_json(outcome: EvalOutcome) -> JsonValue:
     return {
         "environment": outcome.request.environment,
         "model": outcome.request.model,
@@ -81,7 +81,7 @@ def _to_json(outcome: Outcome) -> JsonValue:
     }
 
 
-def _print_table(outcomes: Sequence[Outcome]) -> None:
+def _print_table(outcomes: Sequence[EvalOutcome]) -> None:
     console = Console(width=WIDTH, highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("environment")
@@ -99,7 +99,7 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
             console.print(f"  {line}")
 
 
-def _cells(outcome: Outcome, k: int) -> list[str]:
+def _cells(outcome: EvalOutcome, k: int) -> list[str]:
     result = outcome.result
     if result is None:
         return ["-", "-", "-", "failed"]

@@ -13,7 +13,7 @@ from telescope_envs.rules.check import check_registry
 from telescope_envs.rules.tree import (
     CHECKS,
     CheckReport,
-    Finding,
+    TreeFinding,
 )
 
 _WIDTH = 80
@@ -59,7 +59,7 @@ def as_text(report: CheckReport) -> str:
     return "\n".join([*blocks, fill(f"{report.registry}: {verdict} ({counts})", _WIDTH)])
 
 
-def _finding(finding: Finding) -> str:
+def _finding(finding: TreeFinding) -> str:
     parts = [finding.where, finding.what, f"fix: {finding.fix}"]
     lines = [
         fill(

@@ -12,8 +12,8 @@ from telescope_cli.env.options import JsonOption
 from telescope_cli.hub.options import DataOption
 from telescope_cli.verbs import Verb, verb_app
 from telescope_envs.server.auth import (
+    CallerToken,
     Scope,
-    Token,
     all_tokens,
     create_token,
     revoke_token,
@@ -112,12 +112,12 @@ def revoke(
     typer.echo(json.dumps(_row(revoked)) if as_json else f"{revoked.id} {revoked.label}: revoked")
 
 
-def _scope(token: Token) -> str:
+def _scope(token: CallerToken) -> str:
     owners = ", ".join(token.owners)
     return f"{token.scope.value} as {owners}" if owners else token.scope.value
 
 
-def _row(token: Token) -> dict[str, Any]:
+def _row(token: CallerToken) -> dict[str, Any]:
     return {
         "id": token.id,
         "label": token.label,

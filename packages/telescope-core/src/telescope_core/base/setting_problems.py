@@ -16,7 +16,7 @@ _WORDS = {"a valid boolean": "true or false", "a valid array": "a list", "a vali
 """Pydantic's words -> those of a settings file."""
 
 
-class Problem(NamedTuple):
+class SettingProblem(NamedTuple):
     """One setting with a value that it cannot have, or without one that it needs."""
 
     place: tuple[str | int, ...]
@@ -27,7 +27,7 @@ class Problem(NamedTuple):
     """The value, as text."""
 
 
-def problems_of(error: ValidationError, document: Mapping[str, Any]) -> list[Problem]:
+def problems_of(error: ValidationError, document: Mapping[str, Any]) -> list[SettingProblem]:
     """Return the problems of `document`, one for each place, in the order of their discovery."""
     by_place: dict[tuple[str | int, ...], list[Any]] = {}
     for found in error.errors(include_url=False):
@@ -65,13 +65,13 @@ def _follows_from_others(
     return is_short and any(one[: len(place)] == place for one in places if one != place)
 
 
-def _problems_at(place: tuple[str | int, ...], found: Sequence[Any]) -> Iterator[Problem]:
+def _problems_at(place: tuple[str | int, ...], found: Sequence[Any]) -> Iterator[SettingProblem]:
     texts = list(dict.fromkeys(_message(one) for one in found))
     if len(texts) > 1 and all(text.startswith("expected ") for text in texts):
         texts = ["expected " + " or ".join(text.removeprefix("expected ") for text in texts)]
     is_missing = found[0]["type"] == "missing"
     for text in texts:
-        yield Problem(place, is_missing, text, "nothing" if is_missing else _shown(found[0]))
+        yield SettingProblem(place, is_missing, text, "nothing" if is_missing else _shown(found[0]))
 
 
 def _message(found: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from telescope_core.base.errors import ConfigError, unknown_name
-from telescope_core.base.setting_problems import Problem, problems_of
+from telescope_core.base.setting_problems import SettingProblem, problems_of
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -68,7 +68,7 @@ def _model_in(annotation: object) -> type[BaseModel] | None:
     return None
 
 
-def _describe(problem: Problem, owner: str) -> str:
+def _describe(problem: SettingProblem, owner: str) -> str:
     name = ".".join(str(part) for part in ("env", *problem.place))
     if problem.is_missing:
         return (

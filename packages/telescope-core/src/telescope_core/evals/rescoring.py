@@ -360,7 +360,7 @@ class Rescored:
     """Errors of the new version -> number of rollouts, most frequent first."""
 
 
-class _Part:
+class _RewardPart:
     """Counts of one part of the reward, or of their sum."""
 
     def __init__(self) -> None:
@@ -407,8 +407,8 @@ class Tally:
 
     def __init__(self) -> None:
         self._num_rollouts = self._num_graded = self._num_groups = 0
-        self._reward = _Part()
-        self._parts: dict[str, _Part] = {}
+        self._reward = _RewardPart()
+        self._parts: dict[str, _RewardPart] = {}
         self._steps: dict[int, list[tuple[float, float]]] = {}
         self._gained: list[str] = []
         self._lost: list[str] = []
@@ -454,7 +454,7 @@ class Tally:
         for name in names:
             if name.startswith(METRIC):
                 continue
-            part = self._parts.setdefault(name, _Part())
+            part = self._parts.setdefault(name, _RewardPart())
             if name in one.raised:
                 part.num_failed += 1
             elif name in one.left_out:

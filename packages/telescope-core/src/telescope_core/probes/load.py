@@ -22,7 +22,7 @@ from telescope_core.finding.locate import load_environment_class
 from telescope_core.probes.answers import Answers
 from telescope_core.probes.guards import AUDIT_HOOK, Guard, cut_off_network
 from telescope_core.probes.job import Job
-from telescope_core.probes.meter import Cut, Limits, Meter, Span, processor_s
+from telescope_core.probes.meter import Cut, Limits, Meter, MeteredSpan, processor_s
 from telescope_core.probes.pace import slowness
 from telescope_core.probes.schema_check import schema_problems
 from telescope_core.probes.waiting import WaitClock
@@ -217,7 +217,7 @@ def _read_split(
     wanted = max(_MAX_DRAWN, num_examples) if size is None else min(size, _MAX_READ)
     by_id: dict[str, Problem] = {}
     found: list[Problem] = []
-    span = Span(Meter(), _READING)
+    span = MeteredSpan(Meter(), _READING)
     for index in range(wanted):
         if index >= num_examples and (cut := span.cut) is not None:
             if cut is Cut.WALL:

@@ -59,7 +59,7 @@ class Limits:
     wall_s: float
 
 
-class Span:
+class MeteredSpan:
     """The time spent since this was made, against its limits."""
 
     def __init__(self, meter: Meter, limits: Limits) -> None:

@@ -17,10 +17,10 @@ from telescope_core.graders.mathematics.notation import normalized
 from telescope_core.graders.mathematics.numbers import Amount
 from telescope_core.graders.mathematics.values import (
     Formula,
-    Group,
-    Kind,
+    Grouped,
     Named,
     Value,
+    ValueKind,
     read_value,
 )
 from telescope_core.probes.answers import Answers
@@ -49,7 +49,7 @@ _VALIDATED = Limits(own_s=60.0, wall_s=200.0)
 _NUM_VALIDATED = 4
 """Examples of each split whose near answers are played by `env validate`."""
 _UNITS = {"km": "mi", "cm": "in", "m": "ft", "kg": "lb", "hours": "minutes", "dollars": "cents"}
-_ORDERED = {Kind.OPEN, Kind.CLOSED, Kind.LEFT_OPEN, Kind.RIGHT_OPEN}
+_ORDERED = {ValueKind.OPEN, ValueKind.CLOSED, ValueKind.LEFT_OPEN, ValueKind.RIGHT_OPEN}
 
 
 def near_answers(answer: str) -> dict[str, str]:
@@ -60,7 +60,7 @@ def near_answers(answer: str) -> dict[str, str]:
         return {}
     plain = normalized(answer)
     found: dict[str, str] = {"other_symbol": f"{plain}q", "other_constant": f"{plain}\\pi"}
-    if isinstance(value, Group):
+    if isinstance(value, Grouped):
         if value.kind in _ORDERED and len(value.members) > 1:
             parts = [member.text for member in reversed(value.members)]
             opens, closes = value.kind
@@ -83,7 +83,7 @@ def near_answers(answer: str) -> dict[str, str]:
 
 
 def _is_mathematics(value: Value) -> bool:
-    if isinstance(value, Group):
+    if isinstance(value, Grouped):
         return bool(value.members) and all(_is_mathematics(one) for one in value.members)
     if isinstance(value, Formula):
         return any(sign.isdigit() for sign in value.body) and "=" not in value.body

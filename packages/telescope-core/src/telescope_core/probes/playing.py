@@ -27,7 +27,7 @@ from telescope_core.playing.group_rewards import score_group
 from telescope_core.playing.rollout import play_rollout
 from telescope_core.probes.completions import ShownExample, Try
 from telescope_core.probes.judging import Played
-from telescope_core.probes.meter import Cut, Limits, Meter, Span
+from telescope_core.probes.meter import Cut, Limits, Meter, MeteredSpan
 
 SAMPLING = Sampling(max_tokens=1 << 20)
 ONE_ROLLOUT = Limits(own_s=20.0, wall_s=120.0)
@@ -87,7 +87,7 @@ async def play(
     request = request_for(attempt.asked, attempt.kind)
     client = ScriptedClient(attempt.replies)
     policy = _Metered(client.policy(request.rollout_id), meter, delay_s)
-    span = Span(meter, limits)
+    span = MeteredSpan(meter, limits)
     task = asyncio.create_task(_rollout(environment, request, policy, attempt.asked.example))
     while not task.done() and span.cut is None:
         await asyncio.wait([task], timeout=_LOOK_EVERY_S)
@@ -181,7 +181,7 @@ async def play_in_turn(
     Something of such a rollout may go on computing, which would count as the next one's time.
     """
     played: list[Played] = []
-    span = Span(meter, limits)
+    span = MeteredSpan(meter, limits)
     for attempt in tries:
         if span.cut is not None:
             break
@@ -207,7 +207,7 @@ async def play_at_once(
     pending = list(tries)
     rng.shuffle(pending)
     played: list[Played] = []
-    span = Span(meter, limits)
+    span = MeteredSpan(meter, limits)
 
     async def worker() -> None:
         while pending and span.cut is None:

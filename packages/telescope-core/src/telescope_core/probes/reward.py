@@ -27,7 +27,7 @@ from telescope_core.probes.judging import (
     judge_same,
     require_enough,
 )
-from telescope_core.probes.meter import Limits, Meter, Span
+from telescope_core.probes.meter import Limits, Meter, MeteredSpan
 from telescope_core.probes.near_gold import judge_near_gold
 from telescope_core.probes.pace import slowness
 from telescope_core.probes.playing import (
@@ -206,7 +206,7 @@ async def _play_and_judge(
         if attempt.key in by_key and attempt.kind not in (*HUGE, *unstable)
     ]
     several = plain * (-(-2 * NUM_AT_ONCE // max(1, len(plain))))
-    span = Span(meter, _AT_ONCE)
+    span = MeteredSpan(meter, _AT_ONCE)
     at_once = await play_at_once(environment, several, meter, _AT_ONCE, num_at_once=NUM_AT_ONCE)
     _measure(first, at_once, span.wall_s, answers)
     judge_same("reward.concurrency", by_key, at_once, "among 64 at once", answers)

@@ -39,7 +39,7 @@ class IntervalRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Frame:
+class _PlotFrame:
     """Maps data coordinates to the drawing area."""
 
     width: int
@@ -73,7 +73,7 @@ def line_chart(
     low, high = y_range or _range([value for line in series for value in _known(line)])
     ticks = ticks_of(low, high, outwards=y_range is None)
     all_xs = [x for line in series for x in line.xs]
-    frame = _Frame(
+    frame = _PlotFrame(
         width=width,
         height=height,
         x_low=min(all_xs, default=0.0),
@@ -197,7 +197,7 @@ def _legend(series: Sequence[Series]) -> str:
     return "".join(parts)
 
 
-def _grid(frame: _Frame, ticks: Sequence[float]) -> str:
+def _grid(frame: _PlotFrame, ticks: Sequence[float]) -> str:
     parts: list[str] = []
     for tick in ticks:
         y = f"{frame.y(tick):.1f}"
@@ -209,7 +209,7 @@ def _grid(frame: _Frame, ticks: Sequence[float]) -> str:
     return "".join(parts)
 
 
-def _x_axis(frame: _Frame, label: str) -> str:
+def _x_axis(frame: _PlotFrame, label: str) -> str:
     floor = frame.height - _BOTTOM
     parts = [
         f'<line class="axis" x1="{_LEFT}" x2="{frame.width - _RIGHT}" y1="{floor}" y2="{floor}"/>'
@@ -230,7 +230,7 @@ def _x_axis(frame: _Frame, label: str) -> str:
 
 
 def _path(
-    frame: _Frame, xs: Sequence[float], values: Sequence[float | None], css_class: str
+    frame: _PlotFrame, xs: Sequence[float], values: Sequence[float | None], css_class: str
 ) -> str:
     commands: list[str] = []
     pen_down = False
@@ -246,7 +246,7 @@ def _path(
     return f'<path class="{css_class}" d="{"".join(commands)}"/>' if commands else ""
 
 
-def _last_point(frame: _Frame, line: Series) -> str:
+def _last_point(frame: _PlotFrame, line: Series) -> str:
     known = [(x, v) for x, v in zip(line.xs, line.values, strict=False) if v is not None]
     if not known:
         return ""

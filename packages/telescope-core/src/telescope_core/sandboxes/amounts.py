@@ -11,7 +11,7 @@ from telescope_core.base.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Amount:
+class ResourceAmount:
     """Which amounts of one limit a provider can hold."""
 
     most: int
@@ -33,10 +33,10 @@ class Amount:
         return ""
 
 
-ANY_CPUS = Amount(most=1 << 20, why_most="beyond which there is no machine")
-ANY_MB = Amount(most=1 << 31, why_most="beyond which there is no machine")
+ANY_CPUS = ResourceAmount(most=1 << 20, why_most="beyond which there is no machine")
+ANY_MB = ResourceAmount(most=1 << 31, why_most="beyond which there is no machine")
 """2 PiB; services count MiB in 32 bits."""
-ANY_SECONDS = Amount(most=2**31 - 61, why_most="the most that its timer counts")
+ANY_SECONDS = ResourceAmount(most=2**31 - 61, why_most="the most that its timer counts")
 """68 years, with a minute to spare."""
 
 

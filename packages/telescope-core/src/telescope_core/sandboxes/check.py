@@ -49,7 +49,7 @@ class CheckFailedError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class CheckFinding:
     """How one check went."""
 
     check: str
@@ -313,8 +313,8 @@ async def check_provider(
     provider: SandboxProvider,
     spec: SandboxSpec | None = None,
     *,
-    on_finding: Callable[[Finding], None] = lambda finding: None,
-) -> list[Finding]:
+    on_finding: Callable[[CheckFinding], None] = lambda finding: None,
+) -> list[CheckFinding]:
     """Try every check on sandboxes of `provider` and return how each went.
 
     Raises SandboxUnavailableError and SandboxLimitError where no sandbox can be made at all.
@@ -322,7 +322,7 @@ async def check_provider(
     subject = Subject(provider=provider, spec=spec or SandboxSpec())
     async with subject.sandbox():
         pass
-    findings: list[Finding] = []
+    findings: list[CheckFinding] = []
     for name, check in CHECKS.items():
         began_s, said = time.monotonic(), ""
         try:
@@ -330,7 +330,7 @@ async def check_provider(
         except (CheckFailedError, SandboxError, SandboxFileError, SandboxLimitError) as error:
             said = f"{type(error).__name__}: {error}"
         wall_s = time.monotonic() - began_s
-        finding = Finding(check=name, passed=not said, said=said, wall_s=wall_s)
+        finding = CheckFinding(check=name, passed=not said, said=said, wall_s=wall_s)
         findings.append(finding)
         on_finding(finding)
     return findings

@@ -96,7 +96,7 @@ class DaytonaProvider:
                 "sandbox provider 'daytona' needs a key; set DAYTONA_API_KEY to one of your account"
             ) from error
 
-    async def _start(self, spec: SandboxSpec, resources: Mapping[str, int | None]) -> "_Box":
+    async def _start(self, spec: SandboxSpec, resources: Mapping[str, int | None]) -> "_DaytonaBox":
         sdk = _sdk()
         with _translate_errors(spec):
             if self._client is None:
@@ -112,10 +112,10 @@ class DaytonaProvider:
                 ephemeral=True,
                 labels={"made-by": "telescope", **spec.labels},
             )
-            return _Box(self._client, await self._client.create(params, timeout=_CREATE_S))
+            return _DaytonaBox(self._client, await self._client.create(params, timeout=_CREATE_S))
 
 
-class _Box:
+class _DaytonaBox:
     """One sandbox, as `RemoteSandbox` uses it."""
 
     def __init__(self, client: Any, box: Any) -> None:

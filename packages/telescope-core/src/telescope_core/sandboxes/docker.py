@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from telescope_core.sandboxes import docker_endpoint
-from telescope_core.sandboxes.amounts import ANY_CPUS, ANY_MB, ANY_SECONDS, Amount
+from telescope_core.sandboxes.amounts import ANY_CPUS, ANY_MB, ANY_SECONDS, ResourceAmount
 from telescope_core.sandboxes.errors import (
     SandboxError,
     SandboxLimitError,
@@ -67,7 +67,7 @@ class DockerProvider:
         self._as_image = as_image
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="docker-sandbox")
         self._client: Any = None
-        self._amounts: Mapping[Limit, Amount] = _AMOUNTS
+        self._amounts: Mapping[Limit, ResourceAmount] = _AMOUNTS
         self._opening = asyncio.Lock()
         self._sandboxes = OpenSandboxes(self.limits)
 
@@ -163,7 +163,7 @@ class DockerProvider:
         except TimeoutError:
             raise SandboxError(f"docker did not answer within {limit_s:g} s") from None
 
-    def _connect(self) -> tuple[Any, Mapping[Limit, Amount]]:
+    def _connect(self) -> tuple[Any, Mapping[Limit, ResourceAmount]]:
         try:
             import docker
             from docker import errors
@@ -341,7 +341,7 @@ _AMOUNTS = {
     Limit.CPUS: replace(ANY_CPUS, least=0.01, why_least="the least that a container can be given"),
     Limit.MEMORY: replace(ANY_MB, least=16, why_least="without which no program starts"),
     Limit.DISK: ANY_MB,
-    Limit.PROCESSES: Amount(
+    Limit.PROCESSES: ResourceAmount(
         most=_PROCESSES - 2,
         why_most="as the containers of a service may share a limit of their user",
         least=8,
@@ -352,7 +352,7 @@ _AMOUNTS = {
 """What containers of any machine can have."""
 
 
-def _amounts_of(machine: Mapping[str, Any]) -> Mapping[Limit, Amount]:
+def _amounts_of(machine: Mapping[str, Any]) -> Mapping[Limit, ResourceAmount]:
     """Return what containers of one machine can have, of which its service says what it has."""
     cpus, memory_bytes = int(machine.get("NCPU") or 0), int(machine.get("MemTotal") or 0)
     found = dict(_AMOUNTS)

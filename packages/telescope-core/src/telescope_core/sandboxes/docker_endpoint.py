@@ -42,7 +42,7 @@ async def opened(start: Callable[[], Awaitable[Any]], host: str, port: int) -> A
     `start` starts `PROGRAM` in the container and returns what the SDK has for its streams.
     """
     stream = _Stream(await start())
-    relay = _Relay(stream, host, port)
+    relay = _EndpointRelay(stream, host, port)
     try:
         stream.write(b"\1")
         try:
@@ -163,7 +163,7 @@ class _Frames:
         return found
 
 
-class _Relay:
+class _EndpointRelay:
     """The end outside: the port, then connections to one address."""
 
     def __init__(self, stream: _Stream, host: str, port: int) -> None:

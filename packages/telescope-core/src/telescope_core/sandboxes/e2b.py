@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping
 from importlib import import_module
 from typing import Any
 
-from telescope_core.sandboxes.amounts import Amount
+from telescope_core.sandboxes.amounts import ResourceAmount
 from telescope_core.sandboxes.errors import (
     SandboxError,
     SandboxUnavailableError,
@@ -24,7 +24,9 @@ from telescope_core.sandboxes.remote import OpenSandboxes, ShellAnswer
 _REFUSALS = (400, 404, 422)
 """What its service answers where it cannot make what is asked for, such as of no template."""
 _AMOUNTS = {
-    Limit.TIME_TO_LIVE: Amount(most=24 * 3600, why_most="the longest that its service gives"),
+    Limit.TIME_TO_LIVE: ResourceAmount(
+        most=24 * 3600, why_most="the longest that its service gives"
+    ),
 }
 
 
@@ -58,7 +60,7 @@ class E2BProvider:
         """End the sandboxes that are still open."""
         await self._sandboxes.close()
 
-    async def _start(self, spec: SandboxSpec) -> "_Box":
+    async def _start(self, spec: SandboxSpec) -> "_E2bBox":
         sdk = _sdk()
         # The SDK sends requests with an empty key, and says little of the answer.
         key = self._api_key or os.environ.get("E2B_API_KEY")
@@ -74,10 +76,10 @@ class E2BProvider:
                 allow_internet_access=spec.network is Network.FULL,
                 api_key=key,
             )
-            return _Box(box)
+            return _E2bBox(box)
 
 
-class _Box:
+class _E2bBox:
     """One sandbox, as `RemoteSandbox` uses it."""
 
     def __init__(self, box: Any) -> None:

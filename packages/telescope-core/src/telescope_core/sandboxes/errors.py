@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import cast
 
 from telescope_core.base.errors import ConfigError, TelescopeError
-from telescope_core.sandboxes.amounts import Amount
+from telescope_core.sandboxes.amounts import ResourceAmount
 from telescope_core.sandboxes.protocol import Limit, Network, SandboxSpec
 
 
@@ -33,7 +33,7 @@ def require_limits(
     provider: str,
     spec: SandboxSpec,
     given: Collection[Limit],
-    amounts: Mapping[Limit, Amount] | None = None,
+    amounts: Mapping[Limit, ResourceAmount] | None = None,
 ) -> None:
     """Raise SandboxLimitError that names each limit of `spec` that a provider cannot give.
 

@@ -68,7 +68,7 @@ class ModalProvider:
         """End the sandboxes that are still open."""
         await self._sandboxes.close()
 
-    async def _start(self, spec: SandboxSpec) -> "_Box":
+    async def _start(self, spec: SandboxSpec) -> "_ModalBox":
         sdk = _sdk()
         with _translate_errors(spec):
             if self._app is None:
@@ -81,10 +81,10 @@ class ModalProvider:
                 memory=None if spec.memory_mb is None else (spec.memory_mb, spec.memory_mb),
                 block_network=spec.network is Network.NONE,
             )
-            return _Box(box)
+            return _ModalBox(box)
 
 
-class _Box:
+class _ModalBox:
     """One sandbox, as `RemoteSandbox` uses it."""
 
     def __init__(self, box: Any) -> None:

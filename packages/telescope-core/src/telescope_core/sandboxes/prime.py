@@ -76,7 +76,7 @@ class PrimeProvider:
                 client, self._client = self._client, None
                 await client.aclose()
 
-    async def _start(self, spec: SandboxSpec) -> "_Box":
+    async def _start(self, spec: SandboxSpec) -> "_PrimeBox":
         sdk = _sdk()
         asked: dict[str, Any] = {
             "cpu_cores": spec.cpus,
@@ -94,7 +94,7 @@ class PrimeProvider:
                 network_denylist=[_EVERYWHERE] if spec.network is Network.NONE else None,
                 **{name: value for name, value in asked.items() if value is not None},
             )
-            box = _Box(self._client, str((await self._client.create(request)).id))
+            box = _PrimeBox(self._client, str((await self._client.create(request)).id))
         try:
             with _translate_errors(spec):
                 await self._client.wait_for_creation(box.id)
@@ -106,7 +106,7 @@ class PrimeProvider:
         return box
 
 
-class _Box:
+class _PrimeBox:
     """One sandbox, as `RemoteSandbox` uses it."""
 
     def __init__(self, client: Any, name: str) -> None:

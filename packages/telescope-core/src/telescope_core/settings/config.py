@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.secret_names import without_secrets
-from telescope_core.base.setting_problems import Problem, problems_of
+from telescope_core.base.setting_problems import SettingProblem, problems_of
 from telescope_core.base.types import JsonValue
 from telescope_core.records.folders import whole_file
 from telescope_core.settings.config_files import read_settings_file
@@ -279,7 +279,7 @@ def _validated(schema: type[Schema], names: Names, layers: _Layers) -> Schema:
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
 
-def _describe(problem: Problem, names: Names, layers: _Layers) -> str:
+def _describe(problem: SettingProblem, names: Names, layers: _Layers) -> str:
     location = problem.place
     if not location:
         return f"settings: {problem.message}"

@@ -21,7 +21,7 @@ _LEFT_BEHIND_S = 3600.0
 _UNFINISHED = ".part-"
 
 
-class _Head(msgspec.Struct, kw_only=True):
+class _CachedHead(msgspec.Struct, kw_only=True):
     url: str
     status: int
     etag: str
@@ -57,7 +57,7 @@ class HttpCache:
             data = read_file(path, max_bytes=max_bytes + _LONGEST_HEAD_BYTES)
             line, _, body = data.partition(b"\n")
             confirmed_at = path.stat().st_mtime
-            head = msgspec.json.decode(line, type=_Head)
+            head = msgspec.json.decode(line, type=_CachedHead)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
         is_whole = len(body) == head.size <= max_bytes and sha256_of(body) == head.sha256
@@ -73,7 +73,7 @@ class HttpCache:
 
     def put(self, url: str, found: CachedFile) -> None:
         """Replace the entry of `url`."""
-        head = _Head(
+        head = _CachedHead(
             url=url,
             status=found.status,
             etag=found.etag,

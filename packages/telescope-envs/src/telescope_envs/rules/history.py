@@ -16,13 +16,13 @@ from telescope_envs.processes.git import reading, run_git, why_unreadable
 from telescope_envs.records.files import read_file
 from telescope_envs.records.reading import index_lines, parse_aliases, read_releases
 from telescope_envs.records.release import Removals
-from telescope_envs.rules.tree import Finding
+from telescope_envs.rules.tree import TreeFinding
 
 _NOTHING = b""
 _NO_REPOSITORY = ("not a git repository", "must be run in a work tree")
 
 
-class Change(NamedTuple):
+class ReleaseChange(NamedTuple):
     """One file before and after a change, in a commit or since the last commit."""
 
     path: str
@@ -36,7 +36,7 @@ class Change(NamedTuple):
 class HistoryReport:
     """The findings, and the number of commits that were compared."""
 
-    findings: list[Finding] = field(default_factory=list[Finding])
+    findings: list[TreeFinding] = field(default_factory=list[TreeFinding])
     num_commits: int = 0
     notes: list[str] = field(default_factory=list[str])
 
@@ -89,7 +89,7 @@ def check_history(
     )
 
 
-def _broken_promises(change: Change, removals: Removals) -> Iterator[Finding]:
+def _broken_promises(change: ReleaseChange, removals: Removals) -> Iterator[TreeFinding]:
     if change.path == "aliases.toml":
         yield from _changed_aliases(change)
     elif not change.new.startswith(change.old):
@@ -98,7 +98,7 @@ def _broken_promises(change: Change, removals: Removals) -> Iterator[Finding]:
             yield _changed_lines(kept)
 
 
-def _without(change: Change, removals: Removals) -> bytes:
+def _without(change: ReleaseChange, removals: Removals) -> bytes:
     """Return what was there before the change, without the lines that it rightly removed."""
     still = {*index_lines(change.new)}
     environment_id = change.path.removeprefix("index/").removesuffix(".jsonl")
@@ -110,7 +110,7 @@ def _without(change: Change, removals: Removals) -> bytes:
     return b"".join(line for line in index_lines(change.old) if not may_be_gone(line))
 
 
-def _changed_lines(change: Change) -> Finding:
+def _changed_lines(change: ReleaseChange) -> TreeFinding:
     old, new = change.old.splitlines(), change.new.splitlines()
     same = (a == b for a, b in zip(old, new, strict=False))
     line = next((i for i, is_same in enumerate(same) if not is_same), min(len(old), len(new)))
@@ -122,7 +122,7 @@ def _changed_lines(change: Change) -> Finding:
         what = f"line {line + 1} was changed"
     else:
         what = f"line {line + 1} was removed"
-    return Finding(
+    return TreeFinding(
         check="history",
         where=_where(change, f"{change.path}:{line + 1}"),
         what=f"{what}; index files only grow",
@@ -130,12 +130,12 @@ def _changed_lines(change: Change) -> Finding:
     )
 
 
-def _changed_aliases(change: Change) -> Iterator[Finding]:
+def _changed_aliases(change: ReleaseChange) -> Iterator[TreeFinding]:
     new = _aliases(change.new)
     for alias, environment_id in _aliases(change.old).items():
         if new.get(alias) != environment_id:
             became = f"now points to {new[alias]!r}" if alias in new else "is now missing"
-            yield Finding(
+            yield TreeFinding(
                 check="alias-history",
                 where=_where(change, change.path),
                 what=f"{alias!r} pointed to {environment_id!r} and {became}",
@@ -150,11 +150,11 @@ def _aliases(data: bytes) -> dict[str, str]:
         return {}  # an unreadable file defined no aliases; `check_tree` reports the current one
 
 
-def _where(change: Change, place: str) -> str:
+def _where(change: ReleaseChange, place: str) -> str:
     return f"{place} in commit {change.commit[:12]}" if change.commit else place
 
 
-def _committed(root: Path) -> list[Change]:
+def _committed(root: Path) -> list[ReleaseChange]:
     """Return every change of the index or aliases on the first-parent history, newest first."""
     log = _git(
         *(root, "log", "--first-parent", "-m", "--raw", "-z", "--no-abbrev", "--no-renames"),
@@ -170,10 +170,10 @@ def _committed(root: Path) -> list[Change]:
             _, _, old, new, _ = word.split(" ")
             raw.append((next(words), old, new, commit))
     blobs = _blobs(root, sorted({blob for _, old, new, _ in raw for blob in (old, new)}))
-    return [Change(path, blobs[old], blobs[new], commit) for path, old, new, commit in raw]
+    return [ReleaseChange(path, blobs[old], blobs[new], commit) for path, old, new, commit in raw]
 
 
-def _since(root: Path, commit: str) -> list[Change]:
+def _since(root: Path, commit: str) -> list[ReleaseChange]:
     """Return the index files and aliases of `commit`, each with its working-tree version."""
     if not _succeeds(root, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
         return []
@@ -181,7 +181,8 @@ def _since(root: Path, commit: str) -> list[Change]:
     rows = [row.split("\t", 1) for row in listed.split("\0") if row]
     blobs = _blobs(root, [about.split(" ")[2] for about, _ in rows])
     return [
-        Change(path, blobs[about.split(" ")[2]], _present(root / path), "") for about, path in rows
+        ReleaseChange(path, blobs[about.split(" ")[2]], _present(root / path), "")
+        for about, path in rows
     ]
 
 

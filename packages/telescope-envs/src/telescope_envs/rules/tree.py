@@ -64,7 +64,7 @@ CHECKS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class TreeFinding:
     """One thing that is wrong."""
 
     check: str
@@ -84,7 +84,7 @@ class CheckReport:
     num_releases: int
     num_commits: int
     """Commits that changed the index or the bare names."""
-    findings: list[Finding]
+    findings: list[TreeFinding]
     unchecked: list[str] = field(default_factory=list[str])
     """Keys of `CHECKS` that could not run here."""
     notes: list[str] = field(default_factory=list[str])
@@ -118,7 +118,7 @@ class Tree:
     """Environment id -> its yanked versions."""
     releases: dict[str, list[IndexLine]] = field(default_factory=dict[str, list[IndexLine]])
     """Environment id -> its index lines, in the order of the file."""
-    findings: list[Finding] = field(default_factory=list[Finding])
+    findings: list[TreeFinding] = field(default_factory=list[TreeFinding])
 
     def bytes_of(self, path: str) -> bytes:
         """Return the bytes of a file; empty if there is none, or none that can be read."""
@@ -133,7 +133,7 @@ class Tree:
 
     def add(self, check: str, where: str, what: str, fix: str) -> None:
         """Add a finding."""
-        self.findings.append(Finding(check=check, where=where, what=what, fix=fix))
+        self.findings.append(TreeFinding(check=check, where=where, what=what, fix=fix))
 
     def parsed(self, check: str, where: str, parse: Callable[[], Record]) -> Record | None:
         """Return the result of `parse`; if it raises RegistryError, add a finding instead."""

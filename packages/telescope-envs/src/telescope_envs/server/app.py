@@ -36,7 +36,7 @@ from telescope_envs.registry.static_view import (
     simple_files,
 )
 from telescope_envs.server.answers import Answers, Guard, etag_of, host_names, is_known, refuse
-from telescope_envs.server.auth import Callers, Scope, Token
+from telescope_envs.server.auth import Callers, CallerToken, Scope
 from telescope_envs.server.connections import ConnectionLimits, Network
 from telescope_envs.server.hub import API, HubStore
 from telescope_envs.server.refusals import Limit, Refusal, failure_of, refusal_of
@@ -258,12 +258,12 @@ class HubApp:
             "expires_at": token.expires_at.isoformat(),
         }
 
-    def _writer(self, request: Request) -> Token:
+    def _writer(self, request: Request) -> CallerToken:
         token = self.callers.of(request, Scope.PUBLISH)
         self._publishes.take(token.id)
         return token
 
-    def _store(self, sent: Sent, token: Token) -> tuple[Release, bool]:
+    def _store(self, sent: Sent, token: CallerToken) -> tuple[Release, bool]:
         """Return the release that was sent, and whether it is new."""
         is_admin = token.includes(Scope.ADMIN)
         publication = parse_publication(sent)

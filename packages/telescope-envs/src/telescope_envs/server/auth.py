@@ -42,7 +42,7 @@ _RANK = {scope: rank for rank, scope in enumerate(Scope)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
+class CallerToken:
     """The record of one token, without its secret."""
 
     id: str
@@ -74,7 +74,7 @@ class Token:
 class NewToken:
     """A new token with its secret, which is stored nowhere."""
 
-    token: Token
+    token: CallerToken
     secret: str = field(repr=False)
 
 
@@ -89,7 +89,7 @@ def create_token(
     if lives <= timedelta(0):
         raise ConfigError("a token needs a lifetime above 0 days; give a larger --days")
     now = datetime.now(UTC).replace(microsecond=0)
-    token = Token(
+    token = CallerToken(
         id=secrets.token_hex(4),
         label=label,
         scope=scope,
@@ -110,7 +110,7 @@ def create_token(
     return NewToken(token=token, secret=secret)
 
 
-def find_token(database: Database, secret: str) -> Token | None:
+def find_token(database: Database, secret: str) -> CallerToken | None:
     """Return the token with that secret, even if expired or revoked; None if it is unknown."""
     digest = _digest(secret)
     for found, *columns in database.rows(
@@ -121,13 +121,13 @@ def find_token(database: Database, secret: str) -> Token | None:
     return None
 
 
-def all_tokens(database: Database) -> list[Token]:
+def all_tokens(database: Database) -> list[CallerToken]:
     """Return all tokens, oldest first."""
     rows = database.rows(f"SELECT {_COLUMNS} FROM tokens ORDER BY created_at, id")
     return [_token(row) for row in rows]
 
 
-def revoke_token(database: Database, wanted: str) -> Token:
+def revoke_token(database: Database, wanted: str) -> CallerToken:
     """Revoke the token with the id `wanted`; new requests with it are refused at once."""
     known = {token.id: token for token in all_tokens(database)}
     if wanted not in known:
@@ -156,9 +156,9 @@ def _check_owners(database: Database, scope: Scope, owners: tuple[str, ...]) -> 
             raise unknown_name("namespace", owner, known, "(add it: telescope hub namespace add)")
 
 
-def _token(row: tuple[str, ...]) -> Token:
+def _token(row: tuple[str, ...]) -> CallerToken:
     token_id, label, scope, owners, created_at, expires_at, revoked_at = row
-    return Token(
+    return CallerToken(
         id=token_id,
         label=label,
         scope=Scope(scope),
@@ -185,7 +185,7 @@ class Callers:
         self.is_private = is_private
         self._failed = Limit("refused tokens", _FAILED_LOGINS, 60.0)
 
-    def reader(self, request: Request) -> Token | None:
+    def reader(self, request: Request) -> CallerToken | None:
         """Return the token of a read request, if any; raises Refusal when it may not read."""
         secret = _secret(request)
         if secret:
@@ -194,7 +194,7 @@ class Callers:
             raise _unauthorized("this registry is private, and the request has no token")
         return None
 
-    def of(self, request: Request, scope: Scope) -> Token:
+    def of(self, request: Request, scope: Scope) -> CallerToken:
         """Return the token of a request that needs `scope`; raises Refusal when it has none."""
         host = request.client.host if request.client else ""
         self._failed.require(host)
@@ -217,7 +217,7 @@ class Callers:
             )
         return token
 
-    def again(self, token: Token, owner: str) -> str:
+    def again(self, token: CallerToken, owner: str) -> str:
         """Return the id of `token` if it may still publish as `owner`; raises Refusal if not."""
         found = self._database.value("SELECT revoked_at FROM tokens WHERE id = ?", token.id)
         if found != "" or token.why_not:

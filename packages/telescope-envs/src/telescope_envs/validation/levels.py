@@ -9,7 +9,7 @@ from telescope_core.base.secret_names import require_own_secrets, secrets_line, 
 from telescope_core.probes.job import Kind
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.fixture_hub import TOKEN
-from telescope_envs.validation.processes import Place, ProbeReply, Task, make_job, run_together
+from telescope_envs.validation.processes import ProbePlace, ProbeReply, Task, make_job, run_together
 
 _HUB_TOKEN = "HF_TOKEN"
 MAX_IMPORT_S = 2.0
@@ -29,7 +29,7 @@ _ENOUGH = 0.5
 class Trial:
     """An environment in a place where it can be imported, and how much of it to check."""
 
-    place: Place
+    place: ProbePlace
     factory: str
     num_examples: int
     network: str = "none"

@@ -43,7 +43,7 @@ main(sys.argv[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ProbePlace:
     """Where an environment can be imported."""
 
     interpreter: str
@@ -103,7 +103,7 @@ class ProbeReply:
 
 
 def make_job(
-    place: Place, kind: Kind, factory: str, num_examples: int, *, cuts_network: bool
+    place: ProbePlace, kind: Kind, factory: str, num_examples: int, *, cuts_network: bool
 ) -> Job:
     """Return a job that writes its answers to the place's scratch folder."""
     _, output = tempfile.mkstemp(suffix=".jsonl", dir=place.scratch)
@@ -117,7 +117,7 @@ def make_job(
     )
 
 
-def run_together(place: Place, tasks: Sequence[Task]) -> list[ProbeReply]:
+def run_together(place: ProbePlace, tasks: Sequence[Task]) -> list[ProbeReply]:
     """Run probes at the same time; returns what each reported. None of them outlives this call."""
     with ExitStack() as stack:
         probes = [stack.enter_context(_started(place, task)) for task in tasks]
@@ -125,7 +125,7 @@ def run_together(place: Place, tasks: Sequence[Task]) -> list[ProbeReply]:
         return [_reply(task, probe) for task, probe in zip(tasks, probes, strict=True)]
 
 
-def _caches(place: Place) -> dict[str, Path]:
+def _caches(place: ProbePlace) -> dict[str, Path]:
     """Return the folders that an environment may write to, by the variables that name them."""
     home = os.environ.get("HOME", "")
     hub = place.environ.get("HF_HOME") or os.environ.get("HF_HOME")
@@ -166,7 +166,7 @@ def late_ending(limit_s: float, spent_s: float) -> Ending:
 
 
 @contextmanager
-def _started(place: Place, task: Task) -> Generator[Kept]:
+def _started(place: ProbePlace, task: Task) -> Generator[Kept]:
     """Start a probe; on exit, nothing is left of it."""
     caches = _caches(place)
     home, work = place.scratch / "home", place.scratch / "work"
@@ -244,7 +244,7 @@ def scratch_folder() -> "tempfile.TemporaryDirectory[str]":
 
 def prepare_place(
     subject: Subject, scratch: Path, findings: Findings, *, allow_sdist: Sequence[str] = ()
-) -> Place | None:
+) -> ProbePlace | None:
     """Make `subject` importable; None if its dependencies cannot be installed.
 
     A wheel is unpacked, not installed. This interpreter imports it if it has all its dependencies.
@@ -252,7 +252,7 @@ def prepare_place(
     """
     findings.passed(_CHECK)
     if not subject.wheel:
-        return Place(interpreter=subject.interpreter, search_path=(), scratch=scratch)
+        return ProbePlace(interpreter=subject.interpreter, search_path=(), scratch=scratch)
     unpacked = scratch / "unpacked"
     with zipfile.ZipFile(BytesIO(subject.wheel)) as archive:
         archive.extractall(unpacked)
@@ -265,7 +265,7 @@ def prepare_place(
         except TelescopeError as error:
             findings.found(_CHECK, str(error))
             return None
-    return Place(interpreter=interpreter, search_path=(str(unpacked),), scratch=scratch)
+    return ProbePlace(interpreter=interpreter, search_path=(str(unpacked),), scratch=scratch)
 
 
 def _venv_with(needs: Sequence[str], folder: Path, *, needed_by: str) -> Path:

@@ -29,7 +29,7 @@ MOST_BYTES = 8 * 2**20
 """Most that a node sends at once."""
 
 
-class Part(NamedTuple):
+class LogPart(NamedTuple):
     """The new bytes of one file."""
 
     name: str
@@ -58,9 +58,9 @@ class LogReader:
                 found = path.stat()
                 self._known[found.st_ino] = _Known(path.name, found.st_size)
 
-    def more(self) -> list[Part]:
+    def more(self) -> list[LogPart]:
         """Return the new parts since the last call, at most `MOST_BYTES`; none = that was all."""
-        parts: list[Part] = []
+        parts: list[LogPart] = []
         room = MOST_BYTES
         for path in self._files():
             with suppress(OSError), path.open("rb") as stream:
@@ -71,7 +71,7 @@ class LogReader:
                 self._known[inode] = _Known(path.name, known.num_bytes + len(content))
                 room -= len(content)
                 if content or known.name != path.name:
-                    parts.append(Part(path.name, known.name, content))
+                    parts.append(LogPart(path.name, known.name, content))
         return parts
 
     def _files(self) -> list[Path]:
@@ -84,7 +84,7 @@ class LogReader:
 class RemoteReader(Protocol):
     """The way to a `LogReader`."""
 
-    async def more(self) -> Sequence[Part]:
+    async def more(self) -> Sequence[LogPart]:
         """Return the new parts; raises RayError if the node is gone."""
         ...
 
@@ -132,7 +132,7 @@ class LogsHome:
             self._readers.pop(name, None)
             _LOGGER.info("logs of %s are no longer fetched: %s", name, error)
 
-    def _write(self, parts: Sequence[Part]) -> None:
+    def _write(self, parts: Sequence[LogPart]) -> None:
         for part in parts:
             path = self._folder / part.name
             if part.was != part.name:
@@ -150,7 +150,7 @@ class _RayReader:
         actor: Any = ray.remote(LogReader)
         self._actor = actor.options(**on_node(node.id)).remote(folder)
 
-    async def more(self) -> Sequence[Part]:
+    async def more(self) -> Sequence[LogPart]:
         return await self._actor.more.remote()
 
 

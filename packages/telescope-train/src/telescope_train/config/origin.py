@@ -9,7 +9,7 @@ from pydantic_core import PydanticUndefined
 from telescope_core.base.types import JsonValue
 
 
-class Origin(NamedTuple):
+class SettingOrigin(NamedTuple):
     """Of all settings, by `section.key`; entries of a list of tables go by their `name`."""
 
     given: list[str]
@@ -20,10 +20,10 @@ class Origin(NamedTuple):
     defaults: dict[str, JsonValue]
 
 
-def origin_of(config: BaseModel) -> Origin:
+def origin_of(config: BaseModel) -> SettingOrigin:
     """Return the settings that were set, those that are not as by default, and all defaults."""
     fields = list(_walk(config, ""))
-    return Origin(
+    return SettingOrigin(
         given=[one.name for one in fields if one.is_given],
         chosen=[one.name for one in fields if one.is_chosen],
         defaults={one.name: one.default for one in fields if one.default is not PydanticUndefined},
@@ -33,7 +33,7 @@ def origin_of(config: BaseModel) -> Origin:
 def chosen_settings(
     config: Mapping[str, JsonValue], names: Collection[str], prefix: str = ""
 ) -> dict[str, JsonValue]:
-    """Return those settings of `config` that are among `names`, which are those of `Origin`."""
+    """Return the settings of `config` among `names`, which are those of `SettingOrigin`."""
     found: dict[str, JsonValue] = {}
     for name, value in config.items():
         full = f"{prefix}{name}"

@@ -73,10 +73,10 @@ def replace_rms_norms(model: torch.nn.Module) -> int:
 
 
 def _rms_norm(epsilon: float, module: Any, values: Tensor) -> Tensor:
-    return _RmsNorm.apply(values, module.weight, epsilon)
+    return _CpuRmsNorm.apply(values, module.weight, epsilon)
 
 
-class _RmsNorm(torch.autograd.Function):
+class _CpuRmsNorm(torch.autograd.Function):
     """y = n * w with n = x * s and s = 1 / sqrt(mean(x^2) + epsilon)."""
 
     @staticmethod

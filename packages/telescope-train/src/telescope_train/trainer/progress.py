@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(slots=True)
-class Progress:
+class RankProgress:
     """Counts what a rank has done, so that others can tell slow from stuck."""
 
     count: int = 0
@@ -34,7 +34,7 @@ class Progress:
 class CountedBatches(Sequence[PackedBatch]):
     """Batches whose use counts as progress."""
 
-    def __init__(self, batches: Sequence[PackedBatch], progress: Progress) -> None:
+    def __init__(self, batches: Sequence[PackedBatch], progress: RankProgress) -> None:
         self._batches = batches
         self._progress = progress
 

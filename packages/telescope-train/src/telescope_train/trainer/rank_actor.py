@@ -18,7 +18,7 @@ from telescope_core.records.logs import Logs, telling_failure
 from telescope_train.cluster.network import Network
 from telescope_train.cluster.ports import HeldPort
 from telescope_train.observability.timeline import TakenSpans
-from telescope_train.trainer.progress import Progress
+from telescope_train.trainer.progress import RankProgress
 
 if TYPE_CHECKING:
     from telescope_train.trainer.worker import TrainerWorker
@@ -31,7 +31,7 @@ WATCHING = "watching"
 class OpensRank(Protocol):
     """A function that loads the model and returns the rank."""
 
-    def __call__(self, *, progress: Progress, held_port: HeldPort) -> "TrainerWorker":
+    def __call__(self, *, progress: RankProgress, held_port: HeldPort) -> "TrainerWorker":
         """Return the rank, which counts what it does and frees the port in time."""
         ...
 
@@ -52,7 +52,7 @@ class RankActor:
         self._logs = logs
         self._network = network
         self._worker: TrainerWorker | None = None
-        self._progress = Progress()
+        self._progress = RankProgress()
         self._held_port = HeldPort()
 
     # In a thread of its own, so that it answers while a call computes.

@@ -37,7 +37,7 @@ from telescope_train.diagnostics.rank_checks import Tolerance, check_rank
 from telescope_train.models.attention.sharing import PrefixSharing, no_sharing
 from telescope_train.observability.spans import SpanRecorder
 from telescope_train.trainer.old_logprobs import with_old_logprobs
-from telescope_train.trainer.progress import Progress
+from telescope_train.trainer.progress import RankProgress
 from telescope_train.weights.sending import WeightSending
 
 _M_TRIM_THRESHOLD = -1
@@ -94,7 +94,7 @@ class TrainerWorker:
         *,
         meeting: Meeting = ALONE,
         num_threads: int = 1,
-        progress: Progress | None = None,
+        progress: RankProgress | None = None,
         held_port: HeldPort | None = None,
     ) -> None:
         """Join the other ranks, load the model and run the self-tests.
@@ -103,7 +103,7 @@ class TrainerWorker:
         `progress` is read in another thread. `held_port` is where others are told to meet this
         rank.
         """
-        self._progress = progress or Progress()
+        self._progress = progress or RankProgress()
         self._algorithm = settings.algorithm
         self._device = _device(settings)
         self._saving: Saving | None = None

@@ -27,7 +27,7 @@ _MOST_BYTES = 64 * 2**20
 """Of a file of the model that is put beside the weights."""
 
 
-class _Sender:
+class _DiskSender:
     def __init__(self, folder: Path, model: Path | None) -> None:
         self._folder = folder
         self._model = model
@@ -87,7 +87,7 @@ class _Sender:
                 shutil.copyfile(file, self._incoming / file.name)
 
 
-class _Receiver:
+class _DiskReceiver:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._update: Path | None = None
@@ -143,15 +143,15 @@ class DiskTransport:
 
     def sender(
         self, place: Place, *, device: torch.device, listen_fd: int | None, wait_s: float | None
-    ) -> _Sender:
+    ) -> _DiskSender:
         """Open the folder to write; nobody is waited for."""
         if listen_fd is not None:
             os.close(listen_fd)  # nobody meets there
-        return _Sender(_folder(place), None if not place.wire.model else Path(place.wire.model))
+        return _DiskSender(_folder(place), None if not place.wire.model else Path(place.wire.model))
 
-    def receiver(self, place: Place, *, rank: int, device: torch.device) -> _Receiver:
+    def receiver(self, place: Place, *, rank: int, device: torch.device) -> _DiskReceiver:
         """Open the folder to read."""
-        return _Receiver(_folder(place))
+        return _DiskReceiver(_folder(place))
 
 
 def _folder(place: Place) -> Path:

@@ -76,7 +76,7 @@ class GlooGroup:
         self._group.allreduce([torch.zeros(1)], AllreduceOptions()).wait()
 
 
-class _Sender:
+class _GlooSender:
     def __init__(self, group: GlooGroup) -> None:
         self._group = group
         # Used again, because gloo's own thread lets go of a buffer a moment after its broadcast.
@@ -99,7 +99,7 @@ class _Sender:
         self._group.close()
 
 
-class _Receiver:
+class _GlooReceiver:
     def __init__(self, group: GlooGroup) -> None:
         self._group = group
 
@@ -122,13 +122,13 @@ class GlooTransport:
 
     def sender(
         self, place: Place, *, device: torch.device, listen_fd: int | None, wait_s: float | None
-    ) -> _Sender:
+    ) -> _GlooSender:
         """Join as rank 0; see `WeightTransport`."""
-        return _Sender(GlooGroup(place, rank=0, listen_fd=listen_fd, wait_s=wait_s))
+        return _GlooSender(GlooGroup(place, rank=0, listen_fd=listen_fd, wait_s=wait_s))
 
-    def receiver(self, place: Place, *, rank: int, device: torch.device) -> _Receiver:
+    def receiver(self, place: Place, *, rank: int, device: torch.device) -> _GlooReceiver:
         """Join as a worker; see `WeightTransport`."""
-        return _Receiver(GlooGroup(place, rank=rank))
+        return _GlooReceiver(GlooGroup(place, rank=rank))
 
 
 TRANSPORT = GlooTransport()

@@ -120,7 +120,7 @@ def rebuild_arguments(handle: Handle, device_index: int) -> dict[str, Any]:
     }
 
 
-class _Sender:
+class _IpcSender:
     def __init__(self, memory: SharedMemory, group: GlooGroup, device: torch.device) -> None:
         self._memory = memory
         self._group = group
@@ -160,7 +160,7 @@ class _Sender:
         self._group.close()
 
 
-class _Receiver:
+class _IpcReceiver:
     def __init__(self, memory: SharedMemory, group: GlooGroup, device: torch.device) -> None:
         self._memory = memory
         self._group = group
@@ -201,14 +201,14 @@ class IpcTransport:
 
     def sender(
         self, place: Place, *, device: torch.device, listen_fd: int | None, wait_s: float | None
-    ) -> _Sender:
+    ) -> _IpcSender:
         """Join as rank 0; see `WeightTransport`."""
         group = GlooGroup(place, rank=0, listen_fd=listen_fd, wait_s=wait_s)
-        return _Sender(self._memory, group, device)
+        return _IpcSender(self._memory, group, device)
 
-    def receiver(self, place: Place, *, rank: int, device: torch.device) -> _Receiver:
+    def receiver(self, place: Place, *, rank: int, device: torch.device) -> _IpcReceiver:
         """Join as a worker; see `WeightTransport`."""
-        return _Receiver(self._memory, GlooGroup(place, rank=rank), device)
+        return _IpcReceiver(self._memory, GlooGroup(place, rank=rank), device)
 
 
 TRANSPORT = IpcTransport()

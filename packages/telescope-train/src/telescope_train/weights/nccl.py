@@ -116,12 +116,12 @@ class _End:
         self._fabric.leave()
 
 
-class _Sender(_End):
+class _NcclSender(_End):
     def send(self, bucket: Bucket, flat: torch.Tensor) -> None:
         self.queue(flat)
 
 
-class _Receiver(_End):
+class _NcclReceiver(_End):
     def receive(self, bucket: Bucket) -> torch.Tensor:
         flat = self.buffer(bucket.num_bytes)
         # What reads it queues in the same stream.
@@ -140,14 +140,14 @@ class NcclTransport:
 
     def sender(
         self, place: Place, *, device: torch.device, listen_fd: int | None, wait_s: float | None
-    ) -> _Sender:
+    ) -> _NcclSender:
         """Join as rank 0; see `WeightTransport`."""
         fabric = self._join(place, rank=0, device=device, listen_fd=listen_fd, wait_s=wait_s)
-        return _Sender(fabric, device, wait_s)
+        return _NcclSender(fabric, device, wait_s)
 
-    def receiver(self, place: Place, *, rank: int, device: torch.device) -> _Receiver:
+    def receiver(self, place: Place, *, rank: int, device: torch.device) -> _NcclReceiver:
         """Join as a worker; see `WeightTransport`."""
-        return _Receiver(self._join(place, rank=rank, device=device), device)
+        return _NcclReceiver(self._join(place, rank=rank, device=device), device)
 
 
 TRANSPORT = NcclTransport()

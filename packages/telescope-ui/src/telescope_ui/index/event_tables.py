@@ -48,7 +48,7 @@ class StepEvents(NamedTuple):
         return [one for one in (self.packed, self.lines) if one is not None]
 
 
-class StepFile(NamedTuple):
+class EventStepFile(NamedTuple):
     """The file that the events of a step are read from."""
 
     step: int
@@ -58,7 +58,7 @@ class StepFile(NamedTuple):
 class Usable(NamedTuple):
     """Files that can be read, and what is against the others."""
 
-    files: list[StepFile]
+    files: list[EventStepFile]
     problems: list[str]
 
 
@@ -109,14 +109,14 @@ def usable(damage: Damage, steps: Iterable[StepEvents]) -> Usable:
             problem = damage.problem(file)
             if not problem:
                 if file.stamp.size:
-                    found.files.append(StepFile(step.step, file))
+                    found.files.append(EventStepFile(step.step, file))
                 break
             if problem not in found.problems:
                 found.problems.append(problem)
     return found
 
 
-def num_events(files: Iterable[StepFile]) -> int:
+def num_events(files: Iterable[EventStepFile]) -> int:
     """Return about how many events are in files that can be read."""
     return sum(_num_rows(file) // max(1, len(_steps_together(file))) for _, file in files)
 
@@ -138,7 +138,7 @@ def all_files(steps: Iterable[StepEvents]) -> list[Listed]:
     return list(dict.fromkeys(file for step in steps for file in step.files))
 
 
-def events_source(files: Sequence[StepFile], columns: Sequence[str]) -> Source | None:
+def events_source(files: Sequence[EventStepFile], columns: Sequence[str]) -> Source | None:
     """Return `columns` of the events of steps in files; None without any file."""
     chosen = ", ".join(quoted(name) for name in columns)
     lines = [one for one in files if one.file.name.endswith(".jsonl")]
@@ -161,7 +161,7 @@ def events_source(files: Sequence[StepFile], columns: Sequence[str]) -> Source |
     return Source(sql=f"({' UNION ALL '.join(parts)})", values=tuple(values))
 
 
-def stages_of(files: Sequence[StepFile], *, with_generating: bool) -> Source | None:
+def stages_of(files: Sequence[EventStepFile], *, with_generating: bool) -> Source | None:
     """Return the stages of attempts as spans: each lasts until the next stage of its attempt."""
     names = ("time_s", "step", *_KEYS, "stage", "server", "version", "reason")
     events = events_source(files, names)

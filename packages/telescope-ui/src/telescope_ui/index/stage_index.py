@@ -16,7 +16,7 @@ from telescope_ui.base.answers import JsonObject
 from telescope_ui.files.database import Database
 from telescope_ui.files.run_files import Listed
 from telescope_ui.index.building import checkpoint
-from telescope_ui.index.event_tables import StepFile, events_by_step, stages_of, usable
+from telescope_ui.index.event_tables import EventStepFile, events_by_step, stages_of, usable
 from telescope_ui.index.run_index import RunIndex
 
 WAIT_S = 0.05
@@ -104,7 +104,7 @@ class StageIndex:
             self._is_building = True
             Thread(target=self._build, args=(stale, new), name="index stages", daemon=True).start()
 
-    def _build(self, stale: Sequence[int], new: Sequence[StepFile]) -> None:
+    def _build(self, stale: Sequence[int], new: Sequence[EventStepFile]) -> None:
         try:
             with self._database.cursor() as cursor:
                 _forget(cursor, self._index.schema, stale)
@@ -121,7 +121,7 @@ class StageIndex:
                 self._is_building = False
                 self._changed.notify_all()
 
-    def _add(self, cursor: duckdb.DuckDBPyConnection, files: Sequence[StepFile]) -> None:
+    def _add(self, cursor: duckdb.DuckDBPyConnection, files: Sequence[EventStepFile]) -> None:
         try:
             _add(cursor, self._index.schema, files)
         except duckdb.Error:
@@ -164,7 +164,7 @@ def _forget(cursor: duckdb.DuckDBPyConnection, schema: str, steps: Iterable[int]
         )
 
 
-def _add(cursor: duckdb.DuckDBPyConnection, schema: str, files: Sequence[StepFile]) -> None:
+def _add(cursor: duckdb.DuckDBPyConnection, schema: str, files: Sequence[EventStepFile]) -> None:
     source = stages_of(files, with_generating=True)
     if source is None:
         return

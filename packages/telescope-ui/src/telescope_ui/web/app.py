@@ -60,7 +60,7 @@ _OF_REPORT = {
 """A report is a file that others may have written: it is shown without scripts, as from nowhere."""
 
 
-class _Part(Convertor[str]):
+class _PagePart(Convertor[str]):
     """One part of a path, which comes escaped."""
 
     regex = "[^/]+"
@@ -82,7 +82,7 @@ def create_app(
     allowed_hosts: Collection[str] = (),
 ) -> ASGIApp:
     """Return the application that shows `runs` to whoever has `token`."""
-    register_url_convertor("part", _Part())
+    register_url_convertor("part", _PagePart())
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.add_exception_handler(TelescopeError, _reply)
     app.add_exception_handler(RequestValidationError, _reply_parameter)

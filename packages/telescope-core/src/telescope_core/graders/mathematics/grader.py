@@ -11,11 +11,11 @@ from telescope_core.graders.mathematics.helpers import Helpers
 from telescope_core.graders.mathematics.numbers import Amount
 from telescope_core.graders.mathematics.values import (
     Formula,
-    Group,
-    Kind,
+    Grouped,
     Named,
     Unreadable,
     Value,
+    ValueKind,
     Words,
     read_value,
     split_list,
@@ -25,9 +25,9 @@ CPU_LIMIT_S = 2.0
 """Processor time of one comparison; usual ones take a millisecond."""
 _KEPT = 1024
 """Verdicts that are kept, so that a reward and a metric of one rollout compare once."""
-_ANY_ORDER = {Kind.LIST, Kind.SET, Kind.UNION}
-_AS_A_LIST = {Kind.LIST, Kind.SET}
-_BRACKETS = {Kind.OPEN, Kind.CLOSED, Kind.LEFT_OPEN, Kind.RIGHT_OPEN}
+_ANY_ORDER = {ValueKind.LIST, ValueKind.SET, ValueKind.UNION}
+_AS_A_LIST = {ValueKind.LIST, ValueKind.SET}
+_BRACKETS = {ValueKind.OPEN, ValueKind.CLOSED, ValueKind.LEFT_OPEN, ValueKind.RIGHT_OPEN}
 Ask = Callable[[str, str], Verdict]
 
 
@@ -127,7 +127,7 @@ def _values(value: Value, right: Value, ask: Ask) -> Verdict:
     if isinstance(value, Words) or isinstance(right, Words):
         texts = [one.text.strip("() ").replace("-", " ").casefold() for one in (value, right)]
         return Verdict.EQUAL if texts[0] == texts[1] else Verdict.DIFFERENT
-    if isinstance(value, Group) or isinstance(right, Group):
+    if isinstance(value, Grouped) or isinstance(right, Grouped):
         return _groups(value, right, ask)
     return _formulas(value, right, ask)
 
@@ -153,15 +153,19 @@ def _tex(value: Value) -> str:
 def _groups(value: Value, right: Value, ask: Ask) -> Verdict:
     """Compare two values of which at least one is a group."""
     value, right = _listed(value, right), _listed(right, value)
-    if not isinstance(value, Group) or not isinstance(right, Group):
-        group, other = (value, right) if isinstance(value, Group) else (right, value)
-        if isinstance(group, Group) and group.kind in _AS_A_LIST and len(group.members) == 1:
+    if not isinstance(value, Grouped) or not isinstance(right, Grouped):
+        group, other = (value, right) if isinstance(value, Grouped) else (right, value)
+        if isinstance(group, Grouped) and group.kind in _AS_A_LIST and len(group.members) == 1:
             return _values(group.members[0], other, ask)
         says_more = isinstance(other, Formula) and ("\\" in other.body or other.has_variables)
         return ask(_tex(value), _tex(right)) if says_more else Verdict.DIFFERENT
     kinds = {value.kind, right.kind}
     in_any_order = kinds <= _ANY_ORDER
-    without_brackets = Kind.LIST in kinds and kinds <= {Kind.LIST, Kind.OPEN, Kind.CLOSED}
+    without_brackets = ValueKind.LIST in kinds and kinds <= {
+        ValueKind.LIST,
+        ValueKind.OPEN,
+        ValueKind.CLOSED,
+    }
     if not in_any_order and not without_brackets and len(kinds) > 1:
         return Verdict.DIFFERENT
     return _members(value.members, right.members, ask, in_any_order=in_any_order)
@@ -169,11 +173,11 @@ def _groups(value: Value, right: Value, ask: Ask) -> Verdict:
 
 def _listed(value: Value, other: Value) -> Value:
     """Return a number such as `1,234` as the list that it also is, where the other is a list."""
-    if isinstance(value, Amount) and isinstance(other, Group) and other.kind in _AS_A_LIST:
+    if isinstance(value, Amount) and isinstance(other, Grouped) and other.kind in _AS_A_LIST:
         parts = split_list(value.text, groups=False)
         if len(parts) == len(other.members) > 1:
             members = tuple(read_value(part) for part in parts)
-            return Group(kind=Kind.LIST, members=members, text=value.text)
+            return Grouped(kind=ValueKind.LIST, members=members, text=value.text)
     return value
 
 

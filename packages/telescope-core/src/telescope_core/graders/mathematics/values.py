@@ -52,7 +52,7 @@ _LOWERED_NUMBER = re.compile(r"(?<![A-Za-z}_])[0-9]+ *_")
 _SHORT_WORDS = {"yes", "no", "odd", "dne", "none", "all", "true", "both"}
 
 
-class Kind(StrEnum):
+class ValueKind(StrEnum):
     """How the members of a group belong together."""
 
     LIST = "list"
@@ -76,10 +76,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Grouped:
     """Several values."""
 
-    kind: Kind
+    kind: ValueKind
     members: "tuple[Value, ...]"
     text: str
 
@@ -128,7 +128,7 @@ class Unreadable:
     text: str
 
 
-Value = Amount | Group | Formula | Words | Named | Unreadable
+Value = Amount | Grouped | Formula | Words | Named | Unreadable
 
 
 def read_value(text: str) -> Value:
@@ -204,14 +204,14 @@ def _read(text: str) -> Value:
         return Formula(body=text, unit=None, text=text)
     parts = split_list(text)
     if len(parts) > 1:
-        return _group(Kind.LIST, parts, text)
+        return _group(ValueKind.LIST, parts, text)
     if text.count("\\pm") == 1 and "\\mp" not in text:
         before, _, after = text.partition("\\pm")
         plus = "" if not before.strip() or before.rstrip()[-1] in "{(=" else "+"
-        return _group(Kind.LIST, (f"{before}{plus}{after}", f"{before}-{after}"), text)
+        return _group(ValueKind.LIST, (f"{before}{plus}{after}", f"{before}-{after}"), text)
     unions = _parts(text, re.compile(r"\\cup(?![A-Za-z])"))
     if len(unions) > 1:
-        return _group(Kind.UNION, unions, text)
+        return _group(ValueKind.UNION, unions, text)
     named = _named(text)
     return named or _inside_brackets(text) or _leaf(text)
 
@@ -248,7 +248,7 @@ def _named(text: str) -> Value | None:
     if not _NAME.fullmatch(name) or has_variables(low) or has_variables(high):
         return None
     opens, closes = ("(" if signs[0] in "<>" else "["), (")" if signs[1] in "<>" else "]")
-    interval = _group(Kind(f"{opens}{closes}"), (low, high), text)
+    interval = _group(ValueKind(f"{opens}{closes}"), (low, high), text)
     return Named(name=name.replace(" ", ""), value=interval, text=text)
 
 
@@ -258,11 +258,11 @@ def _inside_brackets(text: str) -> Value | None:
         inside = text[2:-2].strip()
         if re.search(r"\\mid(?![A-Za-z])|\||:", inside):
             return None
-        return _group(Kind.SET, split_list(inside, groups=False) if inside else (), text)
+        return _group(ValueKind.SET, split_list(inside, groups=False) if inside else (), text)
     if text == "\\emptyset":
-        return Group(kind=Kind.SET, members=(), text=text)
+        return Grouped(kind=ValueKind.SET, members=(), text=text)
     if text == "\\mathbb{R}":
-        return _group(Kind.OPEN, ("-\\infty", "\\infty"), text)
+        return _group(ValueKind.OPEN, ("-\\infty", "\\infty"), text)
     reversed_ends = text.startswith("]") or (text.endswith("[") and text.startswith("["))
     if reversed_ends and text.endswith(("[", "]")) and len(text) > 2:
         opens = "(" if text[0] == "]" else "["
@@ -274,7 +274,7 @@ def _inside_brackets(text: str) -> Value | None:
     parts = split_list(text[1:-1], groups=False)
     if len(parts) == 1:
         return _read(parts[0])
-    return _group(Kind(f"{text[0]}{text[-1]}"), parts, text)
+    return _group(ValueKind(f"{text[0]}{text[-1]}"), parts, text)
 
 
 def _leaf(text: str) -> Value:
@@ -324,19 +324,23 @@ def _unwrapped(text: str) -> str:
     return text
 
 
-def _group(kind: Kind, parts: Sequence[str], text: str) -> Group:
+def _group(kind: ValueKind, parts: Sequence[str], text: str) -> Grouped:
     members: list[Value] = []
     for member in map(_read, parts):
-        if kind in (Kind.LIST, Kind.SET) and isinstance(member, Group) and member.kind is Kind.LIST:
+        if (
+            kind in (ValueKind.LIST, ValueKind.SET)
+            and isinstance(member, Grouped)
+            and member.kind is ValueKind.LIST
+        ):
             members += member.members
         else:
             members.append(member)
-    if kind in (Kind.LIST, Kind.SET, Kind.UNION):
+    if kind in (ValueKind.LIST, ValueKind.SET, ValueKind.UNION):
         members = [one for at, one in enumerate(members) if one not in members[:at]]
-    return Group(kind=kind, members=tuple(members), text=text)
+    return Grouped(kind=kind, members=tuple(members), text=text)
 
 
-def _matrix(inside: str, text: str) -> Group:
+def _matrix(inside: str, text: str) -> Grouped:
     rows = [row for row in re.split(r"\\\\|\\cr(?![A-Za-z])", inside) if row.strip()]
-    members = tuple(_group(Kind.ROW, row.split("&"), row) for row in rows)
-    return Group(kind=Kind.MATRIX, members=members, text=text)
+    members = tuple(_group(ValueKind.ROW, row.split("&"), row) for row in rows)
+    return Grouped(kind=ValueKind.MATRIX, members=members, text=text)

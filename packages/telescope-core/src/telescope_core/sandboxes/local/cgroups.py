@@ -36,7 +36,7 @@ class GroupLimits:
     cpus: float | None
 
 
-class Group:
+class ControlGroup:
     """The control group of one sandbox: one folder, or one for each controller of version 1."""
 
     def __init__(self, controllers: Controllers, number: int, limits: GroupLimits) -> None:

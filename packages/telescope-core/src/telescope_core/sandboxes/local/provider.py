@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from telescope_core.sandboxes.amounts import ANY_SECONDS, Amount
+from telescope_core.sandboxes.amounts import ANY_SECONDS, ResourceAmount
 from telescope_core.sandboxes.errors import (
     SandboxError,
     SandboxUnavailableError,
@@ -20,8 +20,8 @@ from telescope_core.sandboxes.errors import (
 )
 from telescope_core.sandboxes.local import seccomp
 from telescope_core.sandboxes.local.cgroups import (
+    ControlGroup,
     Controllers,
-    Group,
     GroupLimits,
     usable_controllers,
 )
@@ -208,13 +208,13 @@ class LocalProvider:
             time_to_live_s=math.ceil(spec.time_to_live_s) + _GRACE_S,
             writable=self._writable,
         )
-        group: Group | None = None
+        group: ControlGroup | None = None
         try:
             if self._controllers.folders:
                 wanted = GroupLimits(
                     memory_bytes=memory_bytes if has_group else None, cpus=spec.cpus
                 )
-                group = Group(self._controllers, next(_numbers), wanted)
+                group = ControlGroup(self._controllers, next(_numbers), wanted)
             on_pid = group.add if group else _left_where_it_is
             started = await self._start(ingredients, inner, on_pid)
         except OSError as error:
@@ -249,25 +249,27 @@ class LocalProvider:
         }
 
 
-def _amounts() -> Mapping[Limit, Amount]:
+def _amounts() -> Mapping[Limit, ResourceAmount]:
     """Return what this machine can hold; a limit that is above all it has would be none."""
     memory_mb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _MB
     memory = "the memory of this machine in MiB"
     return {
-        Limit.CPUS: Amount(
+        Limit.CPUS: ResourceAmount(
             most=os.cpu_count() or 1,
             why_most="the processors of this machine",
             least=0.01,
             why_least="the least that a control group can be given",
         ),
-        Limit.MEMORY: Amount(
+        Limit.MEMORY: ResourceAmount(
             most=memory_mb,
             why_most=memory,
             least=_LEAST_MEMORY_MB,
             why_least="without which no program starts",
         ),
-        Limit.DISK: Amount(most=memory_mb, why_most=f"{memory}, which holds the files"),
-        Limit.PROCESSES: Amount(most=_MOST_PROCESSES, why_most="the most that Linux counts"),
+        Limit.DISK: ResourceAmount(most=memory_mb, why_most=f"{memory}, which holds the files"),
+        Limit.PROCESSES: ResourceAmount(
+            most=_MOST_PROCESSES, why_most="the most that Linux counts"
+        ),
         Limit.TIME_TO_LIVE: ANY_SECONDS,
     }
 

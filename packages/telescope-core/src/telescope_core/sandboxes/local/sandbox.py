@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from telescope_core.sandboxes.amounts import require_amount
 from telescope_core.sandboxes.errors import SandboxError, SandboxFileError, require_endpoint
 from telescope_core.sandboxes.local.capture import Capture
-from telescope_core.sandboxes.local.cgroups import Group
+from telescope_core.sandboxes.local.cgroups import ControlGroup
 from telescope_core.sandboxes.local.memory_watch import watch_memory
 from telescope_core.sandboxes.local.relay import relayed
 from telescope_core.sandboxes.local.started import Answer, Started, memory_file
@@ -34,7 +34,7 @@ class LocalSandbox:
     def __init__(
         self,
         started: Started,
-        group: Group | None,
+        group: ControlGroup | None,
         spec: SandboxSpec,
         *,
         watched_bytes: int,

@@ -21,7 +21,7 @@ CONTROL_GROUP = Path("/sys/fs/cgroup")
 """Where Linux shows a container what it may use."""
 
 
-class Room(NamedTuple):
+class ActivationRoom(NamedTuple):
     """The memory that is left for activations."""
 
     num_bytes: float
@@ -45,20 +45,24 @@ def limit_activations(
     )
 
 
-def _room(trainer: TrainerSection, device: torch.device) -> Room:
+def _room(trainer: TrainerSection, device: torch.device) -> ActivationRoom:
     if trainer.activation_memory_gib is not None:
-        return Room(trainer.activation_memory_gib * GIB, "activation_memory_gib")
+        return ActivationRoom(trainer.activation_memory_gib * GIB, "activation_memory_gib")
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         own = free + torch.cuda.memory_reserved(device)
         used = torch.cuda.max_memory_allocated(device)
         left = own - used - LOGITS_BYTES - LEFT_SHARE * total
-        return Room(left, f"what weights, gradients and moments leave of {own / GIB:.1f} GiB")
+        return ActivationRoom(
+            left, f"what weights, gradients and moments leave of {own / GIB:.1f} GiB"
+        )
     free = _free_bytes()
     # As if all ranks were on this machine, because those of others do not say how many they are.
     num_ranks = torch.distributed.get_world_size()
     share = CPU_SHARE * free / num_ranks
-    return Room(share, f"half of {free / GIB:.1f} GiB of free memory, divided by {num_ranks}")
+    return ActivationRoom(
+        share, f"half of {free / GIB:.1f} GiB of free memory, divided by {num_ranks}"
+    )
 
 
 def _free_bytes() -> int:

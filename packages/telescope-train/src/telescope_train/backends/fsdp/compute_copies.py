@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 
-class _Place(NamedTuple):
+class _CopyPlace(NamedTuple):
     """A name under which a module has a parameter; tied weights have several places."""
 
     module: torch.nn.Module
@@ -30,7 +30,7 @@ def compute_copies(policy: torch.nn.Module, dtype: torch.dtype) -> Iterator[None
     Parameters that have this dtype already are not copied.
     """
     places = [
-        _Place(module, name, parameter)
+        _CopyPlace(module, name, parameter)
         for module in policy.modules()
         for name, parameter in module.named_parameters(recurse=False)
         if parameter.dtype != dtype

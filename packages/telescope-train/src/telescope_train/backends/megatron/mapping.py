@@ -17,7 +17,7 @@ Form: TypeAlias = Literal["plain", "qkv", "gate_up"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class WeightPart:
     """One parameter of Megatron's model, or one expert of a parameter that holds several."""
 
     name: str
@@ -35,10 +35,10 @@ class Part:
     """It has a row for each token, and rows of padding behind them."""
 
 
-def parts_of(architecture: Architecture) -> list[Part]:
+def parts_of(architecture: Architecture) -> list[WeightPart]:
     """Return every part of the model, in the order in which a forward pass uses them."""
     parts = [
-        Part(
+        WeightPart(
             name="embedding.word_embeddings.weight",
             sources=("model.embed_tokens.weight",),
             split=0,
@@ -47,21 +47,23 @@ def parts_of(architecture: Architecture) -> list[Part]:
     ]
     for layer in range(architecture.num_layers):
         parts += _layer_parts(architecture, layer)
-    parts.append(Part(name="decoder.final_layernorm.weight", sources=("model.norm.weight",)))
+    parts.append(WeightPart(name="decoder.final_layernorm.weight", sources=("model.norm.weight",)))
     if not architecture.is_tied:
         parts.append(
-            Part(name="output_layer.weight", sources=("lm_head.weight",), split=0, is_padded=True)
+            WeightPart(
+                name="output_layer.weight", sources=("lm_head.weight",), split=0, is_padded=True
+            )
         )
     return parts
 
 
-def _layer_parts(architecture: Architecture, layer: int) -> list[Part]:
+def _layer_parts(architecture: Architecture, layer: int) -> list[WeightPart]:
     here, there = f"decoder.layers.{layer}.", f"model.layers.{layer}."
 
     def part(
         name: str, *sources: str, form: Form = "plain", split: Literal[0, 1] | None = None
-    ) -> Part:
-        return Part(
+    ) -> WeightPart:
+        return WeightPart(
             name=here + name,
             sources=tuple(there + source for source in sources),
             form=form,
@@ -87,19 +89,21 @@ def _layer_parts(architecture: Architecture, layer: int) -> list[Part]:
     return parts
 
 
-def _expert_parts(architecture: Architecture, layer: int) -> list[Part]:
+def _expert_parts(architecture: Architecture, layer: int) -> list[WeightPart]:
     here, there = f"decoder.layers.{layer}.mlp.", f"model.layers.{layer}."
     if architecture.family == "mixtral":
         block, gate, up, down = "block_sparse_moe.", "w1", "w3", "w2"
     else:
         block, gate, up, down = "mlp.", "gate_proj", "up_proj", "down_proj"
     parts = [
-        Part(name=f"{here}router.weight", sources=(f"{there}{block}gate.weight",), layer=layer)
+        WeightPart(
+            name=f"{here}router.weight", sources=(f"{there}{block}gate.weight",), layer=layer
+        )
     ]
     for expert in range(architecture.num_experts or 0):
         prefix = f"{there}{block}experts.{expert}."
         parts.append(
-            Part(
+            WeightPart(
                 name=f"{here}experts.fc1",
                 sources=(f"{prefix}{gate}.weight", f"{prefix}{up}.weight"),
                 form="gate_up",
@@ -108,7 +112,7 @@ def _expert_parts(architecture: Architecture, layer: int) -> list[Part]:
             )
         )
         parts.append(
-            Part(
+            WeightPart(
                 name=f"{here}experts.fc2",
                 sources=(f"{prefix}{down}.weight",),
                 layer=layer,
@@ -118,7 +122,9 @@ def _expert_parts(architecture: Architecture, layer: int) -> list[Part]:
     return parts
 
 
-def join(part: Part, tensors: Sequence[torch.Tensor], architecture: Architecture) -> torch.Tensor:
+def join(
+    part: WeightPart, tensors: Sequence[torch.Tensor], architecture: Architecture
+) -> torch.Tensor:
     """Return the whole parameter from its Hugging Face tensors, in the order of `sources`."""
     if part.form == "qkv":
         # Each key-value head with the queries that attend to it, so that ranks can divide them.
@@ -138,7 +144,9 @@ def join(part: Part, tensors: Sequence[torch.Tensor], architecture: Architecture
     return value
 
 
-def take_apart(part: Part, value: torch.Tensor, architecture: Architecture) -> list[torch.Tensor]:
+def take_apart(
+    part: WeightPart, value: torch.Tensor, architecture: Architecture
+) -> list[torch.Tensor]:
     """Return the Hugging Face tensors of a whole parameter, in the order of `sources`."""
     if part.form == "qkv":
         groups, size = architecture.num_kv_heads, architecture.head_dim
@@ -152,7 +160,7 @@ def take_apart(part: Part, value: torch.Tensor, architecture: Architecture) -> l
     return [value[: architecture.vocab_size] if part.is_padded else value]
 
 
-def shard(part: Part, value: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+def shard(part: WeightPart, value: torch.Tensor, rank: int, size: int) -> torch.Tensor:
     """Return the part of a whole parameter that tensor-parallel rank `rank` of `size` holds."""
     if part.split is None or size == 1:
         return value
@@ -162,7 +170,7 @@ def shard(part: Part, value: torch.Tensor, rank: int, size: int) -> torch.Tensor
     return value.chunk(size, part.split)[rank]
 
 
-def unshard(part: Part, shards: Sequence[torch.Tensor]) -> torch.Tensor:
+def unshard(part: WeightPart, shards: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the whole parameter from the shards of all tensor-parallel ranks, in their order."""
     if part.split is None or len(shards) == 1:
         return shards[0]
@@ -172,7 +180,7 @@ def unshard(part: Part, shards: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat(list(shards), part.split)
 
 
-def whole_shape(part: Part, architecture: Architecture) -> tuple[int, ...]:
+def whole_shape(part: WeightPart, architecture: Architecture) -> tuple[int, ...]:
     """Return the shape of the whole parameter, or of one expert of it."""
     hidden, size = architecture.hidden_size, architecture.head_dim
     queries = architecture.num_heads * size

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from telescope_train.backends.megatron.architecture import Architecture
 from telescope_train.backends.megatron.mapping import (
-    Part,
+    WeightPart,
     join,
     parts_of,
     shard,
@@ -80,7 +80,7 @@ class RankWeights:
                 with torch.no_grad():
                     target.copy_(mine)
 
-    def _targets(self, part: Part) -> list[Tensor]:
+    def _targets(self, part: WeightPart) -> list[Tensor]:
         """Return what this rank holds of `part`: mostly one tensor or none."""
         names = [part.name]
         if part.name == _EMBEDDING and self._architecture.is_tied:
@@ -113,7 +113,7 @@ class RankWeights:
             yield from zip(part.sources, take_apart(part, whole, self._architecture), strict=True)
 
     @torch.no_grad()
-    def _whole(self, part: Part, values: dict[str, Tensor]) -> Tensor:
+    def _whole(self, part: WeightPart, values: dict[str, Tensor]) -> Tensor:
         any_value = next(iter(values.values()))
         held = self._held(part.name, part.expert, values)
         whole = any_value.new_empty(whole_shape(part, self._architecture))
@@ -133,12 +133,12 @@ class RankWeights:
             _broadcast(whole, self._stage_of(part), self._pipeline)
         return whole
 
-    def _stage_of(self, part: Part) -> int:
+    def _stage_of(self, part: WeightPart) -> int:
         if part.layer is None:
             return 0 if part.name == _EMBEDDING else self._pipeline.size() - 1
         return part.layer // (self._architecture.num_layers // self._pipeline.size())
 
-    def _is_mine(self, part: Part) -> bool:
+    def _is_mine(self, part: WeightPart) -> bool:
         return self._stage_of(part) == self._pipeline.rank()
 
 

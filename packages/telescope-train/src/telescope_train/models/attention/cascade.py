@@ -85,7 +85,7 @@ def _mask(is_seen: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(is_seen.shape, dtype=dtype).masked_fill_(~is_seen, float("-inf"))
 
 
-class _Options(NamedTuple):
+class _CascadeOptions(NamedTuple):
     layout: CascadeLayout
     scale: float | None
     window: int | None
@@ -96,7 +96,7 @@ class _CascadeAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query_THD: Tensor, key_THD: Tensor, value_THD: Tensor, options: _Options
+        ctx: Any, query_THD: Tensor, key_THD: Tensor, value_THD: Tensor, options: _CascadeOptions
     ) -> Tensor:
         states = (query_THD, key_THD, value_THD)
         output_THD, normalizer_TH = _own(states, options)
@@ -118,7 +118,7 @@ class _CascadeAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor | None, ...]:
         query_THD, key_THD, value_THD, output_THD, normalizer_TH = ctx.saved_tensors
-        options: _Options = ctx.options
+        options: _CascadeOptions = ctx.options
         states = (query_THD, key_THD, value_THD)
         grads = _own_backward(states, grad_THD, output_THD, normalizer_TH, options)
         for call in _calls(options.layout, options.window, query_THD.dtype):
@@ -165,7 +165,7 @@ def _blocks(layout: PackedLayout) -> Iterator[tuple[slice, tuple[int, int]]]:
         base += num_pieces * length
 
 
-def _own(states: tuple[Tensor, Tensor, Tensor], options: _Options) -> tuple[Tensor, Tensor]:
+def _own(states: tuple[Tensor, Tensor, Tensor], options: _CascadeOptions) -> tuple[Tensor, Tensor]:
     """Return [T, H, D] of each piece's attention to itself, and its normalizers [T, H]; wide."""
     own = options.layout.own
     padded = [one.index_select(0, own.gather_P) for one in states]
@@ -191,7 +191,7 @@ def _own_backward(
     grad_THD: Tensor,
     output_THD: Tensor,
     normalizer_TH: Tensor,
-    options: _Options,
+    options: _CascadeOptions,
 ) -> list[Tensor]:
     """Return the gradients [T, H, D] of queries, keys and values through own tokens; wide."""
     own = options.layout.own
@@ -238,7 +238,7 @@ def _cascade_attention(
     """Attend as the row says; [1, H, T, D] in, [1, T, H, D] out, as transformers expects."""
     refuse_options(options)
     states = [one[0].transpose(0, 1) for one in (query, key, value)]
-    chosen = _Options(cascade_layout, scaling, options.get("sliding_window"))
+    chosen = _CascadeOptions(cascade_layout, scaling, options.get("sliding_window"))
     return _CascadeAttention.apply(*states, chosen).unsqueeze(0), None
 
 
