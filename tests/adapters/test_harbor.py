@@ -180,9 +180,11 @@ async def test_a_solution_and_nothing_are_told_apart(tmp_path):
     one, two, wide = await check_tasks({"id": str(tmp_path), **LOCAL}, 9, seen.append)
     assert seen == [one, two, wide]
     assert (one.solution, one.nothing, one.problems) == (1.0, 0.0, ())
-    assert (two.solution, two.problems) == (0.0, ("its solution earns 0 of 1",))
+    assert (two.solution, len(two.problems)) == (0.0, 1)
+    assert two.problems[0].startswith("its solution earns 0 of 1; ")
     assert (wide.solution, wide.nothing) == (None, 1.0)
-    assert wide.problems == ("it brings no solution/solve.sh", "nothing at all earns 1 of 1")
+    assert wide.problems[0] == "it brings no solution/solve.sh"
+    assert wide.problems[1].startswith("nothing at all earns 1 of 1; ")
 
 
 REWARDS = [
@@ -293,11 +295,18 @@ async def test_limits_of_the_agent_are_outcomes_and_others_are_failures(tmp_path
 
 
 @pytest.mark.slow
-def test_commands_link_and_check_a_folder(tmp_path, home):
-    write_task(tmp_path / "tasks" / "one")
-    settings = json.dumps(LOCAL)
-    done = telescope("env", "link", "harbor:tasks", "--settings", settings, folder=tmp_path)
+def test_commands_link_and_check_a_folder(tmp_path, home, monkeypatch):
+    asks = f'{TABLE}[environment.env]\nKEY = "${{HARBOR_KEY}}"\n'
+    write_task(tmp_path / "tasks" / "one", table=asks)
+    settings = json.dumps({**LOCAL, "local_skips": ["pip install"]})
+    words = ("env", "link", "harbor:tasks", "--settings", settings)
+    done = telescope(*words, folder=tmp_path)
+    assert done.returncode == 3
+    assert "one needs the variable HARBOR_KEY" in done.stderr
+    monkeypatch.setenv("HARBOR_KEY", "not to be seen")
+    done = telescope(*words, "--secret", "HARBOR_KEY", folder=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "not to be seen" not in done.stdout + done.stderr
     done = telescope("env", "validate", "harbor:tasks", "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [

@@ -68,12 +68,25 @@ HUB_SERVER = "tests/envs/server/test_how_to.py::test_the_commands_make_a_hub_and
 HOSTED = "tests/envs/registry/test_host_a_registry.py::"
 SIMULATE = "tests/cli/test_simulate.py::"
 WATCH = "tests/cli/test_watch.py::"
+HARBOR = "tests/adapters/test_harbor.py::test_commands_link_and_check_a_folder"
+HARBOR_PLAYED = (
+    "tests/adapters/test_harbor.py::"
+    "test_an_agent_plays_in_the_folder_of_the_task_and_is_graded_by_its_tests"
+)
 GAMES_EVAL = "tests/adapters/test_games.py::test_an_eval_plays_a_linked_environment"
 THREE_NODES = (
     "tests/e2e/test_three_nodes.py::"
     "test_a_run_over_three_nodes_outlives_one_of_them_and_names_the_next"
 )
 ELSEWHERE = {
+    "telescope env link harbor:./tasks": HARBOR,
+    "telescope env validate harbor:./tasks": HARBOR,
+    "telescope eval harbor:./tasks --base-url http://127.0.0.1:8000/v1 --model m": HARBOR_PLAYED,
+    "telescope env link harbor:./tasks --secret OPENAI_API_KEY": HARBOR,
+    'telescope env link harbor:./tasks --settings \'{"harness": "command", '
+    '"harness_options": {"argv": ["python3", "agent.py", "{task}"]}}\'': HARBOR,
+    'telescope env link harbor:./tasks --settings \'{"sandbox": "local", '
+    '"local_venv": "/opt/tools", "local_skips": ["pip install"]}\'': HARBOR,
     "telescope rescore quickstart --env ./math-reasoning": (
         "tests/cli/test_rescore.py::test_it_runs_in_a_process_of_its_own_and_tells_its_secrets"
     ),

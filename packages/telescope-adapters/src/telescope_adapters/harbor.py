@@ -366,7 +366,7 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
         done = await self._run(
             episode, ["bash", "/tests/test.sh"], task.table.verifier.env, limit_s
         )
-        said = f"{done.text}\n{done.error_text}".strip()[-_SAID:]
+        said = f"{done.error_text}\n{done.text}".strip()[-_SAID:]
         episode.metrics["verifier_s"] = done.wall_s
         episode.note("verifier", said, kind="stdout")
         if done.stop is not StopCause.EXITED:
@@ -511,7 +511,8 @@ async def _checked(environment: HarborOracle, task: HarborTask, index: int) -> T
         if total is None:
             problems.append(f"{who}: {rollout.error}")
         elif (total >= highest) is not plays_solution:
-            problems.append(f"{who} earns {total:g} of {highest:g}")
+            said = next((one.value for one in rollout.info if one.key == "verifier"), "")[-300:]
+            problems.append(f"{who} earns {total:g} of {highest:g}; the tests said last: {said!r}")
     return TaskCheck(
         task=task.name,
         solution=earned[True],
