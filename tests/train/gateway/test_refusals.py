@@ -251,7 +251,7 @@ async def test_the_client_gets_the_refusal_and_nothing_is_asked(serve):
             await client.chat.completions.create(model="policy", messages=ASK, n=2)
         assert (caught.value.param, caught.value.code) == ("n", "unsupported_parameter")
         with pytest.raises(openai.NotFoundError, match="chat completions"):
-            await client.responses.create(model="policy", input="hi")
+            await client.completions.create(model="policy", prompt="hi")
         with pytest.raises(openai.NotFoundError, match="'other'"):
             await client.models.retrieve("other")
         with pytest.raises(openai.BadRequestError, match="is not JSON"):

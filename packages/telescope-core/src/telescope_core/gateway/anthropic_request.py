@@ -4,12 +4,12 @@ Everything behind it is that of the chat API: what can be exact, and what is pas
 block or parameter that chat has no place for is refused by name.
 """
 
-import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import msgspec
 
+from telescope_core.gateway.as_chat import Placed, answer_for, chat_messages, in_words_of
 from telescope_core.gateway.refusal import Refusal, is_empty, unknown, unsupported, wrong
 from telescope_core.gateway.request import ChatRequest
 
@@ -18,7 +18,13 @@ INVALID_JSON = "INVALID_JSON"
 
 Anthropic's guide to streamed tools has such calls sent back in this form.
 """
-_CHAT_NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
+_NAMES = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "tool_call_id": "tool_use_id",
+}
+"""Name in the chat API -> name here."""
 _SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream")
 _LABELS = ("metadata", "service_tier", "cache_control", "thinking")
 """Accepted without effect. Whether the model thinks is decided by the template of the run."""
@@ -48,14 +54,7 @@ _PLACES = {
     "assistant": ("thinking", "text", "tool_use"),
     "result": ("text", "image"),
 }
-"""Where a block may stand; those of an assistant's answer in the order of one answer."""
-
-
-class _Placed(NamedTuple):
-    """A message of the chat API, and where it comes from."""
-
-    message: dict[str, Any]
-    where: str
+"""Which blocks may stand where."""
 
 
 def read_anthropic(body: object, read: Callable[[object], ChatRequest]) -> ChatRequest:
@@ -66,9 +65,7 @@ def read_anthropic(body: object, read: Callable[[object], ChatRequest]) -> ChatR
     _require_known(given)
     placed = [*_system(given.get("system")), *_messages(given.get("messages"))]
     fields: dict[str, Any] = {name: given[name] for name in _SAME if name in given}
-    fields["messages"] = [
-        {**one.message, "content": _content(one.message["content"])} for one in placed
-    ]
+    fields["messages"] = chat_messages(placed)
     if "stop_sequences" in given:
         fields["stop"] = given["stop_sequences"]
     if tools := given.get("tools"):
@@ -81,7 +78,7 @@ def read_anthropic(body: object, read: Callable[[object], ChatRequest]) -> ChatR
     try:
         return read(fields)
     except Refusal as refusal:
-        raise _in_their_words(refusal, [one.where for one in placed]) from None
+        raise in_words_of(refusal, placed, _NAMES) from None
 
 
 def _require_known(given: Mapping[str, Any]) -> None:
@@ -163,17 +160,17 @@ def _tool_choice(plain: object) -> dict[str, Any]:
     return {"tool_choice": choice}
 
 
-def _system(plain: object) -> list[_Placed]:
+def _system(plain: object) -> list[Placed]:
     if not plain:
         return []
     parts = [_part(block, where) for block, where in _blocks(plain, "system", "system")]
-    return [_Placed({"role": "system", "content": parts}, "system")]
+    return [Placed({"role": "system", "content": parts}, "system")]
 
 
-def _messages(plain: object) -> list[_Placed]:
+def _messages(plain: object) -> list[Placed]:
     if not isinstance(plain, list) or not plain:
         raise wrong("messages", "a list of at least one message", cast(object, plain))
-    placed = list[_Placed]()
+    placed = list[Placed]()
     for number, one in enumerate(cast(list[object], plain)):
         where = f"messages.{number}"
         match one:
@@ -184,16 +181,10 @@ def _messages(plain: object) -> list[_Placed]:
         _require_fields(message, ("role", "content"), where)
         add = _add_answer if message["role"] == "assistant" else _add_asked
         add(placed, message, where)
-    if placed and placed[-1].message["role"] == "assistant":
-        raise unsupported(
-            placed[-1].where,
-            "an answer that goes on from the text of an assistant message is not sampled here; "
-            "end with a message of the user",
-        )
     return placed
 
 
-def _add_asked(placed: list[_Placed], asked: dict[str, Any], where: str) -> None:
+def _add_asked(placed: list[Placed], asked: dict[str, Any], where: str) -> None:
     """Add the messages of a user: its results, and its texts as one message.
 
     Messages of the user in a row are one turn, as at Anthropic's endpoint.
@@ -204,29 +195,19 @@ def _add_asked(placed: list[_Placed], asked: dict[str, Any], where: str) -> None
             inner: object = block.get("content") or ""
             parts = [_part(*one) for one in _blocks(inner, "result", place)]
             answered = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": parts}
-            placed.append(_Placed(answered, place))
+            placed.append(Placed(answered, place))
         elif placed and placed[-1].message["role"] == role == "user":
             placed[-1].message["content"].append(_part(block, place))
         else:
-            placed.append(_Placed({"role": role, "content": [_part(block, place)]}, where))
+            placed.append(Placed({"role": role, "content": [_part(block, place)]}, where))
 
 
-def _add_answer(placed: list[_Placed], answer: dict[str, Any], where: str) -> None:
-    """Add the message of an assistant; one whose blocks go on from the last is a part of it."""
-    order = _PLACES["assistant"]
-    # An answer may be empty, and is sent back without a block.
-    for block, place in _blocks(answer.get("content") or "", "assistant", where):
-        kind = block["type"]
-        message: dict[str, Any] = placed[-1].message if placed else {}
-        begun = message.get("role") == "assistant" and (
-            "text" if message["content"] else "thinking"
-        )
-        if begun and message["tool_calls"]:
-            begun = "tool_use"
-        if not begun or order.index(kind) < order.index(begun):
-            message = {"role": "assistant", "content": [], "reasoning_content": ""}
-            message["tool_calls"] = []
-            placed.append(_Placed(message, where))
+def _add_answer(placed: list[Placed], answer: dict[str, Any], where: str) -> None:
+    """Add the blocks of an assistant's answer, which may have none."""
+    content: object = answer.get("content") or ""
+    for block, place in _blocks(content, "assistant", where):
+        kind = "call" if block["type"] == "tool_use" else str(block["type"])
+        message = answer_for(placed, kind, where)
         if kind == "thinking":
             message["reasoning_content"] += _text_of(block, "thinking", place)
         elif kind == "text":
@@ -288,16 +269,6 @@ def _part(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Return the texts of `parts` with a newline between them; as they are with a picture.
-
-    Endpoints that an eval passes requests on to take text everywhere, but lists of parts not.
-    """
-    if all(part["type"] == "text" for part in parts):
-        return "\n".join(part["text"] for part in parts)
-    return parts
-
-
 def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     match block:
         case {"id": str(call_id), "name": str(name), "input": dict()}:
@@ -308,23 +279,3 @@ def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     arguments = unread if isinstance(unread, str) else msgspec.json.encode(asked).decode()
     function = {"name": name, "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}
-
-
-def _in_their_words(refusal: Refusal, places: list[str]) -> Refusal:
-    """Return `refusal` of a chat request with the names that this request has for its parts."""
-
-    def named(found: re.Match[str]) -> str:
-        number = int(found[1])
-        return places[number] if number < len(places) else found[0]
-
-    param, message = refusal.param or "", refusal.message
-    theirs = _CHAT_NAMES.get(param, param)
-    if param == "parallel_tool_calls":
-        theirs = "tool_choice.disable_parallel_tool_use"
-    if message.startswith(param):
-        message = theirs + message[len(param) :]
-    message, theirs = (
-        re.sub(r"messages\[(\d{1,6})\]", named, one).replace(".tool_call_id", ".tool_use_id")
-        for one in (message, theirs)
-    )
-    return Refusal(message, param=theirs or None, code=refusal.code, status=refusal.status)

@@ -155,8 +155,13 @@ def answer_chat(completion: Completion, asked: ChatRequest, *, model: str) -> we
     """
     if asked.stream:
         events = event_stream(completion, model=model, include_usage=asked.include_usage)
-        return web.Response(body=events, content_type="text/event-stream")
+        return answer_events(events)
     return answer_json(reply_json(completion, model=model))
+
+
+def answer_events(events: bytes) -> web.Response:
+    """Build an answer of the events of a stream."""
+    return web.Response(body=events, content_type="text/event-stream")
 
 
 def answer_json(body: dict[str, object], *, status: int = 200) -> web.Response:
@@ -180,10 +185,9 @@ async def _go_on(request: web.Request) -> None:
 async def _elsewhere(request: web.Request) -> web.StreamResponse:
     raise Refusal(
         f"there is no {request.method} {request.path.rpartition('/v1')[2] or '/'} here, only POST "
-        "/chat/completions, POST /messages and GET /models behind the base_url of "
-        "episode.endpoint; a program that uses another API of OpenAI (such as responses or "
-        "completions) has to be told to use chat completions, and a client of Anthropic takes "
-        "anthropic_base_url",
+        "/chat/completions, /responses and /messages, and GET /models behind the base_url of "
+        "episode.endpoint; a program that uses another API of OpenAI (such as completions) has to "
+        "be told to use chat completions, and a client of Anthropic takes anthropic_base_url",
         code="unknown_url",
         status=404,
     )

@@ -13,9 +13,17 @@ from aiohttp import web
 from telescope_core.base.types import ChatEndpoint, Sampling
 from telescope_core.gateway.anthropic_reply import message_events, message_json
 from telescope_core.gateway.anthropic_request import read_anthropic
-from telescope_core.gateway.chat_server import ChatServer, answer_chat, answer_json, read_chat
+from telescope_core.gateway.chat_server import (
+    ChatServer,
+    answer_chat,
+    answer_events,
+    answer_json,
+    read_chat,
+)
 from telescope_core.gateway.refusal import Refusal
 from telescope_core.gateway.request import ChatRequest, read_request
+from telescope_core.gateway.responses_reply import response_events, response_json
+from telescope_core.gateway.responses_request import read_responses
 from telescope_core.gateway.session import Answering, Session, ended
 
 
@@ -43,6 +51,7 @@ class Gateway:
         self._server = ChatServer(
             [
                 ("POST", f"{base}/chat/completions", self._chat),
+                ("POST", f"{base}/responses", self._respond),
                 ("POST", f"{base}/messages", self._message),
                 ("POST", f"{base}/messages/count_tokens", self._count_tokens),
                 ("GET", f"{base}/models", self._models),
@@ -82,27 +91,36 @@ class Gateway:
         )
         return answer_chat(await session.complete(asked), asked, model=self._model)
 
-    async def _message(self, request: web.Request) -> web.Response:
-        session, asked = await self._asked_of_anthropic(request)
+    async def _respond(self, request: web.Request) -> web.Response:
+        session, asked = await self._asked(request, read_responses)
         completion = await session.complete(asked)
-        if not asked.stream:
-            return answer_json(message_json(completion, model=self._model))
-        events = message_events(completion, model=self._model)
-        return web.Response(body=events, content_type="text/event-stream")
+        if asked.stream:
+            return answer_events(response_events(completion, model=self._model))
+        return answer_json(response_json(completion, model=self._model))
+
+    async def _message(self, request: web.Request) -> web.Response:
+        session, asked = await self._asked(request, read_anthropic)
+        completion = await session.complete(asked)
+        if asked.stream:
+            return answer_events(message_events(completion, model=self._model))
+        return answer_json(message_json(completion, model=self._model))
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
-        session, asked = await self._asked_of_anthropic(request)
+        session, asked = await self._asked(request, read_anthropic)
         return answer_json({"input_tokens": await session.count_tokens(asked)})
 
-    async def _asked_of_anthropic(self, request: web.Request) -> tuple[Session, ChatRequest]:
+    async def _asked(
+        self,
+        request: web.Request,
+        read: Callable[[object, Callable[[object], ChatRequest]], ChatRequest],
+    ) -> tuple[Session, ChatRequest]:
+        """Return who answers a request of another API, and the chat request that asks the same."""
         session = self._session(request)
 
-        def read(body: object) -> ChatRequest:
-            return read_anthropic(
-                body, lambda chat: self._read(chat, session.sampling, model=self._model)
-            )
+        def read_as_chat(body: object) -> ChatRequest:
+            return read(body, lambda chat: self._read(chat, session.sampling, model=self._model))
 
-        return session, await read_chat(request, read)
+        return session, await read_chat(request, read_as_chat)
 
     async def _models(self, request: web.Request) -> web.Response:
         self._session(request)

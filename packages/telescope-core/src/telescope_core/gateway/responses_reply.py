@@ -1,0 +1,140 @@
+"""What the gateway answers, in the form of OpenAI's Responses API. Pure."""
+
+import base64
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from telescope_core.base.types import Completion
+from telescope_core.gateway.responses_request import THINKING_MARK
+
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+def response_json(completion: Completion, *, model: str) -> dict[str, Any]:
+    """Return the body of an answer without streaming."""
+    reason = _INCOMPLETE.get(completion.finish_reason)
+    total = completion.num_prompt_tokens + completion.num_completion_tokens
+    return {
+        **_begun(model),
+        "status": "incomplete" if reason else "completed",
+        "incomplete_details": {"reason": reason} if reason else None,
+        "output": list(_items(completion)),
+        "usage": {
+            "input_tokens": completion.num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": completion.num_completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": total,
+        },
+    }
+
+
+def response_events(completion: Completion, *, model: str) -> bytes:
+    """Return the same answer as the events of a stream."""
+    whole = response_json(completion, model=model)
+    begun: dict[str, Any] = {
+        **whole,
+        "status": "in_progress",
+        "incomplete_details": None,
+        "output": [],
+    }
+    begun["usage"] = None
+    events: list[dict[str, Any]] = [
+        {"type": "response.created", "response": begun},
+        {"type": "response.in_progress", "response": begun},
+    ]
+    for index, item in enumerate(whole["output"]):
+        events += [{**event, "output_index": index} for event in _of_item(item)]
+    events.append({"type": f"response.{whole['status']}", "response": whole})
+    return b"".join(
+        b"event: %s\ndata: %s\n\n"
+        % (event["type"].encode(), msgspec.json.encode({**event, "sequence_number": number}))
+        for number, event in enumerate(events)
+    )
+
+
+def _begun(model: str) -> dict[str, Any]:
+    return {
+        "id": f"resp_{secrets.token_hex(16)}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "error": None,
+        "instructions": None,
+        "metadata": {},
+        "model": model,
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "store": False,
+        "temperature": None,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": None,
+        "truncation": "disabled",
+    }
+
+
+def _items(completion: Completion) -> Iterator[dict[str, Any]]:
+    message = completion.message
+    number = secrets.token_hex(12)
+    if message.reasoning:
+        # Programs that keep no state at the endpoint send back this alone.
+        packed = base64.b64encode(message.reasoning.encode(errors="replace")).decode()
+        yield {
+            "type": "reasoning",
+            "id": f"rs_{number}",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": message.reasoning}],
+            "encrypted_content": f"{THINKING_MARK}{packed}",
+            "status": "completed",
+        }
+    if message.content or message.refusal or not message.tool_calls:
+        text: dict[str, Any] = {"type": "output_text", "text": message.content, "annotations": []}
+        part = {"type": "refusal", "refusal": message.refusal} if message.refusal else text
+        yield {
+            "type": "message",
+            "id": f"msg_{number}",
+            "role": "assistant",
+            "content": [part],
+            "status": "completed",
+        }
+    for place, call in enumerate(message.tool_calls):
+        yield {
+            "type": "function_call",
+            "id": f"fc_{number}_{place}",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": call.arguments,
+            "status": "completed",
+        }
+
+
+def _of_item(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the events of one item of the output."""
+    where = {"item_id": item["id"]}
+    empty = {**item, "status": "in_progress"}
+    if item["type"] == "function_call":
+        kind, text, name = "response.function_call_arguments", item["arguments"], "arguments"
+        empty["arguments"] = ""
+    else:
+        [part] = item["content"]
+        kind = f"response.{part['type']}"
+        name = "refusal" if part["type"] == "refusal" else "text"
+        text = part[name]
+        empty["content"] = []
+        where["content_index"] = 0
+    yield {"type": "response.output_item.added", "item": empty}
+    opened = {**where, "part": {**item["content"][0], name: ""}} if "content" in item else None
+    if opened:
+        yield {"type": "response.content_part.added", **opened}
+    more: dict[str, Any] = {"logprobs": []} if kind == "response.output_text" else {}
+    yield {"type": f"{kind}.delta", **where, **more, "delta": text}
+    ended = {"name": item["name"]} if item["type"] == "function_call" else more
+    yield {"type": f"{kind}.done", **where, **ended, name: text}
+    if opened:
+        yield {"type": "response.content_part.done", **where, "part": item["content"][0]}
+    yield {"type": "response.output_item.done", "item": item}

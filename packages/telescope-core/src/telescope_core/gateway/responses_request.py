@@ -1,0 +1,226 @@
+"""Reads a request of OpenAI's Responses API, as the chat request that asks the same.
+
+Nothing is stored between requests: a program sends its whole history as `input`, as programs do
+that keep it themselves. What chat has no place for is refused by name.
+"""
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from telescope_core.gateway.as_chat import Placed, answer_for, chat_messages, in_words_of
+from telescope_core.gateway.refusal import Refusal, is_empty, unknown, unsupported, wrong
+from telescope_core.gateway.request import ChatRequest
+
+THINKING_MARK = "telescope:"
+"""Begins the `encrypted_content` of thinking; behind it is the text in base64."""
+_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "verbosity": "text.verbosity",
+    "tool_call_id": "call_id",
+}
+"""Name in the chat API -> name here."""
+_SAME = (
+    *("model", "temperature", "top_p", "stream", "parallel_tool_calls", "top_logprobs"),
+    *("user", "metadata", "safety_identifier", "service_tier"),
+    *("prompt_cache_key", "prompt_cache_retention"),
+)
+_LABELS = ("include", "store", "reasoning", "stream_options", "client_metadata")
+"""Accepted without effect. Whether the model thinks is decided by the template of the run."""
+_REFUSED = {
+    "previous_response_id": "nothing is stored; send the whole history as input",
+    "conversation": "nothing is stored; send the whole history as input",
+    "prompt": "nothing is stored; send the messages as input",
+    "background": "an answer is waited for; leave it out",
+    "max_tool_calls": "no tool is run here; let the program count",
+}
+_READ = (
+    *(*_SAME, *_LABELS, "instructions", "input", "max_output_tokens", "tools", "tool_choice"),
+    *("text", "truncation"),
+)
+_TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
+_MESSAGE_FIELDS = ("type", "role", "content", "id", "status", "phase")
+_CALL_FIELDS = ("type", "call_id", "name", "arguments", "id", "status")
+_RESULT_FIELDS = ("type", "call_id", "output", "id", "status")
+_THINKING_FIELDS = ("type", "id", "summary", "content", "encrypted_content", "status")
+
+
+def read_responses(body: object, read: Callable[[object], ChatRequest]) -> ChatRequest:
+    """Return what `read` makes of the chat request that asks the same; raises Refusal."""
+    if not isinstance(body, dict):
+        raise wrong("the request", "a JSON object", body)
+    given = {name: value for name, value in cast(dict[str, Any], body).items() if value is not None}
+    for name, value in given.items():
+        if name in _REFUSED and value is not False and not is_empty(value):
+            raise unsupported(name, _REFUSED[name])
+        if name not in (*_READ, *_REFUSED) and not is_empty(value):
+            raise unknown("parameter", name, _READ)
+    if given.get("truncation", "disabled") != "disabled":
+        raise unsupported("truncation", "the program shortens its history itself; leave it out")
+    placed = _messages(given.get("instructions"), given.get("input"))
+    fields: dict[str, Any] = {name: given[name] for name in _SAME if name in given}
+    fields["messages"] = chat_messages(placed)
+    if "max_output_tokens" in given:
+        fields["max_tokens"] = given["max_output_tokens"]
+    if tools := given.get("tools"):
+        fields["tools"] = _tools(tools)
+    if "tool_choice" in given:
+        fields["tool_choice"] = _tool_choice(given["tool_choice"])
+    try:
+        return read(fields | _text_settings(given.get("text")))
+    except Refusal as refusal:
+        raise in_words_of(refusal, placed, _NAMES) from None
+
+
+def _text_settings(plain: object) -> dict[str, Any]:
+    if plain is None:
+        return {}
+    if not isinstance(plain, dict):
+        raise wrong("text", "an object", plain)
+    settings = cast(dict[str, Any], plain)
+    _require_fields(settings, ("format", "verbosity"), "text")
+    fields: dict[str, Any] = {}
+    if settings.get("verbosity") is not None:
+        fields["verbosity"] = settings["verbosity"]
+    match settings.get("format"):
+        case None | {"type": "text"}:
+            pass
+        case {"type": "json_schema", **schema}:
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        case other:
+            fields["response_format"] = other
+    return fields
+
+
+def _tools(plain: object) -> list[dict[str, Any]]:
+    if not isinstance(plain, list):
+        raise wrong("tools", "a list of tools", plain)
+    found: list[dict[str, Any]] = []
+    for number, one in enumerate(cast(list[object], plain)):
+        where = f"tools[{number}]"
+        match one:
+            case {"type": "function", "name": str()}:
+                tool = cast(dict[str, Any], one)
+            case {"type": str(kind)} if kind != "function":
+                raise unsupported(
+                    f"{where}.type", f"{kind!r} is not run here; offer it as a function"
+                )
+            case _:
+                raise wrong(where, "{'type': 'function', 'name': ...}", one)
+        _require_fields(tool, _TOOL_FIELDS, where)
+        names = ("name", "description", "parameters", "strict")
+        function = {name: tool[name] for name in names if tool.get(name) is not None}
+        found.append({"type": "function", "function": function})
+    return found
+
+
+def _tool_choice(plain: object) -> object:
+    match plain:
+        case {"type": "function", "name": str(name)}:
+            return {"type": "function", "function": {"name": name}}
+        case _:
+            return plain
+
+
+def _messages(instructions: object, plain: object) -> list[Placed]:
+    placed = list[Placed]()
+    if instructions:
+        if not isinstance(instructions, str):
+            raise wrong("instructions", "text", instructions)
+        placed.append(Placed({"role": "system", "content": instructions}, "instructions"))
+    if isinstance(plain, str):
+        return [*placed, Placed({"role": "user", "content": plain}, "input")]
+    if not isinstance(plain, list) or not plain:
+        raise wrong("input", "text, or a list of at least one item", cast(object, plain))
+    for number, one in enumerate(cast(list[object], plain)):
+        where = f"input[{number}]"
+        if not isinstance(one, dict):
+            raise wrong(where, "an item such as {'role': ..., 'content': ...}", one)
+        _add_item(placed, cast(dict[str, Any], one), where)
+    return placed
+
+
+def _add_item(placed: list[Placed], item: dict[str, Any], where: str) -> None:
+    """Add what an item says; items of one answer are parts of one message."""
+    match item.get("type", "message"):
+        case "message":
+            _add_message(placed, item, where)
+        case "reasoning":
+            _require_fields(item, _THINKING_FIELDS, where)
+            thinking = _thinking(item, where)
+            answer_for(placed, "thinking", where)["reasoning_content"] += thinking
+        case "function_call":
+            _require_fields(item, _CALL_FIELDS, where)
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            answer_for(placed, "call", where)["tool_calls"].append(call)
+        case "function_call_output":
+            _require_fields(item, _RESULT_FIELDS, where)
+            content = _parts(item.get("output"), f"{where}.output")
+            result = {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+            placed.append(Placed(result, where))
+        case kind:
+            raise Refusal(
+                f"{where} is of type {kind!r:.80}, which the model could not be shown; "
+                "expected message, reasoning, function_call or function_call_output",
+                param=where,
+                code="unsupported_content",
+            )
+
+
+def _add_message(placed: list[Placed], item: dict[str, Any], where: str) -> None:
+    _require_fields(item, _MESSAGE_FIELDS, where)
+    content = _parts(item.get("content"), f"{where}.content")
+    if item.get("role") != "assistant":
+        placed.append(Placed({"role": item.get("role"), "content": content}, where))
+        return
+    answer_for(placed, "text", where)["content"] += content
+
+
+def _parts(plain: object, where: str) -> list[dict[str, Any]]:
+    if isinstance(plain, str):
+        return [{"type": "text", "text": plain}]
+    if not isinstance(plain, list):
+        raise wrong(where, "text, or a list of parts", plain)
+    found: list[dict[str, Any]] = []
+    for number, one in enumerate(cast(list[object], plain)):
+        match one:
+            case {"type": "input_text" | "output_text" | "reasoning_text", "text": str(text)}:
+                found.append({"type": "text", "text": text})
+            case {"type": "input_image", "image_url": str(url)}:
+                found.append({"type": "image_url", "image_url": {"url": url}})
+            case _:
+                raise Refusal(
+                    f"{where}[{number}] must be an input_text, an output_text or an input_image "
+                    f"with an image_url, got {one!r:.80}",
+                    param=f"{where}[{number}]",
+                    code="unsupported_content",
+                )
+    return found
+
+
+def _thinking(item: Mapping[str, Any], where: str) -> str:
+    """Return the text of thinking: as it is shown, or else as it is packed for the way back."""
+    parts: object = item.get("content") or []
+    if parts:
+        shown = _parts(parts, f"{where}.content")
+        return "\n".join(str(part.get("text")) for part in shown)
+    packed: object = item.get("encrypted_content")
+    if isinstance(packed, str) and packed.startswith(THINKING_MARK):
+        try:
+            return base64.b64decode(packed.removeprefix(THINKING_MARK), validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError):
+            pass
+    raise unsupported(
+        where,
+        "it has no thinking of this endpoint: send back its content or its encrypted_content as "
+        "they came, or leave the item out",
+    )
+
+
+def _require_fields(fields: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    for name, value in fields.items():
+        if name not in known and value is not False and not is_empty(value):
+            raise unknown("field", f"{where}.{name}", known)

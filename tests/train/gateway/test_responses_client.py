@@ -1,0 +1,227 @@
+"""The Responses API of the `openai` client as it comes: read as chat, recorded as exactly."""
+
+import contextlib
+import json
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_anthropic_client import (
+    COMPACTED,
+    NUM_TURNS,
+    SCHEMA,
+    SUMMARY,
+    require_trained_once,
+    step,
+)
+from test_openai_client import TWO_CALLS, client_of
+
+from telescope_core.gateway.refusal import Refusal
+from telescope_core.gateway.request import read_request
+from telescope_core.gateway.responses_reply import response_json
+from telescope_core.gateway.responses_request import read_responses
+from telescope_core.types import Completion, Message, Sampling, ToolCall
+from telescope_train.chat.formats import same_message
+
+TOOLS = [{"type": "function", "name": "add", "description": "Add.", "parameters": SCHEMA}]
+OWN = Sampling(max_tokens=64, temperature=0.9)
+
+
+async def asked(client, *, streamed: bool = False, **fields):
+    fields = {"model": "policy", **fields}
+    if not streamed:
+        return await client.responses.create(**fields)
+    async with client.responses.stream(**fields) as stream:
+        return await stream.get_final_response()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_answer_with_usage_and_its_record(serve, streamed):
+    rollout = serve(f"<think>hm</think>so{TWO_CALLS}")
+    async with client_of(rollout) as client:
+        reply = await asked(client, streamed=streamed, input="1+1=", tools=TOOLS)
+        short = await asked(client, input="1+1=", max_output_tokens=4)
+    thinking, said, *calls = reply.output
+    assert (thinking.content[0].text, reply.output_text) == ("hm", "so")
+    assert said.role == "assistant"
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == [
+        ("add", {"a": 1, "b": 2}),
+        ("add", {"a": 3, "b": 4}),
+    ]
+    assert reply.status == "completed"
+    assert (short.status, short.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    first, _ = (turn.completion for turn in rollout.policy.turns)
+    assert reply.usage.input_tokens == len(first.prompt_ids)
+    assert reply.usage.output_tokens == len(first.completion_ids)
+
+
+def as_they_came(items):
+    return [item.model_dump(exclude_none=True) for item in items]
+
+
+def packed(items):
+    """Return what a program sends that keeps no state at the endpoint."""
+    sent = [item.model_dump(exclude_none=True, exclude={"id", "status"}) for item in items]
+    for item in sent:
+        if item["type"] == "reasoning":
+            item.pop("content")
+        item.pop("parsed_arguments", None)
+    return sent
+
+
+def without_thinking(items):
+    return [one for one in packed(items) if one["type"] != "reasoning"]
+
+
+@pytest.mark.parametrize(
+    ("change", "num_samples"), [(as_they_came, 1), (packed, 1), (without_thinking, 3)]
+)
+async def test_thinking_that_is_gone_starts_a_sample(serve, change, num_samples):
+    rollout = serve("<think>hm</think>2")
+    history = [{"role": "user", "content": "1+1="}]
+    async with client_of(rollout) as client:
+        for _ in range(3):
+            reply = await asked(client, input=history)
+            history += [*change(reply.output), {"role": "user", "content": "sure?"}]
+    require_trained_once(rollout, num_samples)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_twenty_turns_with_tools_thinking_and_compaction(serve, streamed):
+    numbers = iter(range(NUM_TURNS))
+    rollout = serve(lambda prompt: step(next(numbers)))
+    history = [{"role": "user", "content": "add"}]
+    async with client_of(rollout) as client:
+        for number in range(NUM_TURNS):
+            if number == COMPACTED:
+                history = [{"role": "user", "content": [{"type": "input_text", "text": SUMMARY}]}]
+            reply = await asked(
+                client,
+                streamed=streamed,
+                input=history,
+                instructions="use tools",
+                tools=TOOLS,
+                store=False,
+                include=["reasoning.encrypted_content"],
+                reasoning={"effort": "low"},
+            )
+            history += packed(reply.output)
+            history += [
+                {"type": "function_call_output", "call_id": one.call_id, "output": str(number)}
+                for one in reply.output
+                if one.type == "function_call"
+            ]
+    assert len(rollout.policy.turns) == NUM_TURNS
+    require_trained_once(rollout, 2)
+    assert not rollout.policy.recorder.leaves_out_thinking
+
+
+async def test_the_client_gets_the_refusal_and_nothing_is_asked(serve):
+    rollout = serve("2")
+    async with client_of(rollout) as client:
+        with pytest.raises(openai.BadRequestError, match="send the whole history") as refused:
+            await asked(client, input="hi", previous_response_id="resp_1")
+    assert (refused.value.param, rollout.policy.turns) == ("previous_response_id", [])
+
+
+def read(**fields):
+    fields = {"model": "policy", "input": "hi", **fields}
+    return read_responses(fields, lambda chat: read_request(chat, OWN, model="policy"))
+
+
+ASK = {"role": "user", "content": "hi"}
+CALL = {"type": "function_call", "call_id": "a", "name": "add", "arguments": "{}"}
+REFUSED = [
+    ({"conversation": "c"}, "conversation", "as input"),
+    ({"background": True}, "background", "leave it out"),
+    ({"truncation": "auto"}, "truncation", "leave it out"),
+    ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
+    ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format", "in the prompt"),
+    ({"text": {"verbosity": "low"}}, "text.verbosity", "leave it out"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "as a function"),
+    ({"tool_choice": "required", "tools": TOOLS}, "tool_choice", "use 'auto'"),
+    ({"temprature": 0.3}, "temprature", "did you mean temperature"),
+    ({"instructions": ["x"]}, "instructions", "text"),
+    ({"input": []}, "input", "at least one"),
+    ({"input": [3]}, "input[0]", "an item"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "function_call_output"),
+    ({"input": [{**ASK, "name": "Al"}]}, "input[0].name", "leave it out"),
+    ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role", "one of system"),
+    ({"input": [{**ASK, "content": [{"type": "input_file"}]}]}, "input[0].content[0]", "_image"),
+    ({"input": [ASK, {"role": "assistant", "content": "x"}]}, "input[1]", "message of the user"),
+    ({"input": [CALL, ASK]}, "messages", "results are missing before input[1] (user)"),
+    ({"input": [{**CALL, "name": None}, ASK]}, "input[0].tool_calls[0]", "arguments as JSON"),
+    ({"input": [{"type": "reasoning", "encrypted_content": "gAAA"}, ASK]}, "input[0]", "came"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "advice"), REFUSED, ids=lambda value: str(value)[:40])
+def test_refused_by_name_with_what_to_do(fields, param, advice):
+    with pytest.raises(Refusal) as caught:
+        read(**fields)
+    assert caught.value.param == param
+    assert advice in caught.value.message
+
+
+NEUTRAL = [
+    {"store": True, "include": ["reasoning.encrypted_content"], "reasoning": {"effort": "high"}},
+    {
+        "text": {"format": {"type": "text"}},
+        "truncation": "disabled",
+        "tools": [],
+        "background": False,
+    },
+    {"input": [{"type": "message", **ASK}], "metadata": {"a": "b"}, "parallel_tool_calls": True},
+    {"input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]},
+]
+
+
+@pytest.mark.parametrize("fields", NEUTRAL, ids=str)
+def test_what_changes_nothing_is_taken(fields):
+    assert read(**fields) == read()
+
+
+_TEXTS = st.text(max_size=8)
+_CALLS = st.builds(
+    ToolCall,
+    id=st.text(alphabet="abc", min_size=1, max_size=3),
+    name=st.just("add"),
+    arguments=st.one_of(_TEXTS, st.sampled_from(["", "[1]", '{"a": 1'])),
+)
+
+
+@given(text=_TEXTS, thinking=_TEXTS, calls=st.lists(_CALLS, max_size=3))
+def test_an_answer_that_is_sent_back_is_the_same_message(text, thinking, calls):
+    said = Message(role="assistant", content=text, reasoning=thinking, tool_calls=tuple(calls))
+    items = response_json(Completion(message=said, finish_reason="stop"), model="policy")["output"]
+    results = [
+        {"type": "function_call_output", "call_id": call.id, "output": "3"} for call in calls
+    ]
+    for sent in (items, [{**one, "content": []} if "summary" in one else one for one in items]):
+        read_back = read(input=[ASK, *json.loads(json.dumps(sent)), *results, ASK]).messages[1]
+        assert same_message(said, read_back)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | _TEXTS,
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["type", "text", "content", "format", "name"]), inner)
+    ),
+    max_leaves=4,
+)
+_NAMES = ("input", "instructions", "tools", "tool_choice", "text", "truncation", "reasoning")
+_ITEMS = [
+    lambda one: {**CALL, "call_id": one, "arguments": one},
+    lambda one: {"type": "reasoning", "content": one, "encrypted_content": one},
+    lambda one: {"type": "function_call_output", "call_id": "a", "output": one},
+    lambda one: {"type": one, "role": one, "content": one},
+]
+
+
+@given(name=st.sampled_from(_NAMES), item=st.sampled_from(_ITEMS), one=_JSON)
+def test_any_json_is_read_or_refused(name, item, one):
+    for fields in ({name: one}, {"input": [item(one), ASK]}):
+        with contextlib.suppress(Refusal):
+            read(**fields)
