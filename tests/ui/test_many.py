@@ -178,6 +178,8 @@ def test_files_of_many_steps_show_what_those_of_each_step_did(tmp_path, run, mon
     """A run of many steps merges them while its pages are open."""
     write_steps(run, range(1, 24), groups=1)
     write_stages(run, range(1, 24))
+    for step in (7, 8, 19):
+        run.write_attempts(step, [row(step, 0, index, attempt=2) for index in range(2)])
     log = EventLog(run.events_path)
     for step in range(1, 23):
         log.pack(step)
@@ -187,6 +189,9 @@ def test_files_of_many_steps_show_what_those_of_each_step_did(tmp_path, run, mon
         f"/runs/r/timeline?from={BEGAN_S + 60}&to={BEGAN_S + 140}",
         "/runs/r/rollouts/7.0/0/1",
         "/runs/r/rollouts/22.0/0/1",
+        "/runs/r/rollouts/8.0/1/2",
+        "/runs/r/rollouts?attempts=all&limit=200",
+        "/runs/r/rollouts?attempts=all&limit=200&q=step%201",
     ]
     changing = ("index", "now_s", "generated_s")
     with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
@@ -201,16 +206,25 @@ def test_files_of_many_steps_show_what_those_of_each_step_did(tmp_path, run, mon
         assert before[2]["events"]["columns"]["stage"]
         assert before[2]["tokens"]
         monkeypatch.setattr(step_files, "STEPS_PER_FILE", 5)
-        for folder in (run.events_path, run.token_facts_path):
+        folders = (run.events_path, run.token_facts_path, run.rollouts_path, run.attempts_path)
+        for folder in folders:
             step_files.merge(folder, up_to=20, options={})
             assert (folder / "steps-000016-000020.parquet").is_file()
             step_files.merge(folder, up_to=10, options={})
             assert not (folder / "step-000007.parquet").exists()
         assert pages() == before
+        assert len(before[5]["columns"]["step"]) == before[5]["total"]
+        assert {*before[6]["columns"]["step"]} == {1, *range(10, 20)}
         (run.events_path / "steps-000006-000010.parquet").write_bytes(b"PAR1 and no more")
         torn = ui.get(addresses[1])
         assert [one[:35] for one in torn["problems"]] == ["events/steps-000006-000010.parquet "]
         assert pages()[3] == before[3]
+        run.write_rollouts(7, [row(7, 0, 5)])
+        assert ui.get("/runs/r/rollouts?step_from=7&step_to=7")["columns"]["index"] == [5]
+        assert ui.get("/runs/r/rollouts?q=step%207")["columns"]["index"] == [5]
+        (run.rollouts_path / "steps-000006-000010.parquet").write_bytes(b"PAR1 and no more")
+        (problem,) = ui.get("/runs/r/rollouts")["index"]["problems"]
+        assert problem.startswith("rollouts/steps-000006-000010.parquet is left out")
 
 
 def test_a_fleet_is_shown_by_its_quantiles_and_outliers(tmp_path, run):

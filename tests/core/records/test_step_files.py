@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from telescope_core.base.errors import ConfigError
-from telescope_core.records import RunFolder, step_files
+from telescope_core.base.types import RolloutStatus
+from telescope_core.records import RolloutRow, RunFolder, step_files
 from telescope_core.records.events import AttemptEvent, EventLog, Stage, drop_events
+from telescope_core.records.parquet import read_row
 from telescope_core.records.restarts import Restart
-from telescope_core.records.step_files import steps_in
+from telescope_core.records.step_files import StepPart, part_of, parts_in, step_path
 from telescope_core.records.token_facts import TurnFacts
 
 
@@ -56,7 +58,7 @@ def names(run: RunFolder) -> list[str]:
 
 
 def assert_whole(run: RunFolder, steps: range) -> None:
-    assert steps_in(run.token_facts_path) == list(steps)
+    assert list(parts_in(run.token_facts_path)) == list(steps)
     assert [list(run.token_facts(step)) for step in steps] == [facts(step) for step in steps]
     assert list(run.token_facts(steps.stop)) == []
 
@@ -142,7 +144,7 @@ def test_a_kill_while_files_are_merged_loses_and_doubles_nothing(run, monkeypatc
     num_kills = 0
     for _ in killed_at_each_change(monkeypatch, lambda: run.write_token_facts(5, facts(5))):
         num_kills += 1
-        there = steps_in(run.token_facts_path)
+        there = list(parts_in(run.token_facts_path))
         assert there in ([1, 2, 3, 4], [1, 2, 3, 4, 5])
         assert_whole(run, range(1, 1 + len(there)))
     assert num_kills > 6
@@ -160,6 +162,85 @@ def test_a_kill_while_a_run_goes_back_loses_no_step_that_stays(run, monkeypatch)
         ]
     assert num_kills > 2
     assert_whole(run, range(1, 7))
+
+
+def rollouts(step: int) -> list[RolloutRow]:
+    return [
+        RolloutRow(
+            step=step,
+            environment="e",
+            example_id=f"{step}-{index}",
+            group_id=f"{step}.0",
+            index=index,
+            status=RolloutStatus.KEPT,
+            reward=float(step),
+        )
+        for index in range(step % 3)
+    ]
+
+
+def write_rollouts(run: RunFolder, steps: range) -> None:
+    """Write the rollouts of `steps`, and attempts of some of them."""
+    for step in steps:
+        if step % 3 == 2:
+            run.write_attempts(step, rollouts(step)[:1])
+        run.write_rollouts(step, rollouts(step))
+
+
+def assert_rollouts(run: RunFolder, steps: range) -> None:
+    every = [row for step in steps for row in rollouts(step)]
+    assert run.rollout_steps() == list(steps)
+    assert run.rollouts() == every
+    assert [run.rollouts([step]) for step in steps] == [rollouts(step) for step in steps]
+    assert run.count_rollouts() == {("e", RolloutStatus.KEPT): len(every)}
+    assert run.attempts() == [rollouts(step)[0] for step in steps if step % 3 == 2]
+
+
+def test_rollouts_and_attempts_of_old_steps_are_in_few_files(run: RunFolder) -> None:
+    write_rollouts(run, range(1, 11))
+    assert_rollouts(run, range(1, 11))
+    for folder in (run.rollouts_path, run.attempts_path):
+        merged = sorted(path.name for path in folder.glob("steps-*"))
+        assert merged == ["steps-000001-000004.parquet", "steps-000005-000008.parquet"]
+    assert len(list(run.rollouts_path.iterdir())) == 4
+    assert list(run.attempts_path.glob("step-*")) == []
+    assert run.trained_examples(5) == {
+        ("e", one.example_id) for step in range(1, 6) for one in rollouts(step)
+    }
+    assert list(run.rewards(8)) == [("e", "8-0", 8.0), ("e", "8-1", 8.0)]
+    part = part_of(run.rollouts_path, 8)
+    assert part is not None
+    assert read_row(part, 1) == rollouts(8)[1]
+    with pytest.raises(ConfigError, match="has 2 rows"):
+        read_row(part, 2)
+    with pytest.raises(ConfigError, match="step-000011"):
+        run.rollouts([11])
+
+
+def test_a_run_that_goes_back_forgets_rollouts_of_old_steps(run: RunFolder) -> None:
+    write_rollouts(run, range(1, 11))
+    go_back(run, 6)
+    assert_rollouts(run, range(1, 7))
+    write_rollouts(run, range(7, 14))
+    assert_rollouts(run, range(1, 14))
+
+
+def test_a_reader_finds_rollouts_that_were_merged_meanwhile(run: RunFolder) -> None:
+    write_rollouts(run, range(1, 6))
+    single = StepPart(step_path(run.rollouts_path, 4))
+    assert not single.path.is_file()
+    assert read_row(single, 0) == rollouts(4)[0]
+
+
+def test_rollouts_of_a_damaged_file_are_named(run: RunFolder) -> None:
+    write_rollouts(run, range(1, 6))
+    path = run.rollouts_path / "steps-000001-000004.parquet"
+    with path.open("r+b") as damaged:
+        damaged.seek(4)
+        damaged.write(bytes(200))
+    with pytest.raises(ConfigError, match=f"{path} is not a readable rollout file"):
+        run.rollouts()
+    assert run.rollouts([5]) == rollouts(5)
 
 
 def event(step: int, group: int) -> AttemptEvent:

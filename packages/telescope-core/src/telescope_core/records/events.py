@@ -24,7 +24,7 @@ from telescope_core.base.types import WeightVersion
 from telescope_core.records.arrow import arrow_modules
 from telescope_core.records.files import append_content, read_json_lines, write_text
 from telescope_core.records.folders import whole_file
-from telescope_core.records.step_files import merge, part_of, separate, step_path, steps_in
+from telescope_core.records.step_files import merge, part_of, parts_in, separate, step_path
 
 _FLUSH_S = 1.0
 _WRITER_OPTIONS = {"compression": {"time_s": "zstd", "group_id": "zstd", "reason": "zstd"}}
@@ -229,7 +229,7 @@ def drop_events(folder: Path, *, after: int, is_repeated: Callable[[AttemptEvent
 
 def _steps(folder: Path) -> list[int]:
     stems = (path.stem for path in folder.glob("step-*.jsonl"))
-    return sorted({*steps_in(folder), *(int(stem.removeprefix("step-")) for stem in stems)})
+    return sorted({*parts_in(folder), *(int(stem.removeprefix("step-")) for stem in stems)})
 
 
 def _of_step(folder: Path, step: int) -> Iterator[AttemptEvent]:

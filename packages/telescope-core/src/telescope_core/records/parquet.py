@@ -5,8 +5,10 @@ Rows are written and read in chunks of bounded size, each a row group of the fil
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +18,7 @@ from telescope_core.base.types import RolloutStatus
 from telescope_core.records.arrow import arrow_modules
 from telescope_core.records.folders import whole_file
 from telescope_core.records.rows import RolloutRow, row_from_json, row_without_tokens
+from telescope_core.records.step_files import StepPart, moved
 from telescope_core.records.token_columns import COLUMNS, read_tokens, token_columns, token_fields
 from telescope_core.records.tokens import PER_TURN, PLACE_FIELDS, Tokens
 
@@ -39,14 +42,10 @@ def write_rows(path: Path, rows: Iterable[RolloutRow], *, chunk_bytes: int = CHU
     """Write `rows` to `path` atomically; they are taken one by one."""
     arrow, parquet = arrow_modules()
     schema = _schema()
-    # Token ids and log-probs repeat rarely, so dictionaries for them double the time of plain
-    # columns and make the file larger.
-    options = {
-        "compression": dict.fromkeys(_COMPRESSED, "zstd"),
-        "use_dictionary": [name for name in _leaves(schema) if not name.startswith("chains.")],
-        "use_byte_stream_split": ["chains.list.element.logprobs.list.element"],
-    }
-    with whole_file(path) as temporary, parquet.ParquetWriter(temporary, schema, **options) as out:
+    with (
+        whole_file(path) as temporary,
+        parquet.ParquetWriter(temporary, schema, **writer_options()) as out,
+    ):
         for chunk in _chunks(rows, chunk_bytes):
             fields = [one.fields for one in chunk]
             columns = token_columns([one.tokens for one in chunk])
@@ -57,35 +56,72 @@ def write_rows(path: Path, rows: Iterable[RolloutRow], *, chunk_bytes: int = CHU
             out.write_table(arrow.Table.from_arrays(arrays, schema=schema))
 
 
-def read_rows(paths: Iterable[Path], *, with_tokens: bool = True) -> Iterator[RolloutRow]:
-    """Yield the rows of `paths`, in order; raises ConfigError that names an unreadable file."""
-    arrow, parquet = arrow_modules()
-    for path in paths:
-        try:
-            with parquet.ParquetFile(path) as file:
-                for group in range(file.num_row_groups):
-                    yield from _rows_of(file, group, with_tokens=with_tokens)
-        except (arrow.ArrowException, OSError) as error:
-            raise ConfigError(f"{path} is not a readable rollout file: {error}") from None
+def writer_options() -> dict[str, Any]:
+    """Return how files of rollouts are encoded."""
+    # Token ids and log-probs repeat rarely, so dictionaries for them double the time of plain
+    # columns and make the file larger.
+    return {
+        "compression": dict.fromkeys(_COMPRESSED, "zstd"),
+        "use_dictionary": [one for one in _leaves(_schema()) if not one.startswith("chains.")],
+        "use_byte_stream_split": ["chains.list.element.logprobs.list.element"],
+    }
 
 
-def read_row(path: Path, number: int, *, with_tokens: bool = True) -> RolloutRow:
-    """Return one row of a file, 0 first; reads little more than that row.
+def read_rows(
+    parts: Iterable[Path | StepPart], *, with_tokens: bool = True
+) -> Iterator[RolloutRow]:
+    """Yield the rows of files, or of steps in files of many, in order.
+
+    Raises ConfigError that names an unreadable file.
+    """
+    for path, file, groups in _opened(parts):
+        with _naming(path):
+            for group in groups:
+                yield from _rows_of(file, group, with_tokens=with_tokens)
+
+
+def read_row(part: Path | StepPart, number: int, *, with_tokens: bool = True) -> RolloutRow:
+    """Return one row of a file or of a step, 0 first; reads little more than that row.
 
     Raises ConfigError that names the file if it cannot be read, or has fewer rows.
     """
-    arrow, parquet = arrow_modules()
-    try:
-        with parquet.ParquetFile(path) as file:
-            first = 0
-            for group in range(file.num_row_groups):
+    first = 0
+    with closing(_opened([part])) as opened:
+        path, file, groups = next(opened)
+        with _naming(path):
+            for group in groups:
                 size = file.metadata.row_group(group).num_rows
                 if number < first + size:
                     return _row_in(file, group, number - first, with_tokens=with_tokens)
                 first += size
+    raise ConfigError(f"{path} has {first} rows, and row {number} was asked for; it was rewritten")
+
+
+def _opened(parts: Iterable[Path | StepPart]) -> Generator[tuple[Path, Any, Sequence[int]]]:
+    """Yield the path, the Parquet file and the row groups to read of it, for each of `parts`."""
+    _, parquet = arrow_modules()
+    every = (StepPart(part) if isinstance(part, Path) else part for part in parts)
+    # The end of a file of many steps is read once, and not for each of its steps.
+    for path, some in groupby(every, key=lambda one: one.path):
+        first = next(some)
+        if not path.is_file():
+            first = moved(first) or first
+        with _naming(path):
+            file = parquet.ParquetFile(first.path)
+        with file:
+            for part in (first, *some):
+                groups = range(file.num_row_groups) if part.groups is None else part.groups
+                yield part.path, file, groups
+
+
+@contextmanager
+def _naming(path: Path) -> Generator[None]:
+    """Raise what fails while a file is read as ConfigError that names it."""
+    arrow, _ = arrow_modules()
+    try:
+        yield
     except (arrow.ArrowException, OSError) as error:
         raise ConfigError(f"{path} is not a readable rollout file: {error}") from None
-    raise ConfigError(f"{path} has {first} rows, and row {number} was asked for; it was rewritten")
 
 
 def _row_in(file: Any, group: int, number: int, *, with_tokens: bool) -> RolloutRow:
@@ -164,32 +200,29 @@ def _length(fields: Mapping[str, object]) -> int:
     return sum(len(value) for value in fields.values() if isinstance(value, str))
 
 
-def count_rows(paths: Iterable[Path]) -> Counter[tuple[str, RolloutStatus]]:
+def count_rows(parts: Iterable[StepPart]) -> Counter[tuple[str, RolloutStatus]]:
     """Return (environment, status) -> number of rows; reads only those two columns."""
-    pairs = _columns(paths, "environment", "status")
+    pairs = _columns(parts, "environment", "status")
     return Counter((environment, RolloutStatus(status)) for environment, status in pairs)
 
 
-def examples_of_rows(paths: Iterable[Path]) -> set[tuple[str, str]]:
+def examples_of_rows(parts: Iterable[StepPart]) -> set[tuple[str, str]]:
     """Return (environment, example id) of all rows that name one; reads only those two columns."""
     # A rollout that failed before it had its example names none.
-    return {pair for pair in _columns(paths, "environment", "example_id") if pair[1]}
+    return {pair for pair in _columns(parts, "environment", "example_id") if pair[1]}
 
 
-def rewards_of_rows(paths: Iterable[Path]) -> Iterator[tuple[str, str, float]]:
+def rewards_of_rows(parts: Iterable[StepPart]) -> Iterator[tuple[str, str, float]]:
     """Yield (environment, example id, reward) of all rows that have them; reads no other column."""
-    for environment, example_id, reward in _columns(paths, "environment", "example_id", "reward"):
+    for environment, example_id, reward in _columns(parts, "environment", "example_id", "reward"):
         if example_id and reward is not None:
             yield environment, example_id, reward
 
 
-def _columns(paths: Iterable[Path], *names: str) -> Iterator[tuple[Any, ...]]:
-    arrow, parquet = arrow_modules()
-    for path in paths:
-        try:
-            table = parquet.read_table(path, columns=list(names))
-        except (arrow.ArrowException, OSError) as error:
-            raise ConfigError(f"{path} is not a readable rollout file: {error}") from None
+def _columns(parts: Iterable[StepPart], *names: str) -> Iterator[tuple[Any, ...]]:
+    for path, file, groups in _opened(parts):
+        with _naming(path):
+            table = file.read_row_groups(list(groups), columns=list(names))
         yield from zip(*(table.column(name).to_pylist() for name in names), strict=True)
 
 

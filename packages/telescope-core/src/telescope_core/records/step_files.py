@@ -50,10 +50,19 @@ def merged_path(folder: Path, step: int) -> Path:
     return folder / f"steps-{first:06d}-{first + STEPS_PER_FILE - 1:06d}.parquet"
 
 
-def steps_in(folder: Path) -> list[int]:
-    """Return the steps that have rows or a file in `folder`, in order."""
-    merged = (step for path in folder.glob("steps-*.parquet") for step in groups_in(path))
-    return sorted({*_single_steps(folder), *merged})
+def parts_in(folder: Path) -> dict[int, StepPart]:
+    """Return where the rows of each step are that has rows or a file in `folder`, in their order.
+
+    Raises ConfigError that names a merged file which cannot be read.
+    """
+    # In this order: it is merged before the single one is deleted.
+    single = {step: StepPart(step_path(folder, step)) for step in _single_steps(folder)}
+    merged = {
+        step: StepPart(path, groups)
+        for path in folder.glob("steps-*.parquet")
+        for step, groups in groups_in(path).items()
+    }
+    return dict(sorted((merged | single).items()))
 
 
 def part_of(folder: Path, step: int) -> StepPart | None:
@@ -64,6 +73,14 @@ def part_of(folder: Path, step: int) -> StepPart | None:
     # In this order: it is merged before the single one is deleted.
     path = step_path(folder, step)
     return StepPart(path) if path.is_file() else part_in(merged_path(folder, step), step)
+
+
+def moved(part: StepPart) -> StepPart | None:
+    """Return where the rows of a step are whose own file was merged; None if they are gone."""
+    step = part.path.stem.removeprefix("step-")
+    if part.groups is not None or not step.isdecimal():
+        return None
+    return part_in(merged_path(part.path.parent, int(step)), int(step))
 
 
 def part_in(merged: Path, step: int) -> StepPart | None:
@@ -94,6 +111,24 @@ def groups_in(path: Path) -> dict[int, range]:
         first += count
     if first != metadata.num_row_groups:
         raise ConfigError(f"{problem} (it lacks row groups)")
+    return found
+
+
+def rows_in(path: Path) -> dict[int, range]:
+    """Return the rows of each step in a file of many steps, 0 first; none without the file.
+
+    Raises ConfigError that names a file which is none.
+    """
+    groups = groups_in(path)
+    if not groups:
+        return {}
+    _, parquet = arrow_modules()
+    metadata: Any = parquet.read_metadata(path)
+    found: dict[int, range] = {}
+    first = 0
+    for step, some in groups.items():
+        past = first + sum(metadata.row_group(one).num_rows for one in some)
+        found[step], first = range(first, past), past
     return found
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from telescope_core.records.files import read_json
+from telescope_core.records.step_files import StepPart, merged_path, part_in, step_path
 from telescope_ui.base.answers import NotThereError
 
 MAX_JSON_BYTES = 32 * 2**20
@@ -156,6 +157,19 @@ def step_of(name: str) -> int | None:
     """Return the step in a name such as `step-000012.parquet`; None for any other name."""
     number = name.removeprefix("step-").partition(".")[0]
     return int(number) if name.startswith("step-") and number.isdecimal() else None
+
+
+def step_part(root: Path, folder: str, step: int) -> StepPart | None:
+    """Return where the rows of a step are in a folder of `root`; None if they are not there.
+
+    Raises ConfigError that names a file of many steps which cannot be read.
+    """
+    # In this order: it is merged before the single one is deleted.
+    single = inside(root, folder, step_path(root, step).name)
+    if single is not None:
+        return StepPart(single)
+    merged = inside(root, folder, merged_path(root, step).name)
+    return None if merged is None else part_in(merged, step)
 
 
 def literal_paths(paths: Sequence[Path]) -> list[str]:

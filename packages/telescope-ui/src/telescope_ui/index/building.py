@@ -3,15 +3,21 @@
 Everything that a statement changes is one transaction, so an index is whole after a kill.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 import duckdb
 
+from telescope_core.base.errors import ConfigError
+from telescope_core.records.step_files import merged_path, rows_in, step_path
 from telescope_ui.files.damage import left_out, unreadable, with_details
 from telescope_ui.files.database import quoted
-from telescope_ui.files.run_files import Listed, literal_paths, step_of
+from telescope_ui.files.run_files import Listed, literal_paths, named, step_of
+from telescope_ui.index.block_tables import Source
 from telescope_ui.index.columns import (
     MAX_ERROR_CHARACTERS,
     MAX_NAMED,
@@ -25,17 +31,19 @@ from telescope_ui.index.columns import (
 FOLDERS = {"rollouts": False, "attempts": True}
 """Folder -> whether its rows were replaced by later attempts."""
 BATCH_FILES = 128
-STEP_OF_FILE = r"CAST(regexp_extract(filename, 'step-(\d+)\.parquet$', 1) AS INTEGER)"
-"""The step of a row, in SQL: that of its file, by which the row is found again."""
+_EVERY_ROW = range(2**31 - 1)
+_MANY = re.compile(r"steps-(\d+)-\d+\.parquet")
 _BATCH = "temp.batch"
 
 
 class StepFile(NamedTuple):
-    """A file of a step, in one of `FOLDERS`."""
+    """Where the rows of a step are in one of `FOLDERS`: in a file of its own or of many steps."""
 
     folder: str
     step: int
     file: Listed
+    rows: range = _EVERY_ROW
+    """Those of the step among the rows of the file."""
 
 
 def create_tables(cursor: duckdb.DuckDBPyConnection, schema: str) -> None:
@@ -113,11 +121,12 @@ def _add_together(
 ) -> None:
     cursor.execute("BEGIN")
     # Read once, as the files are looked at several times: what members there are, and their values.
-    wanted = [*(column.name for column in PLAIN), *NAMED, "filename", "file_row_number"]
+    wanted = [*(column.name for column in PLAIN), *NAMED, "of_step", "of_row"]
+    source = rows_of(files)
     cursor.execute(
         f"CREATE OR REPLACE TEMP TABLE {_BATCH} AS SELECT COLUMNS(lambda c: list_contains(?, c)) "
-        "FROM read_parquet(?, file_row_number = true, filename = true, union_by_name = true)",
-        [wanted, literal_paths([one.file.path for one in files])],
+        f"FROM {source.sql}",
+        [wanted, *source.values],
     )
     present = {row[0] for row in cursor.execute(f"DESCRIBE {_BATCH}").fetchall()}
     new = _named(cursor, schema, present)
@@ -132,7 +141,7 @@ def _add_together(
     inner = f"SELECT *{', ' if objects else ''}{objects} FROM {_BATCH}"
     cursor.execute(
         f"INSERT INTO {schema}.rollouts BY NAME SELECT {', '.join(chosen + members)}, "
-        f'{replaced} AS is_replaced, file_row_number AS "row" FROM ({inner})',
+        f'{replaced} AS is_replaced, of_row AS "row" FROM ({inner})',
         {kind: [_pointer(name) for name in names] for kind, names in new.items()},
     )
     cursor.execute(f"DROP TABLE {_BATCH}")
@@ -150,7 +159,7 @@ def _pointer(name: str) -> str:
 
 def _scalar(name: str, kind: str, present: set[str]) -> str:
     if name == "step":
-        return STEP_OF_FILE
+        return "of_step"
     if name not in present:
         return "1" if name == "attempt" else f"CAST(NULL AS {kind})"
     if name == "attempt":
@@ -226,11 +235,59 @@ def checkpoint(cursor: duckdb.DuckDBPyConnection, schema: str) -> None:
         cursor.execute(f"CHECKPOINT {schema}")
 
 
-def step_files(folder: str, found: Sequence[Listed]) -> list[StepFile]:
-    """Return the files of steps among `found`."""
-    numbered = [(step_of(file.name), file) for file in found]
-    return [
-        StepFile(folder, step, file)
-        for step, file in numbered
-        if step is not None and file.name == f"step-{step:06d}.parquet"
-    ]
+def step_files(folder: str, found: Iterable[Listed]) -> dict[int, StepFile]:
+    """Return where each step is among the files `found`."""
+    single: dict[int, StepFile] = {}
+    merged: dict[int, StepFile] = {}
+    for file in found:
+        step = step_of(file.name)
+        if step is None:
+            steps = _rows_of_steps(file).items()
+            merged |= {step: StepFile(folder, step, file, rows) for step, rows in steps}
+        elif file.name == step_path(file.folder, step).name:
+            single[step] = StepFile(folder, step, file)
+    # Where a step has a file of its own, that one counts.
+    return merged | single
+
+
+def files_of(run: Path, folder: str, steps: Sequence[int]) -> list[StepFile]:
+    """Return where those of `steps` are that have rows in a folder of the resolved `run`."""
+    names = [path(run, step).name for step in steps for path in (step_path, merged_path)]
+    found = step_files(folder, named(run, folder, names=dict.fromkeys(names)))
+    return [found[step] for step in steps if step in found]
+
+
+def rows_of(files: Sequence[StepFile]) -> Source:
+    """Return all columns of the rows in `files`, which are of one folder, and two more.
+
+    `of_step` and `of_row` are the step of a row and its number in it, by which it is found again.
+    """
+    paths = list(dict.fromkeys(one.file.path for one in files))
+    return Source(
+        sql="(SELECT * EXCLUDE (of_file, first_row, past_row), "
+        "CAST(file_row_number - first_row AS INTEGER) AS of_row FROM "
+        "read_parquet(?, file_row_number = true, filename = true, union_by_name = true) JOIN "
+        "(SELECT unnest(?) AS of_file, CAST(unnest(?) AS INTEGER) AS of_step, "
+        "unnest(?) AS first_row, unnest(?) AS past_row) ON parse_filename(filename) = of_file "
+        "AND file_row_number >= first_row AND file_row_number < past_row)",
+        values=(
+            literal_paths(paths),
+            [one.file.name for one in files],
+            [one.step for one in files],
+            [one.rows.start for one in files],
+            [one.rows.stop for one in files],
+        ),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _rows_of_steps(file: Listed) -> Mapping[int, range]:
+    """Return the rows of each step in a file of many; its stamp makes another content another."""
+    match = _MANY.fullmatch(file.name)
+    if match is None:
+        return {}
+    try:
+        return rows_in(file.path)
+    except ConfigError:
+        # What reads it tells of the damage.
+        return {int(match[1]): _EVERY_ROW}

@@ -47,7 +47,7 @@ NAMED = {"metrics": "DOUBLE", "rewards": "DOUBLE", "tags": "VARCHAR"}
 MAX_NAMED = 200
 """Members of each that become columns; a run with more of them has the rest in its rows only."""
 PLACE = (Column("is_replaced", "truth", "BOOLEAN"), Column("row", "number", _COUNT))
-"""Where a rollout is: in `attempts/` or `rollouts/`, and the number of its row in the file."""
+"""Where a rollout is: in `attempts/` or `rollouts/`, and the number of its row in its step."""
 
 
 def named_columns(names: Sequence[str]) -> list[Column]:

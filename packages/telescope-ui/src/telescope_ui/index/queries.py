@@ -28,11 +28,6 @@ class Place(NamedTuple):
         """Name of the folder that has its file."""
         return "attempts" if self.is_replaced else "rollouts"
 
-    @property
-    def file(self) -> str:
-        """Name of its file."""
-        return f"step-{self.step:06d}.parquet"
-
 
 def count(index: RunIndex, condition: Condition) -> int:
     """Return how many rollouts meet `condition`."""

@@ -125,14 +125,13 @@ class RunIndex:
         self._seen = signs if is_settled else None
 
     def _on_disk(self) -> dict[tuple[str, int], building.StepFile]:
-        found = [
-            one
+        return {
+            (folder, step): one
             for folder in building.FOLDERS
-            for one in building.step_files(
+            for step, one in building.step_files(
                 folder, listed(self._run, folder, suffixes=(".parquet",))
-            )
-        ]
-        return {(one.folder, one.step): one for one in found}
+            ).items()
+        }
 
     def _changes(self, files: Mapping[tuple[str, int], building.StepFile]) -> bool:
         with self._database.cursor() as cursor:
@@ -182,5 +181,8 @@ class RunIndex:
     def _problems(self) -> list[str]:
         if not self._schema:
             return []
-        sql = "SELECT problem FROM {files} WHERE problem != '' ORDER BY step DESC LIMIT ?"
+        sql = (
+            "SELECT problem FROM {files} WHERE problem != '' GROUP BY problem "
+            "ORDER BY max(step) DESC LIMIT ?"
+        )
         return [row[0] for row in self.rows(sql, [_MAX_PROBLEMS])]

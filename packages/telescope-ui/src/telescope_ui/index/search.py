@@ -10,8 +10,7 @@ import duckdb
 
 from telescope_ui.base.answers import JsonObject, ParameterError
 from telescope_ui.files.database import quoted
-from telescope_ui.files.run_files import inside, literal_paths
-from telescope_ui.index.building import STEP_OF_FILE
+from telescope_ui.index.building import StepFile, files_of, rows_of
 from telescope_ui.index.filters import Condition
 from telescope_ui.index.queries import as_columns
 from telescope_ui.index.run_index import RunIndex
@@ -104,21 +103,26 @@ class Search:
         """Return (step, columns ..., excerpt) of all hits in `steps`, in order."""
         found: list[tuple[Any, ...]] = []
         for folder, is_replaced in (("rollouts", False), ("attempts", True)):
-            paths = [inside(self._run, folder, f"step-{step:06d}.parquet") for step in steps]
-            there = literal_paths([path for path in paths if path is not None])
-            if there:
-                found += self._in_files(there, names, is_replaced=is_replaced)
+            for _ in range(2):
+                files = files_of(self._run, folder, steps)
+                try:
+                    found += self._in_files(files, names, is_replaced=is_replaced) if files else []
+                    break
+                except duckdb.IOException:
+                    # Files are deleted under the search, when they were merged or when the run
+                    # goes back, and then there are others or none.
+                    continue
         order = {name: at + 1 for at, name in enumerate(names)}
         keys = [order[name] for name in ("environment", "group_id", "index", "attempt")]
         return sorted(found, key=lambda row: (-row[0], *(row[key] for key in keys)))
 
     def _in_files(
-        self, paths: Sequence[str], names: Sequence[str], *, is_replaced: bool
+        self, files: Sequence[StepFile], names: Sequence[str], *, is_replaced: bool
     ) -> list[tuple[Any, ...]]:
+        source = rows_of(files)
         sql = (
-            f"WITH texts AS (SELECT {STEP_OF_FILE} AS said_step, file_row_number AS said_row, "
-            f"{_SAID} AS said FROM "
-            "read_parquet(?, file_row_number = true, filename = true, union_by_name = true)), "
+            "WITH texts AS (SELECT of_step AS said_step, of_row AS said_row, "
+            f"{_SAID} AS said FROM {source.sql}), "
             "said AS MATERIALIZED (SELECT said_step, said_row, "
             "list_filter(said, lambda m: contains(lower(m), ?))[1] AS hit "
             "FROM texts WHERE hit IS NOT NULL) "
@@ -128,12 +132,8 @@ class Search:
             f"FROM said) AND (SELECT max(said_step) FROM said) AND is_replaced = {is_replaced} "
             f"AND {self._condition.sql}) ON said_step = step AND said_row = row"
         )
-        values = [list(paths), self._text, self._text, *self._condition.values]
-        try:
-            return self._index.rows(sql, values)
-        except duckdb.IOException:
-            # A step that is taken again has its file deleted under the search.
-            return []
+        values = [*source.values, self._text, self._text, *self._condition.values]
+        return self._index.rows(sql, values)
 
 
 def _without_seen(found: list[tuple[Any, ...]], cursor: Cursor) -> list[tuple[Any, ...]]:

@@ -13,7 +13,7 @@ from telescope_core.records.rows import RolloutRow
 from telescope_ui.base.answers import JsonObject, NotThereError
 from telescope_ui.files.damage import answering, unreadable, with_details
 from telescope_ui.files.database import Database, quoted
-from telescope_ui.files.run_files import Listed, inside
+from telescope_ui.files.run_files import Listed, step_part
 from telescope_ui.index import queries
 from telescope_ui.index.block_tables import block_files, block_problems, block_source
 from telescope_ui.index.event_tables import all_files, events_of_steps, events_source, usable
@@ -122,17 +122,19 @@ def reward_parts(row: RolloutRow, weights: Mapping[str, float]) -> list[JsonObje
 
 def row_at(run: OneRun, place: queries.Place, *, with_tokens: bool) -> RolloutRow:
     """Return the row at `place`; raises NotThereError when its file is gone."""
-    path = inside(run.path, place.folder, place.file)
-    if path is None:
-        raise NotThereError(
-            f"{place.folder}/{place.file} is gone: the run went back to an earlier step, or was "
-            "deleted; load the page of rollouts again"
-        )
+    name = f"step-{place.step:06d}.parquet"
     try:
-        return read_row(path, place.row, with_tokens=with_tokens)
+        part = step_part(run.path, place.folder, place.step)
+        if part is not None:
+            name = part.path.name
+            return read_row(part, place.row, with_tokens=with_tokens)
     except ConfigError as error:
-        why = f"{place.folder}/{place.file} cannot be read: {unreadable(place.file)}"
+        why = f"{place.folder}/{name} cannot be read: {unreadable(name)}"
         raise ConfigError(with_details(f"{why}; the other files of the run can", error)) from None
+    raise NotThereError(
+        f"{place.folder}/{name} is gone: the run went back to an earlier step, or was deleted; "
+        "load the page of rollouts again"
+    )
 
 
 def scalars(row: RolloutRow) -> JsonObject:

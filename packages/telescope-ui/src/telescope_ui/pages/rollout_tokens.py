@@ -13,11 +13,10 @@ from telescope_core.base.chains import TokenChain, chains_of
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import RolloutStatus, Span
 from telescope_core.records.rows import RolloutRow
-from telescope_core.records.step_files import StepPart, merged_path, part_in, step_path
 from telescope_core.records.token_facts import TOKEN_FACTS_FOLDER, TurnFacts, facts_of_rollout
 from telescope_core.records.tokens import numbered
 from telescope_ui.base.answers import JsonObject
-from telescope_ui.files.run_files import inside
+from telescope_ui.files.run_files import step_part
 from telescope_ui.files.token_texts import texts_for
 
 MAX_TOKENS = 200_000
@@ -40,15 +39,8 @@ UNKNOWN = Training(None)
 
 def training_of(run: Path, row: RolloutRow) -> Training:
     """Return what the trainer found of a rollout of training."""
-    folder = run / TOKEN_FACTS_FOLDER
-    single = inside(run, TOKEN_FACTS_FOLDER, step_path(folder, row.step).name)
-    merged = inside(run, TOKEN_FACTS_FOLDER, merged_path(folder, row.step).name)
     try:
-        part = None
-        if single is not None:
-            part = StepPart(single)
-        elif merged is not None:
-            part = part_in(merged, row.step)
+        part = step_part(run, TOKEN_FACTS_FOLDER, row.step)
         if part is None:
             # Of a kept one it is not known, if the run did not record it. Others never are.
             return UNKNOWN if row.status is RolloutStatus.KEPT else Training([])
