@@ -16,7 +16,7 @@ from telescope_core.examples import GeneratedSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class GameStep:
     """The answer of a game to one move."""
 
     text: str
@@ -37,7 +37,7 @@ class Game(Protocol):
         """Begin, and return what the player sees."""
         ...
 
-    def step(self, text: str) -> Step:
+    def step(self, text: str) -> GameStep:
         """Make the move that an answer names."""
         ...
 

@@ -11,7 +11,7 @@ from copy import deepcopy
 from typing import Any, Literal
 
 from telescope_adapters.frameworks import GYMNASIUM, imported
-from telescope_adapters.games import GameConfig, GameEnvironment, Step
+from telescope_adapters.games import GameConfig, GameEnvironment, GameStep
 from telescope_core.base.errors import EnvironmentLoadError, unknown_name
 
 _COLORED = re.compile(r"\x1b\[([0-9;]+)m(.*?)\x1b\[0m", re.DOTALL)
@@ -138,12 +138,12 @@ class _GymGame:
         observation, _ = self._made.reset(seed=seed)
         return self._shown(observation)
 
-    def step(self, text: str) -> Step:
+    def step(self, text: str) -> GameStep:
         action = self._action(text)
         if action is None:
-            return Step(text=f"That names no action.\n{self._asks}")
+            return GameStep(text=f"That names no action.\n{self._asks}")
         observation, gained, is_over, is_cut, _ = self._made.step(action)
-        return Step(
+        return GameStep(
             text="" if is_over or is_cut else self._shown(observation),
             reward=float(gained),
             is_over=bool(is_over),

@@ -12,7 +12,7 @@ from copy import deepcopy
 from typing import Any
 
 from telescope_adapters.frameworks import TEXTARENA, imported
-from telescope_adapters.games import GameConfig, GameEnvironment, Step
+from telescope_adapters.games import GameConfig, GameEnvironment, GameStep
 from telescope_adapters.settings import as_metrics
 from telescope_core.base.errors import EnvironmentLoadError, RewardError, unknown_name
 
@@ -88,17 +88,17 @@ class _ArenaGame:
                 self._numbers = random.getstate()
                 random.setstate(before)
 
-    def step(self, text: str) -> Step:
+    def step(self, text: str) -> GameStep:
         with self._drawing(self._numbers):
             is_over, _ = self._made.step(action=text)
             if not is_over:
-                return Step(text=_shown(self._made.get_observation()[1]))
+                return GameStep(text=_shown(self._made.get_observation()[1]))
         rewards, about = self._made.close()
         self._is_over = True
         if rewards is None or _PLAYER not in rewards:
             raise RewardError(f"the game ended without a reward for the player, got {rewards!r}")
         facts = {str(key): value for key, value in about.get(_PLAYER, {}).items()}
-        return Step(
+        return GameStep(
             text="",
             reward=float(rewards[_PLAYER]),
             is_over=True,
