@@ -3,8 +3,11 @@
 import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelResponse
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
+from test_anthropic_client import client_of as anthropic_client_of
 from test_openai_client import TWO_CALLS, as_rollout, client_of
 
 from telescope_train.batches.samples import samples_from_rollout
@@ -12,10 +15,20 @@ from telescope_train.batches.samples import samples_from_rollout
 pytestmark = pytest.mark.slow
 
 
-def agent_of(client, **options) -> Agent:
-    agent = Agent(
-        OpenAIChatModel("policy", provider=OpenAIProvider(openai_client=client)), **options
-    )
+def chat(client) -> OpenAIChatModel:
+    return OpenAIChatModel("policy", provider=OpenAIProvider(openai_client=client))
+
+
+def responses(client) -> OpenAIResponsesModel:
+    return OpenAIResponsesModel("policy", provider=OpenAIProvider(openai_client=client))
+
+
+def messages(client) -> AnthropicModel:
+    return AnthropicModel("policy", provider=AnthropicProvider(anthropic_client=client))
+
+
+def agent_of(client, model=chat, **options) -> Agent:
+    agent = Agent(model(client), **options)
 
     @agent.tool_plain
     def add(a: int, b: int) -> int:
@@ -34,11 +47,13 @@ def answer(prompt: str) -> str:
     return "3 and 7" if "<|tool|>" in prompt else f"<think>both at once</think>{TWO_CALLS}"
 
 
+@pytest.mark.parametrize("model", [chat, responses, messages])
 @pytest.mark.parametrize("is_streamed", [False, True])
-async def test_a_run_with_parallel_calls_is_one_sample(serve, is_streamed):
+async def test_a_run_with_parallel_calls_is_one_sample(serve, is_streamed, model):
     rollout = serve(answer, keep_thinking=True)
-    async with client_of(rollout) as client:
-        agent = agent_of(client, system_prompt="be brief")
+    connect = anthropic_client_of if model is messages else client_of
+    async with connect(rollout) as client:
+        agent = agent_of(client, model, system_prompt="be brief")
         if is_streamed:
             async with agent.run_stream("1+2 and 3+4?") as run:
                 output = await run.get_output()
