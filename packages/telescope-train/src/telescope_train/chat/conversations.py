@@ -6,7 +6,8 @@ their ids. An answer holds little of its own: its tokens are a place in a chain,
 follow each other share one list of messages.
 """
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from telescope_core.base.chains import SampledTokens
@@ -52,20 +53,37 @@ class Conversations:
         give the text that the ids stand for.
         """
         own, answer = list(messages), self._longest(messages)
-        prompt, completion_ids, start = None, None, 0
+        start = 0 if answer is None else answer.num_messages
         if answer is not None:
-            prompt, completion_ids = self._prompt_of(answer), answer.tokens.completion_ids
-            start = answer.num_messages
             own[:start] = answer.line[:start]
         later = self._answers_in(own, start)
         own = [later[at].said if at in later else message for at, message in enumerate(own)]
-        for end in (*later, len(own)):
-            if prompt is not None and completion_ids is not None:
-                prompt = self._renderer.extended(prompt, completion_ids, own[:end], tools=tools)
+        prompt = self._joined(own, answer, {}, tools)
+        # Rendering once for each answer takes time, and most are spelled as they were sampled.
+        others = _not_in(prompt.ids, later)
+        return self._joined(own, answer, others, tools) if others else prompt
+
+    def _joined(
+        self,
+        messages: Sequence[Message],
+        first: _Answer | None,
+        later: Mapping[int, _Answer],
+        tools: Tools,
+    ) -> Prompt:
+        """Return the prompt for `messages`, with the ids of the answers as far as they can be kept.
+
+        `messages` begin with the conversation of `first`; `later` are answers by their places.
+        """
+        answer = first
+        prompt = None if first is None else self._prompt_of(first)
+        for end in (*later, len(messages)):
+            if prompt is not None and answer is not None:
+                ids = answer.tokens.completion_ids
+                prompt = self._renderer.extended(prompt, ids, messages[:end], tools=tools)
             if prompt is None:
-                prompt = self._renderer.prompt(own[:end], tools=tools)
-            completion_ids = later[end].tokens.completion_ids if end in later else None
-        assert prompt is not None
+                prompt = self._renderer.prompt(messages[:end], tools=tools)
+            answer = later.get(end)
+        assert prompt is not None, "the loop ends with all messages"
         return prompt
 
     def add(
@@ -128,6 +146,20 @@ class Conversations:
             ids=answer.tokens.prompt_ids,
             num_ends_added=answer.num_ends_added,
         )
+
+
+def _not_in(ids: "array[int]", answers: Mapping[int, _Answer]) -> dict[int, _Answer]:
+    """Return those of `answers` whose ids do not stand in `ids`, one behind the other."""
+    content, at = ids.tobytes(), 0
+    missing: dict[int, _Answer] = {}
+    for place, answer in answers.items():
+        wanted = answer.tokens.completion_ids.tobytes()
+        found = content.find(wanted, at)
+        if found < 0 or found % ids.itemsize:
+            missing[place] = answer
+        else:
+            at = found + len(wanted)
+    return missing
 
 
 def _covers(answer: _Answer, messages: Sequence[Message]) -> bool:
