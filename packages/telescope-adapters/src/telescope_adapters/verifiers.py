@@ -100,7 +100,7 @@ class VerifiersEnvironment(AdaptedEnvironment):
         return tuple(split for split, rows in self._split_rows().items() if rows)
 
     def examples(self, split: Split) -> ListSource:
-        """Return the rows of their dataset; without one for evals, a hash divides the other."""
+        """Return the rows of their dataset; a hash divides it where there is none for evals."""
         return ListSource([_example(name, row) for name, row in self._split_rows()[split].items()])
 
     async def play(self, episode: Episode[Any]) -> StopReason:

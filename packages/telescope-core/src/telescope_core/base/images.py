@@ -111,7 +111,7 @@ def with_marks(message: Message) -> str:
 
 
 def why_unusable(message: Message) -> str:
-    """Return what is wrong with the pictures of `message`; empty if they can be sent."""
+    """Return the problems of the pictures of `message`; empty if they can be sent."""
     images = cast(object, message.images)
     if not isinstance(images, tuple):
         return f"images must be a tuple of Image, got {images!r:.80}"

@@ -124,7 +124,7 @@ class ForwardingPolicy(RecordingPolicy):
         *,
         tools: Sequence[dict[str, JsonValue]] = (),
     ) -> Completion:
-        """Ask the endpoint for the environment."""
+        """Ask the endpoint for a turn, on behalf of the environment."""
         asked = tuple(messages)
         return await self._recorded(
             asked, sampling, self._client.complete(asked, sampling, tools=tools)

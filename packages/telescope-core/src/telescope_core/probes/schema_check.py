@@ -18,7 +18,7 @@ _WRONG = object()
 
 
 def schema_problems(schema: object) -> list[str]:
-    """Return what is wrong with `schema`, each with its place; empty when it is valid."""
+    """Return the problems of `schema`, each with its place; empty when it is valid."""
     return list(_problems(schema, "schema", schema))
 
 

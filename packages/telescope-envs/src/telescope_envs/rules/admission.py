@@ -1,4 +1,4 @@
-"""What may be published: the one place that says so, for stores, pushes, servers and checks.
+"""Rules of publishing: the one place that has them, for stores, pushes, servers and checks.
 
 The registry is read through a function that maps a path to bytes, so folders, repositories and
 servers share this. A store takes its lock, or fixes its parent commit, before the first read.

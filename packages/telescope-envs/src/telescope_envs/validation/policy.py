@@ -15,7 +15,7 @@ POLICY_VERSION = "6"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One line of the table."""
+    """One check: its id, its severity, and why and how to pass it."""
 
     id: str
     """The level and the name of the check, such as `static.wheel`."""

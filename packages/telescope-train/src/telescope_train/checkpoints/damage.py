@@ -1,4 +1,4 @@
-"""What is done about a checkpoint whose files are not those that were written.
+"""Checkpoints whose files are not those that were written: which are refused, which passed over.
 
 One that lacks a part is passed over for the one before it, as after a crash. One whose contents
 have changed is refused, because a disk or memory that changes bits, or a copy of two folders into

@@ -1,4 +1,4 @@
-"""With which of vLLM's readers of tool calls a chat endpoint is started, by the chat template.
+"""Chooses by the chat template which of vLLM's readers of tool calls a chat endpoint starts with.
 
 Runs read the calls in replies themselves, from tokens (`chat.formats`). This is for clients that
 ask the endpoint of a server for calls, as evals of a model folder do: vLLM refuses every request

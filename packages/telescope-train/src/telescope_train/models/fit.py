@@ -42,7 +42,7 @@ class Misfit:
 
     @property
     def is_empty(self) -> bool:
-        """Whether they do not differ."""
+        """Whether files and module agree."""
         return not (self.missing or self.unexpected or self.mismatched)
 
     @classmethod

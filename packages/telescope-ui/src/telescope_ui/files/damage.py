@@ -85,7 +85,7 @@ def left_out(folder: str, name: str, reason: str) -> str:
 
 
 def unreadable(name: str) -> str:
-    """Return what is wrong with a file that could be opened and not be read to its end."""
+    """Return the problem of a file that could be opened and not be read to its end."""
     if name.endswith(".jsonl"):
         return f"a line of it is damaged, or longer than {MAX_LINE_BYTES // 2**20} MiB"
     return "its content is damaged"

@@ -63,7 +63,7 @@ class FrozenCopy:
 
     @contextmanager
     def ready(self) -> Iterator[PackedPolicy]:
-        """Yield the copy."""
+        """Yield the copy, which is always ready."""
         yield self._copy
 
     def update(self) -> None:

@@ -136,7 +136,7 @@ class MegatronBackend:
         return self._logprobs("logprobs", self._weights.model, batches)
 
     def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
-        """Like `logprobs`, of the reference model."""
+        """Return log-probs as `logprobs` does, under the reference model."""
         return self._logprobs("reference logprobs", self._reference.model, batches)
 
     @property
