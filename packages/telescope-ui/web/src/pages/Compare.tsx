@@ -78,10 +78,10 @@ function ComparedEvals({ data }: { data: ComparePage }) {
               row.versus === null ? (
                 <span class="faint">{row.isFirst ? "" : "no example in common"}</span>
               ) : (
-                <>
+                <span class="sentence">
                   {row.versus.is_shown && !row.versus.cautions.length ? <b>{row.versus.sentence}</b> : row.versus.sentence}{" "}
                   <span class="faint">{row.versus.cautions.join(" ")}</span>
-                </>
+                </span>
               ),
           },
         ]}

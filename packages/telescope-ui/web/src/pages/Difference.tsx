@@ -21,9 +21,9 @@ export function Difference({ address }: PageProps) {
           <>
             <h1>Two rollouts</h1>
             <p>
-              <span class="diff-left">left: {name(left)}</span> <Link to={left.address}>open</Link>
+              <span class="diff-left">left</span>: {name(left)} <Link to={left.address}>open</Link>
               <br />
-              <span class="diff-right">right: {name(right)}</span> <Link to={right.address}>open</Link>
+              <span class="diff-right">right</span>: {name(right)} <Link to={right.address}>open</Link>
             </p>
             <Table
               caption="What is known of both"

@@ -181,7 +181,7 @@ function columns(
     { name: "Step", isNumber: true, value: ({ run }) => run.step, cell: ({ run, seeds }) => (seeds ? null : progress(run)) },
     {
       name: "Reward",
-      label: <span title="Mean of the newest 10 steps; over several seeds, the mean and the standard deviation of those.">Reward, last 10 steps</span>,
+      label: <span title="Mean of the newest 10 steps; over several seeds, the mean and the standard deviation of those.">Reward, last 10</span>,
       isNumber: true,
       value: ({ run, seeds }) => (seeds ? seeds.recent_reward.mean : run.recent_reward),
       cell: ({ run, seeds }) => (seeds ? <Spread seeds={seeds} /> : formatNumber(run.recent_reward)),
