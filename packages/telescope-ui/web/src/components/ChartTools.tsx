@@ -24,7 +24,7 @@ export function ChartTools({ address, query, view, smoothSteps, hasTimes }: Prop
       <label>
         Smoothing
         <select value={chosen} onChange={(event) => change("smooth", event.currentTarget.value)}>
-          <option value="">{chosen === "" ? `usual (${smoothSteps} steps)` : "usual"}</option>
+          <option value="">{chosen === "" ? `usual (${smoothSteps} ${smoothSteps === 1 ? "step" : "steps"})` : "usual"}</option>
           <option value="1">none</option>
           {[...new Set([...averages, ...(chosen && chosen !== "1" ? [chosen] : [])])].map((one) => (
             <option key={one} value={one}>

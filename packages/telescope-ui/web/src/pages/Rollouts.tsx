@@ -196,7 +196,7 @@ function Rows({ address, data, isOld, onChange }: Omit<ShownProps, "run"> & { is
       {rows.length === 0 && (
         <Empty>
           {data.steps.last === null
-            ? "No step has ended yet, so there are no rollouts. They appear here by themselves."
+            ? "There are no rollouts. Those of a run that goes on appear here by themselves."
             : `No rollout${exported() ? " of this export" : ""} fits these filters. Take one away, or widen it.`}
         </Empty>
       )}

@@ -28,7 +28,7 @@ export function Timeline({ address, run }: PageProps) {
       <Ready loaded={loaded}>
         {(data) =>
           data.extent === null || data.rows.length === 0 ? (
-            <Empty>Nothing of this run is on a timeline yet. Its first spans appear here by themselves.</Empty>
+            <Empty>Nothing of this run is on a timeline. The first spans of a run that goes on appear here by themselves.</Empty>
           ) : (
             <Content data={data} address={address} />
           )
