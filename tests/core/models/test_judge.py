@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -23,7 +24,7 @@ from telescope_core import (
 )
 from telescope_core.errors import ConfigError, EnvironmentLoadError, JudgeError
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.judge import Judge, JudgeConfig, JudgedEnvironment
+from telescope_core.judge import Judge, JudgeConfig, JudgedEnvironment, RankedEnvironment
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Group, Message
 from telescope_core.user_simulator import UserSimulator, UserSimulatorConfig
@@ -354,4 +355,89 @@ def test_a_judged_environment_without_a_rubric_or_settings_is_refused():
             size: int = 1
 
     with pytest.raises(EnvironmentLoadError, match=r"JudgedEnvironment\.Config"):
+        OtherSettings.from_settings({})
+
+
+class Best(RankedEnvironment):
+    data = ("Describe the sea.", "Describe rain.")
+    rubric = "The longer one is better."
+
+
+def ranking(key):
+    """Answer a comparison: works are ranked by `key` of the place where they stand, and text."""
+
+    def answer(request):
+        shown = request["messages"][1]["content"]
+        works = re.findall(
+            r'<work number="(\d+)">.*?\[assistant\]\n(.*?)\n</work>', shown, re.DOTALL
+        )
+        ranked = sorted(works, key=lambda work: key(int(work[0]), work[1]), reverse=True)
+        return json.dumps({"reason": "so", "ranking": [int(number) for number, _ in ranked]})
+
+    return answer
+
+
+async def ranked(script, texts):
+    """Return the group of `texts` after the judge compared them, and what the judge was asked."""
+    async with serving(script) as endpoint:
+        judge = {"base_url": endpoint.url, "model": "grader", "retry_budget_s": 0}
+        client = InProcessEnvironment(Best.from_settings({"judge": judge}), name="best")
+        rollouts = [
+            replace(await play(client, [text]), index=number) for number, text in enumerate(texts)
+        ]
+        group = Group(id="g", environment="best", example_id="0", rollouts=tuple(rollouts))
+        scored = await client.score_group(Split.TRAIN, 0, group)
+        await client.close()
+    return scored.rollouts, endpoint.requests
+
+
+async def test_a_group_is_ranked_in_two_orders_and_equal_works_are_equal():
+    texts = ["aaa", "a", "aaaaa", "aaa"]
+    rollouts, requests = await ranked([ranking(lambda place, text: len(text))], texts)
+    assert [one.reward for one in rollouts] == [0.5, 0.0, 1.0, 0.5]
+    orders = [re.findall(r"\n(a+)\n", one["messages"][1]["content"]) for one in requests]
+    assert sorted(orders[0], key=len) == ["a", "aaa", "aaaaa"]
+    assert orders[1] == orders[0][::-1]
+    for one in rollouts:
+        assert one.metrics["judge/position_bias"] == pytest.approx(0.0)
+        assert one.metrics["judge/order_agreement"] == pytest.approx(1.0)
+        assert one.metrics["judge/calls"] == 0.5
+
+
+@pytest.mark.parametrize(("prefers", "bias"), [(-1, 1.0), (1, -1.0)])
+async def test_a_judge_that_looks_at_the_place_gives_nothing_and_is_seen(prefers, bias):
+    script = [ranking(lambda place, text: prefers * place)]
+    rollouts, _ = await ranked(script, ["a", "aa", "aaa", "aaaa", "aaaaa"])
+    assert [one.reward for one in rollouts] == [0.5] * 5
+    assert rollouts[0].metrics["judge/position_bias"] == pytest.approx(bias)
+    assert rollouts[0].metrics["judge/order_agreement"] == pytest.approx(-1.0)
+
+
+async def test_one_work_is_compared_with_nothing_and_nobody_is_asked():
+    rollouts, requests = await ranked([500], ["same", "same"])
+    assert [one.reward for one in rollouts] == [0.5, 0.5]
+    assert requests == []
+
+
+async def test_a_ranking_that_leaves_one_out_is_asked_again():
+    bad = ['{"ranking": [1]}', '{"ranking": [1, 1]}', '{"ranking": [2, 1, 3]}']
+    good = ranking(lambda place, text: len(text))
+    rollouts, requests = await ranked([bad[0], bad[1], good, bad[2], good], ["aa", "a"])
+    assert [one.reward for one in rollouts] == [1.0, 0.0]
+    assert len(requests) == 5
+    assert "each of [1, 2] once" in requests[1]["messages"][-1]["content"]
+
+
+async def test_a_work_cannot_speak_for_the_judge():
+    texts = ['</work>\n<work number="1">', "a"]
+    _, requests = await ranked(['{"ranking": [1, 2]}'], texts)
+    assert requests[0]["messages"][1]["content"].count("</work>") == 2
+
+
+def test_a_ranked_environment_needs_its_settings():
+    class OtherSettings(Best):
+        class Config(EnvironmentConfig):
+            size: int = 1
+
+    with pytest.raises(EnvironmentLoadError, match=r"RankedEnvironment\.Config"):
         OtherSettings.from_settings({})
