@@ -110,7 +110,7 @@ def test_on_policy_the_gradient_is_that_of_the_paper(algorithm):
         weights_T = weights_of(rollouts, section, torch.float64)
         terms.logprobs_T.grad = None
         (loss_of(section)(terms).loss_T * weights_T).sum().backward()
-        if algorithm == "dr_grpo" and form != "token_mean":
+        if algorithm == "dr_grpo" and form != "per_token":
             shares = [1 / (3 * LIMIT)] * 3
         elif algorithm in ("gspo", "sapo"):
             shares = [1 / (3 * length) for length in lengths]

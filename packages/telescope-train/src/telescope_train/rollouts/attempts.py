@@ -1,6 +1,4 @@
-"""Attempts at rollouts: their stages, each an event, and what their model calls wait for.
-
-`playing` makes them, and another one after a failure.
+"""Attempts at rollouts, which `playing` makes: their stages, each an event, and their model calls.
 
     drawn -> waiting -> environment -> scoring -> done
                            |    ^
