@@ -83,3 +83,8 @@ def test_options_that_mean_nothing_are_refused_by_name(options, error):
         open_harness("shell-agent", **options)
     [name] = options
     assert name in str(refused.value)
+
+
+def test_a_misspelled_option_is_answered_with_the_nearest():
+    with pytest.raises(UnknownNameError, match="did you mean 'max_context_tokens'"):
+        open_harness("shell-agent", max_contxt_tokens=1)

@@ -1,5 +1,6 @@
 """Find harnesses by name, among those that installed packages declare."""
 
+import inspect
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -19,8 +20,14 @@ def open_harness(name: str, **options: object) -> Harness:
 
     Raises UnknownNameError for an unknown one, and ConfigError for options that it does not take.
     """
+    factory = _factory(name)
+    known = inspect.signature(factory).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in known.values())
+    for option in options:
+        if option not in known and not takes_any:
+            raise unknown_name(f"option of harness {name!r}", option, known)
     try:
-        return _factory(name)(**options)
+        return factory(**options)
     except TypeError as error:
         raise ConfigError(f"harness {name!r}: {error}") from None
 
