@@ -262,9 +262,10 @@ async def test_refusals_have_anthropics_form(serve):
     async with client_of(rollout) as client:
         with pytest.raises(anthropic.BadRequestError) as refused:
             await asked(client, messages=ASK, tool_choice={"type": "any"}, tools=TOOLS)
-        error = {"type": "invalid_request_error", "message": refused.value.body["error"]["message"]}
-        assert refused.value.body == {"type": "error", "error": error}
-        assert error["message"].startswith("tool_choice: ")
+        body = refused.value.body
+        assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
+        assert body["error"]["message"].startswith("tool_choice: ")
+        assert body["error"]["details"] == {"error_code": "unsupported_parameter"}
         with pytest.raises(anthropic.NotFoundError, match="'other'"):
             await asked(client, model="other", messages=ASK)
         with pytest.raises(anthropic.BadRequestError, match="is not JSON"):
@@ -342,6 +343,7 @@ REFUSED = [
         "messages.1.content.0",
         "thinking, text, tool_use",
     ),
+    ({"messages": [*ASK, {"role": "system", "content": "x"}]}, "messages.1", "of the user"),
     ({"messages": [*ASK, answered(TEXT)]}, "messages.1", "end with a message of the user"),
     (
         {"messages": [*ASK, answered({"type": "thinking"}), *ASK]},

@@ -177,6 +177,16 @@ NEUTRAL = [
 ]
 
 
+def test_instructions_and_first_items_of_a_developer_are_one_system_message():
+    said = [{"role": "developer", "content": "b"}, {"role": "system", "content": "c"}, ASK]
+    assert read(instructions="a", input=[*said, *said]).messages == (
+        Message(role="system", content="a\nb\nc"),
+        Message(role="user", content="hi"),
+        Message(role="system", content="b\nc"),
+        Message(role="user", content="hi"),
+    )
+
+
 @pytest.mark.parametrize("fields", NEUTRAL, ids=str)
 def test_what_changes_nothing_is_taken(fields):
     assert read(**fields) == read()

@@ -68,7 +68,11 @@ def error_json(refusal: Refusal) -> dict[str, Any]:
     if refusal.code == "context_length_exceeded":
         # Programs look for these words to know that they have to shorten their history.
         message = f"prompt is too long: {message}"
-    error = {"type": _ERRORS.get(refusal.status, kind), "message": message}
+    error = {
+        "type": _ERRORS.get(refusal.status, kind),
+        "message": message,
+        "details": {"error_code": refusal.code},
+    }
     return {"type": "error", "error": error}
 
 

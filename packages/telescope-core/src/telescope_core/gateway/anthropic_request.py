@@ -18,6 +18,8 @@ INVALID_JSON = "INVALID_JSON"
 
 Anthropic's guide to streamed tools has such calls sent back in this form.
 """
+_NO_SYSTEM_BETWEEN = "mid_conversation_system_not_supported"
+"""Anthropic's code, at which Claude Code says the same in a message of the user."""
 _NAMES = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
@@ -174,8 +176,15 @@ def _messages(plain: object) -> list[Placed]:
     for number, one in enumerate(cast(list[object], plain)):
         where = f"messages.{number}"
         match one:
-            case {"role": "user" | "assistant" | "system"}:
+            case {"role": "user" | "assistant"}:
                 message = cast(dict[str, Any], one)
+            case {"role": "system"}:
+                raise Refusal(
+                    f"{where}: many chat templates have no place for a system message between "
+                    "others; say it in system, or in a message of the user",
+                    param=where,
+                    code=_NO_SYSTEM_BETWEEN,
+                )
             case _:
                 raise wrong(where, "a message of role user or assistant", one)
         _require_fields(message, ("role", "content"), where)
@@ -189,17 +198,16 @@ def _add_asked(placed: list[Placed], asked: dict[str, Any], where: str) -> None:
 
     Messages of the user in a row are one turn, as at Anthropic's endpoint.
     """
-    role = asked["role"]
-    for block, place in _blocks(asked.get("content"), role, where):
+    for block, place in _blocks(asked.get("content"), "user", where):
         if block["type"] == "tool_result":
             inner: object = block.get("content") or ""
             parts = [_part(*one) for one in _blocks(inner, "result", place)]
             answered = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": parts}
             placed.append(Placed(answered, place))
-        elif placed and placed[-1].message["role"] == role == "user":
+        elif placed and placed[-1].message["role"] == "user":
             placed[-1].message["content"].append(_part(block, place))
         else:
-            placed.append(Placed({"role": role, "content": [_part(block, place)]}, where))
+            placed.append(Placed({"role": "user", "content": [_part(block, place)]}, where))
 
 
 def _add_answer(placed: list[Placed], answer: dict[str, Any], where: str) -> None:
@@ -222,7 +230,7 @@ def _blocks(content: object, holder: str, where: str) -> list[tuple[dict[str, An
         return [({"type": "text", "text": content}, where)]
     if not isinstance(content, list):
         raise wrong(f"{where}.content", "text or a list of blocks", content)
-    inner = where if holder == "system" and where == "system" else f"{where}.content"
+    inner = where if holder == "system" else f"{where}.content"
     found: list[tuple[dict[str, Any], str]] = []
     for number, one in enumerate(cast(list[object], content)):
         place = f"{inner}.{number}"

@@ -129,7 +129,8 @@ def _messages(instructions: object, plain: object) -> list[Placed]:
     if instructions:
         if not isinstance(instructions, str):
             raise wrong("instructions", "text", instructions)
-        placed.append(Placed({"role": "system", "content": instructions}, "instructions"))
+        text = [{"type": "text", "text": instructions}]
+        placed.append(Placed({"role": "system", "content": text}, "instructions"))
     if isinstance(plain, str):
         return [*placed, Placed({"role": "user", "content": plain}, "input")]
     if not isinstance(plain, list) or not plain:
@@ -173,10 +174,15 @@ def _add_item(placed: list[Placed], item: dict[str, Any], where: str) -> None:
 def _add_message(placed: list[Placed], item: dict[str, Any], where: str) -> None:
     _require_fields(item, _MESSAGE_FIELDS, where)
     content = _parts(item.get("content"), f"{where}.content")
-    if item.get("role") != "assistant":
-        placed.append(Placed({"role": item.get("role"), "content": content}, where))
-        return
-    answer_for(placed, "text", where)["content"] += content
+    role = item.get("role")
+    if role == "assistant":
+        answer_for(placed, "text", where)["content"] += content
+    elif role in ("system", "developer") and placed and placed[-1].message["role"] == "system":
+        # Programs say one half as instructions and the other as a first item.
+        placed[-1].message["content"].extend(content)
+    else:
+        role = "system" if role == "developer" else role
+        placed.append(Placed({"role": role, "content": content}, where))
 
 
 def _parts(plain: object, where: str) -> list[dict[str, Any]]:
