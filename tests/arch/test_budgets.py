@@ -156,6 +156,16 @@ def test_functions_fit_a_screen():
     assert {name: length for name, length in lengths.items() if length > 100} == {}
 
 
+def test_a_class_name_stands_once_in_a_package():
+    found: dict[tuple[str, str], list[str]] = {}
+    for path, tree in trees().items():
+        package, inside, _ = name_of(path).partition("/src/")
+        for node in tree.body if inside else ():
+            if isinstance(node, ast.ClassDef):
+                found.setdefault((package, node.name), []).append(name_of(path))
+    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
+
+
 def test_modules_open_with_what_they_are():
     wrong = {}
     for path, tree in trees().items():

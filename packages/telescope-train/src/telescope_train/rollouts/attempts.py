@@ -1,15 +1,14 @@
-"""Attempts at rollouts, which `playing` makes: their stages, each an event, and their model calls.
+"""Attempts at rollouts: their stages, each an event, and what their model calls wait for.
 
     drawn -> waiting -> environment -> scoring -> done
                            |    ^
                            v    |
                  waiting -> generating        cancelled and failed from anywhere but an end
 
-The environment tells when scoring begins; of one that does not, it is known once the attempt has
-ended, from how long it took. A reward may ask the model, too, and goes on scoring then. A program
-that runs in an environment may ask the model several things at once: the attempt is `generating`
-while any server works for it, and `waiting` while it only waits. `LimitedPool` is what policies
-ask: a call of a running attempt waits for a slot, any other, such as of an eval, does not.
+`playing` makes them, and another one after a failure. A program in an environment may ask the model
+several things at once: the attempt is `generating` while any server works for it, and `waiting`
+while it only waits. A reward may ask the model, too, and the attempt is `scoring` then. Policies ask
+`LimitedPool`: a call of a running attempt waits for a slot, any other, as of an eval, does not.
 """
 
 import asyncio
@@ -154,7 +153,10 @@ class AttemptStages:
             self._move(Stage.FAILED, _Detail(reason=reason))
 
     def _was_scored(self, score_s: float) -> None:
-        """Note the scoring of an attempt that ends now; `score_s`: how long it took."""
+        """Note the scoring of an attempt that ends now; `score_s`: how long it took.
+
+        An environment that does not tell when scoring begins is known to have scored only then.
+        """
         if self.stage is not Stage.SCORING:
             # When it began is what the environment told, if a call of its own goes on until now.
             self._move(Stage.SCORING, ago_s=0.0 if self._is_scored else score_s)
