@@ -7,7 +7,7 @@
 
 `playing` makes them, and another one after a failure. A program in an environment may ask the model
 several things at once: the attempt is `generating` while any server works for it, and `waiting`
-while it only waits. A reward may ask the model, too, and the attempt is `scoring` then. Policies ask
+while it only waits. A reward may ask, too, and the attempt stays `scoring` then. Policies ask
 `LimitedPool`: a call of a running attempt waits for a slot, any other, as of an eval, does not.
 """
 
