@@ -126,6 +126,19 @@ def test_a_setting_that_is_gone_is_answered_and_its_runs_go_on(name, tiny, tmp_p
     assert changed(config, load_fork(run, 5)) == {}
 
 
+def test_a_setting_that_the_earlier_version_did_not_know_is_no_change(tiny, tmp_path):
+    run = a_run(config_of(tmp_path, tiny))
+    path = run.checkpoints_path / "step-000005" / "checkpoint.json"
+    found = json.loads(path.read_text())
+    del found["config"]["scheduling"]["batch_order"], found["config"]["trainer"]["grad_clip"]
+    path.write_text(json.dumps(found))
+    latest = ("--resume_from_checkpoint", "latest", "--grad_clip", "0.5")
+    again = config_of(tmp_path, tiny, *latest)
+    point = resume_point(again, records_of(again))
+    assert point is not None
+    assert point.changed == ("trainer.grad_clip: 1.0 -> 0.5",)
+
+
 def test_a_value_that_there_is_no_more_is_told_and_refused(tiny, tmp_path):
     config = config_of(tmp_path, tiny)
     run = run_of_earlier(config, {"trainer.fsdp_prefetch_layers": 2})

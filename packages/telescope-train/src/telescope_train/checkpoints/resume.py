@@ -125,7 +125,9 @@ def resume_point(
     changed = (
         # Values of secrets are not in the checkpoint: they come again with the settings.
         *_allowed_changes(
-            without_secrets(before, keeps_names=False), without_secrets(now_, keeps_names=False)
+            without_secrets(before, keeps_names=False),
+            without_secrets(now_, keeps_names=False),
+            origin_of(config).defaults,
         ),
         *_environment_changes(checkpoint, config, records),
         *input_changes(checkpoint, inputs),
@@ -331,9 +333,15 @@ def _no_step_left(checkpoint: RunCheckpoint, config: TrainConfig) -> str:
     )
 
 
-def _allowed_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the settings that differ; raises ConfigError if one of them must not differ."""
+def _allowed_changes(
+    before: Mapping[str, Any], after: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return the settings that differ; raises ConfigError if one of them must not differ.
+
+    A setting that an earlier version did not know is no difference at its default.
+    """
     old, new = dict(_flat(before)), dict(_flat(after))
+    old = {name: one for name, one in defaults.items() if name in new} | old
     changed = {
         name: f"{name}: {old.get(name, 'not set')!r} -> {new.get(name, 'not set')!r}"
         for name in sorted({*old, *new})
