@@ -240,7 +240,8 @@ def time_of(samples: Sequence[TrainingSample], steps: int) -> dict[str, float]:
         try:
             for turn in range(steps + 1):
                 for way, batches in ways.items():
-                    worker.apply_gradient(0.0)
+                    for parameter in worker.backend._policy.parameters():
+                        parameter.grad = None
                     started_s = time.perf_counter()
                     worker.backend.accumulate_gradient(batches, version=0)
                     took_s = time.perf_counter() - started_s
@@ -313,7 +314,8 @@ def main() -> None:
     parser.add_argument("--without-times", action="store_true")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    facts = facts_of_run(COMMAND, "torch", "transformers")
+    command = f"{COMMAND} --without-times" if arguments.without_times else COMMAND
+    facts = facts_of_run(command, "torch", "transformers")
     rows = []
     for sizes in CASES:
         samples, compactions = group_of(sizes)
