@@ -1,8 +1,7 @@
 """The supervisor of a worker: a process that ends the worker's process group, and speaks for it.
 
 A host starts the supervisor, which forks the worker. Programs that environment code starts share
-the worker's process group. They end together with the worker, however the worker or host ends. It
-is the host that decides when a worker hangs (`pool`).
+the worker's process group, and end with it. When a worker hangs, the host decides (`pool`).
 
 Code that holds the interpreter stops every thread of the worker, the one that sends beats included.
 The supervisor sees it in the memory that both share, sends the beats, and names the code. When
