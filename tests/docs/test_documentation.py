@@ -120,6 +120,15 @@ ELSEWHERE = {
     "--base-url http://127.0.0.1:8000/v1": (
         "tests/e2e/test_harnesses.py::test_its_rollout_is_trained_on_exactly_what_was_sampled"
     ),
+    "npm install --prefix /opt/coding-agents @anthropic-ai/claude-code@2.1.332": (
+        "tests/e2e/test_coding_agents.py"
+        "::test_its_rollout_is_trained_on_exactly_what_was_sampled"
+    ),
+    "telescope eval ./coding.py:Coding --base-url http://127.0.0.1:8000/v1 "
+    "--examples 1 --rollouts 4": (
+        "tests/e2e/test_coding_agents.py"
+        "::test_its_rollout_is_trained_on_exactly_what_was_sampled"
+    ),
     "telescope sandbox check local": "tests/cli/test_sandbox.py::test_a_check_that_passes",
     "telescope env link gym:FrozenLake-v1": GAMES_EVAL,
     "telescope eval gym:FrozenLake-v1 --base-url http://127.0.0.1:8000/v1 --model m": GAMES_EVAL,
