@@ -2,7 +2,10 @@
 
 import json
 import os
+import sys
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 from tests.adapters.harbor_folders import DOCKERFILE, GRADE, TABLE, write_task
@@ -13,12 +16,14 @@ from tests.core.harnesses.agents import AGENT, ScriptedPolicy
 from telescope_adapters.harbor import HarborEnvironment, check_tasks
 from telescope_adapters.harbor_images import build_of, local_image
 from telescope_adapters.harbor_tasks import read_tasks
+from telescope_adapters.serving.harbor_folders import write_tasks
 from telescope_core import RolloutStatus, Split, StopReason
 from telescope_core.errors import ConfigError, EnvironmentLoadError, UnknownNameError
 from telescope_core.gateway import Gateway, RecordedEnvironment
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.sandboxes import Network
 
+ROOT = Path(__file__).parents[2]
 HARNESS = {
     "harness": "command",
     "harness_options": {
@@ -319,3 +324,65 @@ def test_commands_link_and_check_a_folder(tmp_path, home, monkeypatch):
     done = telescope("env", "link", "harbor:tasks", "--settings", settings, folder=tmp_path)
     assert done.returncode == 3
     assert "two needs GPUs" in done.stderr
+
+
+WITH_FILES = """
+from telescope_core import Example, ListSource, SingleTurnEnvironment, reward
+
+class Plain(SingleTurnEnvironment):
+    def examples(self, split):
+        return ListSource([Example(id=f"{split}/1", prompt="x")])
+
+    @reward
+    def right(self, completion):
+        return 1.0
+
+class Files(Plain):
+    def task_files(self, example):
+        return {
+            "instruction.md": "Write 1 to `x`.",
+            "environment/sub/empty": "",
+            "tests/test.sh": "[ -e sub/empty ] && cat x > /logs/verifier/reward.txt || true",
+            "solution/solve.sh": "echo 1 > x",
+        }
+
+class Partly(Plain):
+    def task_files(self, example):
+        return {"instruction.md": "x"} if example.id == "eval/1" else None
+"""
+
+
+@pytest.mark.slow
+async def test_examples_of_ours_are_written_as_tasks_that_play(tmp_path):
+    (tmp_path / "ours.py").write_text(WITH_FILES)
+    words = ("env", "export", "./ours.py:Files", "--output", "out")
+    done = telescope(*words, "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["tasks"]) == 2
+    checks = await check_tasks({"id": str(tmp_path / "out"), **LOCAL}, 9, lambda check: None)
+    # Nothing was written to `x`, so the empty reward file is a failure and no 0.
+    assert [check.solution for check in checks] == [1.0, 1.0]
+    assert [check.nothing for check in checks] == [None, None]
+    done = telescope(*words, folder=tmp_path)
+    assert (done.returncode, "not empty" in done.stderr) == (2, True)
+    for name, said in (("Plain", "task_files"), ("Partly", "gives no files")):
+        done = telescope("env", "export", f"./ours.py:{name}", "-o", name, folder=tmp_path)
+        assert done.returncode == 3
+        assert said in done.stderr
+        assert not (tmp_path / name).exists()
+    assert telescope("env", "export", "x", "--to", "harbr", folder=tmp_path).returncode == 2
+
+
+@pytest.mark.slow
+async def test_the_repositories_of_swe_small_grade_alike_as_tasks(tmp_path, monkeypatch):
+    name = "telescope_env_telescope_swe_small"
+    monkeypatch.syspath_prepend(ROOT / "packages/telescope-envs/environments/swe-small/src")
+    for module in [one for one in sys.modules if one.startswith(name)]:
+        monkeypatch.delitem(sys.modules, module)
+    ours = import_module(name).SweSmall()
+    examples = [await ours.fetcher.get(Split.TRAIN, index) for index in range(2)]
+    tasks = {"train": {one.id: ours.task_files(one) for one in examples}}
+    write_tasks(tmp_path / "out", tasks, environment="telescope/swe-small", version="1")
+    checks = await check_tasks({"id": str(tmp_path / "out"), **LOCAL}, 9, lambda check: None)
+    assert [(one.solution, one.nothing) for one in checks] == [(1.0, 0.0)] * 2
+    assert checks[0].task.startswith("telescope/swe-small-")

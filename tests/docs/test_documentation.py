@@ -83,6 +83,9 @@ ELSEWHERE = {
     "telescope env validate harbor:./tasks": HARBOR,
     "telescope eval harbor:./tasks --base-url http://127.0.0.1:8000/v1 --model m": HARBOR_PLAYED,
     "telescope env link harbor:./tasks --secret OPENAI_API_KEY": HARBOR,
+    "telescope env export telescope/swe-small --output tasks": (
+        "tests/adapters/test_harbor.py::test_examples_of_ours_are_written_as_tasks_that_play"
+    ),
     'telescope env link harbor:./tasks --settings \'{"harness": "command", '
     '"harness_options": {"argv": ["python3", "agent.py", "{task}"]}}\'': HARBOR,
     'telescope env link harbor:./tasks --settings \'{"sandbox": "local", '

@@ -56,6 +56,10 @@ VERBS = {
         target="telescope_cli.env.check_grader:check_grader",
         help="Show which answers near the right one a grader takes for right.",
     ),
+    "export": Verb(
+        target="telescope_cli.env.export:export",
+        help="Write an environment's examples as task folders of Harbor.",
+    ),
     "build": Verb(
         target="telescope_cli.env.project:build",
         help="Build a project's wheel reproducibly, and inspect it.",

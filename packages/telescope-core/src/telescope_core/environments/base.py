@@ -234,6 +234,14 @@ class Environment:
         """Return a completion with the maximum reward, or one per turn; None = not known."""
         return None
 
+    def task_files(self, example: Example) -> Mapping[str, str] | None:
+        """Return `example` as the files of a task folder of Harbor, by path; None = it is none.
+
+        `instruction.md` and `tests/test.sh` must be among them. Files below `environment/` are what
+        the agent finds, and `solution/solve.sh` solves it. `telescope env export` writes them.
+        """
+        return None
+
     def golden_answers(self, example: Example) -> Mapping[str, str]:
         """Return the right answers, by name, that are recorded with each rollout."""
         return {"answer": example.answer} if example.answer else {}

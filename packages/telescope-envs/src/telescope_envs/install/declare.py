@@ -10,7 +10,8 @@ import json
 import sys
 from typing import Any
 
-from telescope_core.base.errors import TelescopeError
+from telescope_core.base.errors import EnvironmentLoadError, TelescopeError
+from telescope_core.environments import Environment
 from telescope_core.finding.locate import load_environment_class
 from telescope_core.playing.in_process import InProcessEnvironment
 
@@ -56,7 +57,31 @@ def declared(factory: str, settings: _Settings) -> dict[str, Any]:
     return {**declarations(factory, settings), "splits": sizes}
 
 
-QUESTIONS = {one.__name__: one for one in (built, schema, declarations, declared)}
+def task_files(factory: str, settings: _Settings) -> dict[str, Any]:
+    """Return the files of the task folder of each example: split -> id -> path -> text."""
+    environment = load_environment_class(factory).from_settings(settings)
+    if type(environment).task_files is Environment.task_files:
+        raise EnvironmentLoadError(
+            "it has no method task_files, which gives the files of an example; only environments "
+            "that work on files can be exported"
+        )
+
+    async def found() -> dict[str, Any]:
+        sizes = {
+            split: environment.fetcher.source(split).num_examples for split in environment.splits()
+        }
+        if None in sizes.values():
+            raise EnvironmentLoadError("its examples have no end, so they cannot be exported")
+        tasks: dict[str, Any] = {}
+        for split, size in sizes.items():
+            examples = [await environment.fetcher.get(split, index) for index in range(size or 0)]
+            tasks[str(split)] = {one.id: environment.task_files(one) for one in examples}
+        return tasks
+
+    return asyncio.run(found())
+
+
+QUESTIONS = {one.__name__: one for one in (built, schema, declarations, declared, task_files)}
 
 
 def main(question: str, factory: str, settings: str, *search_path: str) -> None:

@@ -17,10 +17,16 @@ from telescope_envs.records.links import write_link
 from telescope_envs.records.projects import LinkedProject, read_project
 from telescope_envs.records.release import Release, Setting
 
-Question = Literal["built", "schema", "declarations", "declared"]
+Question = Literal["built", "schema", "declarations", "declared", "task_files"]
 """A function of `declare.py`."""
 _PROGRAM = str(Path(__file__).with_name("declare.py"))
-_LIMITS_S = {"built": 300.0, "schema": 60.0, "declarations": 120.0, "declared": 120.0}
+_LIMITS_S = {
+    "built": 300.0,
+    "schema": 60.0,
+    "declarations": 120.0,
+    "declared": 120.0,
+    "task_files": 300.0,
+}
 """A framework's environment may read its data while it is built."""
 _DECLARED = ("config_schema", "config_schema_sha256", "splits", "reward", "network", "secrets")
 
