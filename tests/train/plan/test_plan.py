@@ -106,6 +106,15 @@ def test_a_sound_plan_has_no_problems_and_the_right_sums(flags):
     assert found.max_tokens_per_step == 40 * 512
 
 
+def test_a_problem_of_several_lines_keeps_them(flags):
+    long = "restore these settings, or start from an export of the weights of the run, with a name:"
+    found = replace(plan(flags), problems=(f"{long}\n  one: 1 -> 2\n  two: 3 -> 4",))
+    shown = render_plan(found).splitlines()
+    assert "    one: 1 -> 2" in shown
+    assert "    two: 3 -> 4" in shown
+    assert max(map(len, shown)) <= 80
+
+
 def test_shares_follow_the_weights_and_group_sizes(flags):
     entries = [
         {"name": "plan_environment:Echo", "weight": 3},

@@ -132,9 +132,19 @@ def _verdict(plan: Plan) -> Iterator[str]:
 
 
 def _wrapped(text: str, mark: str) -> list[str]:
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=mark, subsequent_indent=" " * len(mark), break_on_hyphens=False
-    )
+    """Return the lines of `text` behind `mark`; those that it has itself are kept, further in."""
+    lines: list[str] = []
+    for number, line in enumerate(text.splitlines()):
+        inner = " " * (len(mark) + 2 * bool(number))
+        begin = inner if number else mark
+        lines += textwrap.wrap(
+            line.strip(),
+            WIDTH,
+            initial_indent=begin,
+            subsequent_indent=inner,
+            break_on_hyphens=False,
+        )
+    return lines
 
 
 def _count(number: int) -> str:
