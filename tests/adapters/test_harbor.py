@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import tempfile
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.adapters.harbor_folders import DOCKERFILE, GRADE, TABLE, write_task
 from tests.adapters.linking import telescope
 from tests.asking import ask
 from tests.core.harnesses.agents import AGENT, ScriptedPolicy
+from tests.core.sandboxes.containers import IMAGE, podman_service
 
 from telescope_adapters.harbor import HarborEnvironment, check_tasks
 from telescope_adapters.harbor_images import build_of, local_image
@@ -386,3 +388,29 @@ async def test_the_repositories_of_swe_small_grade_alike_as_tasks(tmp_path, monk
     checks = await check_tasks({"id": str(tmp_path / "out"), **LOCAL}, 9, lambda check: None)
     assert [(one.solution, one.nothing) for one in checks] == [(1.0, 0.0)] * 2
     assert checks[0].task.startswith("telescope/swe-small-")
+
+
+@pytest.mark.slow
+async def test_tasks_are_built_and_played_in_containers(tmp_path):
+    table = TABLE + 'network_mode = "no-network"\n'
+    lines = (
+        f"FROM {IMAGE}\nWORKDIR /srv/task\nENV MARK=yes\nCOPY words ./\nRUN echo $MARK > /seen\n"
+    )
+    grade = GRADE.replace("/app/count", "count").replace("tr -d", "cat /seen > /dev/null; tr -d")
+    write_task(tmp_path / "one", table=table, dockerfile=lines, tests=grade)
+    with (
+        # The path of a socket must be short, which that of tmp_path is not.
+        tempfile.TemporaryDirectory(prefix="podman-") as folder,
+        podman_service(Path(folder)) as address,
+    ):
+        settings = {"id": str(tmp_path), **HARNESS, "sandbox": "docker", "docker_url": address}
+        [check] = await check_tasks(settings, 9, lambda check: None)
+        assert (check.solution, check.nothing, check.problems) == (1.0, 0.0, ())
+        async with playing(HarborEnvironment.from_settings(settings)) as play:
+            rollout, policy = await play("$ pwd; id -u; cat /seen", "$ echo 3 > count", "done")
+        assert policy.asked[1].split() == ["/srv/task", "0", "yes"]
+        assert (rollout.status, rollout.reward) == (RolloutStatus.KEPT, 1.0), rollout.error
+        with pytest.raises(EnvironmentLoadError, match=r"one: .*cpus"):
+            HarborEnvironment.from_settings({**settings, "cpus": 4096.0})
+    with pytest.raises(ConfigError, match="docker_url"):
+        HarborEnvironment.from_settings(settings)
