@@ -17,6 +17,7 @@ from telescope_core import RolloutStatus
 from telescope_core.gateway import Gateway, RecordedEnvironment
 from telescope_core.harnesses import AgentConfig
 from telescope_core.in_process import InProcessEnvironment
+from telescope_core.sandboxes.protocol import WORK_FOLDER
 from telescope_core.types import Sampling
 from telescope_train.batches.samples import samples_from_rollout
 from telescope_train.inference.policy import TokenPolicySource
@@ -32,7 +33,7 @@ pytestmark = [
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "run-a-coding-agent.md"
 SAMPLING = Sampling(max_tokens=4000, temperature=0.9)
 LIMIT_S = 600.0
-WRITTEN = "/tmp/work/hello.txt"
+WRITTEN = f"{WORK_FOLDER}/hello.txt"
 CALLS = {
     "claude-code": [
         ("Write", {"file_path": WRITTEN, "content": "hi\n"}),

@@ -111,7 +111,7 @@ def environment(**config) -> Counted:
 async def test_a_rollout_is_played_in_one_shell_that_goes_on():
     async with playing(environment()) as play:
         rollout, policy = await play(
-            typed("cd /tmp/work; n=$(wc -l < words)\n"),
+            typed("n=$(wc -l < words)\n"),
             "no object",
             json.dumps({"commands": [{"keys": "cat > seen\n", "wait_s": 0.1}]}),
             typed("x\n\u0004", "cat seen; echo $n > count; cat count; (exit 3)\n"),
