@@ -67,6 +67,13 @@ def test_the_front_page_lists_all_that_is_published(open_page, hub):
     assert f"0.1.0 (deprecated): {NASTY}" in page.texts
 
 
+def test_an_empty_registry_says_so(tmp_path):
+    with served(tmp_path / "hub") as hub:
+        assert "Nothing is published yet." in httpx.get(f"{hub.address}/").text
+        hub.store.publish(toy_publication())
+        assert "Nothing is published yet." not in httpx.get(f"{hub.address}/").text
+
+
 def test_the_page_of_an_environment_says_how_to_install_it_and_what_it_was(open_page, hub):
     assert {
         f"telescope env install acme/plain --registry {hub.address}",

@@ -158,6 +158,8 @@ class HubApp:
                     f'<p><a href="environments/{quote(row.id)}">{escape(row.id)}</a> '
                     f"{escape(row.version + mark)}: {escape(row.summary)}</p>"
                 )
+            if len(lines) == 1:
+                lines.append("<p>Nothing is published yet.</p>")
             return html_page(self.hub.name, lines).encode(), _HTML
 
         return self.answers.answer(request, address, build) or Response()
