@@ -60,6 +60,12 @@ def test_a_folder_of_tasks_is_read(tmp_path):
     assert first.prompt == (tmp_path / "one" / "instruction.md").read_text()
 
 
+def test_marks_for_those_who_look_for_leaks_are_not_sent(tmp_path):
+    for marks in ("<!-- a canary GUID 1 -->\n# Canary 2\n\n", "# canary\n"):
+        write_task(tmp_path / "one", more={"instruction.md": f"{marks}# Title\n\n# no canary\n"})
+        assert read_tasks(tmp_path)[0].instruction == "# Title\n\n# no canary\n"
+
+
 def test_what_is_no_task_is_told(tmp_path):
     with pytest.raises(ConfigError, match="no such folder"):
         read_tasks(tmp_path / "nothing")
@@ -270,6 +276,7 @@ async def test_an_agent_plays_in_the_folder_of_the_task_and_is_graded_by_its_tes
             "said",
             "/app",
         ]
+        assert rollout.metrics["verifier_s"] > 0
         assert rollout.tags["task_digest"] == read_tasks(tmp_path)[0].digest
         # What the agent leaves where the reward is written counts for nothing, nor do helpers.
         stale = (

@@ -206,7 +206,8 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
         written = await self._verified(episode)
         episode.state["reward"] = written.pop("reward")
         done = await super().score(rollout, example, episode)
-        return replace(done, metrics={**done.metrics, **written})
+        took = {"verifier_s": episode.state["verifier_s"]}
+        return replace(done, metrics={**done.metrics, **took, **written})
 
     @reward
     def verifier(self, episode: Episode[Any]) -> float:
@@ -367,7 +368,7 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
             episode, ["bash", "/tests/test.sh"], task.table.verifier.env, limit_s
         )
         said = f"{done.error_text}\n{done.text}".strip()[-_SAID:]
-        episode.metrics["verifier_s"] = done.wall_s
+        episode.state["verifier_s"] = done.wall_s
         episode.note("verifier", said, kind="stdout")
         if done.stop is not StopCause.EXITED:
             raise SandboxError(

@@ -22,6 +22,8 @@ _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 _SIZE = re.compile(r"([0-9.]+)\s*([KMG])I?B?", re.IGNORECASE)
 _MB_OF = {"K": 1 / 1024, "M": 1, "G": 1024}
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
+_CANARY = re.compile(r"(?:[ \t]*(?:#.*canary.*|<!--.*canary.*-->)[ \t]*\n)+\s*", re.IGNORECASE)
+"""Comments at the beginning of an instruction that mark it for those who look for leaks."""
 _SHOWN = 6
 _ROOT = (None, "root", "0", 0)
 
@@ -217,12 +219,14 @@ def _read(folder: Path) -> HarborTask:
         raise ConfigError(
             f"{folder.name}: task.toml: {where}: {first['msg']}, got {first['input']!r:.80}"
         ) from None
-    instruction = folder / "instruction.md"
+    path = folder / "instruction.md"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    marked = _CANARY.match(text)
     return HarborTask(
         name=table.task.name or folder.resolve().name,
         folder=folder.resolve(),
         table=table,
-        instruction=instruction.read_text(encoding="utf-8") if instruction.is_file() else "",
+        instruction=text[marked.end() :] if marked else text,
     )
 
 
