@@ -203,3 +203,20 @@ async def test_an_image_is_built_once_and_one_that_cannot_be_says_why(provider):
     failing = _context(f"FROM {IMAGE}\nRUN echo no such words; false\n")
     with pytest.raises(SandboxError, match="no such words"):
         await provider.build(failing, "telescope-built:2", 300.0)
+
+
+async def test_an_address_is_opened_beside_the_whole_network(address):
+    made = open_provider("docker", base_url=address, image=IMAGE, as_image=True)
+    heard = await asyncio.start_server(
+        lambda _, writer: (writer.write(b"there\n"), writer.close()), "127.0.0.1", 0
+    )
+    port = heard.sockets[0].getsockname()[1]
+    ask = "import socket, sys; host, port = sys.argv[1].split(':'); "
+    ask += "print(socket.create_connection((host, int(port))).makefile().read(), end='')"
+    try:
+        box = await made.create(SandboxSpec(memory_mb=128, network=Network.FULL))
+        async with box.opened("127.0.0.1", port) as at:
+            assert (await box.run(["python3", "-c", ask, at])).text == "there\n"
+    finally:
+        heard.close()
+        await made.close()
