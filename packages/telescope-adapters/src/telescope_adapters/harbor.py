@@ -370,7 +370,8 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
         said = f"{done.error_text}\n{done.text}".strip()[-_SAID:]
         episode.state["verifier_s"] = done.wall_s
         episode.note("verifier", said, kind="stdout")
-        if done.stop is not StopCause.EXITED:
+        # One of its processes may have met the limit of the memory, and the script gone on.
+        if done.stop in (StopCause.TIMEOUT, StopCause.SANDBOX_ENDED):
             raise SandboxError(
                 f"{task.name}: its verifier did not end by itself ({done.stop}, limit {limit_s:g} "
                 "s)"
