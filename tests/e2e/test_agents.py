@@ -9,7 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import anthropic
 import numpy as np
+import openai
 import pytest
 from tests.e2e.conftest import backend_settings, connected, local_ranks
 from tests.ports import free_port
@@ -25,6 +27,7 @@ from telescope_core.types import Completion, Group, Rollout, RolloutStatus, Samp
 from telescope_train.algorithms import load_algorithm
 from telescope_train.batches.batch import TrainingSample
 from telescope_train.batches.packing import Packing
+from telescope_train.batches.samples import samples_from_rollout
 from telescope_train.chat.renderer import load_renderer
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.client import TokenClient
@@ -210,6 +213,53 @@ async def test_an_agent_library_is_trained_on_exactly_what_was_sampled(
     finally:
         await gateway.close()
         await ranks.close()
+
+
+async def say_by_chat(client: openai.AsyncOpenAI, history: list) -> list:
+    reply = await client.chat.completions.create(model="policy", messages=history)
+    return [reply.choices[0].message]
+
+
+async def say_by_responses(client: openai.AsyncOpenAI, history: list) -> list:
+    async with client.responses.stream(model="policy", input=history) as stream:
+        # Answers that are cut have no final response in the client's eyes.
+        ended = [event async for event in stream][-1]
+    return ended.response.output
+
+
+async def say_by_messages(client: anthropic.AsyncAnthropic, history: list) -> list:
+    async with client.messages.stream(model="policy", max_tokens=99, messages=history) as stream:
+        reply = await stream.get_final_message()
+    return [{"role": "assistant", "content": reply.content}]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("say", [say_by_chat, say_by_responses, say_by_messages])
+async def test_twenty_turns_and_a_compaction_by_each_api(
+    tiny_model: Path, recording_pool: RecordingPool, say
+) -> None:
+    gateway = Gateway(model="policy")
+    await gateway.start()
+    renderer = load_renderer(rules_of(tiny_model).config.model)
+    policies = TokenPolicySource(recording_pool, renderer, max_model_len=1024, gateway=gateway)
+    policy = policies.policy("0.0/0", SAMPLING)
+    endpoint = policy.endpoint
+    assert endpoint is not None
+    connect, address = openai.AsyncOpenAI, endpoint.base_url
+    if say is say_by_messages:
+        connect, address = anthropic.AsyncAnthropic, endpoint.anthropic_base_url
+    history: list = []
+    async with connect(base_url=address, api_key=endpoint.api_key, max_retries=0) as client:
+        for turn in range(20):
+            asked = {"role": "user", "content": f"turn {turn}"}
+            history = [asked] if turn == 12 else [*history, asked]
+            history += await say(client, history)
+    await gateway.close()
+    assert len(policy.turns) == 20
+    rollout = Rollout(
+        environment="agent", example_id="e", group_id="g", index=0, turns=tuple(policy.turns)
+    )
+    require_as_sampled(samples_from_rollout(rollout, 1.0, 1.0), recording_pool.record)
 
 
 def telescope(place: Path, *arguments: str) -> str:
