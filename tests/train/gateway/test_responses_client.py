@@ -15,6 +15,8 @@ from test_anthropic_client import (
     require_trained_once,
     step,
 )
+from test_anthropic_client import asked as anthropic_asked
+from test_anthropic_client import client_of as anthropic_client_of
 from test_openai_client import TWO_CALLS, client_of
 
 from telescope_core.gateway.refusal import Refusal
@@ -115,6 +117,28 @@ async def test_twenty_turns_with_tools_thinking_and_compaction(serve, streamed):
     assert len(rollout.policy.turns) == NUM_TURNS
     require_trained_once(rollout, 2)
     assert not rollout.policy.recorder.leaves_out_thinking
+
+
+ODD = ["", "long enough to be cut", "<think>hm</think>", "<think>hm", "  c \n", "<tool_call>\n{"]
+
+
+@pytest.mark.parametrize("by_messages", [False, True])
+async def test_odd_answers_are_gone_on_from_as_they_were_sampled(serve, by_messages):
+    """Empty ones, cut ones, thinking alone, and calls that are none."""
+    answers = iter(ODD)
+    rollout = serve(lambda prompt: next(answers), sampling=Sampling(max_tokens=20))
+    history: list = []
+    connect = anthropic_client_of if by_messages else client_of
+    async with connect(rollout) as client:
+        for number in range(len(ODD)):
+            history.append({"role": "user", "content": f"turn {number}"})
+            if by_messages:
+                said = await anthropic_asked(client, messages=history)
+                history.append({"role": "assistant", "content": said.content})
+            else:
+                history += packed((await asked(client, input=history)).output)
+    # As with chat completions: the template closes the thinking that the model left open.
+    require_trained_once(rollout, 2)
 
 
 async def test_the_client_gets_the_refusal_and_nothing_is_asked(serve):
