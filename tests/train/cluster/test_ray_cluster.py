@@ -8,12 +8,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import ray
 from ray._private.utils import validate_socket_filepath
+from tests.processes import command_of, listening_hosts
 
 from telescope_core.base import interrupts
 from telescope_core.errors import ConfigError, ProcessDiedError
@@ -25,12 +27,21 @@ from telescope_train.cluster.ray_cluster import (
     answer,
     ray_cluster,
 )
+from telescope_train.cluster.scratch import ScratchFolder
 from telescope_train.config.schema import RaySection
 
 BUNDLES = [Bundle(cpus=1.0)]
 DEADLINE_S = 60.0
 SHORT_S = 0.001
 """So short that it has passed whenever the event loop looks."""
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of temporary files with a path that is short enough for Ray."""
+    with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as path:
+        monkeypatch.setattr(tempfile, "tempdir", path)
+        yield Path(path)
 
 
 class Here:
@@ -42,14 +53,13 @@ class Here:
 
 @pytest.mark.engine
 def test_a_run_starts_its_own_ray_whatever_others_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Ray looks for the note of a `ray start` in its temporary folder, and in this variable. Both
     # name a cluster that is long gone.
-    short = Path(tempfile.mkdtemp(prefix="tt-", dir="/tmp"))
-    (short / "ray").mkdir()
-    (short / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
-    monkeypatch.setenv("RAY_TMPDIR", str(short))
+    (temporary / "ray").mkdir()
+    (temporary / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+    monkeypatch.setenv("RAY_TMPDIR", str(temporary))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     # Ray's own token would go there.
     monkeypatch.setenv("HOME", "/dev/null/nowhere")
@@ -63,16 +73,10 @@ def test_a_run_starts_its_own_ray_whatever_others_left(
         assert ray.get(ray.remote(Here).remote().pid.remote()) != os.getpid()
         driver = psutil.Process()
         tree = [driver, *driver.children(recursive=True)]
-        hosts = {
-            connection.laddr.ip.removeprefix("::ffff:")
-            for one in tree
-            for connection in one.net_connections("inet")
-            if connection.status == psutil.CONN_LISTEN
-        }
-        assert hosts == {"127.0.0.1"}
+        assert set().union(*map(listening_hosts, tree)) == {"127.0.0.1"}
         # It serves metrics to everybody on this machine.
         assert not [
-            one for one in tree if any(word.endswith("/monitor.py") for word in one.cmdline())
+            one for one in tree if any(word.endswith("/monitor.py") for word in command_of(one))
         ]
         session = Path(ray._private.worker._global_node.get_session_dir_path())
         # Ray lets everybody write into its own folder, who could put another token there.
@@ -80,9 +84,59 @@ def test_a_run_starts_its_own_ray_whatever_others_left(
         assert folder.stat().st_mode & 0o777 == 0o700
         assert folder.name.startswith("telescope-ray-")
         assert Path(os.environ[module.TOKEN_PATH_VARIABLE]).parent == folder
-    assert not folder.exists(), "a run that went well leaves no folder of Ray's behind"
+    left = [one.name for one in temporary.iterdir()]
+    assert left == ["ray"], "a run that went well leaves no folder of Ray's behind"
     assert not ray.is_initialized()
     assert [one for one in started if one.is_running()] == []
+
+
+STARTED = """
+import os, signal, time, ray
+from telescope_core.base.interrupts import NUMBERS
+from telescope_train.cluster.placement import Bundle
+from telescope_train.cluster.ray_cluster import ray_cluster
+from telescope_train.config.schema import RaySection
+
+class Here:
+    def pid(self):
+        return os.getpid()
+
+def ask(number, frame):
+    print(number, ray.get(one.pid.remote()), flush=True)
+
+with ray_cluster(RaySection(), [Bundle(cpus=1.0)], debug=False):
+    one = ray.remote(Here).remote()
+    for number in NUMBERS:
+        signal.signal(number, ask)
+    ask(0, None)
+    # Not signal.pause(): a signal just before it would be answered after the next one only.
+    while True:
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.engine
+def test_a_signal_for_the_group_is_not_for_ray_which_ends_when_its_driver_is_killed(
+    temporary: Path,
+) -> None:
+    command = [sys.executable, "-c", STARTED]
+    variables = os.environ | {"TMPDIR": str(temporary)}
+    with subprocess.Popen(
+        command, env=variables, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        _, pid = process.stdout.readline().split()
+        started = psutil.Process(process.pid).children(recursive=True)
+        assert int(pid) in [one.pid for one in started]
+        for number in interrupts.NUMBERS:
+            os.killpg(process.pid, number)
+            assert process.stdout.readline().split() == [str(int(number)), pid]
+        process.kill()
+        _, left = psutil.wait_procs(started, timeout=DEADLINE_S)
+        assert left == []
+    assert [one.name for one in temporary.glob(f"{module.SESSION_PREFIX}*/owner")] == ["owner"]
+    ScratchFolder(module.SESSION_PREFIX, max_parent_bytes=module.MAX_TEMP_PATH).remove()
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -112,7 +166,7 @@ def test_a_cluster_that_is_not_there_is_one_message(
 
 @pytest.mark.parametrize("error", [RuntimeError, OSError, ConnectionError, ValueError])
 def test_a_ray_that_does_not_start_is_one_message(
-    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch, temporary: Path
 ) -> None:
     def fail(**_: object) -> None:
         raise error("no room for the raylet")
@@ -125,12 +179,12 @@ def test_a_ray_that_does_not_start_is_one_message(
         pass
     (folder,) = [word.rstrip(".") for word in str(caught.value).split() if "telescope-ray-" in word]
     assert Path(folder).parent.is_dir(), "where Ray's own logs would be"
-    Path(folder).parent.rmdir()
+    assert list(Path(folder).parent.iterdir()) == [], "nothing by which it would be deleted"
 
 
 @pytest.mark.parametrize("num_slow", [1, 2])
 def test_a_slow_start_is_tried_once_more(
-    num_slow: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    num_slow: int, monkeypatch: pytest.MonkeyPatch, temporary: Path
 ) -> None:
     tries: list[object] = []
 
@@ -141,7 +195,6 @@ def test_a_slow_start_is_tried_once_more(
             raise Exception("The current node timed out during startup. This could happen")
 
     monkeypatch.setattr(module.ray, "init", start)
-    monkeypatch.setattr(module, "_session_folder", lambda: tmp_path)
     if num_slow == 1:
         with ray_cluster(RaySection(), BUNDLES, debug=False):
             assert len(tries) == 2
@@ -155,14 +208,13 @@ def test_a_slow_start_is_tried_once_more(
 
 
 def test_the_token_is_for_this_user_alone_and_needs_no_home(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, temporary: Path
 ) -> None:
     monkeypatch.setattr(module.ray, "init", lambda **_: None)
-    monkeypatch.setattr(module, "_session_folder", lambda: tmp_path)
     monkeypatch.delenv(module.TOKEN_PATH_VARIABLE, raising=False)
     with ray_cluster(RaySection(), BUNDLES, debug=False):
         token = Path(os.environ[module.TOKEN_PATH_VARIABLE])
-        assert token.parent == tmp_path
+        assert token.parent.parent == temporary
         assert token.stat().st_mode & 0o777 == 0o600
         assert len(token.read_text()) == 64
     assert not token.exists()
@@ -170,7 +222,7 @@ def test_the_token_is_for_this_user_alone_and_needs_no_home(
 
 
 def test_a_signal_while_ray_starts_ends_the_start(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, temporary: Path
 ) -> None:
     def start(**_: object) -> None:
         # As Ray does, whose handler raises SystemExit wherever it is.
@@ -179,8 +231,6 @@ def test_a_signal_while_ray_starts_ends_the_start(
         time.sleep(60)
 
     monkeypatch.setattr(module.ray, "init", start)
-    monkeypatch.setattr(module, "_session_folder", lambda: tmp_path / "session")
-    (tmp_path / "session").mkdir()
     before = signal.getsignal(signal.SIGTERM)
     with (
         interrupts.taken(),
@@ -189,7 +239,7 @@ def test_a_signal_while_ray_starts_ends_the_start(
     ):
         pass
     assert caught.value.exit_code == 143
-    assert not (tmp_path / "session").exists()
+    assert list(temporary.iterdir()) == []
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -238,19 +288,21 @@ def test_the_runtime_environment_reaches_ray(monkeypatch: pytest.MonkeyPatch) ->
         assert given["runtime_env"] == variables
 
 
-@pytest.mark.parametrize("parent", ["/somewhere/" + "deep/" * 20, "/t/" + "\u00fc" * 8])
-def test_a_long_path_of_temporary_files_is_not_used(
-    parent: str, monkeypatch: pytest.MonkeyPatch
+def test_a_process_of_ray_that_goes_while_it_is_looked_at_has_died(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: parent)
-    folder = module._session_folder()
-    folder.rmdir()
-    assert folder.parent == Path("/tmp")
+    def gone(self: psutil.Process) -> str:
+        raise psutil.NoSuchProcess(self.pid)
+
+    head = HeadProcesses([psutil.Process()])
+    monkeypatch.setattr(psutil.Process, "status", gone)
+    with pytest.raises(ProcessDiedError, match=rf"process {os.getpid()}\) died"):
+        head.check()
 
 
 def test_sockets_of_ray_have_room_in_the_longest_folder_that_is_used() -> None:
     parent = "/" + "x" * (module.MAX_TEMP_PATH - 1)
-    folder = Path(parent, "telescope-ray-12345678", module.RAY_FOLDER)
+    folder = Path(parent, f"{module.SESSION_PREFIX}12345678", module.RAY_FOLDER)
     session = "session_2026-11-26_20-57-15_599085_4194304"
     validate_socket_filepath(str(folder / session / "sockets" / "plasma_store"))
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,26 @@ def test_a_server_that_prints_is_known_to_do_something_and_one_that_is_killed_is
         server.close()
     with pytest.raises(ProcessDiedError, match=r"of signal SIG\w+; its log is (.|\n)*\n50%$"):
         server.check()
+
+
+def test_temporary_files_of_a_server_end_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as place:
+        monkeypatch.setattr(tempfile, "tempdir", place)
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        text = (
+            "import os, tempfile, time\ntempfile.mkstemp()\n"
+            "os.makedirs(os.environ['TORCHINDUCTOR_CACHE_DIR'])\n"
+            "print('made', flush=True)\ntime.sleep(600)"
+        )
+        server = ServerProcess(script(tmp_path, text))
+        try:
+            give_up_s = time.monotonic() + DEADLINE_S
+            while not server.log_bytes():
+                assert time.monotonic() < give_up_s
+        finally:
+            server.close()
+        kept = f"torchinductor_{os.getuid()}"
+        assert os.listdir(place) == [kept], "what was compiled is for the next start, too"
 
 
 def test_closing_again_ends_nobody_who_has_its_number_by_then(

@@ -5,10 +5,9 @@ import math
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
-import tempfile
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 
 import psutil
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray._private.node import Node
 from ray._private.ray_logging import stdout_deduplicator
 from ray._private.utils import read_ray_address
@@ -28,6 +27,8 @@ from telescope_core.base.addresses import without_brackets
 from telescope_core.base.errors import ConfigError, ProcessDiedError, TelescopeError
 from telescope_core.records.output_logs import first_error
 from telescope_train.cluster.placement import Bundle
+from telescope_train.cluster.scratch import ScratchFolder
+from telescope_train.cluster.watchdog import Watchdog
 from telescope_train.config.schema import RaySection
 
 # Only batches, log-probs and answers pass through Ray; weights do not. By default Ray would take
@@ -52,6 +53,8 @@ KEPT_LOG_BYTES = 2**20
 """Most that is kept of each log of a cluster of the run's own that failed."""
 TIMED_OUT = "timed out during startup"
 """Stands in what Ray says when one of its processes took longer to start than it waits."""
+SESSION_PREFIX = "telescope-ray-"
+"""How the folder of a cluster's token, sockets and logs begins."""
 RAY_FOLDER = "ray"
 """Ray's folder, within one that only this user can enter: Ray lets everybody write into its own."""
 MAX_TEMP_PATH = 16
@@ -74,6 +77,34 @@ class RayDiedError(ProcessDiedError):
     """A process of Ray has died without which nothing of the run goes on."""
 
 
+class _RayProcess(subprocess.Popen[bytes]):
+    """A process of Ray that signals for this one do not end: this one ends it, in order.
+
+    A terminal sends its signals to a group of processes, and a queue or systemd to all processes of
+    a job. Without `gcs_server`, this process would wait for Ray until Ray ended it.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, preexec_fn: Callable[[], None], **options: Any
+    ) -> None:
+        self._is_gcs = Path(command[0]).name == "gcs_server"
+
+        def prepare() -> None:
+            preexec_fn()
+            # It starts no processes, which would inherit this.
+            if self._is_gcs:
+                signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.NUMBERS)
+
+        super().__init__(command, preexec_fn=prepare, start_new_session=True, **options)
+
+    def terminate(self) -> None:
+        """Ask it to end, as Ray does before it kills it; `gcs_server` would not hear that."""
+        if self._is_gcs:
+            self.kill()
+        else:
+            super().terminate()
+
+
 class HeadProcesses:
     """The processes of Ray, started by this one, that a run cannot do without."""
 
@@ -83,19 +114,31 @@ class HeadProcesses:
     @classmethod
     def found(cls) -> "HeadProcesses":
         """Return those of the cluster that was just started; on one that was joined, none."""
-        children = psutil.Process().children()
-        return cls([one for one in children if one.name() in ("gcs_server", "raylet")])
+        found: list[psutil.Process] = []
+        for child in psutil.Process().children():
+            # Another child may end just now.
+            with suppress(psutil.NoSuchProcess):
+                if child.name() in ("gcs_server", "raylet"):
+                    found.append(child)
+        return cls(found)
 
     def check(self) -> None:
         """Raise RayDiedError if one of them has ended."""
         for process, name in self._names.items():
-            # One that has ended stays a zombie until Ray looks at it.
-            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-                raise RayDiedError(
-                    f"Ray's {name} (process {process.pid}) died, and with it all processes that it "
-                    "has started; look for the cause in its log and in the kernel log (out of "
-                    "memory?)"
-                )
+            # One that has ended stays a zombie until Ray looks at it, which may be just now.
+            with suppress(psutil.NoSuchProcess):
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    continue
+            raise RayDiedError(
+                f"Ray's {name} (process {process.pid}) died, and with it all processes that it "
+                "has started; look for the cause in its log and in the kernel log (out of "
+                "memory?)"
+            )
+
+    @property
+    def pids(self) -> list[int]:
+        """Their process ids, which those have as their group that they have started."""
+        return [one.pid for one in self._names]
 
     def started(self) -> list[psutil.Process]:
         """Return them and all that they have started."""
@@ -141,14 +184,20 @@ def ray_cluster(
         finally:
             _shut_down(head)
         return
-    folder = _session_folder()
-    with _token_of_its_own(folder):
+    # The path of a socket may have 107 bytes, of which Ray uses 64, and these folders 27.
+    scratch = ScratchFolder(SESSION_PREFIX, max_parent_bytes=MAX_TEMP_PATH)
+    with _token_of_its_own(scratch.path):
         try:
             with interrupts.held():
-                _start(options | _own_cluster(bundles, folder))
+                _start(options | _own_cluster(bundles, scratch.path))
                 head = HeadProcesses.found()
+                # The kernel ends both when this process dies, but not what they have started.
+                watchdog = Watchdog(head.pids)
         except KeyboardInterrupt:
-            shutil.rmtree(folder, ignore_errors=True)
+            scratch.remove()
+            raise
+        except ConfigError:
+            scratch.leave()  # it names the logs that are there
             raise
         try:
             interrupts.raise_if_asked()
@@ -156,12 +205,13 @@ def ray_cluster(
         except Exception:
             _shut_down(head)
             if keep_logs is not None:
-                _keep_logs(folder / RAY_FOLDER, keep_logs)
+                _keep_logs(scratch.path / RAY_FOLDER, keep_logs)
             raise
         finally:
             with interrupts.held():
                 _shut_down(head)
-                shutil.rmtree(folder, ignore_errors=True)
+                watchdog.end()
+                scratch.remove()
 
 
 def _shut_down(head: HeadProcesses) -> None:
@@ -281,15 +331,6 @@ def _own_cluster(bundles: Sequence[Bundle], folder: Path) -> dict[str, Any]:
     }
 
 
-def _session_folder() -> Path:
-    """Return a new folder that only this user enters, for a cluster's token, sockets and logs."""
-    # The path of a socket may have 107 bytes, of which Ray uses 64, and these folders 27.
-    parent = tempfile.gettempdir()
-    if len(os.fsencode(parent)) > MAX_TEMP_PATH:
-        parent = "/tmp"
-    return Path(tempfile.mkdtemp(prefix="telescope-ray-", dir=parent))
-
-
 def _start(options: dict[str, Any]) -> None:
     """Start a cluster; raises ConfigError with Ray's reason if that fails twice.
 
@@ -300,6 +341,7 @@ def _start(options: dict[str, Any]) -> None:
     ray_constants.ENABLE_RAY_CLUSTER = False
     # It scales clusters, and on port 44217 tells everybody on this machine what they do.
     Node.start_monitor = lambda self: None
+    services.ConsolePopen = _RayProcess
     # The end of that log comes from an agent of Ray, on stdout. `HeadProcesses` tells the death.
     stdout_deduplicator.skip_re = re.compile("^Raylet is terminated")
     problem: Exception | None = None

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -34,6 +35,8 @@ from telescope_core.base.terminal import escaped
 from telescope_core.records.output_logs import INFERENCE, OutputLog
 from telescope_train.chat.template import template_in
 from telescope_train.cluster.ports import cannot_listen, holder_of, listening
+from telescope_train.cluster.scratch import ScratchFolder
+from telescope_train.cluster.watchdog import Watchdog
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.inference.death_cause import DeathCause
 from telescope_train.inference.servers import ServerDiedError
@@ -56,6 +59,11 @@ from telescope_train.observability.genai_names import SERVER as SERVER_ATTRIBUTE
 SERVED_MODEL_NAME = "policy"
 ENGINE_THREAD_VARIABLE = "TELESCOPE_VLLM_ENGINE_THREAD"
 """With the value 1, the engine runs in the API server's process (`vllm_plugin.engine_thread`)."""
+SCRATCH_PREFIX = "telescope-vllm-"
+"""How the folder of a server's temporary files begins."""
+MAX_TEMP_PATH = 46
+"""Bytes of the longest temporary folder in which vLLM's sockets have room: of the 107 of a path, it
+uses 37, and the folder of a server 24."""
 CPU_KERNELS_VARIABLE = "TELESCOPE_VLLM_CPU_KERNELS"
 """With the value 1, an engine in the API server's process computes with fused kernels on CPU
 (`vllm_plugin.cpu_kernels`)."""
@@ -299,13 +307,19 @@ class ServerProcess:
                 *filter(None, [settings.secret, settings.traces_secret]),
             },
         )
+        self._scratch = ScratchFolder(SCRATCH_PREFIX, max_parent_bytes=MAX_TEMP_PATH)
+        compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
         # With a session of its own, `close` can end the whole group, and Ctrl-C in a terminal does
         # not reach the server: the driver receives it and ends its processes in order.
         try:
             self._process = subprocess.Popen(
                 settings.arguments(),
                 env={
+                    # By default torch keeps what it has compiled among the temporary files.
+                    "TORCHINDUCTOR_CACHE_DIR": compiled,
                     **settings.environment(),
+                    # vLLM leaves a file at each start, and sockets when it is killed.
+                    "TMPDIR": str(self._scratch.path),
                     IDENTITY_VARIABLE: self.identity,
                     SOCKET_VARIABLE: str(descriptor),
                 },
@@ -317,9 +331,10 @@ class ServerProcess:
             )
         except BaseException:
             self._output.close()
+            self._scratch.remove()
             raise
         self._output.begin()
-        self._watchdog: int | None = _start_watchdog(self._process.pid)
+        self._watchdog: Watchdog | None = Watchdog([self._process.pid])
 
     @property
     def root(self) -> str:
@@ -445,12 +460,11 @@ class ServerProcess:
         _until_group_ended(self.pid)
         if self._asking is not None:
             self._asking.close()
-        # Only now: had this process died before it sent SIGKILL, the watchdog would have had
-        # to. The line keeps it from killing a later group that gets the same number.
-        os.write(self._watchdog, b"closed\n")
-        os.close(self._watchdog)
+        # Only now: had this process died before it sent SIGKILL, the watchdog would have had to.
+        self._watchdog.end()
         self._watchdog = None
         self._output.close()
+        self._scratch.remove()
 
 
 @contextmanager
@@ -553,28 +567,3 @@ def _is_running(pid: int, group: int) -> bool:
         return os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except (ProcessLookupError, psutil.Error):
         return False
-
-
-def _start_watchdog(group: int) -> int:
-    """Start a process that kills `group` once this process is gone; returns the pipe it waits on.
-
-    The watchdog waits for a line on the pipe. Only this process holds the other end, which the
-    operating system closes even after SIGKILL; the watchdog then reads no line, and kills.
-    """
-    # Python's pipes are not inherited by children. A child with a copy of the write end would
-    # keep the pipe open after this process has died.
-    read_end, write_end = os.pipe()
-    # The watchdog is started in the background by a shell that ends at once, so it is not a child
-    # of this process: Ray kills the children of a worker that dies. In a background job the shell
-    # replaces descriptor 0 with /dev/null, so the pipe is kept as descriptor 3.
-    script = f"exec 3<&0; (read -r line <&3 || kill -KILL -{group}) &"
-    subprocess.run(
-        ["sh", "-c", script],
-        stdin=read_end,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        check=True,
-    )
-    os.close(read_end)
-    return write_end
