@@ -208,7 +208,7 @@ def _problems(
         found.append("no word at once")
     if code == 128 + number and f"interrupted by {number.name}" not in words:
         found.append("no last words")
-    if leftovers := [one.name for one in temporary.glob("telescope-ray*")]:
+    if leftovers := [one.name for one in temporary.glob("telescope-*")]:
         found.append(f"left in the temporary folder: {leftovers}")
     if not (run / "run.json").is_file():
         return found
