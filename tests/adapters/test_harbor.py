@@ -2,10 +2,8 @@
 
 import json
 import os
-import sys
 import tempfile
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -18,14 +16,12 @@ from tests.core.sandboxes.containers import IMAGE, podman_service
 from telescope_adapters.harbor import HarborEnvironment, check_tasks
 from telescope_adapters.harbor_images import build_of, local_image
 from telescope_adapters.harbor_tasks import read_tasks
-from telescope_adapters.serving.harbor_folders import write_tasks
 from telescope_core import RolloutStatus, Split, StopReason
 from telescope_core.errors import ConfigError, EnvironmentLoadError, UnknownNameError
 from telescope_core.gateway import Gateway, RecordedEnvironment
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.sandboxes import Network
 
-ROOT = Path(__file__).parents[2]
 HARNESS = {
     "harness": "command",
     "harness_options": {
@@ -380,21 +376,6 @@ async def test_examples_of_ours_are_written_as_tasks_that_play(tmp_path):
         assert said in done.stderr
         assert not (tmp_path / name).exists()
     assert telescope("env", "export", "x", "--to", "harbr", folder=tmp_path).returncode == 2
-
-
-@pytest.mark.slow
-async def test_the_repositories_of_swe_small_grade_alike_as_tasks(tmp_path, monkeypatch):
-    name = "telescope_env_telescope_swe_small"
-    monkeypatch.syspath_prepend(ROOT / "packages/telescope-envs/environments/swe-small/src")
-    for module in [one for one in sys.modules if one.startswith(name)]:
-        monkeypatch.delitem(sys.modules, module)
-    ours = import_module(name).SweSmall()
-    examples = [await ours.fetcher.get(Split.TRAIN, index) for index in range(2)]
-    tasks = {"train": {one.id: ours.task_files(one) for one in examples}}
-    write_tasks(tmp_path / "out", tasks, environment="telescope/swe-small", version="1")
-    checks = await check_tasks({"id": str(tmp_path / "out"), **LOCAL}, 9, lambda check: None)
-    assert [(one.solution, one.nothing) for one in checks] == [(1.0, 0.0)] * 2
-    assert checks[0].task.startswith("telescope/swe-small-")
 
 
 @pytest.mark.slow

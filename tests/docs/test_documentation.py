@@ -79,11 +79,15 @@ THREE_NODES = (
     "test_a_run_over_three_nodes_outlives_one_of_them_and_names_the_next"
 )
 ELSEWHERE = {
+    "telescope eval ./nim.py:Nim --base-url http://127.0.0.1:8000/v1 "
+    "--env.opponents.others.base_url http://127.0.0.1:8100/v1": (
+        "tests/cli/test_eval.py::test_a_match_is_played_against_a_model_at_another_endpoint"
+    ),
     "telescope env link harbor:./tasks": HARBOR,
     "telescope env validate harbor:./tasks": HARBOR,
     "telescope eval harbor:./tasks --base-url http://127.0.0.1:8000/v1 --model m": HARBOR_PLAYED,
     "telescope env link harbor:./tasks --secret OPENAI_API_KEY": HARBOR,
-    "telescope env export telescope/swe-small --output tasks": (
+    "telescope env export my-env --output tasks": (
         "tests/adapters/test_harbor.py::test_examples_of_ours_are_written_as_tasks_that_play"
     ),
     'telescope env link harbor:./tasks --settings \'{"harness": "command", '
@@ -124,13 +128,11 @@ ELSEWHERE = {
         "tests/e2e/test_harnesses.py::test_its_rollout_is_trained_on_exactly_what_was_sampled"
     ),
     "npm install --prefix /opt/coding-agents @anthropic-ai/claude-code@2.1.332": (
-        "tests/e2e/test_coding_agents.py"
-        "::test_its_rollout_is_trained_on_exactly_what_was_sampled"
+        "tests/e2e/test_coding_agents.py::test_its_rollout_is_trained_on_exactly_what_was_sampled"
     ),
     "telescope eval ./coding.py:Coding --base-url http://127.0.0.1:8000/v1 "
     "--examples 1 --rollouts 4": (
-        "tests/e2e/test_coding_agents.py"
-        "::test_its_rollout_is_trained_on_exactly_what_was_sampled"
+        "tests/e2e/test_coding_agents.py::test_its_rollout_is_trained_on_exactly_what_was_sampled"
     ),
     "telescope sandbox check local": "tests/cli/test_sandbox.py::test_a_check_that_passes",
     "telescope env link gym:FrozenLake-v1": GAMES_EVAL,

@@ -31,10 +31,10 @@ def export(
 ) -> None:
     """Write the examples of an environment as task folders of Harbor.
 
-    Only environments whose examples are files can be exported, such as swe-small: their class has
-    the method task_files. The tests of each task stand in its folder, and its solution too.
+    Only environments whose examples are files can be exported: their class has the method
+    task_files. The tests of each task stand in its folder, and its solution too.
 
-    Example: telescope env export swe-small --output tasks
+    Example: telescope env export my-env --output tasks
     """
     from telescope_adapters.serving.harbor_folders import write_tasks
 
