@@ -4,9 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from tests.cli.echo import BROKEN, ENVIRONMENT, telescope
+from aiohttp import web
+from tests.cli.echo import BROKEN, ENVIRONMENT, NAMES, models, telescope
 from tests.ports import free_port
 from tests.ui.recorded import kill
 
@@ -14,6 +16,7 @@ from telescope_core.evals import read_result, write_result
 from telescope_core.records import RolloutRow, RunFolder
 from telescope_core.types import RolloutStatus
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.usefixtures("place")
 
 
@@ -47,6 +50,45 @@ def test_json_is_alone_on_stdout_and_env_flags_reach_the_environment(endpoint, c
     assert code == 0
     assert json.loads(captured.out)["num_scored"] == 3
     assert "3/3 rollouts" in captured.err
+
+
+def test_a_match_is_played_against_a_model_at_another_endpoint(serve_app, place, capsys):
+    """Each rollout shows what both seats said, the policy in one of them."""
+
+    def saying(text):
+        async def chat(request):
+            message = {"role": "assistant", "content": text}
+            choice = {"message": message, "finish_reason": "stop"}
+            usage = {"prompt_tokens": 5, "completion_tokens": 1}
+            return web.json_response({"choices": [choice], "usage": usage})
+
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", chat)
+        app.router.add_get("/v1/models", models)
+        app[NAMES], app[BROKEN] = ["tiny"], False
+        return serve_app(app)
+
+    (place / "nim.py").write_text((EXAMPLES / "nim.py").read_text())
+    opponents = "--env.opponents.others"
+    code = telescope(
+        *("./nim.py:Nim", "--base-url", saying("2"), f"{opponents}.base_url", saying("Hm.")),
+        *("--rollouts", 2, "--output", "out", "--json"),
+    )
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    result = json.loads(captured.out)
+    assert result["num_scored"] == 6
+    for line in (place / "out" / "rollouts.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        said = {text["content"] for one in row["conversations"] for text in one[2::2]}
+        assert said == {"2", "Hm."}
+        assert sorted(row["tags"].values()) == ["opponent", "policy"]
+        assert row["reward"] in (0.0, 1.0)
+
+    command = ("./nim.py:Nim", "--base-url", "http://127.0.0.1:9/v1")
+    assert telescope(*command, "--env.opponents.third.model", "m") == 2
+    assert "'third'" in (problem := capsys.readouterr().err)
+    assert "second" in problem
 
 
 def test_failed_rollouts_are_shown_apart(endpoint, capsys):

@@ -69,6 +69,35 @@ def test_the_example_is_short_and_is_what_its_page_shows():
     assert environment in (ROOT / "docs" / "how-to" / "several-turns.md").read_text()
 
 
+@pytest.fixture
+def nim(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    return InProcessEnvironment(importlib.import_module("nim").Nim.from_settings({}), name="nim")
+
+
+def best_move(messages):
+    left = int(messages[-1].content.split()[0])
+    return str(left % 4 or 1)
+
+
+async def test_a_match_is_won_by_who_plays_it_well(nim):
+    """Both seats leave a multiple of 4 if they can, so the first one wins unless it has one."""
+    for index, won in enumerate([0.0, 1.0, 1.0, 1.0, 0.0, 1.0]):
+        client = ScriptedClient(best_move)
+        played = await nim.play(ask(example_index=index), client.policy("r"))
+        assert played.metrics == {"seat_reward/first": won, "seat_reward/second": 1 - won}
+        assert played.reward == 0.5
+    played = await nim.play(ask(), ScriptedClient(["none of them"]).policy("r"))
+    assert played.metrics == {"seat_reward/first": 0.0, "seat_reward/second": 1.0}
+    await nim.close()
+
+
+def test_the_match_is_what_its_page_shows():
+    code = (ROOT / "examples" / "nim.py").read_text()
+    page = (ROOT / "docs" / "how-to" / "play-a-match.md").read_text()
+    assert code[code.index("import re") :].strip() in page
+
+
 @pytest.mark.parametrize(
     ("page", "title", "most_lines"),
     [

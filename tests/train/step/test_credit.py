@@ -435,6 +435,47 @@ def test_without_branches_every_rule_is_the_same(rule):
     assert [one.advantage for one in found.samples] == list(found.advantages.values())
 
 
+@pytest.mark.parametrize("rule", ["outcome", "shared", "per_agent"])
+def test_seats_of_a_match_are_compared_with_the_same_seat(rule):
+    """In each rollout the policy plays against itself, so their rewards are all the same."""
+    won_by_x = [1.0, 0.0, 0.5, 1.0]
+    played = branched(*((0.5, "x3 y2 x1") for _ in won_by_x))
+    seats = [
+        replace(rollout, agent_rewards={"x": won, "y": 1 - won})
+        for rollout, won in zip(played.rollouts, won_by_x, strict=True)
+    ]
+    played = replace(played, rollouts=tuple(seats))
+    result = credit(played, branch_credit=rule)
+    assert result.discarded == {}, "equal rewards of rollouts say nothing of those of seats"
+    x_G = slow_advantages([won_by_x], "group")
+    y_G = slow_advantages([[1 - won for won in won_by_x]], "group")
+    assert by_branch(result) == {
+        index: pytest.approx([x, y, x]) for index, (x, y) in enumerate(zip(x_G, y_G, strict=True))
+    }
+
+
+def test_a_match_in_which_every_seat_always_earns_the_same_teaches_nothing():
+    played = branched((0.5, "x3 y2"), (0.5, "x1 y1"))
+    seats = [replace(one, agent_rewards={"x": 1.0, "y": 0.0}) for one in played.rollouts]
+    result = credit(replace(played, rollouts=tuple(seats)))
+    assert result.discarded == {"g": NoCredit.ALL_EQUAL}
+    assert result.samples == ()
+
+
+def test_rewards_of_seats_are_scaled_as_those_of_rollouts():
+    played = branched((0.0, "x1 y1"), (0.0, "x1 y1"))
+    seats = [
+        replace(one, agent_rewards={"x": won, "y": -won})
+        for one, won in zip(played.rollouts, (4.0, -4.0), strict=True)
+    ]
+    found = by_branch(credit(replace(played, rollouts=tuple(seats)), reward_range=(-8.0, 8.0)))
+    # Of 0.75 and 0.25, not of 4 and -4; the floor of the deviation shows which.
+    x_G = slow_advantages([[0.75, 0.25]], "group")
+    y_G = slow_advantages([[0.25, 0.75]], "group")
+    assert found[0] == pytest.approx([x_G[0], y_G[0]], rel=1e-9)
+    assert found[1] == pytest.approx([x_G[1], y_G[1]], rel=1e-9)
+
+
 @pytest.mark.parametrize("rule", ["shared", "per_agent"])
 def test_branches_of_an_earlier_call_are_used_again(rule):
     played = branched((1.0, "m3 s1 m2"), (0.0, "m1 s2"))

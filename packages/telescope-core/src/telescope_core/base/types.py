@@ -296,6 +296,9 @@ class Rollout:
     """None until it is scored. A failed rollout never has one: a failure is not a reward of 0."""
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
     """Unweighted value of each reward function, by name."""
+    agent_rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The reward of each agent that has one of its own, by `Turn.agent`; empty = all have
+    `reward`."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Value of each metric of the environment, by name."""
     tags: Mapping[str, str] = field(default_factory=dict[str, str])

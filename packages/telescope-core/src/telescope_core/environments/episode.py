@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast, get_args
 
+from telescope_core.base.agents import agent_of
 from telescope_core.base.code_places import called_at, shown_path
 from telescope_core.base.errors import EndpointError, EnvironmentLoadError
 from telescope_core.base.protocols import Policy
@@ -45,6 +46,15 @@ class _Request:
     answer: Coroutine[Any, Any, Completion]
 
 
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """The arguments of one call of `generate`."""
+
+    messages: list[Message] | None
+    tools: Sequence[dict[str, JsonValue]] | None
+    stop: tuple[str, ...]
+
+
 class Episode(Generic[StateT]):
     """One rollout in progress: the conversation so far, and access to the policy.
 
@@ -74,6 +84,10 @@ class Episode(Generic[StateT]):
         self.state: StateT = cast(StateT, {}) if state is None else state
         self.metrics: dict[str, float] = {}
         self.tags: dict[str, str] = {}
+        self.conversations: tuple[Sequence[Message], ...] = ()
+        """What was said apart from `messages`, such as by each seat of a match."""
+        self.agent_rewards: dict[str, float] = {}
+        """See `Rollout.agent_rewards`."""
         self.tools: Sequence[dict[str, JsonValue]] = ()
         """Tools in OpenAI form for every turn, unless `generate` is given others."""
         self.info: list[TurnInfo] = []
@@ -107,10 +121,16 @@ class Episode(Generic[StateT]):
         return endpoint
 
     def generate(
-        self, *, tools: Sequence[dict[str, JsonValue]] | None = None, stop: Sequence[str] = ()
+        self,
+        *,
+        tools: Sequence[dict[str, JsonValue]] | None = None,
+        stop: Sequence[str] = (),
+        messages: list[Message] | None = None,
     ) -> Coroutine[Any, Any, Completion]:
         """Ask the policy for the next assistant message, and append it to `messages`; await it.
 
+        `messages` are those of the episode unless a list is given, which is then a conversation of
+        its own: its tokens are trained on as well, and calls about several may run at once.
         `stop` are texts that end this turn, beside those of `sampling`; the answer does not have
         the one that ended it.
 
@@ -120,7 +140,7 @@ class Episode(Generic[StateT]):
         """
         caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         key = object()
-        answer = self._generated(key, tools, tuple(stop))
+        answer = self._generated(key, _Options(messages, tools, tuple(stop)))
         self._requests[key] = _Request(caller.f_code.co_filename, caller.f_lineno, answer)
         return answer
 
@@ -132,25 +152,30 @@ class Episode(Generic[StateT]):
             request.answer.close()
         return [f"{shown_path(request.file)}:{request.line}" for request in forgotten]
 
-    async def _generated(
-        self, key: object, tools: Sequence[dict[str, JsonValue]] | None, stop: tuple[str, ...]
-    ) -> Completion:
+    async def _generated(self, key: object, options: _Options) -> Completion:
         self._requests.pop(key, None)
         if self.turns:
             await self._require_going_on()
-        checked_messages(self.messages, where="episode.messages")
+        messages = self.messages if options.messages is None else options.messages
+        own = "episode.messages" if options.messages is None else "the messages of episode.generate"
+        checked_messages(messages, where=own)
         sampling = self._sampling
-        if stop:
-            texts = (*sampling.stop, *(text for text in stop if text not in sampling.stop))
+        if options.stop:
+            texts = (*sampling.stop, *(text for text in options.stop if text not in sampling.stop))
             sampling = replace(sampling, stop=texts, include_stop_str_in_output=False)
         started_s = time.monotonic()
         completion = await self._policy.complete(
-            self.messages, sampling, tools=self.tools if tools is None else tools
+            messages, sampling, tools=self.tools if options.tools is None else options.tools
         )
         self.turns.append(
-            Turn(completion=completion, started_s=started_s, ended_s=time.monotonic())
+            Turn(
+                completion=completion,
+                started_s=started_s,
+                ended_s=time.monotonic(),
+                agent=agent_of(messages),
+            )
         )
-        self.messages.append(completion.message)
+        messages.append(completion.message)
         if completion.finish_reason != "length":
             await self._require_going_on()
         return completion

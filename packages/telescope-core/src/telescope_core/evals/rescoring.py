@@ -238,7 +238,7 @@ def _gradable(row: RolloutRow) -> tuple[Rollout | None, str]:
     if row.reward is None and row.tags.get("failed_in") != "reward" and not row.rewards:
         return None, f"it failed while it was played ({row.status_reason or row.status})"
     if row.conversations:
-        return None, "a program asked the model by itself, which is not in its messages"
+        return None, "it has conversations that are not in its messages, of a program or of seats"
     saved = rollout_of(row)
     return saved, "" if saved else "its messages do not hold each of its turns"
 

@@ -57,7 +57,11 @@ def as_recorded(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
     A program may swallow the error and go on, but its reward then says nothing about the policy.
     """
     recorder = policy.recorder
-    rollout = replace(rollout, turns=tuple(policy.turns), conversations=recorder.conversations)
+    rollout = replace(
+        rollout,
+        turns=tuple(policy.turns),
+        conversations=recorder.conversations or rollout.conversations,
+    )
     if rollout.stop_reason is StopReason.TIMEOUT:
         return _timed_out(rollout, policy)
     is_over = rollout.status in (RolloutStatus.KEPT, RolloutStatus.FAILED)

@@ -3,16 +3,13 @@
 An environment asks with `episode.generate`; a program that it runs asks at the rollout's endpoint.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from telescope_core.base.agents import agent_of
 from telescope_core.base.attempts import is_too_long
 from telescope_core.base.errors import TelescopeError
 from telescope_core.base.types import Completion, Message, Turn
-
-_DIGITS = 12
-"""Hexadecimal digits of a digest that names an agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +62,7 @@ class Recorder:
         """Record the answer to `asked`."""
         self._unanswered.pop(asked, None)
         self.is_out_of_context = False
-        opening = asked[0] if asked else None
-        if opening is not None and opening.role == "system":
-            # Sub-agents have instructions of their own, also in programs that know nothing of us.
-            digest = hashlib.sha256(opening.content.encode()).hexdigest()[:_DIGITS]
-            turn = replace(turn, agent=digest)
-        self.turns.append(turn)
+        self.turns.append(replace(turn, agent=agent_of(asked)))
 
     def heard(self, asked: Sequence[Message], completion: Completion) -> None:
         """Record a request of a program at the endpoint, and its answer."""

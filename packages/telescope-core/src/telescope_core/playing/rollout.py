@@ -220,6 +220,8 @@ class Playing:
             tags=_as_texts(episode.tags),
             metrics=_numbers(episode.metrics),
             info=_those(episode.info, TurnInfo),
+            conversations=tuple(_those(one, Message) for one in episode.conversations),
+            agent_rewards=dict(episode.agent_rewards),
         )
 
     def _failed(self, stop_reason: StopReason, error: Exception) -> Rollout:

@@ -53,9 +53,10 @@ def samples_from_rollout(
 
 
 def branched_fraction(samples: Sequence[TrainingSample], rollouts: Sequence[Rollout]) -> float:
-    """Return the share of turns, without each rollout's first, that began a new sample."""
-    num_later = sum(max(0, len(rollout.turns) - 1) for rollout in rollouts)
-    num_first = sum(bool(rollout.turns) for rollout in rollouts)
+    """Return the share of turns, without the first of each agent, that began a new sample."""
+    # A sub-agent, or another seat of a match, has a history of its own from the beginning.
+    num_first = sum(len({turn.agent for turn in rollout.turns}) for rollout in rollouts)
+    num_later = sum(len(rollout.turns) for rollout in rollouts) - num_first
     return (len(samples) - num_first) / max(1, num_later)
 
 

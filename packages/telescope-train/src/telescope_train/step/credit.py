@@ -7,9 +7,10 @@ Letters: N rollouts of the batch, G groups or rollouts of one group, B branches 
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -126,7 +127,8 @@ def assign_credit(
         overlong=overlong_penalties(everything, section, rules.sampling), kl=kl_penalties or {}
     )
     ranges = _configured_ranges(config)
-    rewards = {key: _shaped(rollouts, ranges, shaping) for key, rollouts in usable.items()}
+    shaped = partial(_shaped, ranges=ranges, shaping=shaping)
+    rewards = {key: shaped(rollouts) for key, rollouts in usable.items()}
     advantages = _advantages(rewards, rules.algorithm, section.advantage_norm)
     by_rollout = {
         (key, rollout.index): advantage
@@ -135,10 +137,11 @@ def assign_credit(
     }
     # Shaped rewards decide whether a group teaches: a penalty can tell equal rewards apart. A range
     # in the config overrides the one that the environment declares.
+    branches = _BranchCredit(usable, shaped, by_rollout, rules)
     no_credit = too_few | {
         key: _reason(usable[key], {**rules.declared, **ranges})
         for key, advantages_G in advantages.items()
-        if not advantages_G.any()
+        if not advantages_G.any() and not branches.tells_seats_apart(key)
     }
     # Too small a group has no baseline, so it goes even if groups of equal rewards are kept.
     discarded = no_credit if config.rollout.discard_group_zero_advantage else too_few
@@ -153,9 +156,7 @@ def assign_credit(
         (r.group_id, r.index) for r in everything if r.group_id in discarded
     }
     trained = [r for r in everything if (r.group_id, r.index) not in left_out]
-    samples = _samples(
-        trained, _BranchCredit(usable, rewards, by_rollout, rules), rules, built or {}
-    )
+    samples = _samples(trained, branches, rules, built or {})
     return Credit(
         samples=samples,
         advantages=by_rollout,
@@ -187,45 +188,64 @@ def scored_rollouts(group: Group) -> list[Rollout]:
 
 
 class _BranchCredit:
-    """What each branch of a rollout is credited with, by the setting `branch_credit`."""
+    """What each branch of a rollout is credited with, by the setting `branch_credit`.
+
+    Agents with rewards of their own, such as the seats of a match, are compared by those, whatever
+    the setting is.
+    """
 
     def __init__(
         self,
         usable: Mapping[str, Sequence[Rollout]],
-        rewards: Mapping[str, NDArray[np.float64]],
+        shaped: Callable[[Sequence[Rollout]], NDArray[np.float64]],
         advantages: Mapping[RolloutKey, float],
         rules: CreditRules,
     ) -> None:
-        """`rewards` are the shaped ones of `usable`, and `advantages` follow from them."""
+        """`shaped` gives rewards that count, [G]; `advantages` follow from those of `usable`."""
         self._rule = rules.config.algorithm.branch_credit
         self._advantages = advantages
         self._of_agents: dict[tuple[RolloutKey, str], float] = {}
-        if self._rule != "per_agent":
-            return
-        agents = {turn.agent for group in usable.values() for one in group for turn in one.turns}
+        self._matches = {
+            key for key, group in usable.items() if any(one.agent_rewards for one in group)
+        }
+        compared = {
+            key: group
+            for key, group in usable.items()
+            if self._rule == "per_agent" or key in self._matches
+        }
+        agents = {turn.agent for group in compared.values() for one in group for turn in one.turns}
         norm = rules.config.algorithm.advantage_norm
         for agent in sorted(agents):
             # Whether an agent takes part is decided by another one, so the rollouts without it are
             # no part of its baseline.
-            places = {
+            taking_part = {
                 key: [
-                    at for at, one in enumerate(group) if any(t.agent == agent for t in one.turns)
+                    replace(one, reward=one.agent_rewards.get(agent, one.reward))
+                    for one in group
+                    if any(turn.agent == agent for turn in one.turns)
                 ]
-                for key, group in usable.items()
+                for key, group in compared.items()
             }
-            compared = {
-                key: rewards[key][among]
-                for key, among in places.items()
-                if len(among) >= max(1, rules.algorithm.min_group_size)
+            rewards = {
+                key: shaped(group)
+                for key, group in taking_part.items()
+                if len(group) >= max(1, rules.algorithm.min_group_size)
             }
-            for key, advantages_G in _advantages(compared, rules.algorithm, norm).items():
-                for at, advantage in zip(places[key], advantages_G.tolist(), strict=True):
-                    self._of_agents[(key, usable[key][at].index), agent] = advantage
+            for key, advantages_G in _advantages(rewards, rules.algorithm, norm).items():
+                for one, advantage in zip(taking_part[key], advantages_G.tolist(), strict=True):
+                    self._of_agents[(key, one.index), agent] = advantage
+
+    def tells_seats_apart(self, group_id: str) -> bool:
+        """Whether seats of the group have advantages, even if all rollouts have equal rewards."""
+        # In a match of the policy against itself, what one seat wins another one loses.
+        return group_id in self._matches and any(
+            advantage for ((key, _), _), advantage in self._of_agents.items() if key == group_id
+        )
 
     def of(self, rollout: Rollout, samples: Sequence[TrainingSample]) -> list[float]:
         """Return [B] the advantage of each branch of `rollout`; `samples` are its branches."""
         key = (rollout.group_id, rollout.index)
-        if self._rule == "per_agent":
+        if self._rule == "per_agent" or rollout.group_id in self._matches:
             # All turns of a branch have the same system message. An agent that took part in too few
             # rollouts of the group has nothing to be compared with, and is not trained here.
             agents = [rollout.turns[sample.turns[0].turn].agent for sample in samples]

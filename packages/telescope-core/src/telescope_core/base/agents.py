@@ -1,0 +1,19 @@
+"""Which agent of a rollout asks, where several do: a main agent and sub-agents, or seats."""
+
+import hashlib
+from collections.abc import Sequence
+
+from telescope_core.base.types import Message
+
+_DIGITS = 12
+"""Hexadecimal digits of a digest that names an agent."""
+
+
+def agent_of(messages: Sequence[Message]) -> str:
+    """Return the agent that asks about `messages`, as `Turn.agent` has it.
+
+    It is told by its system message, also in programs that know nothing of us; empty = none.
+    """
+    if not messages or messages[0].role != "system":
+        return ""
+    return hashlib.sha256(messages[0].content.encode()).hexdigest()[:_DIGITS]
