@@ -38,6 +38,36 @@ INSTRUCTION = (
     "pass. Other tests will be run when you are done. Then say in a sentence what you changed."
 )
 _MAX_FILE = 200_000
+_TEST = """#!/bin/bash
+mkdir -p /logs/verifier
+PYTHONPATH=. python3 /tests/hidden.py > /tmp/returned
+python3 -I /tests/check.py > /logs/verifier/reward.txt
+"""
+"""What a task folder runs: the checks, and then a process of its own that compares."""
+_PRINTS = """
+
+if __name__ == "__main__":
+    found = {name: run_check(name) for name in list(globals()) if name.startswith("check_")}
+    print(repr(found))
+"""
+_CHECK = """import ast, pathlib
+
+expected = {expected!r}
+tests = {tests!r}
+try:
+    found = ast.literal_eval(pathlib.Path("/tmp/returned").read_text().splitlines()[-1])
+    is_right = found == expected
+    is_right &= all(pathlib.Path(path).read_text() == text for path, text in tests.items())
+except (OSError, ValueError, IndexError, SyntaxError):
+    is_right = False
+print(int(is_right))
+"""
+_MEND = """import pathlib
+
+for path, old, new in {edits!r}:
+    file = pathlib.Path(path)
+    file.write_text(file.read_text().replace(old, new, 1))
+"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -174,6 +204,20 @@ class SweSmall(ToolEnvironment):
         look = _call("bash", command=f"cat {task.fix[0].path}")
         edits = [_call("edit", path=one.path, old=one.old, new=one.new) for one in task.fix]
         return [look, *edits, "It is mended."]
+
+    def task_files(self, example: Example) -> Mapping[str, str]:
+        """Return the repository, its hidden checks and its fix as a task folder."""
+        task = tasks()[example.id]
+        edits = [(one.path, one.old, one.new) for one in task.fix]
+        return {
+            "instruction.md": f"{example.prompt}\n",
+            **{f"environment/{path}": text for path, text in task.files.items()},
+            "tests/test.sh": _TEST,
+            "tests/hidden.py": task.program + _PRINTS,
+            "tests/check.py": _CHECK.format(expected=dict(task.expected), tests=dict(task.tests)),
+            "solution/solve.sh": "python3 /solution/mend.py\n",
+            "solution/mend.py": _MEND.format(edits=edits),
+        }
 
     @reward
     async def fixed(self, episode: Episode[Work]) -> float:
