@@ -54,12 +54,13 @@ GROWTH = """
 
 A run needs the same memory at step 10,000 as at step 10, apart from Ray's `gcs_server`, which
 grew by 16 KiB a step. On disk it grows. Rollouts (`rollouts/`), attempts that were played again
-(`attempts/`), what the trainer found of tokens (`token_facts/`) and events (`events/`) have a file for
-each new step and [one for a hundred old ones](run-folder.md#files-of-many-steps), as long as each is
-smaller than 4 MiB. Everything else is in files that hold many steps, and a rank or a server more is a
-log more. So 10,000 steps of few or short rollouts are about 800 files, besides those of evals and
-checkpoints. Steps with 4 MiB of rollouts or more keep a file each: think of that where a file system
-limits their number, and pack the folders of runs that have ended.
+(`attempts/`), what the trainer found of tokens (`token_facts/`) and events (`events/`) have a
+file for each new step and [one for a hundred old ones](run-folder.md#files-of-many-steps), as
+long as each is smaller than 4 MiB. Everything else is in files that hold many steps, and a rank
+or a server more is a log more. So 10,000 steps of few or short rollouts are about 800 files,
+besides those of evals and checkpoints. Steps with 4 MiB of rollouts or more keep a file each:
+think of that where a file system limits their number, and pack the folders of runs that have
+ended.
 
 With 16 short rollouts a step, a run folder grew by 36 KiB a step over 1,600 steps, most of it
 in these files. In longer rollouts, each token that the model wrote takes 5 to 7 bytes in
