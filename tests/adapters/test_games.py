@@ -90,6 +90,27 @@ print(json.dumps([play(seed, ["[%d]" % (n * 7 % 20 + 1) for n in range(10)] + ["
                   for seed in range(1, 17, 2)]))
 """
 
+MATCHES_ITSELF = """
+import json, sys, textarena
+def play(name, players, moves, seed):
+    game = textarena.make(f"{name}-raw")
+    game.reset(num_players=players, seed=seed)
+    for move in moves:
+        game.get_observation()
+        done, _ = game.step(action=move)
+        if done:
+            rewards = game.close()[0]
+            return [float(rewards[player]) for player in range(players)]
+print(json.dumps([[play(*one, seed) for seed in (1, 3, 5)] for one in json.loads(sys.argv[1])]))
+"""
+MATCHES = [
+    ("TicTacToe-v0", 2, ["[4]", "[0]", "[2]", "[6]", "[3]", "[5]", "[1]", "[7]", "[8]"]),
+    ("KuhnPoker-v0", 2, ["[Bet]", "[call]", "[Check]", "[check]", "[fold]"] * 12),
+    ("LiarsDice-v0", 3, ["[Call]"] * 12),
+    ("Snake-v0", 3, ["[up]"] * 60),
+]
+"""A game, its players, and the moves in the order in which they are asked for."""
+
 
 @pytest.fixture(scope="module")
 def lake(home):
@@ -150,6 +171,27 @@ async def test_games_side_by_side_draw_from_numbers_of_their_own(guess):
     assert len(set(theirs)) > 1, "the games differ"
 
 
+async def test_matches_of_textarena_give_each_player_its_own_reward(guess):
+    theirs = by_itself(guess, MATCHES_ITSELF, json.dumps(MATCHES))
+    for (name, players, moves), games in zip(MATCHES, theirs, strict=True):
+        settings = {"id": name, "players": players, "reward_min": -100, "reward_max": 100}
+        async with opened(GUESS, {**settings, "max_turns": 200}) as client:
+            for index, rewards in enumerate(games):
+                one = await played(client, moves, index=index)
+                assert one.error is None
+                seats = [one.metrics[f"seat_reward/player-{n}"] for n in range(players)]
+                assert seats == rewards
+                asked = [len(said) > 2 for said in one.conversations]
+                assert list(one.agent_rewards.values()) == [
+                    reward for reward, was_asked in zip(rewards, asked, strict=True) if was_asked
+                ]
+                assert [said[0].content for said in one.conversations] == [
+                    f"You play player-{n}." for n in range(players)
+                ]
+    flat = [reward for games in theirs for rewards in games for reward in rewards]
+    assert len(set(flat)) > 1, "some win and some lose"
+
+
 async def test_an_observation_of_textarena_holds_only_what_is_new(guess):
     async with opened(GUESS) as client:
         rollout = await played(client, ["[1]", "[2]", "[3]"], split=Split.EVAL)
@@ -187,6 +229,7 @@ def test_names_that_are_no_environment_list_the_nearest(lake, guess):
         ("gym:FrozenLke-v1", "'FrozenLake-v1'"),
         ("gyn:FrozenLake-v1", "'gym'"),
         ("textarena:GessTheNumber-v0", "'GuessTheNumber-v0'"),
+        ("textarena:TicTacToe-v0", "--settings '{\"players\": 2}'"),
         ("gym:Blackjack-v1", '--settings \'{"observation": "value"}\''),
     ):
         done = telescope("env", "link", name)

@@ -1,4 +1,4 @@
-"""One-player games of TextArena: `textarena:ID`.
+"""Games of TextArena, for one player or several: `textarena:ID`.
 
 The `-raw` form of a game is played, whose observations hold only what is new; the usual form
 repeats the whole history in each.
@@ -6,75 +6,160 @@ repeats the whole history in each.
 
 import random
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from telescope_adapters.frameworks import TEXTARENA, imported
-from telescope_adapters.games import GameConfig, GameEnvironment, GameStep
-from telescope_adapters.settings import as_metrics
-from telescope_core.base.errors import EnvironmentLoadError, RewardError, unknown_name
+from telescope_adapters.games import GameConfig, GameEnvironment, GameStep, seeded
+from telescope_adapters.settings import AdaptedEnvironment, as_metrics
+from telescope_core.base.errors import (
+    ConfigError,
+    EnvironmentLoadError,
+    RewardError,
+    unknown_name,
+)
+from telescope_core.base.types import Split
+from telescope_core.environments import Environment
+from telescope_core.environments.class_checks import class_location
+from telescope_core.environments.settings import read_settings
+from telescope_core.examples import GeneratedSource
+from telescope_core.models.matches import MAX_SEATS, Match, MatchConfig, MatchEnvironment
 
-_PLAYER = 0
 _DRAWING = threading.Lock()
 """Held while a game may draw: all games of a process draw from the same random numbers."""
 
 
-class ArenaConfig(GameConfig):
+class ArenaConfig(GameConfig, MatchConfig):
     """Settings of a TextArena game."""
 
     reward_min: float = -1.0
     """Smallest reward of a rollout; a smaller one is an error."""
+    players: Annotated[int, Field(ge=1, le=MAX_SEATS)] = 1
+    """Players of the game. With 2 and more it is a match, of which `player-0` is the first seat."""
 
 
 class ArenaEnvironment(GameEnvironment):
-    """A TextArena game for one player."""
+    """A TextArena game for one player; one for several is an `ArenaMatch`."""
 
     Config = ArenaConfig
 
     def __init__(self, config: ArenaConfig | None = None) -> None:
         super().__init__(config)
-        self.arena = imported(TEXTARENA, "textarena")
-        registry = imported(TEXTARENA, "textarena.envs.registration").ENV_REGISTRY
-        name = self.config.id
-        if name not in registry:
-            raise unknown_name("TextArena game", name, registry)
-        raw = name if name.endswith("-raw") else f"{name}-raw"
-        if raw not in registry:
-            raise EnvironmentLoadError(
-                f"{name} has no form {raw}, without which each observation repeats the whole "
-                "history; choose a game that has one"
+        if self.config.opponents:
+            raise ConfigError(
+                f"{self.config.id} has env.opponents but one player; set env.players to 2 or more"
             )
-        self._raw = raw
-        self._require_one_player()
+        self.arena = Arena(self.config)
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Environment:
+        """Build the environment of a game for as many players as the settings say."""
+        config = read_settings(ArenaConfig, settings, owner=class_location(cls))
+        if config.players > 1:
+            return ArenaMatch.from_settings(settings)
+        return super().from_settings(settings)
 
     def new_game(self) -> "_ArenaGame":
         """Return a game that has not begun."""
-        return _ArenaGame(lambda: self.arena.make(self._raw, **deepcopy(self.config.options)))
+        return self.arena.new_game()
 
-    def _require_one_player(self) -> None:
+
+class ArenaMatch(AdaptedEnvironment, MatchEnvironment):
+    """A TextArena game for several players, each of which is a seat."""
+
+    Config = ArenaConfig
+
+    def __init__(self, config: ArenaConfig) -> None:
+        vars(self).update(seats=tuple(f"player-{number}" for number in range(config.players)))
+        super().__init__(config)
+        self.arena = Arena(config)
+
+    def examples(self, split: Split) -> GeneratedSource:
+        """Return one example for each seed."""
+        return GeneratedSource(lambda _, index: seeded(split, index), seed=0)
+
+    async def play_match(self, match: Match) -> dict[str, float]:
+        """Let the players answer what they see; a game that a limit ended is a draw."""
+        threads = self.caller.in_thread
+        game = await threads(self.arena.new_game)
+        try:
+            reset: Any = match.example.info["reset"]
+            seen = await threads(partial(game.reset, reset["seed"]))
+            for _ in range(self.config.max_turns):
+                said = await match[f"player-{game.player}"].ask(seen)
+                step = await threads(partial(game.step, said))
+                if step.is_over:
+                    match.episode.metrics.update(step.metrics)
+                    match.episode.tags.update(step.tags)
+                    return {f"player-{who}": reward for who, reward in game.rewards.items()}
+                seen = step.text
+            match.episode.tags["reason"] = f"env.max_turns = {self.config.max_turns}"
+            return dict.fromkeys(self.seats, 0.0)
+        finally:
+            await threads(game.close)
+
+
+class Arena:
+    """Makes the games of TextArena that the settings name."""
+
+    def __init__(self, config: ArenaConfig) -> None:
+        """Raises EnvironmentLoadError for a game that is not known, or not for so many players."""
+        self._config = config
+        self._arena = imported(TEXTARENA, "textarena")
+        registry = imported(TEXTARENA, "textarena.envs.registration").ENV_REGISTRY
+        name = config.id
+        if name not in registry:
+            raise unknown_name("TextArena game", name, registry)
+        self._raw = name if name.endswith("-raw") else f"{name}-raw"
+        if self._raw not in registry:
+            raise EnvironmentLoadError(
+                f"{name} has no form {self._raw}, without which each observation repeats the whole "
+                "history; choose a game that has one"
+            )
         try:
             self.new_game().reset(0)
         except AssertionError as error:
             raise EnvironmentLoadError(
-                f"{self.config.id} cannot be begun by one player ({error}); this adapter plays "
-                "games of one player"
+                f"{name} cannot be begun with env.players = {config.players} ({error}); set it to "
+                "a number of players that the game is for (with `telescope env link`, --settings "
+                "'{\"players\": 2}')"
             ) from error
+
+    def new_game(self) -> "_ArenaGame":
+        """Return a game that has not begun."""
+        config = self._config
+        return _ArenaGame(
+            lambda: self._arena.make(self._raw, **deepcopy(config.options)), config.players
+        )
 
 
 class _ArenaGame:
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make: Callable[[], Any], num_players: int) -> None:
         self._make = make
+        self._num_players = num_players
         self._made: Any = None
         self._is_over = False
         self._numbers: Any = None
+        self.player = 0
+        """Whose move it is."""
+        self.rewards: dict[int, float] = {}
+        """What each player got, once the game is over."""
 
     def reset(self, seed: int) -> str:
         with self._drawing(random.Random(seed).getstate()):
             self._made = self._make()
-            self._made.reset(num_players=1, seed=seed)
-            return _shown(self._made.get_observation()[1])
+            self._made.reset(num_players=self._num_players, seed=seed)
+            return self._seen()
+
+    def _seen(self) -> str:
+        """Return what is new to whose move it is, without that player's own moves."""
+        self.player, news = self._made.get_observation()
+        return "\n".join(text for sender, text, _ in news if sender != self.player)
 
     @contextmanager
     def _drawing(self, numbers: Any) -> Generator[None]:
@@ -92,25 +177,29 @@ class _ArenaGame:
         with self._drawing(self._numbers):
             is_over, _ = self._made.step(action=text)
             if not is_over:
-                return GameStep(text=_shown(self._made.get_observation()[1]))
+                return GameStep(text=self._seen())
         rewards, about = self._made.close()
         self._is_over = True
-        if rewards is None or _PLAYER not in rewards:
-            raise RewardError(f"the game ended without a reward for the player, got {rewards!r}")
-        facts = {str(key): value for key, value in about.get(_PLAYER, {}).items()}
+        players = range(self._num_players)
+        if rewards is None or any(player not in rewards for player in players):
+            raise RewardError(f"the game ended without a reward for each player, got {rewards!r}")
+        self.rewards = {player: float(rewards[player]) for player in players}
+        metrics: dict[str, float] = {}
+        tags: dict[str, str] = {}
+        for player in players:
+            prefix = f"player-{player}/" if self._num_players > 1 else ""
+            facts = {f"{prefix}{key}": value for key, value in about.get(player, {}).items()}
+            metrics |= as_metrics(facts)
+            if f"{prefix}reason" in facts:
+                tags[f"{prefix}reason"] = str(facts[f"{prefix}reason"])
         return GameStep(
             text="",
-            reward=float(rewards[_PLAYER]),
+            reward=self.rewards[0],
             is_over=True,
-            metrics=as_metrics(facts),
-            tags={"reason": str(facts["reason"])} if "reason" in facts else {},
+            metrics=metrics,
+            tags=tags,
         )
 
     def close(self) -> None:
         if self._made is not None and not self._is_over:
             self._made.close()
-
-
-def _shown(news: Iterable[tuple[int, str, object]]) -> str:
-    """Return what is new, without the player's own move."""
-    return "\n".join(text for sender, text, _ in news if sender != _PLAYER)
