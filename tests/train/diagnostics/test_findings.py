@@ -7,8 +7,11 @@ from pathlib import Path
 from telescope_core.diagnosis import rules
 from telescope_train.config import schema
 
-NOT_SETTINGS = {"reward_min", "reward_max", "eval_points", "to_thread", "requires_grad"}
-"""Attributes of an environment and of a tensor, a file, and a function of Python."""
+NOT_SETTINGS = {
+    *("reward_min", "reward_max", "eval_points", "to_thread"),
+    *("requires_grad", "zero_grad"),
+}
+"""Attributes of an environment, a tensor and an optimizer, a file, and a function of Python."""
 
 
 def test_every_setting_that_is_advised_is_there():
