@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Iterable
+from contextlib import suppress
 
 
 class Watchdog:
@@ -20,9 +21,10 @@ class Watchdog:
         # It is started in the background by a shell that ends at once, so it is not a child of this
         # process: Ray kills the children of a worker that dies. In a background job the shell
         # replaces descriptor 0 with /dev/null, so the pipe is kept as descriptor 3. The groups are
-        # killed one by one, as a group that is gone would keep the others alive.
+        # killed one by one, as a group that is gone would keep the others alive. A signal for all
+        # processes of a job, as systemd sends, is for this process to answer.
         kills = "".join(f"kill -KILL -{group}; " for group in groups)
-        script = f"exec 3<&0; (read -r line <&3 || {{ :; {kills}}}) &"
+        script = f"trap '' TERM HUP INT; exec 3<&0; (read -r line <&3 || {{ :; {kills}}}) &"
         subprocess.run(
             ["sh", "-c", script],
             stdin=read_end,
@@ -35,5 +37,7 @@ class Watchdog:
 
     def end(self) -> None:
         """End it, and no group with it: its number may be that of another one by now."""
-        os.write(self._write_end, b"closed\n")
+        # Somebody may have killed it.
+        with suppress(BrokenPipeError):
+            os.write(self._write_end, b"closed\n")
         os.close(self._write_end)
