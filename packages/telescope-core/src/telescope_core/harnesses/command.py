@@ -1,9 +1,11 @@
 """The harness `command`: any program, by the words that start it."""
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from telescope_core.base.errors import ConfigError
-from telescope_core.harnesses.protocol import AgentProgram, AgentTask
+from telescope_core.harnesses.protocol import AGENT_FOLDER, AgentProgram, AgentTask
 
 _PLACES = ("{task}", "{base_url}", "{api_key}", "{model}", "{max_turns}")
 
@@ -67,6 +69,28 @@ def endpoint_variables(task: AgentTask) -> dict[str, str]:
         "ANTHROPIC_API_KEY": task.api_key,
         "ANTHROPIC_MODEL": task.model,
     }
+
+
+def own_program(task: AgentTask, source: str, options: Mapping[str, object]) -> AgentProgram:
+    """Return how `source`, a file beside this one, is run; it reads task and `options` as JSON."""
+    program, asked = f"{AGENT_FOLDER}/{source}", f"{AGENT_FOLDER}/task.json"
+    answer_file = f"{AGENT_FOLDER}/answer.txt"
+    given = {
+        **options,
+        "task": task.text,
+        "model": task.model,
+        "max_turns": task.max_turns,
+        "answer_file": answer_file,
+    }
+    return AgentProgram(
+        argv=(task.python, "-I", program, asked),
+        environment=endpoint_variables(task),
+        files={
+            program: Path(__file__).with_name(source).read_text(encoding="utf-8"),
+            asked: json.dumps(given),
+        },
+        answer_file=answer_file,
+    )
 
 
 def _filled(word: str, task: AgentTask) -> str:

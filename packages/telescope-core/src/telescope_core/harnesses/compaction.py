@@ -1,20 +1,15 @@
 """The harness `shell-agent`: a shell, a context that is compacted as asked, and sub-agents."""
 
-import json
-from pathlib import Path
 from typing import Literal, get_args
 
 from telescope_core.base.errors import ConfigError, unknown_name
-from telescope_core.harnesses.command import endpoint_variables
-from telescope_core.harnesses.protocol import AGENT_FOLDER, AgentProgram, AgentTask
+from telescope_core.harnesses.command import own_program
+from telescope_core.harnesses.protocol import AgentProgram, AgentTask
 
 ContextStrategy = Literal["none", "summarize", "drop_tool_results", "sliding_window"]
 """What becomes of a history that is too long: nothing; the model's own summary replaces it; the
 results of tools are left out, but for the last turns; the last turns alone are kept."""
 
-_PROGRAM = f"{AGENT_FOLDER}/shell_agent.py"
-_TASK = f"{AGENT_FOLDER}/task.json"
-_ANSWER = f"{AGENT_FOLDER}/answer.txt"
 _INSTRUCTIONS = (
     "You work on a computer through the tool `shell`. Files stay between calls, variables do not. "
     "When the task is done, answer without a call of a tool."
@@ -57,7 +52,7 @@ class ShellAgent:
                     f"harness {self.name!r}: {option} must be a whole number of at least 1, "
                     f"got {value!r}"
                 )
-        self._asked = {
+        self._options = {
             "context_strategy": context_strategy,
             "max_context_tokens": max_context_tokens,
             "keep_turns": keep_turns,
@@ -68,20 +63,7 @@ class ShellAgent:
 
     def program(self, task: AgentTask) -> AgentProgram:
         """Return the program; the task and the options are in a file."""
-        asked = {
-            **self._asked,
-            "task": task.text,
-            "model": task.model,
-            "max_turns": task.max_turns,
-            "answer_file": _ANSWER,
-        }
-        source = Path(__file__).with_name("compaction_program.py").read_text(encoding="utf-8")
-        return AgentProgram(
-            argv=(task.python, "-I", _PROGRAM, _TASK),
-            environment=endpoint_variables(task),
-            files={_PROGRAM: source, _TASK: json.dumps(asked)},
-            answer_file=_ANSWER,
-        )
+        return own_program(task, "compaction_program.py", self._options)
 
     def answer(self, written: str) -> str:
         """Return all of it."""

@@ -1,14 +1,10 @@
 """The harness `openai-agents`: an agent of that library with a shell, in a program of ours."""
 
-import json
-from pathlib import Path
+from dataclasses import replace
 
-from telescope_core.harnesses.command import endpoint_variables
-from telescope_core.harnesses.protocol import AGENT_FOLDER, AgentProgram, AgentTask
+from telescope_core.harnesses.command import own_program
+from telescope_core.harnesses.protocol import AgentProgram, AgentTask
 
-_PROGRAM = f"{AGENT_FOLDER}/openai_agents_program.py"
-_TASK = f"{AGENT_FOLDER}/task.json"
-_ANSWER = f"{AGENT_FOLDER}/answer.txt"
 _INSTRUCTIONS = (
     "You work on a computer through the tool `shell`. Files stay between calls, variables do not. "
     "When the task is done, answer without a call of a tool."
@@ -24,26 +20,12 @@ class OpenAIAgents:
 
     def __init__(self, *, instructions: str = _INSTRUCTIONS, tool_timeout_s: float = 60.0) -> None:
         """`instructions` are the agent's; `tool_timeout_s` is for one call of the shell."""
-        self._instructions = instructions
-        self._tool_timeout_s = tool_timeout_s
+        self._options = {"instructions": instructions, "tool_timeout_s": tool_timeout_s}
 
     def program(self, task: AgentTask) -> AgentProgram:
         """Return the program that builds and runs the agent; the task is in a file."""
-        asked = {
-            "task": task.text,
-            "instructions": self._instructions,
-            "model": task.model,
-            "max_turns": task.max_turns,
-            "tool_timeout_s": self._tool_timeout_s,
-            "answer_file": _ANSWER,
-        }
-        source = Path(__file__).with_name("openai_agents_program.py").read_text(encoding="utf-8")
-        return AgentProgram(
-            argv=(task.python, "-I", _PROGRAM, _TASK),
-            environment={**endpoint_variables(task), "OPENAI_AGENTS_DISABLE_TRACING": "1"},
-            files={_PROGRAM: source, _TASK: json.dumps(asked)},
-            answer_file=_ANSWER,
-        )
+        own = own_program(task, "openai_agents_program.py", self._options)
+        return replace(own, environment={**own.environment, "OPENAI_AGENTS_DISABLE_TRACING": "1"})
 
     def answer(self, written: str) -> str:
         """Return all of it."""

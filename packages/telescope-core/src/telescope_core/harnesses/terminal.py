@@ -3,16 +3,10 @@
 It works with models that know no tools: what is typed is JSON in the text of the answer.
 """
 
-import json
-from pathlib import Path
-
 from telescope_core.base.errors import ConfigError
-from telescope_core.harnesses.command import endpoint_variables
-from telescope_core.harnesses.protocol import AGENT_FOLDER, AgentProgram, AgentTask
+from telescope_core.harnesses.command import own_program
+from telescope_core.harnesses.protocol import AgentProgram, AgentTask
 
-_PROGRAM = f"{AGENT_FOLDER}/terminal_program.py"
-_TASK = f"{AGENT_FOLDER}/task.json"
-_ANSWER = f"{AGENT_FOLDER}/answer.txt"
 _INSTRUCTIONS = r"""You work on a computer by typing into one terminal, in which bash runs.
 You are shown what it prints. Answer with one JSON object, and nothing behind it:
 {"thoughts": "what you see and want", "commands": [{"keys": "ls -la\n", "wait_s": 5}]}
@@ -42,27 +36,15 @@ class TerminalAgent:
                 "harness 'terminal' needs wait_s above 0 and at most max_wait_s, got "
                 f"wait_s = {wait_s!r} and max_wait_s = {max_wait_s!r}"
             )
-        self._instructions = instructions
-        self._wait_s = wait_s
-        self._max_wait_s = max_wait_s
+        self._options = {
+            "instructions": instructions,
+            "wait_s": wait_s,
+            "max_wait_s": max_wait_s,
+        }
 
     def program(self, task: AgentTask) -> AgentProgram:
         """Return the program that asks and types; the task is in a file."""
-        asked = {
-            "task": task.text,
-            "instructions": self._instructions,
-            "max_turns": task.max_turns,
-            "wait_s": self._wait_s,
-            "max_wait_s": self._max_wait_s,
-            "answer_file": _ANSWER,
-        }
-        source = Path(__file__).with_name("terminal_program.py").read_text(encoding="utf-8")
-        return AgentProgram(
-            argv=(task.python, "-I", _PROGRAM, _TASK),
-            environment=endpoint_variables(task),
-            files={_PROGRAM: source, _TASK: json.dumps(asked)},
-            answer_file=_ANSWER,
-        )
+        return own_program(task, "terminal_program.py", self._options)
 
     def answer(self, written: str) -> str:
         """Return all of it."""
