@@ -204,8 +204,12 @@ async def test_an_agent_library_is_trained_on_exactly_what_was_sampled(
             require_as_sampled(credit.samples, pool.record)
             assert {sample.temperature for sample in credit.samples} == {1.0, 0.7}
             branched = sum(turns_that_branch(rollout, tokenizer) for rollout in rollouts)
-            num_later = sum(len(rollout.turns) - 1 for rollout in rollouts)
-            assert credit.metrics["turns/branched"] == branched / num_later >= 0.4
+            num_turns = sum(len(rollout.turns) for rollout in rollouts)
+            # The first turn of an agent's helper is none that branches.
+            num_first = sum(len({turn.agent for turn in one.turns}) for one in rollouts)
+            num_helpers = num_first - len(rollouts)
+            fraction = (branched - num_helpers) / (num_turns - num_first)
+            assert credit.metrics["turns/branched"] == fraction >= 0.2
             plan = plan_step(credit.samples, rules, packing, version=step)
             row = await ranks.train_step(plan, step)
             assert max(abs(row["mismatch/max"]), abs(row["mismatch/min"])) <= 1e-3
@@ -297,7 +301,7 @@ def test_the_agents_of_the_how_tos(tmp_path: Path, tiny_model: Path, vllm_server
 
     config = tmp_path / "run.toml"
     config.write_text(CONFIG.format(model=json.dumps(str(tiny_model)), port=free_port()))
-    said = telescope(tmp_path, "train", "run.toml")
+    telescope(tmp_path, "train", "run.toml")
     folder = RunFolder.open(tmp_path / "runs" / "agents")
     rows = folder.rollouts()
     # Random weights begin no command, so the agent in the sandbox ends with the first answer.
@@ -312,4 +316,3 @@ def test_the_agents_of_the_how_tos(tmp_path: Path, tiny_model: Path, vllm_server
     assert max(row["mismatch/max"] for row in steps if "mismatch/max" in row) <= 1e-3
     # Random weights write special tokens, which the template does not show again: some branch.
     assert any(0 < row["turns/branched"] < 1 for row in steps)
-    assert "branched turns, since step" in said
