@@ -12,11 +12,14 @@ from diagnosis.cases import FAULTS, HEALTHY, STOPS
 from diagnosis.one_run import Case, Outcome, config_of
 
 from telescope_core.diagnosis import RULES
+from telescope_core.errors import ConfigError
 from telescope_train.plan.checks.config import check_config
 
 # The benchmark imports what trains.
 pytestmark = pytest.mark.slow
 
+REFUSED = {"clip range of 0"}
+"""Faults that the settings do not allow, so that no run begins."""
 FAULT = Case(name="a", what="", expects=("collapse", "no signal"), plant=lambda running: None)
 
 
@@ -40,14 +43,19 @@ def test_what_is_said_before_the_fault_or_of_a_healthy_run_is_a_false_alarm():
     assert accused(replace(FAULT, expects=()), found) == ["entropy gone", "collapse"]
 
 
-def test_every_fault_is_one_that_a_run_accepts_and_has_rules_that_exist(tmp_path):
+def test_every_fault_is_one_that_is_played_or_refused_and_has_rules_that_exist(tmp_path):
     known = {rule.name for rule in RULES} | {STOPS}
     names = [case.name for case in (*FAULTS, *HEALTHY)]
     assert len(names) == len(set(names))
     for case in (*FAULTS, *HEALTHY):
-        check_config(config_of(case, tmp_path))
+        if case.name in REFUSED:
+            with pytest.raises(ConfigError):
+                check_config(config_of(case, tmp_path))
+        else:
+            check_config(config_of(case, tmp_path))
         assert set(case.expects) <= known, case.name
     assert all(case.expects for case in FAULTS)
+    assert {case.name for case in FAULTS if STOPS in case.expects} >= REFUSED
     assert not any(case.expects for case in HEALTHY)
 
 
