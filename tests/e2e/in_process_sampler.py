@@ -1,10 +1,12 @@
-"""A policy that samples from a model in this process: whole rollouts in seconds, without a server.
+"""A policy that samples from a model in this process, and learning with it, without a server.
 
-All rollouts of a step wait at their turn, and are then answered as one batch.
+All rollouts of a step wait at their turn, and are then answered as one batch: whole steps take
+seconds.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -14,7 +16,14 @@ from telescope_core.environments.base import Environment
 from telescope_core.playing.rollout import play_rollout
 from telescope_core.protocols import PlayRequest
 from telescope_core.types import Completion, Group, Message, Sampling, Split
+from telescope_train.algorithms import load_algorithm
+from telescope_train.backends.protocol import BackendSettings
+from telescope_train.batches.packing import Packing
 from telescope_train.chat.message_form import MessageForm
+from telescope_train.config.schema import TrainConfig
+from telescope_train.step.credit import Credit, CreditRules, assign_credit
+from telescope_train.step.minibatches import plan_step
+from telescope_train.trainer.worker import TrainerWorker
 
 
 class InProcessPolicy:
@@ -131,3 +140,58 @@ async def play_groups(
         )
         for part in parts
     ]
+
+
+def learning_config(
+    model: Path, algorithm: str, *, num_steps: int, group_size: int, max_tokens: int
+) -> TrainConfig:
+    """Return settings with which a tiny model learns a tiny task in a dozen steps."""
+    return TrainConfig.model_validate(
+        {
+            "run": {"name": "learn", "number_of_steps": num_steps, "seed": 0},
+            "model": {"model": str(model)},
+            "environments": [{"name": "toy"}],
+            "rollout": {"group_size": group_size, "max_tokens": max_tokens},
+            "algorithm": {"algorithm": algorithm, "number_of_minibatches": 2},
+            "trainer": {"learning_rate": 1e-3, "seq_len": 1024, "gradient_checkpointing": False},
+        }
+    )
+
+
+async def learn(
+    policy: InProcessPolicy,
+    environment: Environment,
+    config: TrainConfig,
+    *,
+    num_prompts: int,
+    look: Callable[[int, list[Group], Credit], None],
+) -> None:
+    """Play, credit and train as `config` says; `look` sees what each step is about to learn."""
+    max_tokens, group_size = config.rollout.max_tokens, config.rollout.group_size
+    sampling = Sampling(max_tokens=max_tokens)
+    rules = CreditRules(
+        algorithm=load_algorithm(config.algorithm.algorithm),
+        config=config,
+        sampling={"toy": sampling},
+        vocab_size=103,
+    )
+    packing = Packing(seq_len=1024, num_ranks=1, hidden_size=128, max_tokens=max_tokens)
+    worker = TrainerWorker(BackendSettings.from_config(config, device="cpu"))
+    try:
+        for version in range(config.run.number_of_steps):
+            groups = await play_groups(
+                environment,
+                policy,
+                examples=range(version * num_prompts, (version + 1) * num_prompts),
+                group_size=group_size,
+                sampling=sampling,
+            )
+            credit = assign_credit(groups, rules)
+            look(version, groups, credit)
+            plan = plan_step(credit.samples, rules, packing, version=version)
+            if not plan.order:
+                continue
+            worker.train_minibatches(plan.of_rank(0), plan.order, version=version)
+            policy.take_weights(worker.export_weights(), version=version + 1)
+    finally:
+        worker.close()

@@ -13,19 +13,13 @@ import pytest
 
 from telescope_core.environments import SingleTurnEnvironment, reward
 from telescope_core.examples import GeneratedSource
-from telescope_core.types import Example, Sampling
-from telescope_train.algorithms import known_algorithms, load_algorithm
-from telescope_train.backends.protocol import BackendSettings
-from telescope_train.batches.packing import Packing
-from telescope_train.config.schema import TrainConfig
+from telescope_core.types import Example
+from telescope_train.algorithms import known_algorithms
 from telescope_train.models.tiny import make_tiny_model
 from telescope_train.plan.checks.algorithm import algorithm_problems
-from telescope_train.step.credit import CreditRules, assign_credit
-from telescope_train.step.minibatches import plan_step
-from telescope_train.trainer.worker import TrainerWorker
 
 sys.path.insert(0, str(Path(__file__).parent))
-from in_process_sampler import InProcessPolicy, play_groups
+from in_process_sampler import InProcessPolicy, learn, learning_config
 
 pytestmark = pytest.mark.engine
 
@@ -55,55 +49,22 @@ def tiny(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", seed=3)
 
 
-def config_of(model, algorithm: str) -> TrainConfig:
-    return TrainConfig.model_validate(
-        {
-            "run": {"name": "learn", "number_of_steps": STEPS, "seed": 0},
-            "model": {"model": str(model)},
-            "environments": [{"name": "toy"}],
-            "rollout": {"group_size": GROUP_SIZE, "max_tokens": PLACES},
-            "algorithm": {"algorithm": algorithm, "number_of_minibatches": 2},
-            "trainer": {"learning_rate": 1e-3, "seq_len": 1024, "gradient_checkpointing": False},
-        }
-    )
-
-
 async def rewards_while_training(model, algorithm: str) -> list[float]:
     """Return the mean reward of each step's rollouts."""
-    config = config_of(model, algorithm)
-    assert not list(algorithm_problems(config))
-    sampling = Sampling(max_tokens=PLACES)
-    rules = CreditRules(
-        algorithm=load_algorithm(algorithm),
-        config=config,
-        sampling={"toy": sampling},
-        vocab_size=103,
+    config = learning_config(
+        model, algorithm, num_steps=STEPS, group_size=GROUP_SIZE, max_tokens=PLACES
     )
-    packing = Packing(seq_len=1024, num_ranks=1, hidden_size=128, max_tokens=PLACES)
-    policy, environment = InProcessPolicy(model, seed=0), Digits()
-    worker = TrainerWorker(BackendSettings.from_config(config, device="cpu"))
+    assert not list(algorithm_problems(config))
     rewards = []
-    try:
-        for version in range(STEPS):
-            groups = await play_groups(
-                environment,
-                policy,
-                examples=range(version * PROMPTS, (version + 1) * PROMPTS),
-                group_size=GROUP_SIZE,
-                sampling=sampling,
-            )
-            found = [rollout.reward for group in groups for rollout in group.rollouts]
-            assert None not in found, groups[0].rollouts[0].error
-            rewards.append(statistics.fmean(found))
-            print(f"{algorithm}: step {version}, reward {rewards[-1]:.2f}")
-            credit = assign_credit(groups, rules)
-            plan = plan_step(credit.samples, rules, packing, version=version)
-            if not plan.order:
-                continue
-            worker.train_minibatches(plan.of_rank(0), plan.order, version=version)
-            policy.take_weights(worker.export_weights(), version=version + 1)
-    finally:
-        worker.close()
+
+    def look(version, groups, credit):
+        found = [rollout.reward for group in groups for rollout in group.rollouts]
+        assert None not in found, groups[0].rollouts[0].error
+        rewards.append(statistics.fmean(found))
+        print(f"{algorithm}: step {version}, reward {rewards[-1]:.2f}")
+
+    policy = InProcessPolicy(model, seed=0)
+    await learn(policy, Digits(), config, num_prompts=PROMPTS, look=look)
     return rewards
 
 

@@ -13,17 +13,10 @@ import pytest
 
 from telescope_core import Example, GeneratedSource, Sampling
 from telescope_core.matches import MatchEnvironment
-from telescope_train.algorithms import load_algorithm
-from telescope_train.backends.protocol import BackendSettings
-from telescope_train.batches.packing import Packing
-from telescope_train.config.schema import TrainConfig
 from telescope_train.models.tiny import make_tiny_model
-from telescope_train.step.credit import CreditRules, assign_credit
-from telescope_train.step.minibatches import plan_step
-from telescope_train.trainer.worker import TrainerWorker
 
 sys.path.insert(0, str(Path(__file__).parent))
-from in_process_sampler import InProcessPolicy, play_groups
+from in_process_sampler import InProcessPolicy, learn, learning_config, play_groups
 
 pytestmark = pytest.mark.engine
 
@@ -86,46 +79,18 @@ def tiny(tmp_path_factory):
 
 
 async def trained_against_itself(model: Path) -> InProcessPolicy:
-    config = TrainConfig.model_validate(
-        {
-            "run": {"name": "self-play", "number_of_steps": STEPS, "seed": 0},
-            "model": {"model": str(model)},
-            "environments": [{"name": "toy"}],
-            "rollout": {"group_size": GROUP_SIZE, "max_tokens": PLACES},
-            "algorithm": {"algorithm": "grpo", "number_of_minibatches": 2},
-            "trainer": {"learning_rate": 1e-3, "seq_len": 1024, "gradient_checkpointing": False},
-        }
+    def look(version, groups, credit):
+        played = [rollout for group in groups for rollout in group.rollouts]
+        assert {rollout.reward for rollout in played} == {0.5}, played[0].error
+        samples = Counter(sample.rollout_key for sample in credit.samples)
+        # In the end both seats write digits alone, and nothing is learned from a draw.
+        assert set(samples.values()) <= {2}, "each seat is a branch, and is trained once"
+
+    config = learning_config(
+        model, "grpo", num_steps=STEPS, group_size=GROUP_SIZE, max_tokens=PLACES
     )
-    rules = CreditRules(
-        algorithm=load_algorithm("grpo"),
-        config=config,
-        sampling={"toy": SAMPLING},
-        vocab_size=103,
-    )
-    packing = Packing(seq_len=1024, num_ranks=1, hidden_size=128, max_tokens=PLACES)
-    policy, environment = InProcessPolicy(model, seed=0), MoreDigits()
-    worker = TrainerWorker(BackendSettings.from_config(config, device="cpu"))
-    try:
-        for version in range(STEPS):
-            groups = await play_groups(
-                environment,
-                policy,
-                examples=range(version * PROMPTS, (version + 1) * PROMPTS),
-                group_size=GROUP_SIZE,
-                sampling=SAMPLING,
-            )
-            played = [rollout for group in groups for rollout in group.rollouts]
-            assert {rollout.reward for rollout in played} == {0.5}, played[0].error
-            credit = assign_credit(groups, rules)
-            samples = Counter(sample.rollout_key for sample in credit.samples)
-            assert set(samples.values()) <= {2}, "each seat is a branch, and is trained once"
-            if not credit.samples:
-                break  # both seats write digits alone, and every match is a draw
-            plan = plan_step(credit.samples, rules, packing, version=version)
-            worker.train_minibatches(plan.of_rank(0), plan.order, version=version)
-            policy.take_weights(worker.export_weights(), version=version + 1)
-    finally:
-        worker.close()
+    policy = InProcessPolicy(model, seed=0)
+    await learn(policy, MoreDigits(), config, num_prompts=PROMPTS, look=look)
     return policy
 
 

@@ -148,15 +148,21 @@ def test_a_call_that_is_canceled_is_told_of() -> None:
     in_world(main)
 
 
+async def lost_after_an_update(world: World) -> "asyncio.Task[Any]":
+    """Return a request that weights 1 and 2 have sampled a part of, whose server has just died."""
+    await world.publisher.connect()
+    await world.publisher.publish(1)
+    asked = world.sample("a", 100)
+    await asyncio.sleep(30 * TOKENS_PER_ID * 0.01)
+    await world.publisher.publish(2)
+    await asyncio.sleep(30 * TOKENS_PER_ID * 0.01)
+    world.engines[0].die("killed")
+    return asked
+
+
 def test_a_call_over_an_update_says_which_weights_began_each_part() -> None:
     async def main(world: World) -> None:
-        await world.publisher.connect()
-        await world.publisher.publish(1)
-        asked = world.sample("a", 100)
-        await asyncio.sleep(30 * TOKENS_PER_ID * 0.01)
-        await world.publisher.publish(2)
-        await asyncio.sleep(30 * TOKENS_PER_ID * 0.01)
-        world.engines[0].die("killed")
+        asked = await lost_after_an_update(world)
         await asked
         assert [end.version for end in world.ends] == [1, 2]
 
@@ -165,13 +171,7 @@ def test_a_call_over_an_update_says_which_weights_began_each_part() -> None:
 
 def test_tokens_keep_the_version_that_sampled_them() -> None:
     async def main(world: World) -> None:
-        await world.publisher.connect()
-        await world.publisher.publish(1)
-        asked = world.sample("a", 100)
-        await asyncio.sleep(30 * TOKENS_PER_ID * 0.01)
-        await world.publisher.publish(2)
-        await asyncio.sleep(30 * TOKENS_PER_ID * 0.01)
-        world.engines[0].die("killed")
+        asked = await lost_after_an_update(world)
         await world.publisher.publish(3)
         answer = await asked
         assert [span.version for span in answer.spans] == [1, 2, 3]
