@@ -8,7 +8,12 @@ from tests.core.chat.loopback_endpoint import reply, serving
 
 from telescope_core import Example, ListSource, RolloutStatus, metric, reward
 from telescope_core.base.agents import agent_of
-from telescope_core.errors import ConfigError, EnvironmentLoadError, UnknownNameError
+from telescope_core.errors import (
+    ConfigError,
+    ContextLengthError,
+    EnvironmentLoadError,
+    UnknownNameError,
+)
 from telescope_core.gateway import forwarding, recording
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.matches import MatchConfig, MatchEnvironment
@@ -178,6 +183,20 @@ async def test_a_match_that_ends_before_the_policy_was_asked_says_nothing_of_it(
     played = await play(cls=Short)
     assert played.status is RolloutStatus.FAILED
     assert "before the policy was asked" in played.error
+
+
+async def test_a_match_that_is_cut_short_has_no_reward_and_says_why():
+    class Long(Higher):
+        async def play_match(self, match):
+            for _ in range(9):
+                await match["left"].ask("?")
+
+    full = ContextLengthError("the prompt does not fit")
+    played = await play(cls=Long, policies=ScriptedClient(["1", full]))
+    assert played.status is RolloutStatus.FAILED
+    assert played.reward is None
+    assert "context_length" in played.error
+    assert "play_match" in played.error
 
 
 async def test_a_seat_that_is_misspelled_names_those_that_there_are():

@@ -46,15 +46,6 @@ class _Request:
     answer: Coroutine[Any, Any, Completion]
 
 
-@dataclass(frozen=True, slots=True)
-class _Options:
-    """The arguments of one call of `generate`."""
-
-    messages: list[Message] | None
-    tools: Sequence[dict[str, JsonValue]] | None
-    stop: tuple[str, ...]
-
-
 class Episode(Generic[StateT]):
     """One rollout in progress: the conversation so far, and access to the policy.
 
@@ -140,7 +131,7 @@ class Episode(Generic[StateT]):
         """
         caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         key = object()
-        answer = self._generated(key, _Options(messages, tools, tuple(stop)))
+        answer = self._generated(key, messages, tools, tuple(stop))
         self._requests[key] = _Request(caller.f_code.co_filename, caller.f_lineno, answer)
         return answer
 
@@ -152,20 +143,26 @@ class Episode(Generic[StateT]):
             request.answer.close()
         return [f"{shown_path(request.file)}:{request.line}" for request in forgotten]
 
-    async def _generated(self, key: object, options: _Options) -> Completion:
+    async def _generated(
+        self,
+        key: object,
+        given: list[Message] | None,
+        tools: Sequence[dict[str, JsonValue]] | None,
+        stop: tuple[str, ...],
+    ) -> Completion:
         self._requests.pop(key, None)
         if self.turns:
             await self._require_going_on()
-        messages = self.messages if options.messages is None else options.messages
-        own = "episode.messages" if options.messages is None else "the messages of episode.generate"
-        checked_messages(messages, where=own)
+        messages = self.messages if given is None else given
+        where = "episode.messages" if given is None else "the messages of episode.generate"
+        checked_messages(messages, where=where)
         sampling = self._sampling
-        if options.stop:
-            texts = (*sampling.stop, *(text for text in options.stop if text not in sampling.stop))
+        if stop:
+            texts = (*sampling.stop, *(text for text in stop if text not in sampling.stop))
             sampling = replace(sampling, stop=texts, include_stop_str_in_output=False)
         started_s = time.monotonic()
         completion = await self._policy.complete(
-            messages, sampling, tools=self.tools if options.tools is None else options.tools
+            messages, sampling, tools=self.tools if tools is None else tools
         )
         self.turns.append(
             Turn(

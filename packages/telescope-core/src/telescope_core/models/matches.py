@@ -13,7 +13,12 @@ from pydantic import Field
 
 from telescope_core.base.agents import agent_of
 from telescope_core.base.code_places import location_of
-from telescope_core.base.errors import ConfigError, EnvironmentLoadError, unknown_name
+from telescope_core.base.errors import (
+    ConfigError,
+    EnvironmentLoadError,
+    RewardError,
+    unknown_name,
+)
 from telescope_core.base.types import Example, Message, Rollout, StopReason
 from telescope_core.environments.base import Environment
 from telescope_core.environments.class_checks import class_location
@@ -202,7 +207,13 @@ class MatchEnvironment(Environment):
         return StopReason.LENGTH if seats[mine[0]].was_cut else StopReason.COMPLETED
 
     def compute_reward(self, rollout: Rollout, example: Example) -> float:
-        """Return the mean reward of the policy's seats."""
+        """Return the mean reward of the policy's seats; raises RewardError if there was no end."""
+        if not rollout.agent_rewards:
+            raise RewardError(
+                f"the match was cut short ({rollout.stop_reason}) before "
+                f"{location_of(self.play_match)} said what each seat has earned; give it more time "
+                "or a longer context, or catch ContextLengthError in it and judge what is there"
+            )
         return sum(rollout.agent_rewards.values()) / len(rollout.agent_rewards)
 
 

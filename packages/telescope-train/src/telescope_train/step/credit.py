@@ -141,7 +141,7 @@ def assign_credit(
     no_credit = too_few | {
         key: _reason(usable[key], {**rules.declared, **ranges})
         for key, advantages_G in advantages.items()
-        if not advantages_G.any() and not branches.tells_seats_apart(key)
+        if not advantages_G.any() and key not in branches.told_apart_by_seats
     }
     # Too small a group has no baseline, so it goes even if groups of equal rewards are kept.
     discarded = no_credit if config.rollout.discard_group_zero_advantage else too_few
@@ -205,6 +205,9 @@ class _BranchCredit:
         self._rule = rules.config.algorithm.branch_credit
         self._advantages = advantages
         self._of_agents: dict[tuple[RolloutKey, str], float] = {}
+        self.told_apart_by_seats: set[str] = set()
+        """Groups in which seats have advantages, even if all rollouts have equal rewards: what one
+        seat of a match wins another one may lose."""
         self._matches = {
             key for key, group in usable.items() if any(one.agent_rewards for one in group)
         }
@@ -234,13 +237,8 @@ class _BranchCredit:
             for key, advantages_G in _advantages(rewards, rules.algorithm, norm).items():
                 for one, advantage in zip(taking_part[key], advantages_G.tolist(), strict=True):
                     self._of_agents[(key, one.index), agent] = advantage
-
-    def tells_seats_apart(self, group_id: str) -> bool:
-        """Whether seats of the group have advantages, even if all rollouts have equal rewards."""
-        # In a match of the policy against itself, what one seat wins another one loses.
-        return group_id in self._matches and any(
-            advantage for ((key, _), _), advantage in self._of_agents.items() if key == group_id
-        )
+                if key in self._matches and advantages_G.any():
+                    self.told_apart_by_seats.add(key)
 
     def of(self, rollout: Rollout, samples: Sequence[TrainingSample]) -> list[float]:
         """Return [B] the advantage of each branch of `rollout`; `samples` are its branches."""
