@@ -3,7 +3,7 @@
 import asyncio
 import math
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -242,10 +242,12 @@ class Holder:
         return [ray.put(np.ones(2**20))]
 
 
-async def asks_until_it_fails(rank: _RayRank, held: Any) -> None:
-    """Ask for an object until Ray has noticed that its owner died; until then it may be there."""
+async def asks_until_it_fails(ask: Callable[[], Awaitable[Any]]) -> None:
+    """Ask until Ray has noticed a death: a killed actor may answer once more, and an object of it
+    may still be there.
+    """
     for _ in range(NUM_LOOKS):
-        await rank.answer(rank.actor.call.remote("logprobs", [held]))
+        await ask()
         await asyncio.sleep(0.1)
 
 
@@ -261,7 +263,9 @@ async def test_a_batch_that_ray_loses_ends_the_life_of_the_ranks() -> None:
         ray.kill(holder)
         # The object goes with the process that owns it, which this waits for.
         with pytest.raises(RayActorError):
-            await holder.held.remote()
+            await asks_until_it_fails(holder.held.remote)
         with pytest.raises(RankDiedError, match="connection to trainer rank 0 was lost: OwnerDied"):
-            await asks_until_it_fails(rank, held)
+            await asks_until_it_fails(
+                lambda: rank.answer(rank.actor.call.remote("logprobs", [held]))
+            )
         assert (await rank.call("logprobs", None)).shape == (4,)
