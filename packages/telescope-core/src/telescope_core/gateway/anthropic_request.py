@@ -1,4 +1,4 @@
-"""Reads a request of Anthropic's Messages API, as the chat request that asks the same.
+"""Convert a request of Anthropic's Messages API into the equivalent chat request.
 
 Everything behind it is that of the chat API: what can be exact, and what is passed on in evals. A
 block or parameter that chat has no place for is refused by name.
@@ -19,7 +19,7 @@ INVALID_JSON = "INVALID_JSON"
 Anthropic's guide to streamed tools has such calls sent back in this form.
 """
 _NO_SYSTEM_BETWEEN = "mid_conversation_system_not_supported"
-"""Anthropic's code, at which Claude Code says the same in a message of the user."""
+"""Error code for a system message between others; Claude Code then sends it as a user message."""
 _NAMES = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
@@ -29,7 +29,8 @@ _NAMES = {
 """Name in the chat API -> name here."""
 _SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream")
 _LABELS = ("metadata", "service_tier", "cache_control", "thinking")
-"""Accepted without effect. Whether the model thinks is decided by the template of the run."""
+"""Parameters that are accepted without effect. The run's chat template decides whether the model
+thinks."""
 _REFUSED = {
     "mcp_servers": "nothing is connected here; let the program connect, and offer tools",
     "container": "no code is run here; let the program run it, and offer a tool",
@@ -56,11 +57,11 @@ _PLACES = {
     "assistant": ("thinking", "text", "tool_use"),
     "result": ("text", "image"),
 }
-"""Which blocks may stand where."""
+"""Types of blocks that are allowed in each place."""
 
 
 def read_anthropic(body: object, read: Callable[[object], ChatRequest]) -> ChatRequest:
-    """Return what `read` makes of the chat request that asks the same; raises Refusal."""
+    """Return the result of `read` for the equivalent chat request; raises Refusal."""
     if not isinstance(body, dict):
         raise wrong("the request", "a JSON object", body)
     given = {name: value for name, value in cast(dict[str, Any], body).items() if value is not None}
@@ -107,7 +108,7 @@ def _require_known(given: Mapping[str, Any]) -> None:
 
 
 def _output_format(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema that an answer is asked to have; `effort` beside it is accepted."""
+    """Return the schema for the answer; the parameter `effort` beside it is accepted."""
     config: object = given.get("output_config") or {}
     if not isinstance(config, dict):
         raise wrong("output_config", "an object", config)
@@ -194,7 +195,7 @@ def _messages(plain: object) -> list[Placed]:
 
 
 def _add_asked(placed: list[Placed], asked: dict[str, Any], where: str) -> None:
-    """Add the messages of a user: its results, and its texts as one message.
+    """Add the messages of a user: tool results, and then its texts as one message.
 
     Messages of the user in a row are one turn, as at Anthropic's endpoint.
     """
@@ -225,7 +226,7 @@ def _add_answer(placed: list[Placed], answer: dict[str, Any], where: str) -> Non
 
 
 def _blocks(content: object, holder: str, where: str) -> list[tuple[dict[str, Any], str]]:
-    """Return the blocks that stand at `where` in a `holder`; text alone is one block."""
+    """Return the blocks in field `where` of `holder`; plain text is one block."""
     if isinstance(content, str):
         return [({"type": "text", "text": content}, where)]
     if not isinstance(content, list):
