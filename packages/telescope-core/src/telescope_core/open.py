@@ -1,4 +1,4 @@
-"""From an environment's name to an `EnvironmentClient`: ask the locators, load, or start workers.
+"""Open an environment by name as an `EnvironmentClient`: locate, then load it or start workers.
 
 Names: an installed id (`math-reasoning`, `owner/name`, with optional `@version`), or
 `module:Class` for code that is importable as it is.
@@ -40,7 +40,7 @@ def record_environment(
     *,
     settings: Mapping[str, Any] | None = None,
 ) -> EnvironmentRecord:
-    """Return which code `name` means now, for the records of a run or an eval.
+    """Return the record of the code that `name` means now, for a run or an eval.
 
     `settings`: its own, whose files belong to it.
     """
@@ -57,7 +57,7 @@ def open_environment(
     location: EnvironmentLocation | None = None,
     places: Sequence[WorkerPlace] | None = None,
 ) -> InProcessEnvironment | EnvironmentPool:
-    """Open `name` with its own `settings` (the `--env.x` flags), where `processes` says.
+    """Open the environment `name` with its `settings` (the `--env.x` flags), as `processes` says.
 
     Worker processes start with the first request. `location` is where the environment is, for
     callers that have located it. `places`: where its workers are started, if it has any; None = on
@@ -106,7 +106,7 @@ async def check_workers(
     *,
     tell: Callable[[str, tuple[str, ...]], None] = lambda name, secrets: None,
 ) -> tuple[str, ...]:
-    """Raise what would keep worker processes of this machine from playing an opened environment.
+    """Raise an error that would keep this machine's workers from playing an opened environment.
 
     Returns the secrets that they may read; empty where it runs elsewhere, since it gets none from
     here. `tell` hears its name and those, before they are read. Starts a worker, unless it is
@@ -160,7 +160,7 @@ def plays_here(name: str, isolation: Isolation) -> bool:
 def local_place(
     name: str, location: EnvironmentLocation, processes: ProcessSettings, index: int
 ) -> LocalPlace:
-    """Return where worker `index` of an environment on this machine is started."""
+    """Return the place at which worker `index` of an environment is started on this machine."""
     # A worker knows the version of an installed environment, and must be told that of another.
     is_told = bool(location.search_path) or adapted(location.id) is not None
     return LocalPlace(

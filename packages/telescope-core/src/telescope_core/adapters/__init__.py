@@ -1,4 +1,4 @@
-"""The two addresses that documentation named before telescope-adapters was a package of its own.
+"""Two old import paths of telescope-adapters, kept for code that still imports them.
 
 They are there for code that was written then. Nothing else of the adapters is in core.
 """

@@ -1,4 +1,4 @@
-"""Where `telescope_adapters.serving.openenv_server` was before."""
+"""The old import path of `telescope_adapters.serving.openenv_server`."""
 
 import sys
 from typing import Any

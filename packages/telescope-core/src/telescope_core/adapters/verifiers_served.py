@@ -1,4 +1,4 @@
-"""Where `telescope_adapters.serving.verifiers_served` was before."""
+"""The old import path of `telescope_adapters.serving.verifiers_served`."""
 
 from typing import Any
 

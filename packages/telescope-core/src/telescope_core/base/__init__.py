@@ -1,1 +1,1 @@
-"""Types, protocols, errors and what all other rooms need, in every process of Telescope."""
+"""Types, protocols, errors and small helpers that every other folder of core uses."""

@@ -1,4 +1,4 @@
-"""Addresses of a run's own processes: how they are written, and that no proxy stands before them.
+"""Addresses of a run's own processes: their written form, and how to bypass proxies for them.
 
 Proxies of the environment variables are for what is elsewhere. A request to a process of this run
 would never arrive through one: it is on this machine, or on a node that the proxy does not know.
@@ -9,11 +9,12 @@ from ipaddress import ip_address
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 _VARIABLES = ("no_proxy", "NO_PROXY")
-"""Programs read one or the other: gRPC only the first, some of Go and Java only the second."""
+"""Both spellings, because programs differ: gRPC reads the first, some Go and Java programs the
+second."""
 
 
 def in_url(host: str) -> str:
-    """Return `host` as a URL has it: IPv6 addresses in brackets."""
+    """Return `host` as it is written in a URL: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
@@ -31,7 +32,7 @@ def is_loopback(host: str) -> bool:
 
 
 def reached_directly(environ: Mapping[str, str], hosts: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the variables that keep proxies away from loopback and `hosts`.
+    """Return the environment variables that make programs bypass proxies for loopback and `hosts`.
 
     What `environ` excepts already stays excepted, in whichever of the two spellings it is set.
     """

@@ -1,4 +1,4 @@
-"""Which agent of a rollout asks, where several do: a main agent and sub-agents, or seats."""
+"""Identify the agent behind each model request when a rollout has several: sub-agents or seats."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ _DIGITS = 12
 
 
 def agent_of(messages: Sequence[Message]) -> str:
-    """Return the agent that asks about `messages`, as `Turn.agent` has it.
+    """Return the name of the agent that sent `messages`, as in `Turn.agent`.
 
     It is told by its system message, also in programs that know nothing of us; empty = none.
     """

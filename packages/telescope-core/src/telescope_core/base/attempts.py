@@ -30,13 +30,13 @@ They are counted apart: a process plays many rollouts, and most of those that di
 the reason for its death. Where another rollout is known to be the reason, the loss is not counted.
 """
 _TOO_LONG = ("context length", "context_length", "max_model_len")
-"""What vLLM and the OpenAI API write when a prompt does not fit the model."""
+"""Texts in errors of vLLM and of the OpenAI API for a prompt that does not fit the model."""
 _FINAL = (RolloutCrashError.__name__, RewardError.__name__)
 """Failures that another attempt would repeat."""
 _ENDS_ALL = {
     error.__name__: error for error in (EndpointAccessError, TemplateLossError, UnplayableError)
 }
-"""Failures that say of all rollouts that they cannot be played, or not as they are."""
+"""Errors after which no rollout can be played, or none as the settings say."""
 
 
 async def play_with_attempts(
@@ -47,7 +47,7 @@ async def play_with_attempts(
     on_failure: Callable[[Rollout], None] = lambda rollout: None,
     on_replaced: Callable[[Rollout], None] = lambda rollout: None,
 ) -> Rollout:
-    """Return the first attempt that is final, with its number as the tag `attempts` from 2 on.
+    """Play until an attempt is final and return it; from the second on, it has the tag `attempts`.
 
     `play` takes the number of the attempt, from `first` on. `on_failure` gets every attempt that
     failed, the last one included, and `on_replaced` each that another one follows.
@@ -93,7 +93,7 @@ def reached_limit(rollout: Rollout) -> bool:
 
 
 def ends_all(rollout: Rollout) -> bool:
-    """Return whether a rollout failed for a cause that no other attempt, or rollout, can change.
+    """Return whether a rollout failed for a reason that would fail every other attempt or rollout.
 
     An endpoint refuses every request, the policy's chat template would lose something, or the
     settings of the environment cannot work.
@@ -102,7 +102,7 @@ def ends_all(rollout: Rollout) -> bool:
 
 
 def require_others(rollout: Rollout, where: str) -> None:
-    """Raise the error of a rollout that failed for a cause that `ends_all`; `where` goes first."""
+    """Raise the error of a rollout for which `ends_all` is true; `where` begins the message."""
     if ends_all(rollout):
         kind, _, cause = (rollout.error or "").partition(": ")
         raise _ENDS_ALL[rollout.status_reason](f"{where}: {cause or kind}")

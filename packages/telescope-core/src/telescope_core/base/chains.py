@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 _UNKNOWN = b"\xff"
-"""Fills numbers of two bytes with -1."""
+"""The fill byte: two of them read as an int16 are -1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """Which experts of a mixture computed each token, from the first one of a prompt on."""
+    """The experts of a mixture-of-experts model that computed each token of a request."""
 
     experts: bytes
     """[T, layers, chosen] int16, little-endian; -1 = not known."""
@@ -55,10 +55,10 @@ class TokenChain:
         self.parent = parent
         self.num_shared = num_shared
         self.own_routes = bytearray()
-        """[R, layers, chosen] int16, little-endian, of the first R own ids. R is less than their
-        number where a token was not computed yet, as the last one that was sampled."""
+        """[R, layers, chosen] int16 experts of the first R own tokens, little-endian. The token
+        that was sampled last has none, because no server has computed it yet."""
         self.routes_shape: tuple[int, int] | None = None
-        """Layers, and experts that a token is sent to in a layer; None = no routes."""
+        """Number of layers, and of experts per token in a layer; None = no routes."""
 
     def __len__(self) -> int:
         return self.num_shared + len(self.own_ids)
@@ -165,7 +165,7 @@ class SampledTokens:
 
     @property
     def routes(self) -> Routes | None:
-        """[P + C] which experts computed each token; None = no server said it; a copy."""
+        """[P + C] the experts of each token, a copy; None = the server did not report them."""
         return self.chain.routes_until(self.completion_end)
 
     @property
@@ -180,7 +180,7 @@ class SampledTokens:
 
     @property
     def num_logprobs(self) -> int:
-        """How many log-probs there are, which is C unless the server left some out."""
+        """Number of log-probs: C, unless the server left some out."""
         return self.logprobs_end - self.logprobs_start
 
     def __eq__(self, other: object) -> bool:
@@ -215,7 +215,7 @@ class ChainRecorder:
         temperature: float | None = None,
         routes: Routes | None = None,
     ) -> SampledTokens:
-        """Return the place of a completion: behind the longest chain that its prompt begins with.
+        """Store a completion behind the longest chain that begins its prompt; return its place.
 
         A chain has one temperature, because a trainer divides the logits of a sequence by one.
         `routes` are those of the request: all of the prompt, and what was computed behind it.

@@ -24,7 +24,7 @@ _DATA = (
     *(".json", ".jsonl", ".csv", ".tsv", ".txt", ".md", ".parquet", ".arrow", ".yaml", ".yml"),
     *(".toml", ".jinja", ".j2", ".gz", ".zst", ".zip", ".sqlite", ".db", ".npy", ".npz", ".pkl"),
 )
-"""Endings of files that a text in a source is taken to name; other texts are rarely files."""
+"""File extensions; a text in a source that ends in one is taken for the name of a file."""
 _LONGEST_NAME = 255
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -47,13 +47,13 @@ def source_files(module: str) -> dict[str, str]:
 
 
 def digest_of_files(files: Mapping[str, str]) -> str:
-    """Return one digest of all; empty if there are none."""
+    """Return one digest of all `files`; empty if there are none."""
     text = "".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items()))
     return hashlib.sha256(text.encode()).hexdigest() if files else ""
 
 
 def file_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Return one line for each file that differs; none where one side is not known."""
+    """Return one line for each file that differs; no lines if one side is not known."""
     if not before or not after:
         return []
     return [
@@ -214,7 +214,7 @@ def _joined(nodes: Sequence[ast.expr]) -> str:
 
 
 def _text(node: ast.expr) -> str | None:
-    """Return a text as a pattern in which every value stands for anything; None if it is none."""
+    """Return a text as a file pattern with `*` for inserted values; None if it is no text."""
     if isinstance(node, ast.Constant):
         return glob.escape(node.value) if isinstance(node.value, str) else None
     if not isinstance(node, ast.JoinedStr):

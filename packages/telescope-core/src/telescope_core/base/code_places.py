@@ -1,4 +1,4 @@
-"""Where the code of an author is: names, files and lines for messages."""
+"""Find the code of an environment's author: names, files and lines for messages."""
 
 import inspect
 import os
@@ -20,14 +20,14 @@ _INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 
 @cache
 def libraries() -> tuple[str, ...]:
-    """Return the folders of Python's own modules and of Telescope's, whose code is no author's."""
+    """Return the folders of Python's and Telescope's own modules, which hold no author's code."""
     specs = [find_spec(package) for package in _OWN_PACKAGES]
     own = [place for one in specs if one for place in one.submodule_search_locations or ()]
     return (sysconfig.get_path("stdlib"), *own)
 
 
 def is_own_module(module: str) -> bool:
-    """Whether Telescope's own environment classes are in `module`."""
+    """Return whether `module` holds environment classes of Telescope itself."""
     return module.partition(".")[0] in _OWN_PACKAGES
 
 
@@ -72,7 +72,7 @@ def own_frame(error: BaseException) -> traceback.FrameSummary | None:
 
 
 def _with_causes(error: BaseException) -> list[BaseException]:
-    """Return `error`, what it came of, what that came of, and so on; each once."""
+    """Return `error`, its cause, the cause of that, and so on; each once."""
     chain: list[BaseException] = []
     came_of: BaseException | None = error
     while came_of is not None and not any(came_of is other for other in chain):
@@ -90,7 +90,7 @@ def called_at() -> str:
 
 
 def require_method(marked: object, decorator: str) -> None:
-    """Raise EnvironmentLoadError when `decorator` was given something else than a method."""
+    """Raise EnvironmentLoadError if `decorator` was applied to something other than a method."""
     if callable(marked) and not isinstance(marked, type):
         return
     advice = "write it above `def`, without arguments, or with arguments by name"
@@ -103,5 +103,5 @@ def require_method(marked: object, decorator: str) -> None:
 
 
 def is_authors(method: Callable[..., Any]) -> bool:
-    """Whether a method is the author's own, not one inherited from Telescope."""
+    """Return whether a method was written by the author, not inherited from Telescope."""
     return not is_own_module(method.__module__ or "")

@@ -1,4 +1,4 @@
-"""`EnvironmentRecord`: which environment a run or an eval used, down to the bytes.
+"""`EnvironmentRecord`: the exact code of the environment that a run or an eval used.
 
 Two records with the same `lock_digest` ran the same wheel on the same packages and Python. Code
 that this Python imports from a folder is known by the digests of its files.
@@ -16,7 +16,7 @@ _SHORT = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentRecord:
-    """One environment as it was when a run began; an empty string means that it is not known."""
+    """One environment as it was when a run began; an empty string means "not known"."""
 
     id: str
     """owner/name, or `module:Class`."""
@@ -33,7 +33,7 @@ class EnvironmentRecord:
 
     @property
     def digest(self) -> str:
-        """What names its code: the lock's digest, else that of its files; empty = not known."""
+        """Digest that identifies its code: of the lock, or else of its files; empty = not known."""
         return self.lock_digest or digest_of_files(self.files)
 
     @property
@@ -68,7 +68,7 @@ def elsewhere(name: str) -> EnvironmentRecord:
 
 
 def changes(before: EnvironmentRecord, after: EnvironmentRecord) -> list[str]:
-    """Return one line per difference; empty when both run the same code.
+    """Return one line for each difference; no lines if both run the same code.
 
     Apart from id and version, a field is compared only when both records know it.
     """
@@ -101,7 +101,7 @@ def changes(before: EnvironmentRecord, after: EnvironmentRecord) -> list[str]:
 def all_changes(
     before: Mapping[str, EnvironmentRecord], after: Mapping[str, EnvironmentRecord]
 ) -> list[str]:
-    """Return the differences of the environments in both mappings, one line each, with the name."""
+    """Return the differences of the environments in both mappings, one line each, by name."""
     return [
         f"{name}: {line}"
         for name in before

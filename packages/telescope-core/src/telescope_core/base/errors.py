@@ -24,14 +24,14 @@ class ContextLengthError(ConfigError):
 
 
 class TemplateLossError(ConfigError):
-    """The policy's chat template would lose something that rollouts depend on.
+    """The policy's chat template would drop something that rollouts depend on.
 
     It would lose it again in another attempt, so the refusal is final and ends the run.
     """
 
 
 class UnplayableError(ConfigError):
-    """With its settings as they are, an environment of another framework gives no usable rollout.
+    """An environment of another framework cannot give a usable rollout with its present settings.
 
     Another attempt, or another rollout, would end the same way, so it is final and ends the run.
     """
@@ -93,11 +93,11 @@ class JudgeError(EndpointError):
 
 
 class NotGradedError(TelescopeError):
-    """A saved rollout has no reward when it is graded again, as its record does not hold enough."""
+    """A saved rollout cannot be graded again, because its record does not hold enough."""
 
 
 class NotAskedError(TelescopeError):
-    """A judge or simulated user was needed where none may be asked, such as by `rescore`."""
+    """A judge or simulated user was needed where none may be called, such as by `rescore`."""
 
 
 class ProcessDiedError(TelescopeError):
@@ -114,7 +114,7 @@ class EnvironmentProcessError(ProcessDiedError):
 
 
 class ContradictionError(EnvironmentProcessError):
-    """A worker says of itself what its record, or the first worker, does not: secrets, version.
+    """A worker contradicts its record or the first worker, about its secrets or its version.
 
     All workers run the same code, so another one would be no better, and this ends the run.
     """
@@ -123,7 +123,7 @@ class ContradictionError(EnvironmentProcessError):
 
 
 class RolloutCrashError(ProcessDiedError):
-    """The code of one rollout, or of its group's reward, ended the process that played it.
+    """The code of a rollout, or of its group's reward, ended the process that played it.
 
     Another attempt might end another process, and what is played there, so this is final.
     """
@@ -140,7 +140,7 @@ class TooManyFailedError(TelescopeError):
 
 
 class CodeExitError(TelescopeError):
-    """An environment's code ended the program, by `sys.exit` or an error beside Exception."""
+    """An environment's code ended the program, with `sys.exit` or an error beyond `Exception`."""
 
 
 class StrayCancelError(TelescopeError):
@@ -156,7 +156,7 @@ class RewardError(TelescopeError):
 
 
 class RewardRaisedError(RewardError):
-    """A reward or metric function raised, perhaps for what another attempt does not meet."""
+    """A reward or metric function raised an error, which another attempt may not meet."""
 
 
 MAX_LISTED = 40

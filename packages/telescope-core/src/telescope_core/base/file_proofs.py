@@ -1,4 +1,4 @@
-"""Proofs that files are those that were written: the size and the SHA-256 of each.
+"""Size and SHA-256 of files, to check later that each is still what was written.
 
 Sizes cost nothing and find what was cut or lost. Contents are read as a whole, about 1 GB/s, and
 find everything else: a flipped bit, or a file of another folder.
@@ -84,7 +84,7 @@ def wrong_contents(
 
 
 def wrong_in_parallel(folder: Path, proofs: Mapping[str, FileProof]) -> list[str]:
-    """Do what `wrong_contents` does with all files, as many at once as there are processors."""
+    """Do the same as `wrong_contents` for all files, with one thread per processor."""
 
     def look(name: str) -> list[str]:
         return wrong_contents(folder, proofs, [name])
@@ -127,7 +127,7 @@ def wrong_sums(folder: Path) -> list[str]:
 
 
 def quick_digest(path: Path) -> str:
-    """Return a digest of a file, of a large one by samples, in at most a tenth of a second.
+    """Return a digest of a file in at most a tenth of a second; large files are sampled.
 
     Of more than 64 MiB it is the SHA-256 of the size and of 256 parts of 64 KiB from the first to
     the last byte. Weights that were trained, or rows that were written anew, differ in all of them;

@@ -1,4 +1,4 @@
-"""What the first process of a container owes the others, so that no `tini` has to stand before it.
+"""Do the duties of process 1 in a container, so that no `tini` has to be started before it.
 
 The kernel gives it the orphans of all other processes, which stay as zombies until somebody waits
 for them, and sends it no signal that it has no handler for. When it ends, all others are killed.
@@ -13,11 +13,11 @@ _SENT_ON = (
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH),
 )
 _SI_KERNEL = 0x80
-"""`si_code` of a signal of a terminal, which all processes of its group get."""
+"""`si_code` of a signal from the terminal, which every process of its group receives."""
 
 
 def go_on_below_first() -> None:
-    """Return in a child if this is the first process of a container or of a machine.
+    """If this is process 1 of a container or machine, fork and return in the child.
 
     This process then waits for whatever becomes its child, hands signals on, and ends with the exit
     code of that child. Call it before threads are started.
@@ -27,7 +27,7 @@ def go_on_below_first() -> None:
 
 
 def go_on_in_child() -> None:
-    """Return in a child, while this process does the duties of the first one."""
+    """Fork and return in the child, while this process does the duties of process 1."""
     # Blocked, they wait here, also those that would be ignored.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_SENT_ON, signal.SIGCHLD))
     child = os.fork()

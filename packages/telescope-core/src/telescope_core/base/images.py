@@ -136,7 +136,7 @@ def why_unusable(message: Message) -> str:
 
 
 def images_from_json(plain: object) -> tuple[Image, ...]:
-    """Return the pictures that a record holds; raises ValueError if they are not such."""
+    """Return the images in a record; raises ValueError if `value` is no list of images."""
     if not isinstance(plain, Sequence) or isinstance(plain, str):
         raise ValueError(f"images must be a list, got {plain!r:.80}")
     found: list[Image] = []

@@ -18,11 +18,11 @@ from types import FrameType
 
 NUMBERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 Later = Callable[[Callable[[], object]], object]
-"""Calls a function on the event loop, from wherever the main thread is."""
+"""A function that runs its argument on the event loop; it is called from the main thread."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal has asked this process to end; the text says what is kept, and how to go on."""
+    """A signal asked this process to end; the text says what is kept and how to continue."""
 
     def __init__(self, number: int, text: str = "") -> None:
         self.number = signal.Signals(number)
@@ -30,12 +30,12 @@ class Interrupted(KeyboardInterrupt):
 
     @property
     def exit_code(self) -> int:
-        """What a shell shows for a program that a signal has ended."""
+        """Exit code that shells show for a program ended by this signal: 128 + its number."""
         return 128 + self.number
 
 
 class _Signals:
-    """The signal that came first, and how what runs now is ended."""
+    """The first signal that came, and the way to end the code that runs now."""
 
     def __init__(self) -> None:
         self.first: signal.Signals | None = None
@@ -91,7 +91,7 @@ def _is_main_thread() -> bool:
 
 @contextmanager
 def kept() -> Generator[None]:
-    """Give these signals their handlers back after a block in which a library takes them."""
+    """Restore these signal handlers after a block in which a library replaces them."""
     if not _is_main_thread():
         yield
         return
@@ -105,7 +105,7 @@ def kept() -> Generator[None]:
 
 @contextmanager
 def taken(*, for_good: bool = False) -> Generator[None]:
-    """Take these signals while the block runs; in another thread than the main one, do nothing.
+    """Handle these signals while the block runs; outside the main thread, do nothing.
 
     `for_good`: the process ends after the block, and they are ignored until then, because what it
     did and its exit code stand: what the libraries undo at its end takes seconds.
@@ -128,17 +128,17 @@ def taken(*, for_good: bool = False) -> Generator[None]:
 
 
 def asked() -> signal.Signals | None:
-    """Return the signal that has asked this process to end, if one has."""
+    """Return the signal that asked this process to end; None if there was none."""
     return _signals.first
 
 
 def cut_short() -> signal.Signals | None:
-    """Return the signal for which something was ended before its time, if it was."""
+    """Return the signal for which something was ended early; None if nothing was."""
     return _signals.first if _signals.has_cut_short else None
 
 
 def note(number: int) -> None:
-    """Take signal `number`, which a library has handled in place of this module."""
+    """Record signal `number`, which a library has handled in place of this module."""
     with held():
         _signals.on_signal(number, None)
 
@@ -152,7 +152,7 @@ def raise_if_asked() -> None:
 
 @contextmanager
 def held() -> Generator[None]:
-    """Let no signal cut the block short; what comes meanwhile is known to `asked` afterwards."""
+    """Keep signals from interrupting the block; afterwards, `asked` returns one that came."""
     _signals.num_held += 1
     try:
         yield
@@ -162,7 +162,7 @@ def held() -> Generator[None]:
 
 @contextmanager
 def cancelling(cancel: Callable[[], object], later: Later) -> Generator[None]:
-    """While the block runs, the first signal calls `cancel` by way of `later`."""
+    """Make the first signal call `cancel` through `later` while the block runs."""
     before = _signals.cancel, _signals.later
     _signals.cancel, _signals.later = cancel, later
     try:

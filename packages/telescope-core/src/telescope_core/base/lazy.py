@@ -11,7 +11,7 @@ from importlib import import_module
 def lazy_names(
     package: str, exported: Sequence[str], homes: Sequence[str]
 ) -> Callable[[str], object]:
-    """Return a `__getattr__` for `package` that finds each of its `exported` names in `homes`.
+    """Return a `__getattr__` for `package` that imports each `exported` name when it is used.
 
     `homes` are modules of the package. They are searched in order, so list the modules that are
     quickest to import first.

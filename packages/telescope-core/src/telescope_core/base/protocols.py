@@ -19,15 +19,15 @@ from telescope_core.base.types import (
 )
 
 LATE_SCORE_S = 30.0
-"""Seconds in which a rollout is scored that was still being played at its deadline."""
+"""Seconds for scoring a rollout that was still being played at its deadline."""
 
 LEFT_OUT = "left_out:"
-"""Begins the tag of a rollout that was graded again which says why a reward or metric is not known;
-its name follows."""
+"""Prefix of the tag that says why a reward or metric is not known after a rollout was graded again;
+the name of the reward or metric follows."""
 RAISED = "raised:"
-"""Begins the tag with the error of a reward or metric, likewise."""
+"""Prefix of the tag that holds the error of a reward or metric, likewise."""
 METRIC = "metric "
-"""Comes before the name of a metric in these tags."""
+"""Prefix of a metric's name in these tags."""
 
 
 class Policy(Protocol):
@@ -103,8 +103,8 @@ class PlayRequest:
     deadline_s: float
     """Seconds that the rollout may take, including its rewards."""
     scores_at_deadline: bool = False
-    """Whether a rollout that is still being played at its deadline is scored as it stands, for
-    which it then has `LATE_SCORE_S` more seconds. Otherwise it fails."""
+    """Whether a rollout that is still being played at its deadline is scored as it stands, within
+    `LATE_SCORE_S` more seconds; otherwise it fails."""
     saved: Rollout | None = None
     """A rollout that was played before: it is graded again, and no policy is asked. See
     `telescope_core.playing.rescoring`."""
@@ -163,7 +163,7 @@ class EnvironmentClient(Protocol):
         ...
 
     def stats(self) -> Mapping[str, float]:
-        """Return statistics of its processes, by name; empty when it has none of its own."""
+        """Return statistics of its processes, by name; empty if it has none of its own."""
         ...
 
     async def close(self) -> None:
@@ -172,7 +172,7 @@ class EnvironmentClient(Protocol):
 
 
 class EnvironmentPlace(StrEnum):
-    """Where an environment's code comes from."""
+    """The source of an environment's code."""
 
     IMPORTABLE = "importable"
     """Given as `module:Class` and imported from the current Python path."""
@@ -188,7 +188,7 @@ class EnvironmentPlace(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentLocation:
-    """Where the code of an environment is, and which version of the code it is."""
+    """Location and version of the code of an environment."""
 
     id: str
     """`owner/name`."""

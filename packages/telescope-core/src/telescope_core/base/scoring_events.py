@@ -1,4 +1,4 @@
-"""Whoever has a rollout played can hear when it begins to be scored, also from another process.
+"""Notify the caller of a rollout when its scoring begins, also from another process.
 
 The listener is known to the task that plays the rollout and to the tasks that this one starts, so
 that no interface between them has to pass it on.
@@ -14,7 +14,7 @@ _current: ContextVar[Listener | None] = ContextVar("telescope_scoring_news", def
 
 @contextmanager
 def hearing_of_scoring(listener: Listener) -> Generator[None, None, None]:
-    """Have `listener` called when the rollout that is played inside the block is scored.
+    """Call `listener` when the rollout that is played inside the block begins to be scored.
 
     It is not called by workers of an earlier version, nor for rollouts that are never scored.
     """
@@ -26,12 +26,12 @@ def hearing_of_scoring(listener: Listener) -> Generator[None, None, None]:
 
 
 def who_hears_of_scoring() -> Listener | None:
-    """Return the listener of the rollout that the current task plays; None = nobody listens."""
+    """Return the listener of the rollout that the current task plays; None = there is none."""
     return _current.get()
 
 
 def scoring_begins() -> None:
-    """Tell the listener, if there is one, that the rollout begins to be scored now."""
+    """Notify the listener, if there is one, that scoring of the rollout begins now."""
     listener = _current.get()
     if listener is not None:
         listener()

@@ -83,7 +83,7 @@ class _ScriptedPolicy:
         )
 
     def _num_words(self, messages: Sequence[Message]) -> int:
-        """Return the words of `messages`; those that the last request began with are known."""
+        """Return the number of words in `messages`; those of the last request are not recounted."""
         pairs = zip(self._counted, messages, strict=False)
         known = sum(1 for _ in takewhile(lambda pair: pair[0][0] is pair[1], pairs))
         added = [(message, len(message.content.split())) for message in messages[known:]]

@@ -1,4 +1,4 @@
-"""Which variables an environment may declare as its secrets, and what is left out of what we write.
+"""Check which variables an environment declares as secrets, and remove secrets from text.
 
 Everything that writes settings or addresses where others may read them takes `without_secrets`, and
 what quotes texts of others takes `hidden` or `without_values` with the values that are known.
@@ -12,20 +12,20 @@ from urllib.parse import unquote
 from telescope_core.base.errors import EnvironmentLoadError
 
 RESERVED_PREFIX = "TELESCOPE_"
-"""Variables of Telescope itself: tokens of registries and workers, and where its data is."""
+"""Prefix of Telescope's own variables: tokens of registries and workers, and its data folder."""
 HIDDEN = "(left out)"
-"""What stands in a text where a secret was."""
+"""Replaces a secret in a text."""
 _SECRET = re.compile(
     r"(?:key|token|secret|password|passwd|passphrase|credential|authorization|auth|cookie)s?_?\d*$",
     re.IGNORECASE,
 )
-"""How the names of secrets end."""
+"""Endings of names that mark a setting as a secret."""
 _SIGNATURE = re.compile(r"(?:^|[-_])sig(?:nature)?$", re.IGNORECASE)
-"""Names of what signs an address, for which it is as good as a key."""
+"""Names of query parameters that sign an address, which makes it as good as a key."""
 _USER = re.compile(r"(?<=://)[^\s/?#]+@")
-"""User and password of an address, in a text that may hold several."""
+"""User and password in an address, in a text that may hold several addresses."""
 _QUERY = re.compile(r"(?<=[?&;#])([^\s=?&;#]+)=(?!\(left out\))([^\s&;#\"'<>)]+)")
-"""Name and value in the query of an address."""
+"""Name and value of a query parameter in an address."""
 _SHORTEST_HIDDEN = 6
 """Characters of the shortest value that is left out: shorter ones are words such as `none`, which
 no text could do without."""
@@ -37,7 +37,7 @@ def reserved_secrets(names: Iterable[str]) -> list[str]:
 
 
 def require_names(declared: object, who: str) -> None:
-    """Raise EnvironmentLoadError unless what `who` declares as its secrets is a tuple of names."""
+    """Raise EnvironmentLoadError unless the secrets that `who` declares are a tuple of names."""
     if isinstance(declared, tuple | list):
         wrong = [name for name in cast(Sequence[object], declared) if not isinstance(name, str)]
         if not wrong:
@@ -60,7 +60,7 @@ def require_own_secrets(names: Iterable[str], who: str) -> None:
 
 
 def secrets_line(who: str, names: Iterable[str], environ: Mapping[str, str]) -> str:
-    """Return which variables `who` may read, and whether they are set; never their values.
+    """Return a line with the variables that `who` may read and whether each is set, without values.
 
     Empty if it declares none.
     """
@@ -69,7 +69,7 @@ def secrets_line(who: str, names: Iterable[str], environ: Mapping[str, str]) -> 
 
 
 def which_are_set(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, bool]:
-    """Return for each of `names` whether it has a value; an empty value is none."""
+    """Return for each name whether it has a value; an empty value counts as none."""
     return {name: bool(environ.get(name)) for name in sorted(names)}
 
 
@@ -81,7 +81,7 @@ def secrets_text(are_set: Mapping[str, bool]) -> str:
 
 
 def shown_name(name: str) -> str:
-    """Return a name that a worker may have made up, as text that no terminal acts on."""
+    """Return a name that a worker may have made up, as text that is safe to print on a terminal."""
     return name if name.isascii() and name.isidentifier() else ascii(name)
 
 
@@ -123,7 +123,7 @@ def _is_secret_in_query(name: str) -> bool:
 
 
 def without_passwords(text: str) -> str:
-    """Return `text` with each address in it without its user and the secrets of its query."""
+    """Return `text` with users, passwords and secret query values removed from its addresses."""
     if "://" not in text:
         return text
     return _QUERY.sub(
@@ -133,7 +133,7 @@ def without_passwords(text: str) -> str:
 
 
 def without_secrets(settings: Any, *, keeps_names: bool = True) -> Any:
-    """Return settings, which may be nested, as they may be written where others read them.
+    """Return `settings`, which may be nested, in a form that may be written where others read it.
 
     Texts whose names end like those of secrets are `HIDDEN`, and addresses have no passwords.
     Without `keeps_names` such names are left out too: of them nobody can tell whether two settings
@@ -156,7 +156,7 @@ def without_secrets(settings: Any, *, keeps_names: bool = True) -> Any:
 
 
 def _masked(value: Any) -> Any:
-    """Return `value` with each text in it `HIDDEN`; numbers, such as those of tokens, stay."""
+    """Return `value` with each text replaced by `HIDDEN`; numbers, such as token counts, stay."""
     if isinstance(value, Mapping):
         return {name: _masked(one) for name, one in cast(Mapping[str, Any], value).items()}
     if isinstance(value, list | tuple):
@@ -165,7 +165,7 @@ def _masked(value: Any) -> Any:
 
 
 def without_values(value: Any, secrets: Collection[str]) -> Any:
-    """Return a JSON value in which no text has one of the `secrets`; see `hidden`."""
+    """Return a JSON value with all `secrets` removed from its texts; see `hidden`."""
     if not secrets:
         return value
     if isinstance(value, Mapping):
@@ -180,7 +180,7 @@ def without_values(value: Any, secrets: Collection[str]) -> Any:
 
 
 def hidden(text: str, secrets: Iterable[str]) -> str:
-    """Return `text` without the values of secrets, as far as these are not very short."""
+    """Return `text` with the values of secrets removed, except very short ones."""
     # A longer one may hold a shorter one.
     for value in sorted(secrets, key=len, reverse=True):
         if len(value) >= _SHORTEST_HIDDEN:

@@ -17,14 +17,14 @@ _WORDS = {"a valid boolean": "true or false", "a valid array": "a list", "a vali
 
 
 class SettingProblem(NamedTuple):
-    """One setting with a value that it cannot have, or without one that it needs."""
+    """One setting that has an invalid value, or is required and missing."""
 
     place: tuple[str | int, ...]
     is_missing: bool
     message: str
-    """What was expected."""
+    """The expectation, such as "should be greater than 0"."""
     got: str
-    """The value, as text."""
+    """The value that was given, as text."""
 
 
 def problems_of(error: ValidationError, document: Mapping[str, Any]) -> list[SettingProblem]:
@@ -41,7 +41,7 @@ def problems_of(error: ValidationError, document: Mapping[str, Any]) -> list[Set
 
 
 def _place(location: tuple[str | int, ...], document: Mapping[str, Any]) -> tuple[str | int, ...]:
-    """Return `location` up to the value that a person wrote; branches of a union come after it."""
+    """Return `location` up to the value that a person wrote, without the branch of a union."""
     value: Any = document
     for depth, part in enumerate(location):
         if isinstance(value, Mapping):
@@ -60,7 +60,7 @@ _ABSENT = object()
 def _follows_from_others(
     place: tuple[str | int, ...], found: Sequence[Any], places: Mapping[tuple[str | int, ...], Any]
 ) -> bool:
-    """Whether a list is called too short only because of what is wrong in its items."""
+    """Return whether a list seems too short only because of errors in its items."""
     is_short = all(one["type"] == "too_short" for one in found)
     return is_short and any(one[: len(place)] == place for one in places if one != place)
 

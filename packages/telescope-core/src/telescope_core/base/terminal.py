@@ -13,7 +13,7 @@ _ACTING_IN_LINES = re.compile(rf"(?![\t\n])[{ACTS_ON_TERMINALS}]")
 
 
 def acts_on_terminals(text: str) -> bool:
-    """Whether `text` contains a character that a terminal acts on, newlines and tabs included."""
+    """Return whether `text` has a character that a terminal acts on, newlines and tabs included."""
     return _ACTING.search(text) is not None
 
 
@@ -26,7 +26,7 @@ def escaped(text: str) -> str:
 
 
 def foreign(text: str, most: int) -> str:
-    """Return text of others for a terminal, a page or a log: escaped, and without its middle.
+    """Return foreign text for a terminal, a page or a log: escaped, and cut in the middle if long.
 
     Of more than `most` characters, three quarters at the beginning and a quarter at the end stay.
     """

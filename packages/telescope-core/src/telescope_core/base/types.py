@@ -25,7 +25,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filte
 """Why a turn ended: the model ended it, `max_tokens` cut it (also in the middle of a tool call), it
 calls tools, or the endpoint's content filter stopped it."""
 LOST_TO = "lost_to"
-"""Tag of a lost rollout: the id of the one whose code ended, or held, the process of both."""
+"""Tag of a lost rollout: id of the rollout whose code ended, or blocked, the process of both."""
 UNGRADABLE = "ungradable"
 """Metric of a rollout: 1 when it gave an answer that the grader could not read, else 0."""
 WeightVersion: TypeAlias = int
@@ -33,7 +33,7 @@ WeightVersion: TypeAlias = int
 
 
 class Split(StrEnum):
-    """The examples of an environment that are asked for."""
+    """One part of an environment's examples: for training, or for evals."""
 
     TRAIN = "train"
     """Drawn for training."""
@@ -55,13 +55,13 @@ class StopReason(StrEnum):
     TIMEOUT = "timeout"
     """The rollout's deadline passed."""
     ERROR = "error"
-    """Something raised; `Rollout.error` says what."""
+    """An error was raised; it is in `Rollout.error`."""
     CANCELLED = "cancelled"
     """The run or the user stopped it."""
 
 
 class RolloutStatus(StrEnum):
-    """What became of a rollout."""
+    """The outcome of a rollout."""
 
     KEPT = "kept"
     """It counts: in an eval's mean, or in a training batch."""
@@ -94,7 +94,7 @@ class Image:
     data: str
     """The file's bytes in base64."""
     at: int = 0
-    """How many characters of the message's content come before it."""
+    """Number of characters of the message's content that come before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,16 +122,16 @@ class Example:
     id: str
     """Stable over processes, machines and releases of one major version."""
     prompt: str | tuple[Message, ...]
-    """What the policy is asked: the text of a user message, or the first messages."""
+    """The prompt for the policy: the text of a user message, or the first messages."""
     answer: str = ""
     """The right answer, for reward functions; the policy never sees it."""
     info: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
-    """Anything else that reward functions need."""
+    """Further data for reward functions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a policy is sampled."""
+    """Sampling settings of a policy."""
 
     max_tokens: int
     """Most tokens of one turn."""
@@ -167,7 +167,8 @@ class ChatEndpoint:
     """An OpenAI-compatible chat endpoint, for programs that use a client of their own."""
 
     base_url: str
-    """Up to and including `/v1`; of OpenAI's APIs, only chat completions are behind it for sure."""
+    """URL up to and including `/v1`; of OpenAI's APIs, chat completions alone are sure to be
+    there."""
     api_key: str = field(repr=False)
     """Never empty, because clients require one even where the endpoint does not."""
     model: str
@@ -175,12 +176,12 @@ class ChatEndpoint:
 
     @property
     def anthropic_base_url(self) -> str:
-        """What clients of Anthropic's Messages API are given: they add `/v1` themselves."""
+        """The base URL for clients of Anthropic's Messages API, which add `/v1` themselves."""
         return self.base_url.removesuffix("/").removesuffix("/v1")
 
 
 class Span(NamedTuple):
-    """Tokens in a row that the same weights sampled."""
+    """Consecutive tokens that were sampled with the same weights."""
 
     version: WeightVersion
     num_tokens: int
@@ -204,7 +205,8 @@ class Completion:
     newest_version: WeightVersion = 0
     """Weights that sampled the last token; newer than the oldest if an update came in between."""
     spans: tuple[Span, ...] = ()
-    """Which weights sampled which tokens, in their order; empty if only the two above are known."""
+    """The weights that sampled each run of tokens, in order; empty if only the two versions above
+    are known."""
     num_prompt_tokens: int = 0
     """P, which is known even where the ids are not."""
     num_completion_tokens: int = 0
@@ -234,13 +236,14 @@ class Turn:
 
     completion: Completion
     started_s: float
-    """When the request was sent, on the monotonic clock."""
+    """Time at which the request was sent, on the monotonic clock."""
     ended_s: float
-    """When its answer was complete, on the same clock."""
+    """Time at which its answer was complete, on the same clock."""
     temperature: float | None = None
     """The temperature of this turn; None = that of the rollout."""
     agent: str = ""
-    """Which agent of the rollout asked: a digest of its system message; empty = it had none."""
+    """Digest of the asking agent's system message, which identifies the agent; empty = it had
+    none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +256,7 @@ class TurnInfo:
     """Name of the note."""
     value: str
     kind: Literal["text", "code", "stdout", "stderr"] = "text"
-    """How reports show it."""
+    """The format in which reports show it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,14 +282,14 @@ class Rollout:
     index: int
     """Position in its group, 0 .. G-1."""
     attempt: int = 1
-    """Which attempt at it this is, 1 first."""
+    """Number of the attempt, 1 first."""
     messages: tuple[Message, ...] = ()
     """The whole conversation, prompt first."""
     turns: tuple[Turn, ...] = ()
     """The model calls, in order."""
     conversations: tuple[tuple[Message, ...], ...] = ()
-    """What a program said at the rollout's endpoint and was answered: each conversation that does
-    not continue an earlier one. Empty where no program used it."""
+    """The conversations of a program that used the rollout's endpoint: each one that does not
+    continue an earlier one. Empty if no program used it."""
     stop_reason: StopReason = StopReason.COMPLETED
     status: RolloutStatus = RolloutStatus.KEPT
     status_reason: str = ""
@@ -330,14 +333,14 @@ class Rollout:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the environment's process died while it was played, which says nothing of it."""
+        """Whether the environment's process died during it, so that its end says nothing."""
         return (
             self.status is RolloutStatus.FAILED and self.status_reason == "EnvironmentProcessError"
         )
 
     @property
     def is_innocent(self) -> bool:
-        """Whether it is known that another rollout was why that process died."""
+        """Whether another rollout is known to be the reason for the death of that process."""
         return self.is_lost and LOST_TO in self.tags
 
     @property
@@ -364,7 +367,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentDescription:
-    """What an environment declares before anything is played."""
+    """The properties that an environment declares before anything is played."""
 
     name: str
     version: str
@@ -380,7 +383,8 @@ class EnvironmentDescription:
     """Number of rows of its tables that were left out of each split, as they repeat others or are
     held out by the other split; none where it is not known."""
     network: Literal["none", "load", "always"]
-    """When it needs the network: never, to load its data, or while rollouts are played."""
+    """When the environment needs the network: never, to load its data, or while rollouts are
+    played."""
     secrets: tuple[str, ...] = ()
     """Names of environment variables it may read."""
     dataset_revisions: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -392,10 +396,11 @@ class EnvironmentDescription:
     has_group_rewards: bool = False
     """Whether a rollout's reward depends on the other rollouts of its example."""
     system_prompt: str = ""
-    """What rollouts begin with, unless the environment makes their first messages otherwise."""
+    """Text of the first system message, unless the environment builds its first messages in another
+    way."""
     offers_tools: bool = False
-    """Whether its requests offer tools, which the policy's chat template then has to take."""
+    """Whether its requests offer tools, so that the policy's chat template has to support them."""
     sends_system: bool | None = None
-    """Whether rollouts are known to begin with a system message; None = `system_prompt` says it."""
+    """Whether rollouts are known to begin with a system message; None = see `system_prompt`."""
     goes_on: bool | None = None
-    """Whether rollouts go on after an answer without a call; None = it is not known."""
+    """Whether rollouts continue after an answer without a tool call; None = not known."""

@@ -33,7 +33,7 @@ class ApiKey(NamedTuple):
     value: str
     """Empty = none is sent."""
     variable: str = ""
-    """Environment variable that holds it, which errors then name."""
+    """Name of the environment variable that holds it, for errors."""
 
 
 class ChatClient:
@@ -170,7 +170,7 @@ class ChatClient:
             raise
 
     async def request(self, fields: Mapping[str, Any]) -> Completion:
-        """Send a request with `fields` of the chat API as they are, but for the model's name.
+        """Send a request whose chat API `fields` are kept as they are, except the model's name.
 
         Fields that this endpoint names differently, or does not take, are written accordingly.
         """

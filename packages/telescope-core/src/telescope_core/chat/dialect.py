@@ -1,4 +1,4 @@
-"""`Dialect`: the names and settings that one endpoint takes for one model.
+"""`Dialect`: the field names and settings that one endpoint accepts for one model.
 
 Some endpoints refuse `max_tokens` and want `max_completion_tokens`, and some models take no
 temperature. The first refusal says so; every later request is then written accordingly.
@@ -17,12 +17,12 @@ _REFUSALS = (400, 422)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How the fields of a request are written for an endpoint."""
+    """The way in which one endpoint wants the fields of a request to be written."""
 
     is_new_name: bool = False
-    """Whether the limit of tokens is named `max_completion_tokens`."""
+    """Whether the token limit is named `max_completion_tokens`."""
     left_out: frozenset[str] = frozenset()
-    """Fields that the endpoint does not take."""
+    """Fields that the endpoint does not accept."""
 
     def written(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a request in this dialect."""
@@ -33,7 +33,7 @@ class Dialect:
         return kept
 
     def learned(self, refusal: EndpointError, optional: Collection[str]) -> "Dialect | None":
-        """Return the dialect that a refused request asks for; None when it asks for none.
+        """Return the dialect that a refusal calls for; None if it calls for no other one.
 
         Only fields in `optional` may be left out. Each refusal adds to the dialect or ends the
         request, so that a request is repeated at most once for the name and each optional field.

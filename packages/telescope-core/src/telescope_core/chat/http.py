@@ -34,7 +34,7 @@ _QUOTED_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """How long a request may take, in seconds."""
+    """Time limits of a request, in seconds."""
 
     request_timeout_s: float = 600.0
     """Seconds for one attempt, up to the last byte of the reply. An attempt that exceeds it is not
@@ -178,7 +178,7 @@ class HttpPool:
 
 
 def quote(content: bytes) -> str:
-    """Return the beginning of `content` on one line, for messages, as no terminal acts on it."""
+    """Return the beginning of `content` on one line, for messages, without terminal controls."""
     head = content[: 4 * _QUOTED_CHARACTERS].decode(errors="replace")
     text = escaped(" ".join(head.split()))
     return text if len(text) <= _QUOTED_CHARACTERS else text[:_QUOTED_CHARACTERS] + "..."

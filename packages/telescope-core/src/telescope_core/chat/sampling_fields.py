@@ -6,7 +6,7 @@ from telescope_core.base.types import Sampling
 
 
 def sampling_fields(sampling: Sampling) -> dict[str, Any]:
-    """Return the fields of a request; a setting that is not set is left to the endpoint.
+    """Return the fields of a request; settings that are not set are left to the endpoint.
 
     Settings without a value for "not set" are left out while they change nothing.
     """

@@ -1,4 +1,4 @@
-"""Trouble with endpoints: what a server answers in place of a reply, and how often.
+"""Report trouble with endpoints: what a server answered in place of a reply, and how often.
 
 `HttpPool` reports every attempt that fails and will be repeated. Whoever waits can then see why:
 `showing_troubles` gets a line while the trouble lasts, and `watching` keeps the last one.
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 _log = logging.getLogger(__name__)
 SHOWN_EVERY_S = 10.0
-"""Least seconds between two lines about the same URL."""
+"""Minimum seconds between two lines about the same URL."""
 FORGOTTEN_AFTER_S = 60.0
-"""Seconds without a failure after which the count of failures begins again."""
+"""Seconds without a failure after which the failure count starts again."""
 
 
 class Watch:
-    """The present trouble of the requests made by one task and those it started."""
+    """Present trouble of the requests made by one task and the tasks that it started."""
 
     def __init__(self, outer: "Watch | None") -> None:
         self._outer = outer
@@ -27,11 +27,11 @@ class Watch:
 
     @property
     def text(self) -> str:
-        """The last trouble at each URL that has not answered since; empty when there is none."""
+        """The last trouble at each URL that has not answered since; empty if there is none."""
         return "; ".join(self._lines.values())
 
     def note(self, url: str, line: str | None) -> None:
-        """Keep `line` about `url`; None = the trouble is over."""
+        """Record `line` as the trouble at `url`; None = the trouble is over."""
         if line is None:
             self._lines.pop(url, None)
         else:
@@ -45,7 +45,7 @@ _current: ContextVar[Watch | None] = ContextVar("telescope_trouble", default=Non
 
 @contextmanager
 def watching() -> Generator[Watch, None, None]:
-    """Watch the requests that are made in the block, by this task and those it starts."""
+    """Watch the requests made in the block, by this task and the tasks that it starts."""
     watch = Watch(_current.get())
     token = _current.set(watch)
     try:

@@ -1,4 +1,4 @@
-"""What went wrong in a run, and since when, from the metrics of its steps: see `diagnose`."""
+"""Find what went wrong in a run, and since when, from the metrics of its steps: see `diagnose`."""
 
 from telescope_core.diagnosis.finding import Finding, Kind
 from telescope_core.diagnosis.history import History

@@ -1,4 +1,4 @@
-"""`Finding`: one thing that is wrong with a run, with where it shows and what to try."""
+"""`Finding`: one thing that is wrong with a run, where it shows, and what to try."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -7,36 +7,36 @@ from typing import Any
 
 
 class Kind(StrEnum):
-    """How sure a finding is, and what it costs."""
+    """Severity of a finding."""
 
     BROKEN = "broken"
-    """Nothing can be learned like this."""
+    """The run cannot learn in this state."""
     UNHEALTHY = "unhealthy"
     """A trend that good runs do not show; a person has to judge it."""
     SLOW = "slow"
-    """It learns, and time is lost."""
+    """The run learns, but time is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one rule found."""
+    """One result of a rule."""
 
     rule: str
-    """Name of the rule; one rule finds a thing once for a run, or once for an environment."""
+    """Name of the rule, which reports a problem once for a run, or once for each environment."""
     kind: Kind
     first_step: int
-    """Step from which on it shows."""
+    """First step at which it shows."""
     last_step: int
     is_over: bool
-    """Later steps do not show it any more."""
+    """Whether later steps no longer show it."""
     cause: str
-    """What is seen, with its numbers, and what that means: one or two sentences."""
+    """The observation with its numbers, and its meaning: one or two sentences."""
     remedy: str
-    """What to try, with the settings by name."""
+    """Suggestion, which names the settings to change."""
     metrics: tuple[str, ...]
     """The metrics that show it, the most telling one first."""
     environment: str | None = None
-    """None = all of them together."""
+    """Name of the environment; None = all of them together."""
     rollouts: Mapping[str, str] = field(default_factory=dict[str, str])
     """Filters of `telescope ui` for the rollouts that show it; empty if none do."""
 

@@ -1,4 +1,4 @@
-"""`History`: the metrics of the steps of a run, and the questions that rules ask of them."""
+"""`History`: the metrics of a run's steps, and the queries that rules make on them."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -7,17 +7,17 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 MOST_IN_WINDOW = 20
-"""Steps that are compared as one at most: more would swallow the change that is looked for."""
+"""Most steps in a window; a larger window would hide the change that is looked for."""
 LEAST_IN_WINDOW = 3
 
 
 class Stretch(NamedTuple):
-    """Steps that follow each other and all show the same."""
+    """Consecutive steps for which the same condition holds."""
 
     first: int
     last: int
     is_over: bool
-    """Whether later steps were looked at and do not show it."""
+    """Whether there are later steps for which it does not hold."""
 
 
 class Change(NamedTuple):
@@ -28,14 +28,14 @@ class Change(NamedTuple):
     error: float
     """Standard error of the difference, as if steps were independent."""
     first_step: int
-    """Since when steps are nearer to `after` than to `before`; at the latest, where the later
-    window begins."""
+    """First step that is nearer to `after` than to `before`; at the latest, the first one of the
+    later window."""
     num_steps: int
     """Steps of each window."""
 
     @property
     def size(self) -> float:
-        """How much more it is than it was."""
+        """The change: `after` minus `before`."""
         return self.after - self.before
 
     @property
@@ -75,7 +75,7 @@ class History:
         return self._steps[-1] if self._steps else 0
 
     def parts(self, start: str, end: str = "") -> list[str]:
-        """Return the parts between `start` and `end` of metrics' names, those without a slash."""
+        """Return the parts of metric names between `start` and `end`, except those with a slash."""
         found = [
             name[len(start) : len(name) - len(end)]
             for name in self.metrics
@@ -97,7 +97,7 @@ class History:
         return self._found[metric]
 
     def recent(self, metric: str) -> float | None:
-        """Return the mean of the metric over the newest window; None if it is too short."""
+        """Return the mean of the metric over the newest window; None if there are too few steps."""
         values = [value for _, value in self.named(metric)]
         window = window_of(len(values))
         return None if len(values) < window else fmean(values[-window:])
@@ -112,7 +112,7 @@ class History:
     def stretch(
         self, series: Sequence[tuple[int, float]], holds: Callable[[float], bool], *, least: int
     ) -> Stretch | None:
-        """Return the last stretch of at least `least` steps in which `holds` is true of each.
+        """Return the last run of at least `least` steps for which `holds` is true.
 
         Steps without the metric neither belong to a stretch nor end one.
         """
@@ -130,7 +130,7 @@ class History:
         return found._replace(is_over=found.last != series[-1][0])
 
     def from_start(self, metric: str) -> Change | None:
-        """Compare the newest window with the first one; None before they are apart."""
+        """Compare the newest window with the first one; None while they overlap."""
         values = self.named(metric)
         window = window_of(len(values))
         if len(values) < 2 * window:

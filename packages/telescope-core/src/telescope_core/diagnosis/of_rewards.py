@@ -1,4 +1,4 @@
-"""Rules about rewards, groups and answers: whether anything is learned, and whether it is meant."""
+"""Rules about rewards, groups and answers: whether the run learns, and learns the right thing."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from telescope_core.diagnosis.rule import Found, Rule
 
 
 def nothing_trained(rule: Rule, history: History) -> Found:
-    """No optimizer step was taken."""
+    """Find that no optimizer step was taken."""
     trained = dict(history.named("loss/total"))
     steps = [(step, float(step in trained)) for step, _ in history.named("groups/total")]
     stretch = history.stretch(steps, lambda is_trained: not is_trained, least=5)
@@ -46,7 +46,7 @@ _REASONS = {
 
 
 def no_signal(rule: Rule, history: History) -> Found:
-    """Hardly a group has an advantage."""
+    """Find that hardly any group has an advantage."""
     wasted = history.share("groups/discarded", "groups/total")
     stretch = history.stretch(wasted, lambda share: share >= 0.8, least=5)
     if stretch is None or _is_solved(history, stretch):
@@ -74,7 +74,7 @@ def no_signal(rule: Rule, history: History) -> Found:
 
 
 def _is_solved(history: History, stretch: Stretch) -> bool:
-    """Whether a run has come to the highest rewards step by step: it has learned what there is.
+    """Return whether a run reached the highest rewards gradually, with nothing left to learn.
 
     A grader that says yes to everything from some step on makes a jump.
     """
@@ -90,7 +90,7 @@ def _is_solved(history: History, stretch: Stretch) -> bool:
 
 
 def one_reward(rule: Rule, history: History) -> Found:
-    """Every rollout of every step got the same reward."""
+    """Find that every rollout of every step got the same reward."""
     lows, highs = dict(history.named("reward/min")), dict(history.named("reward/max"))
     both = [(step, highs[step] - low) for step, low in lows.items() if step in highs]
     stretch = history.stretch(both, lambda spread: spread == 0.0, least=5)
@@ -122,7 +122,7 @@ _ANSWERS_AS_BEFORE = (
 
 
 def collapse(rule: Rule, history: History) -> Found:
-    """The reward is lost, of all environments together or of one."""
+    """Find that the reward was lost, of all environments together or of one."""
     metrics = ("task_reward/mean", "entropy", "completion_len/mean")
     lost = _lost_signal(history)
     if lost is not None:
@@ -162,7 +162,7 @@ def collapse(rule: Rule, history: History) -> Found:
 
 
 def _lost_signal(history: History) -> tuple[Stretch, float, float] | None:
-    """Return since when hardly a group teaches, and the mean reward before that and since then.
+    """Return since when hardly any group teaches, and the mean reward before that and since then.
 
     None if that is no fall of the reward by half and by three standard errors.
     """
@@ -185,7 +185,7 @@ def _lost_signal(history: History) -> tuple[Stretch, float, float] | None:
 
 
 def _step_variance(history: History, steps: Sequence[int]) -> float:
-    """Return the variance of the mean reward of one of `steps`, in the mean; 0 if not known.
+    """Return the mean variance of the mean reward of one of `steps`; 0 if not known.
 
     It is that of as many draws as there are groups, since rollouts of one group are alike.
     """
@@ -197,7 +197,7 @@ def _step_variance(history: History, steps: Sequence[int]) -> float:
 
 
 def parts_apart(rule: Rule, history: History) -> Found:
-    """One part of a reward rises while another falls: the easy one is being learned instead."""
+    """Find that one part of a reward rises while another falls: the easy one is learned instead."""
     for environment in history.environments:
         start = f"reward/{environment}/"
         parts = [f"{start}{name}" for name in history.parts(start) if name != "mean"]
@@ -225,7 +225,7 @@ def parts_apart(rule: Rule, history: History) -> Found:
 
 
 def drowned(rule: Rule, history: History) -> Found:
-    """One of several environments takes nearly all of the gradient, and others teach too."""
+    """Find that one environment of several takes nearly all of the gradient from the others."""
     for name in history.parts("signal/", "/share"):
         groups, others = (history.named(f"signal/{name}/{end}") for end in ("groups", "share"))
         num_of = dict(groups)
@@ -248,7 +248,7 @@ def drowned(rule: Rule, history: History) -> Found:
 
 
 def failing_tools(rule: Rule, history: History) -> Found:
-    """Most calls that reach a tool of an environment fail in the tool itself."""
+    """Find that most calls which reach a tool of an environment fail in the tool itself."""
     for name in history.environments:
         calls = dict(history.named(f"reward/{name}/tool_calls"))
         raised, late, *others = (

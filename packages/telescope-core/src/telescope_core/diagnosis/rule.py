@@ -1,4 +1,4 @@
-"""`Rule`: what one rule is, and the form of those that look for steps in a row."""
+"""`Rule`: one rule of `diagnose`, and a builder for rules that look for consecutive steps."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from telescope_core.diagnosis.history import Change, History, Stretch
 
 Found = Iterator[Finding]
 Series = Sequence[tuple[int, float]]
-"""Step and value."""
+"""Pairs of step and value."""
 
 
 class Rule(NamedTuple):
@@ -17,7 +17,7 @@ class Rule(NamedTuple):
     name: str
     kind: Kind
     question: str
-    """What it asks of a run."""
+    """The question about a run that it answers."""
     find: Callable[["Rule", History], Found]
 
     def over(
@@ -29,7 +29,7 @@ class Rule(NamedTuple):
         environment: str | None = None,
         rollouts: Mapping[str, str] | None = None,
     ) -> Finding:
-        """Return the finding about some steps."""
+        """Return the finding about the steps in `stretch`."""
         return Finding(
             rule=self.name,
             kind=self.kind,
@@ -66,7 +66,7 @@ def in_a_row(
     of: str = "",
     series: Callable[[History], Series] | None = None,
 ) -> Callable[[Rule, History], Found]:
-    """Return what finds at least `least` steps in a row for which `holds` is true.
+    """Build the `find` of a rule that reports at least `least` consecutive steps with `holds` true.
 
     It is asked of the first of `metrics`, of its share of the metric `of`, or of `series`.
     """

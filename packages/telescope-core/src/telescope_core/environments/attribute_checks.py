@@ -20,11 +20,11 @@ _PLAIN_METHODS = ("function", "method_descriptor", "classmethod", "staticmethod"
 class _Kind(NamedTuple):
     fits: Callable[[Any], bool]
     text: str
-    """What is expected, for the message."""
+    """Words for the expected value, for the message."""
 
 
 def is_number(value: object) -> bool:
-    """Return whether `value` is a finite number; True and False are none."""
+    """Return whether `value` is a finite number; True and False are not numbers here."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     try:
@@ -104,7 +104,7 @@ def check_built(environment: object, *, known: set[str], where: str) -> None:
 
 
 def check_names(owner: type, *, where: str) -> None:
-    """Refuse names that Telescope's own classes use, for something else than they mean."""
+    """Refuse the author's names that Telescope's own classes already use for something else."""
     own = _own_members(owner) if not is_own_module(owner.__module__) else {}
     for name, value in vars(owner).items():
         if name not in own:
@@ -128,12 +128,12 @@ def check_names(owner: type, *, where: str) -> None:
 
 
 def _marks(function: object) -> set[str]:
-    """Return which decorators have marked a method."""
+    """Return the names of the decorators that have marked a method."""
     return _MARKS & set(getattr(function, "__dict__", ()))
 
 
 def _own_members(owner: type) -> dict[str, object]:
-    """Return the public names that Telescope's bases of `owner` define, with what they are."""
+    """Return the public names that Telescope's bases of `owner` define, with their values."""
     found: dict[str, object] = {"config": None}
     for base in reversed(owner.__mro__):
         if is_own_module(base.__module__):

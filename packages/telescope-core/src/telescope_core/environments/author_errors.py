@@ -1,4 +1,4 @@
-"""Turn what environment code raises beside `Exception` into errors that fail one rollout.
+"""Turn errors of environment code outside `Exception` into errors that fail one rollout.
 
 asyncio stops its loop for a SystemExit, and takes a CancelledError for a cancellation that somebody
 asked for. Environment code raises both by accident: a library's main function ends with `sys.exit`,
@@ -40,7 +40,7 @@ def as_failure(error: BaseException) -> Exception:
 
 
 def stray_cancel(place: str) -> str:
-    """Return the message for a CancelledError that nobody asked for, raised at `place`."""
+    """Return the message for a CancelledError at `place` that nobody requested."""
     return (
         f"CancelledError was raised{place}, though nobody cancelled the rollout; look for a task, "
         "a future or a cancel scope that the environment's code cancels and then waits for"
@@ -49,7 +49,7 @@ def stray_cancel(place: str) -> str:
 
 @contextmanager
 def contained() -> Generator[None, None, None]:
-    """Turn an error of the block that is no Exception into one that fails a rollout."""
+    """Turn an error raised in the block that is no Exception into one that fails a rollout."""
     try:
         yield
     except Exception:

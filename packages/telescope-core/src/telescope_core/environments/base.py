@@ -67,7 +67,8 @@ class Environment:
     success_threshold: ClassVar[float] = 1.0
     """A rollout with at least this reward counts as solved in pass@k."""
     network: Literal["none", "load", "always"] = "none"
-    """When the environment needs the network: never, to load its data, or while playing."""
+    """When the environment needs the network: never, to load its data, or while rollouts are
+    played."""
     secrets: ClassVar[tuple[str, ...]] = ()
     """Names of the environment variables that it may read with `secret`."""
     system_prompt: str = ""
@@ -76,7 +77,7 @@ class Environment:
     """Whether every example must have an answer; None = only if a reward, metric or group reward
     reads `answer`."""
     sync_runs_in: ClassVar[RunsIn] = "thread"
-    """Where sync methods run unless `@runs_in` declares otherwise."""
+    """Place in which sync methods run unless `@runs_in` declares another."""
     max_threads: ClassVar[int] = 32
     """Most threads that run sync methods at the same time."""
     max_processes: ClassVar[int] = 4
@@ -120,7 +121,7 @@ class Environment:
             raise
 
     def require_built(self) -> None:
-        """Raise EnvironmentLoadError when the constructor left out what playing needs."""
+        """Raise EnvironmentLoadError when the constructor did not set what playing needs."""
         require_built(self, known=_declared_names(type(self)))
 
     @cached_property
@@ -174,7 +175,7 @@ class Environment:
 
     @property
     def offers_tools(self) -> bool:
-        """Whether requests to the policy offer tools, by the chat template or an endpoint."""
+        """Whether requests offer tools, so that the policy's chat template has to support them."""
         return False
 
     @property
@@ -184,11 +185,11 @@ class Environment:
 
     @property
     def goes_on(self) -> bool | None:
-        """Whether rollouts go on after an answer without a call; None = it is not known."""
+        """Whether rollouts continue after an answer without a tool call; None = not known."""
         return None
 
     def _is_ours(self, *methods: str) -> bool:
-        """Return whether `methods` are Telescope's, so that it is known what they do."""
+        """Return whether `methods` are Telescope's own, so that their behavior is known."""
         return not any(is_authors(getattr(self, name)) for name in methods)
 
     def draw(self, random: Random) -> Example:
@@ -235,7 +236,7 @@ class Environment:
         return None
 
     def task_files(self, example: Example) -> Mapping[str, str] | None:
-        """Return `example` as the files of a task folder of Harbor, by path; None = it is none.
+        """Return `example` as files of a Harbor task folder, by path; None = it has no such form.
 
         `instruction.md` and `tests/test.sh` must be among them. Files below `environment/` are what
         the agent finds, and `solution/solve.sh` solves it. `telescope env export` writes them.

@@ -1,4 +1,4 @@
-"""Build an environment from its class, and check what came out before it is played."""
+"""Build an environment from its class, and check the result before it is played."""
 
 import inspect
 from typing import Any, cast
@@ -16,7 +16,7 @@ from telescope_core.environments.class_checks import class_location
 
 
 def built(cls: type, config: object) -> Any:
-    """Return `cls(config)`; whatever its constructor does wrong is an EnvironmentLoadError."""
+    """Return `cls(config)`; any error of its constructor becomes an EnvironmentLoadError."""
     constructor: Any = cls.__init__
     where = location_of(constructor) if is_authors(constructor) else class_location(cls)
     try:

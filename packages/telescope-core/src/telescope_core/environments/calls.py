@@ -29,7 +29,7 @@ ADVICE = (
     "`next` was called on something empty, such as a file without lines: give it a default, "
     "next(lines, None), and check it"
 )
-"""What to do where StopIteration was raised."""
+"""Advice for code that raised StopIteration."""
 _MARK = "__telescope_runs_in__"
 
 

@@ -65,7 +65,7 @@ def class_folder(cls: type) -> str:
 
 
 def folder_defining(cls: type, name: str) -> Path:
-    """Return the folder of the file in which `cls`, or a base of it, defines `name`."""
+    """Return the folder of the file in which `cls`, or a base class of it, defines `name`."""
     owner = next((base for base in cls.__mro__ if name in vars(base)), cls)
     return Path(class_folder(owner))
 

@@ -76,7 +76,7 @@ class Episode(Generic[StateT]):
         self.metrics: dict[str, float] = {}
         self.tags: dict[str, str] = {}
         self.conversations: tuple[Sequence[Message], ...] = ()
-        """What was said apart from `messages`, such as by each seat of a match."""
+        """Conversations other than `messages`, such as those of the seats of a match."""
         self.agent_rewards: dict[str, float] = {}
         """See `Rollout.agent_rewards`."""
         self.tools: Sequence[dict[str, JsonValue]] = ()
@@ -85,7 +85,7 @@ class Episode(Generic[StateT]):
         self.find_stop: Callable[[Episode[Any]], Awaitable[str | None]] | None = None
         """Returns the name of the `@stop` method that ends the rollout, or None."""
         self.has_given_endpoint = False
-        """Whether a program was given the endpoint, whose turns are recorded there."""
+        """Whether a program was given the endpoint, which records the turns of that program."""
         self._policy = policy
         self._sampling = sampling
         self._requests: dict[object, _Request] = {}
@@ -93,7 +93,7 @@ class Episode(Generic[StateT]):
 
     @property
     def sampling(self) -> Sampling:
-        """How this rollout is sampled. In training, `endpoint` applies it by itself."""
+        """The sampling settings of this rollout. In training, `endpoint` applies them by itself."""
         return self._sampling
 
     @property
@@ -136,7 +136,7 @@ class Episode(Generic[StateT]):
         return answer
 
     def forget_requests(self) -> list[str]:
-        """Drop calls of `generate` that nothing awaited; returns the places of the calls."""
+        """Drop calls of `generate` that were never awaited, and return their locations."""
         forgotten = list(self._requests.values())
         self._requests.clear()
         for request in forgotten:

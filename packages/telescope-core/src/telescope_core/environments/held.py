@@ -1,4 +1,4 @@
-"""Who holds an interpreter, or has ended it: read in memory that it shares, from another process.
+"""Find the code that blocks or ended a process, in memory that the process shares.
 
     beats, exit, turns, loop | slot: thread, call, since, until, text | slot | ...
 
@@ -26,13 +26,13 @@ TURNS_AT = 24
 SLOT = struct.Struct("<?qqdd216s")
 HEAD_BYTES = 64
 NUM_SLOTS = 256
-"""Calls that are noted at a time; those beyond them are not known to the watcher."""
+"""Calls that can be noted at once; the watcher does not see further ones."""
 MEMORY_BYTES = HEAD_BYTES + NUM_SLOTS * SLOT.size
 TEXT_BYTES = 216
 _BUSY_SHARE = 0.5
-"""Of the time between two looks: a thread that computes for as long holds the interpreter."""
+"""Share of the time between two looks; a thread that computes for longer holds the interpreter."""
 _CRASHES = (4, 6, 7, 8, 11)
-"""SIGILL, SIGABRT, SIGBUS, SIGFPE and SIGSEGV: what a process does to itself."""
+"""SIGILL, SIGABRT, SIGBUS, SIGFPE and SIGSEGV: signals that a process gets for its own faults."""
 _LOOK_EVERY_S = 0.5
 _HELD_AFTER_S = 2.0
 _GRACE_S = 5.0
@@ -44,19 +44,19 @@ class Noted:
     """A call that had begun and not ended when the memory was read."""
 
     thread: int
-    """Its number in the operating system."""
+    """Number of its thread in the operating system."""
     call: int
     """Number of the request that it belongs to."""
     since_s: float
-    """When it began, on the monotonic clock of the machine."""
+    """Start of the call, on the monotonic clock of the machine."""
     until_s: float
-    """When the deadline of its rollout passes, on the same clock."""
+    """Deadline of its rollout, on the same clock."""
     text: str
-    """Role, `method (file:line)`, and what it is played for."""
+    """Role, `method (file:line)`, and the rollout that it runs for."""
 
 
 class Watched:
-    """The memory, for the process that watches another one, with what that one's threads do."""
+    """The shared memory as the watching process reads it, with the threads of the watched one."""
 
     def __init__(self, memory: mmap.mmap, pid: int) -> None:
         self._memory = memory
@@ -69,7 +69,7 @@ class Watched:
         self._busy: set[int] = set()
 
     def still_s(self) -> float:
-        """Return for how long the interpreter has stood still; 0 before it has begun to beat."""
+        """Return the seconds without a sign of the interpreter; 0 before its first sign."""
         now_s = time.monotonic()
         (beats,) = BEATS.unpack_from(self._memory, 0)
         if beats != self._beats or not beats:
@@ -85,7 +85,7 @@ class Watched:
         return now_s - self._moved_s
 
     def blocker(self) -> tuple[Noted | None, float]:
-        """Return the call that blocks the event loop, and for how long the loop has stood still."""
+        """Return the call that blocks the event loop, and for how many seconds it has done so."""
         turns, thread = TURNS.unpack_from(self._memory, TURNS_AT)
         now_s = time.monotonic()
         if turns != self._turns or not turns or _state(self._pid) in "Tt":
@@ -118,7 +118,7 @@ class Watched:
         return found[0] if len(found) == 1 else None
 
     def ended_by(self, code: int) -> Noted | None:
-        """Return the call that has ended the process with `code`; None if that is not known.
+        """Return the call that ended the process with exit code `code`; None if that is not known.
 
         A signal that ends a process from outside says nothing of its code.
         """
@@ -152,7 +152,7 @@ def _state(pid: int) -> str:
 
 
 def watch_driver(memory_fd: int, guard_fd: int, pid: int) -> None:
-    """Watch a driver until the pipe behind `guard_fd` closes; say what ended it, if code did."""
+    """Watch a driver until the pipe behind `guard_fd` closes; print which code ended it."""
     watched = Watched(mmap.mmap(memory_fd, MEMORY_BYTES), pid)
     while not select.select([guard_fd], [], [], _LOOK_EVERY_S)[0]:
         held_s, (blocker, blocked_s) = watched.still_s(), watched.blocker()

@@ -13,7 +13,8 @@ from telescope_core.base.code_places import require_method
 Method = TypeVar("Method", bound=Callable[..., Any])
 HookKind = Literal["setup", "stop", "cleanup"]
 CLEANUP_DEADLINE_S = 8.0
-"""Must be less than `StageDeadlines.cancel_s`, the time a worker has to end a cancelled rollout."""
+"""Must be less than `StageDeadlines.cancel_s`, the time in which a worker ends a cancelled
+rollout."""
 _MARK = "__telescope_hook__"
 
 

@@ -1,4 +1,4 @@
-"""`LoopWatch`: detects when code blocks an event loop, and finds that code.
+"""`LoopWatch`: detects that code blocks an event loop, and finds that code.
 
 The loop updates a heartbeat, which a thread checks. When the heartbeat stops, the thread reads the
 stack of the loop's thread. The culprit is the innermost frame of the author's code. Code that
@@ -29,16 +29,16 @@ _EVENTS = asyncio.events.__file__
 """File of the frame that runs the loop's callbacks."""
 _TOLD_AFTER_S = 5.0
 _MOST_CALLS = 5
-"""Lines of a warning that show where the event loop was blocked."""
+"""Most lines of a warning for the calls in which the event loop was blocked."""
 _AGAIN_AFTER_S = 1.0
-"""An interrupt that the author's code caught is sent again this much later."""
+"""Seconds after which an interrupt that the author's code caught is sent again."""
 
 
 class LoopBlockedError(TimeoutError):
     """Raised in code that has blocked the event loop until the deadline of a rollout."""
 
     def __str__(self) -> str:
-        """Return what to do; Python raises the class in another thread without arguments."""
+        """Return advice; Python raises the class in another thread, without arguments."""
         return (
             "the environment's code blocked the event loop until the rollout's deadline; make it "
             "sync so that it runs in a thread, await what it waits for, or declare it "
@@ -51,7 +51,7 @@ class Block:
     """One period in which some code blocked an event loop."""
 
     duration_s: float
-    """How long the event loop stood still."""
+    """Seconds for which the event loop was blocked."""
     culprit: str
     """`function (file:line)` of the innermost frame of the author's code."""
     stack: str
@@ -86,7 +86,8 @@ class LoopWatch:
         """After blocking this long, code is interrupted; None = never."""
         self._previous_handlers: dict[int, Any] = {}
         self._asked_at_s = 0.0
-        """When the process was asked to end; a block that had just begun is ended once noticed."""
+        """Time of the signal to end the process; a block that had just begun ends once it is
+        noticed."""
         self._asked_by = signal.SIGINT
 
     def start(self) -> None:
@@ -188,7 +189,7 @@ class LoopWatch:
 
 
 class _Ending:
-    """Tells of one block while it lasts, and interrupts it at the deadline."""
+    """Warns of one block while it lasts, and interrupts it at the deadline."""
 
     def __init__(self, loop_thread: int) -> None:
         self._loop_thread = loop_thread
@@ -244,7 +245,7 @@ def _calls(author: FrameType, innermost: FrameType | None) -> str:
 
 
 def _line_of(frame: FrameType) -> int:
-    """Return the line that `frame` is at, or the first of its code where it is at none.
+    """Return the current line of `frame`, or the first line of its code if it has none.
 
     Between two lines, at instructions that the compiler added, a frame has no line.
     """
@@ -253,7 +254,7 @@ def _line_of(frame: FrameType) -> int:
 
 
 class _Warnings:
-    """Logs each culprit once in full, and later only counts of its blocks."""
+    """Logs each culprit once in full, and later only the number of its blocks."""
 
     def __init__(self) -> None:
         self._seen: Counter[str] = Counter()

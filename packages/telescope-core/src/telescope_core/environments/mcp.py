@@ -75,7 +75,7 @@ class McpServer:
 
     @property
     def origin(self) -> str:
-        """Name of the server in messages."""
+        """Name of the server for messages."""
         return f"MCP server {self.url or ' '.join(self.command)}"
 
 
@@ -90,11 +90,11 @@ class McpConnections:
 
     @property
     def listed(self) -> list[Tool]:
-        """Tools that the servers listed when they were last asked, in the order of the servers."""
+        """Tools that the servers listed last, in the order of the servers."""
         return [tool for _, tools in sorted(self._listed.items()) for tool in tools]
 
     async def tools(self, stack: AsyncExitStack) -> list[Tool]:
-        """Return the tools for one rollout; `stack` closes connections opened only for it."""
+        """Return the tools for one rollout; `stack` closes connections opened for it alone."""
         for index, server in enumerate(self._servers):
             if server.per_rollout:
                 connection = await McpConnection.open(server)

@@ -1,4 +1,4 @@
-"""Check what methods of authors return, so that nothing is taken for what it is not."""
+"""Check the values that an author's methods return, so that none is taken for something else."""
 
 import inspect
 import math
@@ -13,7 +13,7 @@ from telescope_core.environments.episode import Episode
 
 
 def started_play(play: Callable[[Episode[Any]], Any], episode: Episode[Any]) -> Any:
-    """Return what calling `play` gives if it can be awaited; nothing was asked before that."""
+    """Call `play` and return its awaitable; raises EnvironmentLoadError if it is not async."""
     started = play(episode)
     if inspect.isawaitable(started):
         return started
@@ -25,7 +25,7 @@ def started_play(play: Callable[[Episode[Any]], Any], episode: Episode[Any]) -> 
 
 
 def stop_reason_of(value: object, *, play: Callable[..., Any], episode: Episode[Any]) -> StopReason:
-    """Return the stop reason that `play` returned; None stands for the usual one.
+    """Return the stop reason that `play` returned, or the default one for None.
 
     The usual one is `length` if the last turn was cut, and `completed` otherwise.
     """
@@ -54,7 +54,7 @@ def stop_reason_of(value: object, *, play: Callable[..., Any], episode: Episode[
 
 
 def as_truth(value: object, *, method: Callable[..., Any]) -> bool:
-    """Return the answer of a `@stop` method; raises for text, a number or a list."""
+    """Return the result of a `@stop` method as a boolean; raises for text, a number or a list."""
     plain: Any = getattr(value, "item", lambda: value)()
     if plain is None or isinstance(plain, bool):
         return bool(plain)
@@ -65,7 +65,7 @@ def as_truth(value: object, *, method: Callable[..., Any]) -> bool:
 
 
 def as_floats(metrics: object, *, play: Callable[..., Any]) -> dict[str, float]:
-    """Return `metrics` with numbers of any kind as floats, which can be sent and saved."""
+    """Return `metrics` with all numbers as floats, which can be sent and saved."""
     where = f"{location_of(play)}: episode.metrics"
     if not isinstance(metrics, Mapping):
         raise EnvironmentLoadError(f"{where} must be a dict of numbers, got {_shown(metrics)}")
@@ -82,7 +82,7 @@ def as_floats(metrics: object, *, play: Callable[..., Any]) -> dict[str, float]:
 
 
 def finite(value: object) -> float | None:
-    """Return a number of any kind as a float; None if it is none, or not a finite one."""
+    """Return a number of any type as a float; None if it is no number or not finite."""
     if not isinstance(value, SupportsFloat):
         return None
     try:
@@ -93,7 +93,7 @@ def finite(value: object) -> float | None:
 
 
 def as_named_texts(value: object, *, method: Callable[..., Any]) -> dict[str, str]:
-    """Return the answer of a method as text by name."""
+    """Return the result of a method as texts by name."""
     if not isinstance(value, Mapping):
         raise EnvironmentLoadError(
             f"{location_of(method)} must return a dict of texts by name, got {_shown(value)}"
@@ -102,7 +102,7 @@ def as_named_texts(value: object, *, method: Callable[..., Any]) -> dict[str, st
 
 
 def checked_score(value: object, *, method: Callable[..., Any]) -> Rollout:
-    """Return the rollout that `score` returned, if it has a reward."""
+    """Return the rollout that `score` returned; raises unless it has a reward."""
     reward = finite(value.reward) if isinstance(value, Rollout) else None
     if not isinstance(value, Rollout) or reward is None:
         got = (
@@ -118,7 +118,7 @@ def checked_score(value: object, *, method: Callable[..., Any]) -> Rollout:
 
 
 def as_splits(value: object, *, method: Callable[..., Any]) -> tuple[Split, ...]:
-    """Return the splits that `splits` named."""
+    """Return the splits that `splits` returned; raises for other values."""
     parts = cast(Sequence[object], value) if isinstance(value, list | tuple) else ()
     names = [getattr(part, "value", part) for part in parts]
     if not names or any(name not in tuple(Split) for name in names):
@@ -130,7 +130,7 @@ def as_splits(value: object, *, method: Callable[..., Any]) -> tuple[Split, ...]
 
 
 def gold_replies(value: object, *, method: Callable[..., Any]) -> list[str] | None:
-    """Return the completions that `gold_answer` named, one for each turn; None for none."""
+    """Return the completions that `gold_answer` returned, one for each turn; None for none."""
     if value is None:
         return None
     replies = cast(Sequence[object], value) if isinstance(value, list | tuple) else (value,)

@@ -1,4 +1,4 @@
-"""The parameters of rewards and metrics: each is given the value that its name stands for.
+"""Pass rewards and metrics their arguments, each chosen by the name of the parameter.
 
 A name may begin with an underscore, which says that the method does not use the value.
 """
@@ -32,7 +32,7 @@ _GROUP_VALUES: Mapping[str, Callable[[Sequence[Rollout], Example], object]] = {
     "info": lambda rollouts, example: example.info,
 }
 OF_EPISODE = frozenset({"episode", "state"})
-"""Values that exist only in the process that plays the rollout."""
+"""Names of values that exist only in the process that plays the rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +42,11 @@ class Parameters:
     names: tuple[str, ...] = ()
     """Names of the values, in the order of the parameters."""
     problem: str = ""
-    """Why the method cannot be called, with what to do; empty when it can."""
+    """Why the method cannot be called, and what to do; empty if it can."""
 
 
 def parameters_of(method: Callable[..., Any], *, of_group: bool) -> Parameters:
-    """Return what a method, as it is written in its class, asks for after `self`."""
+    """Return the parameters of a method after `self`, as it is written in its class."""
     known = _GROUP_VALUES if of_group else _VALUES
     parameters = list(inspect.signature(method).parameters.values())
     first = parameters[0].name if parameters else ""

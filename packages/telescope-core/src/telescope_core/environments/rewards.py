@@ -35,7 +35,8 @@ class ScoreFunction:
     """Limits and direction of a metric."""
     parameters: Parameters = field(default_factory=Parameters)
     reads_answer: bool = False
-    """Whether it asks for the answer, or its code reads an attribute or a global of that name."""
+    """Whether it has the parameter `answer`, or its code reads an attribute or global of that
+    name."""
 
 
 def _mark(function: Method, kind: Kind, **more: Any) -> Method:

@@ -1,4 +1,4 @@
-"""Which code of authors runs at this moment, in memory that another process reads.
+"""Note which of an author's code is running, in memory that another process reads.
 
 A process whose interpreter is held, or that has ended, cannot tell what it was doing. So each call
 of an author's code is noted before it begins, in memory that is shared with the process that
@@ -41,30 +41,30 @@ from telescope_core.environments.held import (
 
 Result = TypeVar("Result")
 _SHOWN_EVERY_S = 0.2
-"""Seconds between two signs of life in a driver that is watched."""
+"""Seconds between two signs of life of a watched driver."""
 
 
 class Notes:
-    """The memory, for the process whose calls are noted."""
+    """The shared memory as the watched process writes it."""
 
     def __init__(self, memory: mmap.mmap | None = None) -> None:
-        """`memory`: `MEMORY_BYTES` of zeros that are shared; None = shared with forks alone."""
+        """`memory`: `MEMORY_BYTES` of shared zeros; None = new memory, shared with forks only."""
         self.memory = memory if memory is not None else mmap.mmap(-1, MEMORY_BYTES)
         self._free = list(range(NUM_SLOTS - 1, -1, -1))
         self._beats = self._turns = 0
 
     def beat(self) -> None:
-        """Show that the interpreter runs."""
+        """Write a sign that the interpreter runs."""
         self._beats += 1
         BEATS.pack_into(self.memory, 0, self._beats)
 
     def turn(self) -> None:
-        """Show that the event loop runs, on whose thread this is called."""
+        """Write a sign that the event loop runs; called on the thread of the loop."""
         self._turns += 1
         TURNS.pack_into(self.memory, TURNS_AT, self._turns, get_native_id())
 
     def begin(self, request: "Request", text: bytes) -> int:
-        """Note that code begins; returns what `end` is to be given."""
+        """Note that code begins to run; returns the argument for `end`."""
         try:
             number = self._free.pop()
         except IndexError:
@@ -89,7 +89,7 @@ class Notes:
             self._free.append(number)
 
     def watch_exits(self) -> None:
-        """Note from now on which call ends this process by `os._exit`, which nothing can catch."""
+        """From now on, note the call that ends this process by `os._exit`; it cannot be caught."""
         leave, own = os._exit, os.getpid()
 
         def noted(status: int) -> Any:
@@ -110,16 +110,17 @@ class Request:
     call: int
     """Its number."""
     played: str = ""
-    """For what the code runs, such as a rollout; empty where whoever watches knows the number."""
+    """Description of the rollout or other task that the code runs for; empty if the watcher knows
+    the number."""
     until_s: float = math.inf
-    """When its deadline passes, on the monotonic clock; inf where whoever watches knows it."""
+    """Deadline on the monotonic clock; inf if the watcher knows it."""
 
 
 CURRENT: ContextVar[Request | None] = ContextVar("telescope_running", default=None)
 
 
 class noting:
-    """Note in the block that `method` runs, whose role is `what`; for sync code."""
+    """Context manager for sync code: note that `method` runs, whose role is `what`."""
 
     __slots__ = ("_notes", "_number")
 
@@ -145,7 +146,7 @@ class noting:
 
 
 def noted(awaitable: Awaitable[Result], method: object, what: str) -> Awaitable[Result]:
-    """Return `awaitable`, each of whose steps is noted as `noting` does."""
+    """Return `awaitable` wrapped so that each of its steps is noted, as `noting` does."""
     request = CURRENT.get()
     if request is None:
         return awaitable
@@ -198,7 +199,7 @@ def _text(method: object, what: str, played: str) -> bytes:
 
 
 class HoldWatch:
-    """Has another process watch this one, in which code of authors runs, from `start` to `stop`.
+    """Starts a process that watches this one, which runs authors' code, from `start` to `stop`.
 
     What holds the interpreter here, or blocks the running loop for good, ends this process: the
     watcher says whose code it was.
@@ -212,7 +213,7 @@ class HoldWatch:
         self._turning: asyncio.TimerHandle | None = None
 
     def start(self) -> Notes:
-        """Start the watcher, once, on the running loop; returns where to note calls."""
+        """Start the watcher once, on the running loop; returns the memory to note calls in."""
         if self._notes is not None:
             return self._notes
         with tempfile.TemporaryFile() as file:

@@ -49,7 +49,7 @@ class ScoreProcesses:
         self._busy: list[_Worker] = []
 
     async def run(self, method: str, arguments: tuple[object, ...]) -> object:
-        """Call `method` of the copy and return its result; RewardRaisedError if that raised."""
+        """Call `method` in a worker and return its result; RewardRaisedError if it raised."""
         async with self._lanes:
             worker = self._take_idle() or await self._start()
             self._busy.append(worker)

@@ -60,7 +60,7 @@ def _require_known(
 
 
 def _model_in(annotation: object) -> type[BaseModel] | None:
-    """Return the model in `Model` or `Model | None`."""
+    """Return `Model` of an annotation `Model` or `Model | None`."""
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     for part in typing.get_args(annotation) if is_union else (annotation,):
         if isinstance(part, type) and issubclass(part, BaseModel):

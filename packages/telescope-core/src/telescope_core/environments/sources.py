@@ -25,7 +25,8 @@ from telescope_core.examples.checks import checked_example
 from telescope_core.examples.rows import Kept, Row, distinct, example_of, mark_of, read_rows
 
 Examples: TypeAlias = ExampleSource | Iterable[Example | Row | str] | str | Path
-"""What an author may give: a source, an iterable of examples, rows or prompts, or a file."""
+"""Types that an author may return: a source, an iterable of examples, rows or prompts, or a
+file."""
 MAX_LISTED = 1_000_000
 """Most examples that a list or a generator may give."""
 _MAX_REMEMBERED = 100_000
@@ -41,7 +42,7 @@ class CheckedSource:
 
     @property
     def num_dropped(self) -> int:
-        """Number of rows of its tables that are no example of the split, as far as it tells."""
+        """Number of rows of its tables that are not examples of the split, if it reports them."""
         said = getattr(self._source, "num_dropped", 0)
         return said if isinstance(said, int) and said > 0 else 0
 
@@ -84,7 +85,7 @@ class CheckedSource:
 
 
 class CheckedSources:
-    """The sources that `examples`, a method of an author, returns for each split; each read once.
+    """The checked sources that an author's `examples` returns for each split; each is read once.
 
     `owner` names the environment in errors. Paths are relative to `folder`.
     """
@@ -163,7 +164,7 @@ def divided(given: object, split: Split, *, where: str, folder: Path) -> Example
 
 
 def is_source(given: object) -> TypeGuard[ExampleSource]:
-    """Return whether `given` gives examples by index, and is not just some of them."""
+    """Return whether `given` gives examples by index, and is not just an iterable of them."""
     return hasattr(given, "example") and hasattr(given, "num_examples")
 
 
@@ -229,7 +230,7 @@ def _same_id(where: str, example_id: str, first: int, second: int) -> DuplicateI
 
 
 def _placed(what: str, error: Exception) -> Exception:
-    """Return `error` as one that says what was read, and where in the author's code it failed."""
+    """Return `error` with the file that was read and the place in the author's code."""
     if isinstance(error, TelescopeError):
         return error
     advice = ""

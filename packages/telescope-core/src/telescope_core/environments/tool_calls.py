@@ -19,9 +19,9 @@ class ToolFailure(StrEnum):
     """Why a tool call has no result; the policy is told, and each kind is a metric."""
 
     MALFORMED = "malformed"
-    """What was written as a call cannot be read as one, or names no tool."""
+    """The text that was written as a call cannot be read as one, or names no tool."""
     UNKNOWN_TOOL = "unknown_tool"
-    """There is no tool with that name."""
+    """No tool has that name."""
     BAD_ARGUMENTS = "bad_arguments"
     """The arguments do not fit the tool's schema."""
     REFUSED = "refused"
@@ -38,7 +38,7 @@ class ToolOutcome:
 
     name: str
     text: str
-    """Text that the policy is given."""
+    """Text for the policy."""
     failure: ToolFailure | None = None
 
 
@@ -98,7 +98,7 @@ def tagged_calls(text: str) -> list[ToolCall]:
 
 
 def tools_prompt(tools: Sequence[Tool]) -> str:
-    """Return the prompt text that tells a model its tools and how to call them with tags."""
+    """Return the prompt text that lists a model's tools and how to call them with tags."""
     schemas = "\n".join(json.dumps(tool.schema, ensure_ascii=False) for tool in tools)
     return (
         f"You may call these tools:\n{schemas}\n\n"

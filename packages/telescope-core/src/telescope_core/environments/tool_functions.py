@@ -27,7 +27,7 @@ _MARK = "__telescope_tool__"
 
 
 class ToolError(Exception):
-    """Raise this in a tool that cannot do what the policy asked; the policy is told the message."""
+    """Raise this in a tool that cannot do what the policy asked; the policy gets the message."""
 
 
 class BadArgumentsError(ToolError):
@@ -54,7 +54,7 @@ class Tool:
     timeout_s: float | None = None
     """Seconds that a call may take; None = the environment's `tool_timeout_s`."""
     origin: str = ""
-    """Where the tool is defined, for messages."""
+    """Place in which the tool is defined, for messages."""
 
 
 @overload

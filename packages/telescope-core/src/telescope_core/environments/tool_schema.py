@@ -1,4 +1,4 @@
-"""Build what a model reads about a tool: a JSON schema and docstring texts. Pure functions."""
+"""Build a tool's description for the model: a JSON schema and docstring texts. Pure functions."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -123,7 +123,7 @@ def _rewritten(schema: Schema, definitions: Mapping[str, Schema]) -> dict[str, J
 
 
 def _refers(definitions: Mapping[str, Schema], start: str, wanted: str) -> bool:
-    """Whether definition `start` refers to `wanted`, directly or through other definitions."""
+    """Return whether definition `start` refers to `wanted`, directly or through others."""
     seen: set[str] = set()
     pending = [start]
     while pending:

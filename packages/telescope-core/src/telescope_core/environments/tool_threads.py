@@ -100,7 +100,7 @@ class DaemonThreads:
 
 
 def outcome(function: Callable[[], Result], future: "asyncio.Future[Result]") -> _Job:
-    """Run `function`; returns a callable that completes `future`, to be called on its loop."""
+    """Run `function` and return a callable that completes `future`; it is called on its loop."""
     try:
         result = function()
     except StopIteration as error:  # the only exception that a future does not accept

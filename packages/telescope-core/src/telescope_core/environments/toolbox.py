@@ -22,7 +22,7 @@ from telescope_core.environments.tool_calls import (
 from telescope_core.environments.tool_functions import BadArgumentsError, Tool, ToolError
 
 _SHOWN = 100
-"""Most characters of a malformed call that the policy is shown again."""
+"""Most characters of a malformed call that are shown to the policy again."""
 
 
 class ToolConfig(EnvironmentConfig):

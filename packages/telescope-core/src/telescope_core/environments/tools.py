@@ -69,18 +69,18 @@ class ToolEnvironment(MultiTurnEnvironment):
 
     @property
     def offers_tools(self) -> bool:
-        """Whether requests offer the tools; with `xml`, the system message describes them."""
+        """Whether requests offer the tools; with `xml`, the system message lists them instead."""
         return self.config.tool_call_format == "native"
 
     @property
     def sends_system(self) -> bool:
-        """With `xml`, the tools are in a system message."""
+        """With `xml`, True: the tools are in a system message."""
         has_listing = not self.offers_tools and self._is_ours("opening", "first_messages")
         return has_listing or super().sends_system
 
     @property
     def goes_on(self) -> bool | None:
-        """With `xml`, calls are text; with `native`, a turn without a call is the last one."""
+        """False with `native`; with `xml`, calls are text, and turns go on up to `max_turns`."""
         if not self._is_ours("play", "env_response"):
             return None
         return not self.offers_tools and self.max_turns > 1

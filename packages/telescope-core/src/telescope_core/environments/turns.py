@@ -17,7 +17,7 @@ class SingleTurnEnvironment(Environment):
 
     @property
     def goes_on(self) -> bool | None:
-        """False, unless a class plays in a way of its own, of which nothing is known."""
+        """False; None for a class with a `play` of its own, about which nothing is known."""
         return False if self._is_ours("play") else None
 
     async def play(self, episode: Episode[Any]) -> StopReason:
@@ -35,7 +35,7 @@ class MultiTurnEnvironment(Environment):
 
     @property
     def goes_on(self) -> bool | None:
-        """Whether there is another turn, unless a class plays in a way of its own."""
+        """Whether another turn may follow; None for a class with a `play` of its own."""
         return self.max_turns > 1 if self._is_ours("play") else None
 
     def env_response(self, messages: Sequence[Message], episode: Episode[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Count what a rollout uses besides its policy, and keep what judges say of it.
+"""Count what a rollout uses besides its policy, such as judges, and keep what judges say of it.
 
 Code that uses a helper model calls `count`; the values become metrics. A judge's verdict goes
 through `remark` and becomes a note. Both belong to the rollout or group that the current task
@@ -32,7 +32,7 @@ class Usage:
             self._sums[name] = self._sums.get(name, 0.0) + value
 
     def add_remark(self, key: str, text: str) -> None:
-        """Keep `text` under `key`; beyond a few dozen, no more are kept."""
+        """Keep `text` under `key`; after a few dozen remarks, further ones are dropped."""
         with self._lock:
             if len(self._remarks) < _MOST_REMARKS:
                 self._remarks.append((key, text[:_LONGEST_REMARK]))
@@ -52,7 +52,7 @@ class Usage:
 
 _current: ContextVar[Usage | None] = ContextVar("telescope_usage", default=None)
 _refused: ContextVar[list[str] | None] = ContextVar("telescope_refused", default=None)
-"""Roles of the models that were not asked; None = they may be asked."""
+"""Roles of the models that were refused; None = models may be called."""
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def remark(key: str, text: str) -> None:
 
 @contextmanager
 def asking_nobody() -> Generator[list[str], None, None]:
-    """Let no helper model be asked inside the block; yields the roles of those that would be.
+    """Forbid calls of helper models inside the block; yields the roles of those that were refused.
 
     The list says it even where the code that wanted to ask catches the error.
     """
@@ -95,17 +95,17 @@ def asking_nobody() -> Generator[list[str], None, None]:
 
 
 def may_ask() -> bool:
-    """Return whether helper models may be asked."""
+    """Return whether helper models may be called."""
     return _refused.get() is None
 
 
 def refused_roles() -> Sequence[str]:
-    """Return the roles of the models that were wanted and not asked, in order."""
+    """Return the roles of the models that were refused, in order."""
     return tuple(_refused.get() or ())
 
 
 def require_may_ask(role: str) -> None:
-    """Raise NotAskedError if the model called `role` may not be asked."""
+    """Raise NotAskedError if the model called `role` may not be called."""
     refused = _refused.get()
     if refused is not None:
         refused.append(role)

@@ -35,7 +35,8 @@ class Difference:
     high: float | None
     """Upper end of the interval."""
     p: float | None
-    """Chance of a difference at least this large, up or down, if there is none in truth."""
+    """Probability of a difference at least this large, in either direction, if there is none in
+    truth."""
     detectable: float | None
     """Least true difference that these tasks would show in 4 of 5 such comparisons.
 
@@ -51,7 +52,7 @@ class Difference:
 
     @property
     def is_shown(self) -> bool:
-        """Whether the interval of the difference leaves out zero."""
+        """Whether the interval of the difference excludes zero."""
         return self.low is not None and self.high is not None and not self.low <= 0.0 <= self.high
 
 
@@ -219,7 +220,7 @@ def _settings_that_matter(result: EvalResult) -> Mapping[str, object]:
 
 
 def _sampled(sampling: Sampling) -> dict[str, object]:
-    """Return every setting of sampling by name, without those that are not set."""
+    """Return every sampling setting that is set, by name."""
     plain = {one.name: getattr(sampling, one.name) for one in fields(sampling)}
     plain |= {"temperature": sampling.temperature_text, "stop": list(sampling.stop)}
     extra = dict(plain.pop("extra"))

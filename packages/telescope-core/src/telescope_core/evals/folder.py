@@ -41,24 +41,24 @@ _MAY_CHANGE = frozenset(
         *_FILES,  # compared one by one
     }
 )
-"""What may be different when an eval is continued: how much is played, and how fast or where."""
+"""Settings that may differ when an eval is continued: its size, its speed and its place."""
 
 
 class RecordedRows(NamedTuple):
-    """The rollouts of a folder, and what could not be read."""
+    """The rollouts of a folder, and the lines that could not be read."""
 
     rows: list[RolloutRow]
     problems: list[str]
-    """One line for each rollout that could not be read: where, and why."""
+    """One line for each rollout that could not be read: its place, and the reason."""
 
 
 class EvalFolder:
-    """Writes and reads the folder of one eval, which others may read: it holds no secrets."""
+    """Writes and reads the folder of one eval; it holds no secrets, because others may read it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.hide: Collection[str] = ()
-        """Values of secrets that no text which is written from now on may hold."""
+        """Values of secrets that are removed from everything that is written from now on."""
 
     @classmethod
     def create(cls, path: Path, *, manifest: Mapping[str, JsonValue]) -> "EvalFolder":
@@ -120,7 +120,7 @@ class EvalFolder:
 
     @classmethod
     def holds_eval(cls, path: Path) -> bool:
-        """Whether `path` is the folder of an eval."""
+        """Return whether `path` is the folder of an eval."""
         return (path / "eval.json").is_file() or (path / "results.json").is_file()
 
     def manifest(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class EvalFolder:
         append_json_line(self.path / "rollouts.jsonl", without_values(row_to_json(row), self.hide))
 
     def append_attempt(self, row: RolloutRow) -> None:
-        """Record an attempt that is not the rollout itself: it is played again, or was canceled."""
+        """Record an attempt that is not the final rollout: it was played again, or canceled."""
         append_json_line(self.path / "attempts.jsonl", without_values(row_to_json(row), self.hide))
 
     def attempts(self) -> list[RolloutRow]:
@@ -198,7 +198,7 @@ class EvalFolder:
 
     @contextmanager
     def _claimed(self) -> Generator[None]:
-        """Keep others from starting here while the block decides whether it may."""
+        """Hold a lock, so that nobody else starts here while the block decides whether it may."""
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -228,7 +228,7 @@ class EvalFolder:
 
 
 def _refused(old: Mapping[str, Any], new: JsonValue) -> list[str]:
-    """Return what keeps an eval from being continued with other settings, one text for each."""
+    """Return one text for each setting that keeps an eval from being continued."""
     assert isinstance(new, Mapping), "a manifest is an object"
     now: Mapping[str, Any] = new
     changed = sorted({key for key in {*old, *new} if old.get(key) != new.get(key)})

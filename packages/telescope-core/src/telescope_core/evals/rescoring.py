@@ -31,26 +31,26 @@ from telescope_core.evals.comparison import Difference, paired_difference
 from telescope_core.records.rows import RolloutRow, rollout_of
 
 GROUP_REWARDS = "group rewards"
-"""Stands for the group rewards where they fail or are left out, which happens to all at once."""
+"""Stands for all group rewards where they fail or are left out, which happens to all at once."""
 _FETCHED_AT_ONCE = 64
 _MOST_REPEATED = 2048
-"""Examples in a row without a new id after which an endless source is taken to repeat itself."""
+"""Examples in a row without a new id after which an endless source is assumed to repeat."""
 _NO_LIMIT = Sampling(max_tokens=1 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graded:
-    """One saved rollout, and what the environment says of it now."""
+    """One saved rollout, with its grade from the present environment."""
 
     row: RolloutRow
     why_not: str = ""
-    """Why it was not graded at all; empty = it was."""
+    """Why it was not graded; empty if it was."""
     rollout: Rollout | None = None
-    """It with its new reward, which is None if a part of it is not known; None if not graded."""
+    """The rollout with its new reward, which is None if a part is not known; None if not graded."""
     raised: dict[str, str] = field(default_factory=dict[str, str])
     """Part of the reward -> the error of its code."""
     left_out: dict[str, str] = field(default_factory=dict[str, str])
-    """Part of the reward, or metric -> why it cannot be known from the record."""
+    """Part of the reward, or metric -> why the record does not tell it."""
 
     @property
     def reward(self) -> float | None:
@@ -67,12 +67,12 @@ class Graded:
 
 
 class ExampleFinder:
-    """Where examples are in a split of an environment, by their ids; read as far as is needed."""
+    """Finds the positions of examples in a split by their ids; reads only as far as needed."""
 
     def __init__(
         self, environment: EnvironmentClient, split: Split, size: int | None, *, most: int
     ) -> None:
-        """`size`: number of examples; None = endless, where no more than `most` are read."""
+        """`size`: number of examples; None = endless, of which at most `most` are read."""
         self._environment = environment
         self._split = split
         self._end = most if size is None else size
@@ -113,7 +113,7 @@ async def grade_again(
     most_examples: int,
     on_graded: Callable[[Sequence[Graded]], None],
 ) -> None:
-    """Grade the rollouts of each group, and pass the group to `on_graded` as it is done.
+    """Grade the rollouts of each group, and pass each graded group to `on_graded`.
 
     Each group has all rollouts of one example, whatever became of them. `deadline_s` is for one
     rollout, and `concurrency` how many are graded at the same time. Of an endless split the first
@@ -231,7 +231,7 @@ class _Grader:
 
 
 def _gradable(row: RolloutRow) -> tuple[Rollout | None, str]:
-    """Return the rollout that can be graded again, or None and why there is none."""
+    """Return the rollout that can be graded again, or None and the reason."""
     if row.status is RolloutStatus.CANCELLED:
         return None, "it was cancelled"
     # One whose reward or group reward failed was played to its end.
@@ -270,7 +270,7 @@ def _as_failed(rollout: Rollout, kind: str, error: str) -> Rollout:
 
 
 _SAME = 1e-9
-"""Rewards that are nearer to each other are equal."""
+"""Largest difference of rewards that count as equal."""
 _MOST_LARGEST = 20
 
 
@@ -284,13 +284,13 @@ class PartChange:
     num_rose: int
     num_fell: int
     num_failed: int
-    """Rollouts for which the code of the new version raised."""
+    """Rollouts for which the new version's code raised an error."""
     num_left_out: int
-    """Rollouts of which the record does not hold what it reads."""
+    """Rollouts whose record lacks what it reads."""
     num_new: int
-    """Rollouts that have it only now: it is new, or failed then."""
+    """Rollouts that have it only now: the part is new, or it failed before."""
     num_gone: int
-    """Rollouts that have it only in the record: the new version has no such part."""
+    """Rollouts that have it only in the record: the new version lacks the part."""
     difference: Difference | None
     """Means before and after over examples, paired; None if nothing can be compared."""
 
@@ -304,14 +304,14 @@ class StepChange:
     num_rose: int
     num_fell: int
     before: float
-    """Mean of the recorded rewards; of those that are compared."""
+    """Mean of the recorded rewards of the compared rollouts."""
     after: float
-    """Mean of the new ones."""
+    """Mean of their new rewards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupChange:
-    """Groups whose rewards are all equal in one version, so that nothing is learned from them."""
+    """Groups whose rewards are all equal in one of the versions, so that they teach nothing."""
 
     num_compared: int
     """Groups with at least two rollouts that have a reward in both versions."""
@@ -341,7 +341,7 @@ class RewardChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescored:
-    """What another version of the environment says of the rollouts of a run or an eval."""
+    """The rollouts of a run or an eval, graded with another version of the environment."""
 
     num_rollouts: int
     num_graded: int
@@ -351,11 +351,11 @@ class Rescored:
     groups: GroupChange
     steps: tuple[StepChange, ...]
     largest: tuple[RewardChange, ...]
-    """Those with the largest difference, one for each example."""
+    """The changes with the largest differences, one for each example."""
     not_graded: Mapping[str, int]
-    """Why rollouts were not graded -> their number."""
+    """Reason why rollouts were not graded -> their number."""
     left_out: Mapping[str, Mapping[str, int]]
-    """Part or metric -> why it is left out -> number of rollouts."""
+    """Part or metric -> reason why it is left out -> number of rollouts."""
     errors: Mapping[str, int]
     """Errors of the new version -> number of rollouts, most frequent first."""
 
@@ -403,7 +403,7 @@ class _RewardPart:
 
 
 class Tally:
-    """Counts what was graded; holds no rollout but those with the largest differences."""
+    """Counts graded rollouts; keeps only those with the largest differences."""
 
     def __init__(self) -> None:
         self._num_rollouts = self._num_graded = self._num_groups = 0

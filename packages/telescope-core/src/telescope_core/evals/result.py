@@ -64,7 +64,7 @@ class EvalResult:
     """Factor of each part of the reward in their sum; empty where it is no such sum, and in results
     from before it was recorded."""
     num_tasks: int
-    """Number of different examples: of those that were requested, without repeated ones."""
+    """Number of different examples that were requested, without repeated ones."""
     num_rollouts: int
     """Number of rollouts requested: examples times rollouts per example."""
     num_scored: int

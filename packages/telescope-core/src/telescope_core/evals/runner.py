@@ -67,7 +67,7 @@ async def run_eval(
 def reusable(
     rows: Sequence[RolloutRow], settings: EvalSettings, *, whole_groups: bool = False
 ) -> list[RolloutRow]:
-    """Return the rows of scored rollouts that `settings` asks for.
+    """Return the rows of scored rollouts that `settings` asks for, which are not played again.
 
     With `whole_groups`, an example of which not every rollout is there is played again: a group
     reward needs to see all of them.
@@ -95,7 +95,7 @@ class _Job:
     example_index: int
     rollout_index: int
     group_size: int
-    """Rollouts of the example that are played, and scored together if it has group rewards."""
+    """Number of rollouts of the example, which are scored together if it has group rewards."""
 
 
 @dataclass(slots=True)

@@ -18,8 +18,8 @@ class EvalSettings:
     ks: tuple[int, ...] = (1,)
     """The values of k for pass@k and pass^k; none may exceed `rollouts`."""
     sampling: Sampling
-    """How the policy is sampled; with a seed, every rollout has a seed of its own, which depends on
-    its example and its number alone."""
+    """Sampling settings of the policy. With a seed, every rollout gets its own seed, which depends
+    only on its example and its number."""
     concurrency: int = 64
     """Most rollouts at the same time."""
     deadline_s: float = 300.0
@@ -99,7 +99,7 @@ def check_split(settings: EvalSettings, description: EnvironmentDescription) -> 
 
 
 def _of_others(split: Split, sizes: Mapping[Split, int | None]) -> str:
-    """Return what the split that was not asked for holds, and how to play it."""
+    """Return a hint about what the other split holds, and how to play it."""
     for other, size in sizes.items():
         if other is not split and size:
             return (

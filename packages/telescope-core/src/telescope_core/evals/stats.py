@@ -17,7 +17,7 @@ CONFIDENCE = 0.95
 _TAIL = (1.0 - CONFIDENCE) / 2
 _NORMAL_QUANTILE = 1.959963984540054
 _HALF_TASK = 0.5
-"""Weight of the task that could have been seen at each end: Jeffreys' prior for a proportion."""
+"""Weight of an imagined task at each end of the range: Jeffreys' prior for a proportion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""How much of the largest possible variance between tasks an eval has, judged from its counts.
+"""Estimate the share of the largest possible variance between tasks that an eval has.
 
 Among tasks of which each is solved always or never, a score between 0 and 1 with mean m has the
 variance m (1 - m), which is the largest there is. Tasks that are alike have a small share of it.
@@ -23,7 +23,7 @@ class _Point(NamedTuple):
 
 
 def variance_share(counts: Mapping[tuple[int, int], int], values: Sequence[float]) -> float:
-    """Return the expected share, in (0, 1], of the variance that always-or-never tasks have.
+    """Return the expected share, in (0, 1], of the largest possible variance between tasks.
 
     `counts` maps (rollouts, solved) to the number of tasks that had them, and `values[c]` is the
     score of a task with c solved rollouts out of len(values) - 1. The tasks' chances of success are
@@ -56,7 +56,7 @@ def _points() -> list[_Point]:
 
 @lru_cache(maxsize=4096)
 def _log_chances(rollouts: int, solved: int) -> list[float]:
-    """Return the log chance of `solved` out of `rollouts` at every point."""
+    """Return the log probability of `solved` out of `rollouts` at every point."""
     ways = _log_beta(solved + 1.0, rollouts - solved + 1.0) + math.log(rollouts + 1.0)
     return [
         _log_beta(solved + a, rollouts - solved + b) - _log_beta(a, b) - ways for a, b in _points()

@@ -1,4 +1,4 @@
-"""Check the examples that an author's code returns, where they enter and before they are played.
+"""Check the examples that an author's code returns, before any of them is played.
 
 Numbers as ids and answers become text, because every reader compares text. Anything else that
 could not be shown to a policy, compared or saved is refused by name.
@@ -115,7 +115,7 @@ def _require_info(info: object, where: str) -> None:
 
 
 def _is_too_wide(value: object) -> bool:
-    """Return whether `value` has a whole number that no worker can send to the host."""
+    """Return whether `value` has an integer too large to be sent from a worker to the host."""
     if isinstance(value, int):
         return not -(2**63) <= value < 2**64
     if isinstance(value, Mapping):
@@ -126,7 +126,7 @@ def _is_too_wide(value: object) -> bool:
 
 
 def _require_whole(prompt: Any, answer: str, info: object, where: str) -> None:
-    """Refuse half of a surrogate pair, which JSON can hold and no file or tokenizer can."""
+    """Refuse half of a surrogate pair, which JSON can hold but no file or tokenizer can."""
     if not isinstance(prompt, str):
         prompt = [message_to_record(message) for message in prompt]
     for name, value in (("prompt", prompt), ("answer", answer), ("info", info)):

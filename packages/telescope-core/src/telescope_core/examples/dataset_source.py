@@ -37,16 +37,16 @@ from telescope_core.examples.sources import split_of
 
 __all__ = ["DatasetSource", "DatasetSpec", "Row", "Table", "as_prompt", "example_of_row"]
 DATASETS_VARIABLE = "TELESCOPE_DATASETS"
-"""Names, as JSON, the folders that hold whole datasets: `repo@commit` -> folder. Their hashes were
-checked when a bundle brought them."""
+"""Environment variable with a JSON object: `repo@commit` -> folder of the whole dataset. The hashes
+were checked when a bundle brought the dataset."""
 _PLAIN_CSV = frozenset({"name", "version", "data_dir", "data_files", "description", "features"})
 _MAY_SAY = {"csv": _PLAIN_CSV | {"sep", "delimiter"}, "json": _PLAIN_CSV}
-"""What a dataset's card may say of its files of text; anything else would change how they read."""
+"""Options of text files that a dataset's card may set; others would change how they are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetSpec:
-    """Which table to read, at which revision, and which fields hold prompts and answers."""
+    """A table, its revision, and its fields for prompts and answers."""
 
     path: str
     """Dataset id on the Hub, a local folder, or a local file: .jsonl, .json, .csv, .tsv or
@@ -56,7 +56,7 @@ class DatasetSpec:
     subset: str = ""
     """Name of the dataset's configuration; empty = the default one."""
     train_split: str = "train"
-    """Empty = there is none, and the whole of eval_split is for evals."""
+    """Name of the split; empty = there is none, and the whole of eval_split is for evals."""
     eval_split: str = "test"
     """When it equals train_split, that split is divided by a hash of each example's id. A local
     file is divided this way, unless it is for evals only."""
@@ -134,7 +134,7 @@ class _Loaded:
 
 
 def load_table(spec: DatasetSpec, split: str) -> Table:
-    """Load one split, as it is written; raises EnvironmentLoadError with advice.
+    """Load one split of a table as it was written; raises EnvironmentLoadError with advice.
 
     A file is read by `read_rows`, as are the files of text of a dataset: the `datasets` library
     would guess types, and take dates, numbers and words such as NA for what they are not.
@@ -176,7 +176,7 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
 
 
 def _builder(library: Any, path: str, common: dict[str, str | None]) -> Any:
-    """Return what the library knows of a dataset: its files, and how they are read.
+    """Return the dataset builder of the library, which knows the files and how to read them.
 
     Without a network it knows only tables that it made itself, with types guessed. Then files of
     text that were downloaded before are taken.
@@ -202,7 +202,7 @@ def _builder(library: Any, path: str, common: dict[str, str | None]) -> Any:
 
 
 def _as_written(library: Any, builder: Any, split: str, cache_dir: str) -> Table:
-    """Return the rows of a dataset of csv or json files, whose names and split the library finds.
+    """Return the rows of a csv or json dataset, whose file names and splits the library finds.
 
     `split` may have slices, such as `train[:100]`.
     """
@@ -226,7 +226,7 @@ def _as_written(library: Any, builder: Any, split: str, cache_dir: str) -> Table
 
 
 def _brought(spec: DatasetSpec) -> Path | None:
-    """Return the folder on this machine that holds this dataset at its commit, if there is one."""
+    """Return the folder of this dataset at its commit on this machine; None if there is none."""
     folders = cast(dict[str, str], json.loads(os.environ.get(DATASETS_VARIABLE, "{}")))
     folder = folders.get(f"{spec.path}@{spec.revision}")
     return Path(folder) if folder is not None and Path(folder).is_dir() else None

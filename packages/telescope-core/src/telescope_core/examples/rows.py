@@ -31,11 +31,11 @@ _MESSAGE_FIELDS = (
     *("tool_calls", "tool_call_id", "refusal", "images"),
 )
 _SURE_DIGITS = 15
-"""A number with this many digits is the same in 64 bits."""
+"""Decimal digits that every 64-bit number keeps."""
 
 
 class Table(Protocol):
-    """Rows by their position; a list of them is one."""
+    """Rows by their position; a list of rows is one."""
 
     def __iter__(self) -> Iterator[Row]: ...
     def __getitem__(self, index: int, /) -> Row: ...
@@ -43,7 +43,7 @@ class Table(Protocol):
 
 
 class RowFields(NamedTuple):
-    """The fields of a row that have a meaning. The first one of each tuple that is there counts."""
+    """The fields of a row that have a meaning; of each tuple, the first field in the row counts."""
 
     prompt: tuple[str, ...] = PROMPT_FIELDS
     answer: tuple[str, ...] = ANSWER_FIELDS
@@ -136,32 +136,32 @@ def id_of(text: str) -> str:
 
 
 class Mark(NamedTuple):
-    """What tells an example from the others of its table."""
+    """Values that distinguish an example from the others of its table."""
 
     id: str
     prompt: str
     """Digest of the prompt."""
     content: str
-    """Digest of all that the example says."""
+    """Digest of everything in the example."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """An example of a table that stays."""
+    """An example of a table that is kept."""
 
     index: int
-    """Its place in the table."""
+    """Its position in the table."""
     id: str
-    """Its own among all that stay."""
+    """Its id, unique among all that are kept."""
     split_key: str
-    """The same for examples with equal prompts, so that no split can show what another holds
+    """Equal for examples with equal prompts, so that no split shows a prompt which another holds
     out."""
     num_repeats: int
-    """Later examples that say the same, and are left out."""
+    """Number of later examples with the same content, which are left out."""
 
 
 def mark_of(example: Example) -> Mark:
-    """Return the mark of an example that was checked."""
+    """Return the mark of an example that has been checked."""
     prompt = (
         example.prompt
         if isinstance(example.prompt, str)
@@ -173,7 +173,7 @@ def mark_of(example: Example) -> Mark:
 
 
 def distinct(marks: Sequence[Mark]) -> list[Kept]:
-    """Return which examples of a table stay, in their order.
+    """Return the examples of a table that are kept, in their order.
 
     Examples that are equal in everything are one. Those that differ and have one id between them,
     as a hash of equal prompts is, get ids that begin with it; all others keep their id.

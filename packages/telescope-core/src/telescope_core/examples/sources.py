@@ -64,7 +64,7 @@ class GeneratedSource:
 
 
 def split_of(text: str, *, eval_share: float = _EVAL_SHARE) -> Split:
-    """Return the split of a problem, decided by a hash of its `text`.
+    """Return the split of a problem, chosen by a hash of its `text`.
 
     `eval_share` is the fraction of all problems, 0 to 1, that belongs to the eval split.
     """

@@ -1,4 +1,4 @@
-"""Names that say where the code of an environment is: `module:Class`, `file.py:Class`, a folder."""
+"""Names that locate the code of an environment: `module:Class`, `file.py:Class`, a folder."""
 
 import ast
 import os
@@ -36,7 +36,7 @@ _PATHS = ("./", "../", "/", "~/")
 
 
 def location_of_file(name: str) -> EnvironmentLocation:
-    """Return where the class of `file.py:Class` is; the folder may be of this machine alone.
+    """Return the location of the class of `file.py:Class`; the folder may be local to this machine.
 
     Raises EnvironmentLoadError that says which classes the file has, if it names none of them.
     """
@@ -64,7 +64,7 @@ def location_of_file(name: str) -> EnvironmentLocation:
 
 
 def _classes_of(path: Path) -> list[str]:
-    """Return the names of the classes at the top of a file, without running it."""
+    """Return the names of the top-level classes in a file, without running it."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     except SyntaxError as error:

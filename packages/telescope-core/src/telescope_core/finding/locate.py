@@ -1,4 +1,4 @@
-"""From the name of an environment to where its code is, and importing it from there.
+"""Locate the code of an environment by its name, and import it from there.
 
 Names are those of `telescope_core.open`.
 """
@@ -32,7 +32,7 @@ def locators() -> list[EnvironmentLocator]:
 
 
 def locate_environment(name: str) -> EnvironmentLocation:
-    """Return where `name` is; raises UnknownNameError with the command that would install it."""
+    """Return the location of `name`; raises UnknownNameError with the command to install it."""
     if names_file(name):
         return location_of_file(name)
     if names_class(name):
@@ -62,14 +62,14 @@ def locate_environment(name: str) -> EnvironmentLocation:
 
 
 def _require_no_scheme_meant(name: str) -> None:
-    """Raise where `name` is a misspelt SCHEME:ID and no module that could be imported."""
+    """Raise if `name` looks like a misspelled SCHEME:ID and is no module that could be imported."""
     scheme = name.partition(":")[0]
     if nearest(scheme, schemes()) and find_spec(scheme.partition(".")[0]) is None:
         raise unknown_name("scheme", scheme, schemes(), f"({name!r}, which is no module either)")
 
 
 def _adapted_here(name: str) -> EnvironmentLocation | None:
-    """Return where `SCHEME:ID` is if this Python has what its adapter needs, else None."""
+    """Return the location of `SCHEME:ID` if this Python has what its adapter needs, else None."""
     found = adapted(name)
     if found is None:
         return None
@@ -100,7 +100,7 @@ def use_search_path(folders: Sequence[str]) -> None:
 
 
 def _require_from(found: type[Environment], location: EnvironmentLocation) -> None:
-    """Raise when this process had imported the same module from another place before."""
+    """Raise if this process had already imported the same module from another place."""
     file = getattr(sys.modules[found.__module__], "__file__", None) or ""
     folders = location.search_path
     if folders and not any(Path(file).is_relative_to(folder) for folder in folders):
@@ -111,7 +111,7 @@ def _require_from(found: type[Environment], location: EnvironmentLocation) -> No
 
 
 def _what_is_missing(module_name: str, error: ImportError) -> str:
-    """Return what cannot be imported, by which line, and what to do."""
+    """Return a sentence with the module that cannot be imported, the line, and what to do."""
     package = module_name.partition(".")[0]
     if error.name not in (module_name, package):
         return f"{_where_raised(error)}: {error}; reinstall it, or install what it misses"
@@ -129,7 +129,7 @@ def _what_is_missing(module_name: str, error: ImportError) -> str:
 
 
 def _where_raised(error: Exception) -> str:
-    """Return file and line of the code that raised, where an import failed."""
+    """Return file and line of the code that raised while a module was imported."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}"
     last = own_frame(error)
@@ -138,7 +138,7 @@ def _where_raised(error: Exception) -> str:
 
 
 def load_environment_class(factory: str) -> type[Environment]:
-    """Import `module:Class`; raises EnvironmentLoadError saying what is wrong with it."""
+    """Import `module:Class`; raises EnvironmentLoadError with the reason if it cannot be used."""
     module_name, _, class_name = factory.partition(":")
     try:
         with contained():

@@ -1,4 +1,4 @@
-"""The schemes of `SCHEME:ID`: environments of other frameworks, and which class plays each.
+"""The schemes of `SCHEME:ID`: environments of other frameworks, and the adapter class of each.
 
 Adapters are packages of their own, which core finds by the entry points `telescope.adapters`: the
 name is a scheme, the object a tuple of `Framework`. Nothing here imports a framework.
@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, v
 from telescope_core.base.errors import ConfigError, unknown_name
 
 _KNOWN = ("gym", "harbor", "inspect", "openenv", "textarena", "verifiers")
-"""Schemes of telescope-adapters, which are schemes also where that is not installed."""
+"""Schemes of telescope-adapters, known here so that errors can name the package to install."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,19 +27,19 @@ class Framework:
     """The version that `telescope env link` installs."""
     lowest: str = ""
     below: str = ""
-    """The first version that is not taken."""
+    """The first version that is too new."""
     factory: str
     """`module:Class` of its adapter."""
     is_elsewhere: bool = False
-    """Whether a server plays it, which no package or variable of this machine reaches."""
+    """Whether a server plays it, so that no package or variable of this machine matters."""
 
     @property
     def requirement(self) -> str:
-        """What `telescope env link` installs; empty where the adapter needs nothing."""
+        """Requirement that `telescope env link` installs; empty if the adapter needs none."""
         return f"{self.distribution}=={self.pin}" if self.distribution else ""
 
     def takes(self, found: str) -> bool:
-        """Whether `found` is a version that the adapter was tested with."""
+        """Return whether `found` is a version that the adapter was tested with."""
         return _numbers(self.lowest) <= _numbers(found) < _numbers(self.below)
 
 
@@ -59,11 +59,11 @@ class Adapted:
 
     scheme: str
     id: str
-    """What the framework calls it."""
+    """Name of the environment in its framework."""
 
     @property
     def frameworks(self) -> tuple[Framework, ...]:
-        """The generations of the framework that have an adapter; the usual one is the first.
+        """The supported generations of the framework; the usual one is the first.
 
         Raises ConfigError where the package that plays them is not installed.
         """
@@ -89,7 +89,7 @@ def adapted(name: str) -> Adapted | None:
 
 
 def require_adapted(name: str) -> Adapted:
-    """Return what `SCHEME:ID` names.
+    """Return scheme and id of `SCHEME:ID`; raises for other names.
 
     Raises UnknownNameError with the nearest scheme, and ConfigError for one without an id.
     """
@@ -107,7 +107,7 @@ def require_adapted(name: str) -> Adapted:
 
 
 def installed_version(framework: Framework) -> str:
-    """Return the version that this Python has; empty for none, or where none is needed."""
+    """Return the version that is installed in this Python; empty if none is, or none is needed."""
     try:
         return version(framework.distribution) if framework.distribution else ""
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What the gateway answers, in the form of Anthropic's Messages API. Pure."""
+"""Build the gateway's answers in the form of Anthropic's Messages API. Pure."""
 
 import hashlib
 import secrets
@@ -62,7 +62,7 @@ def message_events(completion: Completion, *, model: str) -> bytes:
 
 
 def error_json(refusal: Refusal) -> dict[str, Any]:
-    """Return the body of an answer to a request that is refused."""
+    """Return the body of the answer to a refused request."""
     kind = "api_error" if refusal.status >= 500 else "invalid_request_error"
     message = refusal.message
     if refusal.code == "context_length_exceeded":
@@ -103,7 +103,7 @@ def _blocks(completion: Completion) -> Iterator[dict[str, Any]]:
 
 
 def _input(call: ToolCall) -> msgspec.Raw:
-    """Return the arguments of a call as they were written, if they are a JSON object."""
+    """Return the arguments of a call: the JSON object as written, or its text in `INVALID_JSON`."""
     written = call.arguments.strip() or "{}"
     try:
         value: object = msgspec.json.decode(written)
@@ -115,7 +115,7 @@ def _input(call: ToolCall) -> msgspec.Raw:
 
 
 def _opened(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a block without its content, and the pieces in which that is sent after it."""
+    """Return a block without its content, and the pieces of content that follow it."""
     match block["type"]:
         case "thinking":
             return {"type": "thinking", "thinking": "", "signature": ""}, [

@@ -1,4 +1,4 @@
-"""What the readers of other APIs share: messages of the chat API, with where they come from."""
+"""Shared by the readers of other APIs: chat messages, each with its place in the request."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ class Placed(NamedTuple):
 
 
 def answer_for(placed: list[Placed], kind: str, where: str) -> dict[str, Any]:
-    """Return the message of the assistant that a part of this kind belongs to.
+    """Return the assistant message that a part of this kind belongs to; adds one if needed.
 
     It is the last one, if that is of the assistant and the part goes on from it, else a new one:
     programs send the parts of an answer one by one. `kind`: thinking, text or call.
@@ -51,7 +51,7 @@ def chat_messages(placed: Sequence[Placed]) -> list[dict[str, Any]]:
 
 
 def _content(parts: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Return the texts of `parts` with a newline between them; as they are with a picture.
+    """Return the texts of `parts` joined by newlines, or the parts themselves if one is an image.
 
     Endpoints that an eval passes requests on to take text everywhere, but lists of parts not.
     """
@@ -61,7 +61,7 @@ def _content(parts: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
 
 
 def in_words_of(refusal: Refusal, placed: Sequence[Placed], names: Mapping[str, str]) -> Refusal:
-    """Return `refusal` of a chat request in the words of the request that asked the same.
+    """Return `refusal` of a chat request in terms of the request that it was made from.
 
     `names`: name of a parameter, or of `tool_call_id`, in the chat API -> its name there.
     """

@@ -1,4 +1,4 @@
-"""`ChatServer`: an HTTP server that answers in OpenAI's format, whatever bytes come.
+"""`ChatServer`: an HTTP server that answers in OpenAI's format, whatever bytes it receives.
 
 Errors of requests to Anthropic's Messages API have its format.
 
@@ -29,12 +29,13 @@ from telescope_core.gateway.request import ChatRequest
 MAX_REQUEST_BYTES = 64 * 2**20
 """Largest body of a request."""
 MAX_SECONDS_IDLE = 60.0
-"""Seconds without a request after which a connection is closed, and those that a body may take."""
+"""Seconds without a request after which a connection is closed, and the limit for reading a
+body."""
 _MOST_READ_AT_ONCE_BYTES = 2**18
-"""A larger request is read in a thread, because the event loop plays every other rollout."""
+"""Larger requests are parsed in a thread, because the event loop plays every other rollout."""
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Route = tuple[str, str, _Handler]
-"""Method, path as aiohttp writes it, and who answers."""
+"""Method, path as aiohttp writes it, and handler."""
 
 
 class ChatServer:
@@ -90,7 +91,7 @@ class ChatServer:
 
 
 class _Connection(web.RequestHandler):
-    """One connection. It is closed if no request comes over it, and answers what is no HTTP."""
+    """One connection. It is closed if no request comes, and bytes that are no HTTP get an error."""
 
     def __init__(self, manager: web.Server, *, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(
@@ -122,7 +123,7 @@ class _Connection(web.RequestHandler):
 
 
 async def read_chat(request: web.Request, read: Callable[[object], ChatRequest]) -> ChatRequest:
-    """Return what `read` makes of the JSON of `request`; raises Refusal."""
+    """Return the result of `read` for the JSON of `request`; raises Refusal."""
     if (request.content_length or 0) > MAX_REQUEST_BYTES:
         raise _too_large()
     try:
@@ -160,12 +161,12 @@ def answer_chat(completion: Completion, asked: ChatRequest, *, model: str) -> we
 
 
 def answer_events(events: bytes) -> web.Response:
-    """Build an answer of the events of a stream."""
+    """Build an answer that streams events."""
     return web.Response(body=events, content_type="text/event-stream")
 
 
 def answer_json(body: dict[str, object], *, status: int = 200) -> web.Response:
-    """Build an answer of JSON."""
+    """Build an answer with a JSON body."""
     return web.Response(
         body=msgspec.json.encode(body), status=status, content_type="application/json"
     )
@@ -177,7 +178,7 @@ def _too_large() -> Refusal:
 
 
 async def _go_on(request: web.Request) -> None:
-    """Ask for the body if the client waits for that; another expectation may be ignored."""
+    """Ask for the body if the client waits for that; other expectations are ignored."""
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -224,7 +225,7 @@ async def _as_api_errors(request: web.Request, handler: _Handler) -> web.StreamR
 
 
 def _passed_on(error: EndpointError) -> Refusal:
-    """Build the answer to a program whose request another endpoint refused."""
+    """Build the answer for a program whose request another endpoint refused."""
     code = "context_length_exceeded" if says_too_long(error.answer) else "endpoint_refused"
     return Refusal(str(error), code=code, status=error.status or 400)
 

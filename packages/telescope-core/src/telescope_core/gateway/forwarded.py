@@ -1,4 +1,4 @@
-"""Reads a chat request that is passed on to another endpoint, which judges it: for evals.
+"""Read a chat request that is passed on to another endpoint, which checks it: for evals.
 
 Only what cannot be recorded, or what the settings of the eval decide, is looked at here. What the
 request leaves out is filled in from the rollout's sampling, as in training.
@@ -22,13 +22,13 @@ from telescope_core.gateway.request import (
 )
 
 UNRECORDED = ("n", "best_of", "functions", "function_call", "modalities", "audio")
-"""Parameters that ask for other answers than one message of text and calls."""
+"""Parameters that ask for something other than one message of text and calls."""
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _OUR_OWN = ("model", "stream", "stream_options")
 
 
 def read_forwarded(body: object, own: Sampling, *, model: str) -> ChatRequest:
-    """Read a request to a rollout that is sampled with `own`; raises Refusal."""
+    """Read a request to a rollout whose sampling settings are `own`; raises Refusal."""
     given = given_fields(body, model=model)
     for name in UNRECORDED:
         changes_nothing, why = NEUTRAL[name]

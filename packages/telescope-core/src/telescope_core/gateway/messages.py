@@ -1,4 +1,4 @@
-"""Reads the messages of a chat request.
+"""Read the messages of a chat request.
 
 Where answers must be exact, a field or content that the model would not see is refused. Where the
 request is passed on to another endpoint, which judges it, only what is recorded is read.
@@ -14,7 +14,7 @@ from telescope_core.base.types import Image, Message, Role, ToolCall
 from telescope_core.gateway.refusal import Refusal, is_empty, unknown, unsupported, wrong
 
 MAX_MESSAGES = 10_000
-"""Most messages of a request; every one is compared with what the rollout has said before."""
+"""Most messages of a request; each is compared with the earlier messages of the rollout."""
 _ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "system",
@@ -37,7 +37,7 @@ _FUNCTION_FIELDS = {"name", "arguments"}
 
 
 def read_messages(plain: object) -> tuple[Message, ...]:
-    """Return the conversation of a request; raises Refusal for anything the model cannot get.
+    """Return the conversation of a request; raises Refusal for content the model cannot get.
 
     Each call has one result before the next turn begins, and results are put in the order of their
     calls: many templates show them without an id, and a model takes the first for that of the
@@ -88,7 +88,7 @@ def _shown(waiting: Counter[str]) -> str:
 
 
 def read_loosely(plain: object) -> tuple[Message, ...]:
-    """Return what can be recorded of a conversation: its texts, thinking and calls."""
+    """Return the parts of a conversation that can be recorded: texts, thinking and calls."""
     return tuple(_recorded(one, where) for one, where in _listed(plain))
 
 
@@ -138,7 +138,7 @@ def _fields_and_role(plain: object, where: str) -> tuple[dict[str, Any], Role]:
 
 
 def _adds_nothing(value: object, fields: Mapping[str, Any]) -> bool:
-    """Whether an unknown `value` is empty, or only repeats `fields` of its message.
+    """Return whether an unknown `value` is empty or repeats `fields` of its message.
 
     Some clients send what they do not know once more, in an object of their own.
     """
@@ -200,7 +200,7 @@ def _require_seen(fields: Mapping[str, Any], known: set[str], where: str) -> Non
 
 
 def _text(content: object, where: str) -> str:
-    """Return text, or the texts of parts with a newline between them."""
+    """Return text, or the texts of parts joined by newlines."""
     if isinstance(content, str):
         return content
     parts = cast(list[object], content) if isinstance(content, list) else []
@@ -244,7 +244,7 @@ def _recorded(plain: object, where: str) -> Message:
 
 
 def _recorded_content(content: object) -> tuple[str, tuple[Image, ...]]:
-    """Return the text of `content`, with a newline between parts, and its pictures.
+    """Return the text of `content`, with newlines between parts, and its images.
 
     A part of another kind becomes its name in brackets, and so does the address of a picture.
     """

@@ -1,4 +1,4 @@
-"""`RecordingPolicy`: a policy whose answers are recorded where they are given.
+"""`RecordingPolicy`: a policy that records its answers where they are given.
 
 `ForwardingPolicies` gives each rollout of an eval one, with an endpoint of its own in front of the
 endpoint that is evaluated. In training, the token-exact policy is one.
@@ -23,7 +23,7 @@ from telescope_core.gateway.session import Session
 
 
 class RecordingPolicy(ABC):
-    """One rollout's policy, with the record of what it was asked and answered."""
+    """One rollout's policy, with a record of its requests and answers."""
 
     def __init__(self) -> None:
         self.recorder = Recorder()
@@ -31,7 +31,7 @@ class RecordingPolicy(ABC):
 
     @property
     def turns(self) -> list[Turn]:
-        """Every answer so far, in the order in which the answers ended."""
+        """Every answer so far, in the order in which they ended."""
         return self.recorder.turns
 
     @property
@@ -41,7 +41,7 @@ class RecordingPolicy(ABC):
 
     @property
     def trouble(self) -> str:
-        """The error that the endpoint behind this policy answers with; empty = none."""
+        """The error that the endpoint behind this policy returns; empty = none."""
         return ""
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class RecordingPolicy(ABC):
         """Answer a program at the endpoint, and record it with its conversation."""
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Return the tokens of the prompt that `request` would have; raises Refusal."""
+        """Return the number of prompt tokens of `request`; raises Refusal."""
         raise Refusal(
             "tokens are counted in training alone: the endpoint of an eval is not asked for it; "
             "let the program estimate them",
@@ -77,7 +77,7 @@ class RecordingPolicy(ABC):
 async def forwarding(
     client: ChatClient, *, host: str = "127.0.0.1"
 ) -> AsyncGenerator["ForwardingPolicies", None]:
-    """Listen on `host`, in front of the endpoint of `client`; yields the policies of an eval."""
+    """Start a gateway on `host` in front of the endpoint of `client`; yields policies for evals."""
     gateway = Gateway(model=await client.model(), host=host, read=read_forwarded)
     await gateway.start()
     try:
@@ -114,7 +114,7 @@ class ForwardingPolicy(RecordingPolicy):
 
     @property
     def trouble(self) -> str:
-        """The troubles of the requests that still wait, or were cancelled while they did."""
+        """The troubles of the requests that are waiting, or were cancelled while waiting."""
         return "; ".join(dict.fromkeys(watch.text for watch in self._waiting if watch.text))
 
     async def complete(

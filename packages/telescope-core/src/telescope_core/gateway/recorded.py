@@ -1,4 +1,4 @@
-"""An environment whose rollouts carry what the policy itself recorded."""
+"""An environment whose rollouts hold the record that the policy made itself."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,12 +12,12 @@ from telescope_core.gateway.policies import RecordingPolicy
 
 
 class RecordedEnvironment:
-    """Wraps `play` of any environment client; every other call goes straight to the client."""
+    """Wraps `play` of any environment client; other calls go straight to the client."""
 
     def __init__(
         self, client: EnvironmentClient, *, note: Callable[[str], None] = lambda text: None
     ) -> None:
-        """`note` is called once with what its author should know."""
+        """`note` is called once with each remark for the author of the environment."""
         self._client = client
         self._note = note
         self._has_noted = False
@@ -26,7 +26,7 @@ class RecordedEnvironment:
         return getattr(self._client, name)
 
     async def play(self, request: PlayRequest, policy: Policy) -> Rollout:
-        """Play `request`; the endpoint of a recording policy ends with the rollout."""
+        """Play `request`; the endpoint of a recording policy closes with the rollout."""
         if not isinstance(policy, RecordingPolicy):
             return await self._client.play(request, policy)
         try:
@@ -46,13 +46,13 @@ class RecordedEnvironment:
 def recording(
     client: EnvironmentClient, *, note: Callable[[str], None] = lambda text: None
 ) -> EnvironmentClient:
-    """Return `client` as an environment whose rollouts carry the record of their policies."""
+    """Return `client` as an environment whose rollouts hold the record of their policies."""
     # It has every method of the protocol, though most of them by `__getattr__`.
     return cast(EnvironmentClient, RecordedEnvironment(client, note=note))
 
 
 def as_recorded(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
-    """Return `rollout` with the record of `policy`, as failed if the model did not answer.
+    """Return `rollout` with the record of `policy`; failed if the model did not answer.
 
     A program may swallow the error and go on, but its reward then says nothing about the policy.
     """
@@ -87,7 +87,7 @@ def as_recorded(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
 def canceled_attempt(
     name: str, request: PlayRequest, policy: Policy | None, *, attempt: int
 ) -> Rollout:
-    """Return what is known of an attempt that was canceled: the turns so far, if they are kept.
+    """Return the rollout of a canceled attempt: with the turns so far, if they are kept.
 
     `policy`: None = it was canceled before it had one.
     """
@@ -104,7 +104,7 @@ def canceled_attempt(
 
 
 def _timed_out(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
-    """Return a rollout that reached its deadline, as failed unless that is due to the policy."""
+    """Return a rollout that reached its deadline; failed if a missing answer may be the reason."""
     recorder = policy.recorder
     if isinstance(recorder.failure, EndpointLostError):
         # No limit of the rollout's, so it is to be played again.

@@ -1,4 +1,4 @@
-"""`Recorder`: what one rollout asked its policy and was answered, through whatever door.
+"""`Recorder`: the requests and answers of one rollout's policy, whichever way they came.
 
 An environment asks with `episode.generate`; a program that it runs asks at the rollout's endpoint.
 """
@@ -14,7 +14,7 @@ from telescope_core.base.types import Completion, Message, Turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MessageKey:
-    """What identifies a message in a history that a program sends back."""
+    """Identifies a message in a history that a program sends back."""
 
     role: str
     content: str
@@ -29,17 +29,17 @@ class Recorder:
         self.turns: list[Turn] = []
         """Every answer so far, in the order in which the answers ended."""
         self.leaves_out_thinking = False
-        """Whether a program sent a turn back without the thinking that came with it."""
+        """Whether a program sent back a turn without the thinking that it had received with it."""
         self.was_asked = False
-        """Whether any request came."""
+        """Whether there was any request."""
         self.is_out_of_context = False
-        """Whether the latest request did not fit the model any more, after others had."""
+        """Whether the latest request did not fit the model's context, though earlier ones did."""
         self._unanswered: dict[tuple[Message, ...], TelescopeError] = {}
         self._conversations: list[list[Message]] = []
 
     @property
     def failure(self) -> TelescopeError | None:
-        """The error of a request that failed and was not repeated with success; None = none."""
+        """The error of a request that failed and did not succeed later; None = there is none."""
         return next(iter(self._unanswered.values()), None)
 
     @property
@@ -48,7 +48,7 @@ class Recorder:
         return tuple(tuple(one) for one in self._conversations)
 
     def failed(self, asked: tuple[Message, ...], error: TelescopeError) -> None:
-        """Keep `error` until the same messages are answered.
+        """Record `error` until the same messages are answered.
 
         A program may swallow the error and go on, and what it then earns must not be taken for a
         reward of the policy. That a later turn does not fit is a limit of the policy itself.
@@ -65,7 +65,7 @@ class Recorder:
         self.turns.append(replace(turn, agent=agent_of(asked)))
 
     def heard(self, asked: Sequence[Message], completion: Completion) -> None:
-        """Record a request of a program at the endpoint, and its answer."""
+        """Record a program's request at the endpoint, and its answer."""
         for said in self._conversations:
             if len(said) <= len(asked) and all(map(_is_same, said, asked)):
                 self.leaves_out_thinking |= any(map(_lost_thinking, said, asked))
@@ -75,7 +75,7 @@ class Recorder:
 
 
 def _is_same(known: Message, sent: Message) -> bool:
-    """Whether a program sends back a message that it was answered, in its own words."""
+    """Return whether a program sends back a message that it received, perhaps reformatted."""
     return known == sent or _key(known) == _key(sent)
 
 

@@ -1,4 +1,4 @@
-"""`Refusal`: why the gateway does not answer a request, in the form of OpenAI's errors. Pure."""
+"""`Refusal`: the reason why the gateway rejects a request, in the form of OpenAI's errors. Pure."""
 
 from collections.abc import Iterable
 from typing import Any, cast
@@ -11,7 +11,7 @@ _MAX_NAME = 200
 
 
 class Refusal(Exception):
-    """Raised to refuse a request: names the part of the request, the reason, and what to do.
+    """Raised to reject a request: names the part of the request, the reason, and what to do.
 
     `param`: that part; `code`: OpenAI's kind of error; `status`: the HTTP status.
     """
@@ -39,7 +39,7 @@ class Refusal(Exception):
 
 
 def wrong(param: str, expected: str, got: object) -> Refusal:
-    """Build the refusal of a value that the API does not allow there."""
+    """Build the refusal of a value that the API does not allow in that place."""
     shown = repr(got)
     if len(shown) > 80:
         shown = shown[:80] + "..."
@@ -52,7 +52,7 @@ def unsupported(param: str, why: str) -> Refusal:
 
 
 def unknown(kind: str, where: str, known: Iterable[str]) -> Refusal:
-    """Build the refusal of a name that is not known at `where`; names the nearest known ones."""
+    """Build the refusal of an unknown name at `where`; names the nearest known ones."""
     where = where[:_MAX_NAME]
     close = nearest(where.rpartition(".")[2], known)
     advice = f"did you mean {' or '.join(close)}?" if close else "leave it out"
@@ -60,7 +60,7 @@ def unknown(kind: str, where: str, known: Iterable[str]) -> Refusal:
 
 
 def is_empty(value: object) -> bool:
-    """Return whether `value` says nothing: null, empty, or made only of such values.
+    """Return whether `value` is null, empty, or made only of such values.
 
     Clients fill in fields of other endpoints in this way, at any depth.
     """

@@ -1,4 +1,4 @@
-"""What the gateway answers, in the form of OpenAI's chat API. Pure."""
+"""Build the gateway's answers in the form of OpenAI's chat API. Pure."""
 
 import secrets
 import time
@@ -25,7 +25,7 @@ def reply_json(completion: Completion, *, model: str) -> dict[str, Any]:
 
 
 def event_stream(completion: Completion, *, model: str, include_usage: bool) -> bytes:
-    """Return the same answer as the events of a stream, including the mark of its end."""
+    """Return the same answer as the events of a stream, including its end mark."""
     head = _head(completion, "chat.completion.chunk", model)
     if include_usage:
         head["usage"] = None

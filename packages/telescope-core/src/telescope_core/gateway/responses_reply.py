@@ -1,4 +1,4 @@
-"""What the gateway answers, in the form of OpenAI's Responses API. Pure."""
+"""Build the gateway's answers in the form of OpenAI's Responses API. Pure."""
 
 import base64
 import secrets
@@ -114,7 +114,7 @@ def _items(completion: Completion) -> Iterator[dict[str, Any]]:
 
 
 def _of_item(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the events of one item of the output."""
+    """Yield the stream events of one item of the output."""
     where = {"item_id": item["id"]}
     empty = {**item, "status": "in_progress"}
     if item["type"] == "function_call":

@@ -1,4 +1,4 @@
-"""Reads a request of OpenAI's Responses API, as the chat request that asks the same.
+"""Convert a request of OpenAI's Responses API into the equivalent chat request.
 
 Nothing is stored between requests: a program sends its whole history as `input`, as programs do
 that keep it themselves. What chat has no place for is refused by name.
@@ -14,7 +14,7 @@ from telescope_core.gateway.refusal import Refusal, is_empty, unknown, unsupport
 from telescope_core.gateway.request import ChatRequest
 
 THINKING_MARK = "telescope:"
-"""Begins the `encrypted_content` of thinking; behind it is the text in base64."""
+"""Prefix of the `encrypted_content` of thinking; the text follows it in base64."""
 _NAMES = {
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
@@ -28,7 +28,8 @@ _SAME = (
     *("prompt_cache_key", "prompt_cache_retention"),
 )
 _LABELS = ("include", "store", "reasoning", "stream_options", "client_metadata")
-"""Accepted without effect. Whether the model thinks is decided by the template of the run."""
+"""Parameters that are accepted without effect. The run's chat template decides whether the model
+thinks."""
 _REFUSED = {
     "previous_response_id": "nothing is stored; send the whole history as input",
     "conversation": "nothing is stored; send the whole history as input",
@@ -48,7 +49,7 @@ _THINKING_FIELDS = ("type", "id", "summary", "content", "encrypted_content", "st
 
 
 def read_responses(body: object, read: Callable[[object], ChatRequest]) -> ChatRequest:
-    """Return what `read` makes of the chat request that asks the same; raises Refusal."""
+    """Return the result of `read` for the equivalent chat request; raises Refusal."""
     if not isinstance(body, dict):
         raise wrong("the request", "a JSON object", body)
     given = {name: value for name, value in cast(dict[str, Any], body).items() if value is not None}
@@ -144,7 +145,7 @@ def _messages(instructions: object, plain: object) -> list[Placed]:
 
 
 def _add_item(placed: list[Placed], item: dict[str, Any], where: str) -> None:
-    """Add what an item says; items of one answer are parts of one message."""
+    """Add one input item to the messages; items of one answer become parts of one message."""
     match item.get("type", "message"):
         case "message":
             _add_message(placed, item, where)
@@ -208,7 +209,7 @@ def _parts(plain: object, where: str) -> list[dict[str, Any]]:
 
 
 def _thinking(item: Mapping[str, Any], where: str) -> str:
-    """Return the text of thinking: as it is shown, or else as it is packed for the way back."""
+    """Return the text of thinking: the visible one, or else the one in `encrypted_content`."""
     parts: object = item.get("content") or []
     if parts:
         shown = _parts(parts, f"{where}.content")

@@ -1,1 +1,1 @@
-"""Graders that environments share: whether an answer is right, whatever text a policy writes."""
+"""Graders that environments share: they decide whether a written answer is right."""

@@ -1,4 +1,4 @@
-"""Harnesses: known agent programs, each run in a sandbox and trained through the gateway.
+"""Harnesses: known agent programs that run in sandboxes and are trained through the gateway.
 
 `protocol` says what a harness is; each is one module here and one entry point.
 """

@@ -1,4 +1,4 @@
-"""The harness `command`: any program, by the words that start it."""
+"""The harness `command`: any program, started by a command line."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ _PLACES = ("{task}", "{base_url}", "{api_key}", "{model}", "{max_turns}")
 
 
 class CommandHarness:
-    """Runs the words given, with the endpoint in the variables that most clients read."""
+    """Runs the command with the endpoint in the environment variables that most clients read."""
 
     name = "command"
     requirements: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class CommandHarness:
         self.offers_tools = offers_tools
 
     def program(self, task: AgentTask) -> AgentProgram:
-        """Return the words with their places filled in."""
+        """Return the command with its placeholders filled in."""
         return AgentProgram(
             argv=tuple(_filled(word, task) for word in self._argv),
             environment={**endpoint_variables(task), "TASK": task.text, **self._environment},
@@ -53,12 +53,12 @@ class CommandHarness:
         )
 
     def answer(self, written: str) -> str:
-        """Return all of it."""
+        """Return the whole output as the answer."""
         return written.strip()
 
 
 def endpoint_variables(task: AgentTask) -> dict[str, str]:
-    """Return the variables from which clients of OpenAI and Anthropic take their endpoint."""
+    """Return the variables from which clients of OpenAI and Anthropic read their endpoint."""
     return {
         "OPENAI_BASE_URL": task.base_url,
         "OPENAI_API_BASE": task.base_url,
@@ -72,7 +72,7 @@ def endpoint_variables(task: AgentTask) -> dict[str, str]:
 
 
 def own_program(task: AgentTask, source: str, options: Mapping[str, object]) -> AgentProgram:
-    """Return how `source`, a file beside this one, is run; it reads task and `options` as JSON."""
+    """Return how to run `source`, a file in this folder, which reads task and `options` as JSON."""
     program, asked = f"{AGENT_FOLDER}/{source}", f"{AGENT_FOLDER}/task.json"
     answer_file = f"{AGENT_FOLDER}/answer.txt"
     given = {

@@ -1,4 +1,4 @@
-"""The harness `shell-agent`: a shell, a context that is compacted as asked, and sub-agents."""
+"""The harness `shell-agent`: a shell, a choice of context compaction, and sub-agents."""
 
 from typing import Literal, get_args
 
@@ -7,8 +7,8 @@ from telescope_core.harnesses.command import own_program
 from telescope_core.harnesses.protocol import AgentProgram, AgentTask
 
 ContextStrategy = Literal["none", "summarize", "drop_tool_results", "sliding_window"]
-"""What becomes of a history that is too long: nothing; the model's own summary replaces it; the
-results of tools are left out, but for the last turns; the last turns alone are kept."""
+"""Treatment of a history that is too long: none; replace it by the model's summary; drop the
+results of tools except those of the last turns; keep the last turns alone."""
 
 _INSTRUCTIONS = (
     "You work on a computer through the tool `shell`. Files stay between calls, variables do not. "
@@ -62,9 +62,9 @@ class ShellAgent:
         }
 
     def program(self, task: AgentTask) -> AgentProgram:
-        """Return the program; the task and the options are in a file."""
+        """Return the program; a file passes it the task and the options."""
         return own_program(task, "compaction_program.py", self._options)
 
     def answer(self, written: str) -> str:
-        """Return all of it."""
+        """Return the whole output as the answer."""
         return written.strip()

@@ -16,31 +16,31 @@ from typing import Any, TypeAlias
 ChatMessage: TypeAlias = dict[str, Any]
 
 LEFT_OUT = "[This result was left out to save space. Call the tool again if you need it.]"
-"""Stands in place of a result that was dropped."""
+"""Replaces a result that was dropped."""
 SUMMARIZE = (
     "Your context is nearly full. Write a summary for yourself: it replaces everything after the "
     "task. Say what was found, what was changed, and what is to be done next. Call no tool."
 )
-"""What the model is asked for a summary with."""
+"""Message that asks the model for a summary."""
 SUMMARY = "Your own summary of the work so far:"
-"""Stands before a summary, behind the task."""
+"""Heading of a summary, which follows the task."""
 SUB_AGENT = (
     "You are a sub-agent: another agent gave you a part of its task. You work on the same "
     "computer through the tool `shell`. When the part is done, answer without a call of a tool. "
     "Only your last answer is passed on."
 )
-"""System message of sub-agents."""
+"""The system message of sub-agents."""
 _MAX_RESULT = 10_000
-"""Most characters of what a command prints that the model is shown; the end counts."""
+"""Most characters of a command's output that are shown to the model; its end is kept."""
 
 
 def turns_of(messages: Sequence[ChatMessage]) -> list[int]:
-    """Return where each turn begins: the places of the model's messages."""
+    """Return the index of the model's message that begins each turn."""
     return [place for place, one in enumerate(messages) if one["role"] == "assistant"]
 
 
 def with_results_dropped(messages: Sequence[ChatMessage], keep_turns: int) -> list[ChatMessage]:
-    """Return `messages` without the tools' results, but for those of the last `keep_turns`."""
+    """Return `messages` without the results of tools, except those of the last `keep_turns`."""
     starts = turns_of(messages)
     first_kept = starts[-min(keep_turns, len(starts))]
     return [
@@ -50,13 +50,13 @@ def with_results_dropped(messages: Sequence[ChatMessage], keep_turns: int) -> li
 
 
 def last_turns(messages: Sequence[ChatMessage], keep_turns: int) -> list[ChatMessage]:
-    """Return what came before the first turn, and the last `keep_turns` with their results."""
+    """Return the messages before the first turn, and the last `keep_turns` with their results."""
     starts = turns_of(messages)
     return [*messages[: starts[0]], *messages[starts[-min(keep_turns, len(starts))] :]]
 
 
 def with_summary(messages: Sequence[ChatMessage], summary: str) -> list[ChatMessage]:
-    """Return what came before the first turn, with `summary` behind the task.
+    """Return the messages before the first turn, with `summary` after the task.
 
     It is part of the task's message, because some chat templates refuse two in a row of one role. A
     summary that is there already is replaced.
@@ -109,7 +109,7 @@ class Agents:
     """The agent of one task and its sub-agents, which share the number of requests."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
-        """`asked` is what `ShellAgent.program` writes."""
+        """`asked`: the settings that `ShellAgent.program` writes."""
         self._asked = asked
         self._num_left: int = asked["max_turns"]
 
@@ -140,7 +140,7 @@ class Agents:
     def _request(
         self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]
     ) -> tuple[ChatMessage, int]:
-        """Return the model's message, and the tokens of the request and the answer together."""
+        """Return the model's message, and the number of tokens of request and answer together."""
         self._num_left -= 1
         asked = {"model": self._asked["model"], "messages": messages, "tools": tools}
         request = urllib.request.Request(
@@ -160,7 +160,7 @@ class Agents:
         return found["choices"][0]["message"], found["usage"]["total_tokens"]
 
     def _result(self, call: dict[str, Any], tools: Sequence[dict[str, Any]]) -> ChatMessage:
-        """Run one call of a tool; a call that cannot be read is answered with how to write it."""
+        """Run one tool call; a call that cannot be read gets an explanation of the right form."""
         name, text = call["function"]["name"], ""
         known = {one["function"]["name"]: one["function"]["parameters"] for one in tools}
         try:
@@ -198,7 +198,7 @@ class Agents:
 
 
 def main(path: str) -> None:
-    """Do what the file at `path` asks for, and leave the answer where it says."""
+    """Carry out the task in the file at `path`, and write the answer to the file named there."""
     asked = json.loads(Path(path).read_text(encoding="utf-8"))
     tools = [SHELL, DELEGATE] if asked["sub_agents"] else [SHELL]
     answer = Agents(asked).answer(asked["instructions"], asked["task"], tools)

@@ -42,29 +42,29 @@ class AgentConfig(EnvironmentConfig):
     harness: str = ""
     """Name of the agent program; empty = the environment's own."""
     harness_options: dict[str, Any] = Field(default={})
-    """Options of that harness, such as argv of `command`."""
+    """Options of that harness, such as `argv` of `command`."""
     max_turns: int = Field(default=30, ge=1)
     """Most requests of the program to the model, for programs that count them."""
     agent_timeout_s: float = Field(default=600.0, gt=0)
-    """Seconds after which the program is ended, and what it did is scored."""
+    """Seconds after which the program is ended; its result up to then is scored."""
     max_sandboxes: int = Field(default=16, ge=1)
-    """Most sandboxes at once; further rollouts wait."""
+    """Most sandboxes at once; further rollouts wait for one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentPlace:
-    """Where the agent of one rollout works, and for how long."""
+    """Sandbox, folder and time limit of one rollout's agent."""
 
     spec: SandboxSpec
-    """What its sandbox has."""
+    """Requirements on its sandbox."""
     folder: str | None = None
-    """Where the program starts; None = the folder in which all commands do."""
+    """Folder in which the program starts; None = that of all commands."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Variables of the program beside those of its harness."""
+    """Environment variables of the program, besides those of its harness."""
     timeout_s: float
-    """Seconds after which the program is ended, and what it did is scored."""
+    """Seconds after which the program is ended; its result up to then is scored."""
     opens_endpoint: bool
-    """Whether the endpoint has to be opened to the sandbox, which reaches nothing else."""
+    """Whether the endpoint must be opened to the sandbox, because it has no other network."""
 
 
 class AgentEnvironment(Environment):
@@ -76,7 +76,7 @@ class AgentEnvironment(Environment):
 
     Config: ClassVar[type[EnvironmentConfig]] = AgentConfig
     harness: ClassVar[str | Harness] = ""
-    """The agent program: the name of a harness, or one that was made, such as `CommandHarness`."""
+    """The agent program: the name of a harness, or an instance such as `CommandHarness(...)`."""
     sandbox_spec: ClassVar[SandboxSpec] = SandboxSpec(
         memory_mb=2048,
         disk_mb=256,
@@ -84,9 +84,9 @@ class AgentEnvironment(Environment):
         time_to_live_s=3600.0,
         network=Network.ENDPOINT,
     )
-    """What each sandbox has."""
+    """Requirements on each sandbox."""
     agent_python: ClassVar[str] = "python3"
-    """The interpreter of the program where `provider` brings images."""
+    """Python interpreter for the program if `provider` supplies images."""
 
     def __init__(self, config: EnvironmentConfig | None = None) -> None:
         super().__init__(config)
@@ -116,11 +116,11 @@ class AgentEnvironment(Environment):
         return None
 
     def local_provider(self, read_only: tuple[str, ...]) -> SandboxProvider:
-        """Return the provider of sandboxes on this machine, whose programs may read `read_only`."""
+        """Return the provider of sandboxes on this machine, whose programs can read `read_only`."""
         return LocalProvider(read_only=read_only)
 
     def place(self, episode: Episode[Any]) -> AgentPlace:
-        """Return where the agent of a rollout works; the same for all unless overridden."""
+        """Return the place of a rollout's agent; the same for all unless overridden."""
         return AgentPlace(
             spec=self.sandbox_spec,
             timeout_s=self.config.agent_timeout_s,
@@ -128,7 +128,7 @@ class AgentEnvironment(Environment):
         )
 
     async def sandbox(self, episode: Episode[Any]) -> Sandbox:
-        """Return the sandbox of a rollout, which is made when it is first asked for."""
+        """Return the sandbox of a rollout, which is created on first use."""
         return await self._sandboxes.sandbox(episode, self.place(episode).spec)
 
     async def file_text(self, episode: Episode[Any], path: str) -> str | None:
@@ -168,7 +168,7 @@ class AgentEnvironment(Environment):
 
     @cleanup
     async def give_back_sandbox(self, episode: Episode[Any]) -> None:
-        """End everything that the rollout left running."""
+        """End every process of the rollout, and return its sandbox."""
         await self._sandboxes.release(episode)
 
     async def close(self) -> None:
@@ -197,7 +197,7 @@ class AgentEnvironment(Environment):
         return open_harness(chosen, **options)
 
     def _place(self) -> tuple[SandboxProvider, str]:
-        """Return the provider of sandboxes, and the interpreter that has the program in them."""
+        """Return the provider of sandboxes, and the interpreter in them with the packages."""
         given = self.provider()
         if given is not None:
             return given, self.agent_python
@@ -208,7 +208,7 @@ class AgentEnvironment(Environment):
         return self.local_provider((str(folder),)), str(folder / "bin" / "python")
 
     async def _answer(self, box: Sandbox, program: AgentProgram, done: CommandResult) -> str:
-        """Return what the program answered; empty if it left nothing that can be read."""
+        """Return the program's answer; empty if it left none that can be read."""
         if not program.answer_file:
             return self._harness.answer(done.text)
         try:
@@ -221,7 +221,7 @@ class AgentEnvironment(Environment):
 
 @asynccontextmanager
 async def opened_to(box: Sandbox, place: AgentPlace, base_url: str) -> AsyncGenerator[str]:
-    """Yield the address of the endpoint as the sandbox reaches it."""
+    """Yield the address at which the sandbox reaches the endpoint."""
     if not place.opens_endpoint:
         yield base_url
         return
@@ -236,7 +236,7 @@ async def opened_to(box: Sandbox, place: AgentPlace, base_url: str) -> AsyncGene
 
 
 def _record(episode: Episode[Any], done: CommandResult) -> None:
-    """Keep with the rollout how its program ended and what it wrote."""
+    """Record how the rollout's program ended, and its output."""
     ended = f"exit {done.exit_code}" if done.stop is StopCause.EXITED else done.stop.value
     episode.tags["agent_ended"] = ended
     episode.metrics["agent_s"] = done.wall_s

@@ -1,4 +1,4 @@
-"""Where the packages of agent programs are: a virtual environment for each, by its requirements.
+"""Folders with the packages of agent programs: one virtual environment per set of requirements.
 
 `telescope agent install NAME` makes them. Sandboxes of this machine run as an ordinary user, so
 they have to be where every user can read them.
@@ -15,13 +15,13 @@ from telescope_core.harnesses.protocol import Harness
 
 VARIABLE = "TELESCOPE_AGENTS"
 COMPLETE = "complete"
-"""The file that a whole installation has."""
+"""File that marks a complete installation."""
 _FOLDER_OF_ROOT = Path("/var/lib/telescope/agents")
 _DIGITS = 12
 
 
 def agents_folder() -> Path:
-    """Return `$TELESCOPE_AGENTS`, or else a folder of the user; root's is outside its home."""
+    """Return `$TELESCOPE_AGENTS`, or else a folder of the user; for root, one outside its home."""
     chosen = os.environ.get(VARIABLE, "")
     if chosen:
         return Path(chosen).expanduser().absolute()
@@ -33,14 +33,14 @@ def agents_folder() -> Path:
 def agent_folder(
     name: str, requirements: Sequence[str], interpreter: str, excluded: Sequence[str] = ()
 ) -> Path:
-    """Return where the packages of a harness are, or would be, for one interpreter."""
+    """Return the folder, which may not exist yet, of a harness's packages for one interpreter."""
     made_of = "\n".join((interpreter, *requirements, *(f"not {one}" for one in excluded)))
     digest = hashlib.sha256(made_of.encode()).hexdigest()[:_DIGITS]
     return agents_folder() / f"{name}-{digest}"
 
 
 def require_installed(harness: Harness, interpreter: str) -> Path:
-    """Return where the packages are; raises EnvironmentLoadError with what to run."""
+    """Return the folder of the packages; raises EnvironmentLoadError with the command to run."""
     excluded: tuple[str, ...] = getattr(harness, "excluded", ())
     folder = agent_folder(harness.name, harness.requirements, interpreter, excluded)
     if not (folder / COMPLETE).exists():

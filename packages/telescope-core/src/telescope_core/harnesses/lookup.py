@@ -38,7 +38,7 @@ def harness_requirements(name: str) -> tuple[str, ...]:
 
 
 def harness_excluded(name: str) -> tuple[str, ...]:
-    """Return the packages that the harness called `name` does without, though others ask for them.
+    """Return packages that the harness called `name` does not need, although others require them.
 
     Most harnesses declare none.
     """

@@ -22,20 +22,21 @@ _VARIABLES = {
 
 
 class MiniSweAgent:
-    """mini-swe-agent, as its own command runs it, without a person who confirms."""
+    """mini-swe-agent, run by its own command, without confirmation by a person."""
 
     name = "mini-swe-agent"
     requirements = ("mini-swe-agent==2.4.6", "litellm==1.110.2")
     excluded = ("datasets", "boto3")
-    """Its benchmark reads the one and litellm signs requests to Amazon with the other: 400 MB."""
+    """Not installed, 400 MB: its benchmark uses the one, litellm signs requests to Amazon with the
+    other."""
     offers_tools = True
 
     def __init__(self, *, settings: Mapping[str, Any] | None = None) -> None:
-        """`settings` are tables of the program's own configuration, merged over its usual one."""
+        """`settings`: tables of the program's configuration, merged into its default one."""
         self._settings = dict(settings or {})
 
     def program(self, task: AgentTask) -> AgentProgram:
-        """Return its command; limits, endpoint and task are in a file of settings."""
+        """Return its command; limits, endpoint and task are in a settings file."""
         limits: dict[str, Any] = {"step_limit": task.max_turns, "cost_limit": 0}
         model: dict[str, Any] = {
             "model_class": "litellm",
@@ -61,7 +62,7 @@ class MiniSweAgent:
         )
 
     def answer(self, written: str) -> str:
-        """Return what was submitted, or else what the model said last."""
+        """Return the submission, or else the model's last message."""
         found: Any = json.loads(written)
         submitted = found["info"].get("submission")
         if submitted:
@@ -71,7 +72,7 @@ class MiniSweAgent:
 
 
 def _merged(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `usual` with what is given put over it, table by table."""
+    """Return `usual` with the given values put over it, table by table."""
     both = dict(usual)
     for name, value in given.items():
         inner = both.get(name)

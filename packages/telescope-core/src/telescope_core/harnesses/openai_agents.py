@@ -1,4 +1,4 @@
-"""The harness `openai-agents`: an agent of that library with a shell, in a program of ours."""
+"""The harness `openai-agents`: an agent of that library with a shell, run by our own program."""
 
 from dataclasses import replace
 
@@ -19,14 +19,14 @@ class OpenAIAgents:
     offers_tools = True
 
     def __init__(self, *, instructions: str = _INSTRUCTIONS, tool_timeout_s: float = 60.0) -> None:
-        """`instructions` are the agent's; `tool_timeout_s` is for one call of the shell."""
+        """`instructions`: those of the agent; `tool_timeout_s`: limit of one shell call."""
         self._options = {"instructions": instructions, "tool_timeout_s": tool_timeout_s}
 
     def program(self, task: AgentTask) -> AgentProgram:
-        """Return the program that builds and runs the agent; the task is in a file."""
+        """Return the program that builds and runs the agent; a file passes it the task."""
         own = own_program(task, "openai_agents_program.py", self._options)
         return replace(own, environment={**own.environment, "OPENAI_AGENTS_DISABLE_TRACING": "1"})
 
     def answer(self, written: str) -> str:
-        """Return all of it."""
+        """Return the whole output as the answer."""
         return written.strip()

@@ -23,13 +23,13 @@ from openai import AsyncOpenAI
 
 
 def shown(done):
-    """Return the text about a command that the model reads."""
+    """Return the text about a command for the model."""
     ended = f"\n[exit code {done.returncode}]" if done.returncode else ""
     return f"{done.stdout[-10_000:]}{ended}".strip() or "[no output]"
 
 
 async def answer_of(asked):
-    """Build the agent, run it, and return its answer; None when its turns are over."""
+    """Build the agent, run it, and return its answer; None if it runs out of turns."""
 
     @function_tool
     async def shell(command: str) -> str:
@@ -70,7 +70,7 @@ async def answer_of(asked):
 
 
 def main(path):
-    """Do what the file at `path` asks for, and leave the answer where it says."""
+    """Carry out the task in the file at `path`, and write the answer to the file named there."""
     asked = json.loads(Path(path).read_text(encoding="utf-8"))
     answer = asyncio.run(answer_of(asked))
     if answer is not None:

@@ -1,4 +1,4 @@
-"""What a harness is: how a known agent program is started, and where it leaves its answer.
+"""The `Harness` protocol: how to start a known agent program, and where it leaves its answer.
 
 A harness runs nothing itself. `AgentEnvironment` runs what it describes in a sandbox.
 """
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 AGENT_FOLDER = "/tmp/agent"
-"""Folder inside the sandbox for what belongs to the program: its settings, its home, its answer."""
+"""Folder inside the sandbox for the program's own files: its settings, home and answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentTask:
-    """What a harness is given for one rollout."""
+    """The input of a harness for one rollout."""
 
     text: str
-    """What the program shall do."""
+    """Instructions for the program."""
     base_url: str
     """Address of the rollout's endpoint, as the sandbox reaches it, up to and including `/v1`."""
     api_key: str
@@ -30,12 +30,12 @@ class AgentTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentProgram:
-    """What is run for one rollout."""
+    """A program and its files, to be run for one rollout."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     files: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Path in the sandbox -> text that is written there before the start."""
+    """Path in the sandbox -> text that is written there before the program starts."""
     answer_file: str = ""
     """File in which the program leaves its answer; empty = its standard output is the answer."""
 
@@ -63,9 +63,9 @@ class Harness(Protocol):
         ...
 
     def program(self, task: AgentTask) -> AgentProgram:
-        """Return what to run; raises ConfigError for a task that it cannot be given."""
+        """Return the program to run; raises ConfigError for a task that it cannot take."""
         ...
 
     def answer(self, written: str) -> str:
-        """Return the program's answer from what its answer file holds; empty if that has none."""
+        """Return the program's answer from the content of its answer file; empty without one."""
         ...

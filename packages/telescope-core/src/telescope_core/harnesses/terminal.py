@@ -1,4 +1,4 @@
-"""The harness `terminal`: the model types into one shell and sees its screen, in a program of ours.
+"""The harness `terminal`: the model types into one shell and sees its screen.
 
 It works with models that know no tools: what is typed is JSON in the text of the answer.
 """
@@ -17,7 +17,7 @@ wait longer. When the task is done, answer with {"done": true, "answer": "..."}.
 
 
 class TerminalAgent:
-    """An agent that types into a shell which goes on from turn to turn."""
+    """An agent that types into one shell, which keeps its state from turn to turn."""
 
     name = "terminal"
     requirements: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class TerminalAgent:
         wait_s: float = 10.0,
         max_wait_s: float = 120.0,
     ) -> None:
-        """`wait_s`: for keys that name no time of their own; `max_wait_s`: most that they may."""
+        """`wait_s`: wait after keys that name no time of their own; `max_wait_s`: longest wait."""
         if not 0 < wait_s <= max_wait_s:
             raise ConfigError(
                 "harness 'terminal' needs wait_s above 0 and at most max_wait_s, got "
@@ -43,9 +43,9 @@ class TerminalAgent:
         }
 
     def program(self, task: AgentTask) -> AgentProgram:
-        """Return the program that asks and types; the task is in a file."""
+        """Return the program that asks the model and types; a file passes it the task."""
         return own_program(task, "terminal_program.py", self._options)
 
     def answer(self, written: str) -> str:
-        """Return all of it."""
+        """Return the whole output as the answer."""
         return written.strip()

@@ -22,9 +22,9 @@ from typing import Any, cast
 
 ROWS, COLUMNS = 40, 120
 MAX_SHOWN = 12_000
-"""Most characters of what was printed that the model is shown."""
+"""Most characters of output that are shown to the model."""
 QUIET_S = 0.2
-"""Seconds without output after which a shell that waits for a command is taken to be done."""
+"""Seconds without output after which a shell at its prompt counts as done."""
 READ_BYTES = 65_536
 HISTORY_LINES = 2_000
 SEQUENCE = re.compile(
@@ -46,11 +46,11 @@ SHELL = {
 
 
 class Screen:
-    """A terminal of ROWS x COLUMNS: what is on it, and what has left it at the top."""
+    """A terminal of ROWS x COLUMNS: the screen, and the lines that have scrolled off the top."""
 
     def __init__(self) -> None:
         self.above: list[str] = []
-        """Lines that have scrolled away, the latest last."""
+        """Lines that have scrolled off, oldest first."""
         self.is_waiting = False
         """Whether the shell waits for a command."""
         self.exit_code = 0
@@ -62,7 +62,7 @@ class Screen:
         self._shown_to = 0
 
     def feed(self, text: str) -> None:
-        """Do what the characters of `text` ask for; half a sequence waits for its end."""
+        """Carry out the characters of `text`; an incomplete sequence waits for its end."""
         text, self._rest = self._rest + text, ""
         at = 0
         while at < len(text):
@@ -88,7 +88,7 @@ class Screen:
                 self._single(found["single"])
 
     def news(self) -> str:
-        """Return what is new since the last call: lines from there on, or the screen of a program.
+        """Return what is new since the last call: lines, or the screen of a full-screen program.
 
         What is drawn over the whole screen, as by an editor, is shown as it stands.
         """
@@ -151,7 +151,7 @@ class Screen:
             self._clear_all()
 
     def _mark(self, text: str) -> None:
-        """Note what the shell says of itself: D = a command has ended, C = one begins."""
+        """Handle a mark of the shell: D = a command has ended, C = one begins."""
         if text.startswith("133;D"):
             self.is_waiting = True
             code = text.rpartition(";")[2]
@@ -237,7 +237,7 @@ class Screen:
 
 
 class Terminal:
-    """A shell that goes on from turn to turn, with its screen."""
+    """A shell with its screen, which keeps its state from turn to turn."""
 
     def __init__(self) -> None:
         self.screen = Screen()
@@ -271,7 +271,7 @@ class Terminal:
                 return
 
     def state(self) -> str:
-        """Return in words what the shell does."""
+        """Return a sentence about the shell's state."""
         if not self.is_open:
             return "the shell has ended"
         if self.screen.is_waiting:
@@ -328,7 +328,7 @@ def shortened(text: str) -> str:
 
 
 def said_by_model(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the model's answer; an inference server that failed is asked again twice."""
+    """Return the model's answer; a failed inference server is asked twice more."""
     base_url, model = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_MODEL"]
     request = urllib.request.Request(
         f"{base_url}/chat/completions",
@@ -349,7 +349,7 @@ def said_by_model(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main(path: str) -> None:
-    """Do what the file at `path` asks for, and leave the answer where it says."""
+    """Carry out the task in the file at `path`, and write the answer to the file named there."""
     asked = json.loads(Path(path).read_text(encoding="utf-8"))
     terminal = Terminal()
     messages: list[dict[str, Any]] = [

@@ -1,1 +1,1 @@
-"""Models that an environment asks besides the policy, in the process that holds the environment."""
+"""Helper models: those that an environment uses besides the policy, in its own process."""

@@ -1,4 +1,4 @@
-"""Models that an environment asks besides the policy, at any OpenAI-compatible endpoint.
+"""Helper models: those that an environment uses besides the policy, at OpenAI-compatible endpoints.
 
 Judges and simulated users are built on `HelperModel`, which applies limits, retries unusable
 answers, and records calls, tokens and cost as metrics of the rollout.
@@ -39,9 +39,9 @@ class HelperModelConfig(Settings):
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Further fields of each request, in the endpoint's names, such as reasoning_effort."""
     max_concurrent: Annotated[int, Field(ge=1)] = 16
-    """Most requests at the same time; further ones wait."""
+    """Most requests at once; further ones wait."""
     max_attempts: Annotated[int, Field(ge=1)] = 3
-    """Most requests for one usable answer; an unusable answer is asked for again."""
+    """Most requests for one usable answer; after an unusable answer, the next one is sent."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """Most seconds for one request."""
     retry_budget_s: Annotated[float, Field(ge=0)] = 60.0
@@ -53,7 +53,7 @@ class HelperModelConfig(Settings):
 
 
 class Owner(Protocol):
-    """The environment that asks the model; an `Environment` is one."""
+    """The environment that uses the model; an `Environment` is one."""
 
     def secret(self, name: str) -> str:
         """Return the value of a secret that the environment declares."""
@@ -103,7 +103,7 @@ class HelperModel:
         )
 
     def _ending(self, completion: Completion) -> str:
-        """Return how an unusable answer ended, if that may be why."""
+        """Return a remark on how an unusable answer ended, if that may be the reason."""
         if completion.finish_reason == "length":
             return f" (it was cut at max_tokens = {self._config.max_tokens})"
         if completion.finish_reason == "content_filter":

@@ -1,4 +1,4 @@
-"""`Judge`: a model that grades or ranks what the policy wrote, for use in a reward.
+"""`Judge`: a model that grades or ranks the policy's work, for use in a reward.
 
 When the judge fails or its verdict cannot be read, the rollout fails. It never gets a reward of 0
 for that.
@@ -61,7 +61,7 @@ class JudgeRanking(BaseModel):
     """The judge's answer to a comparison."""
 
     ranking: list[int]
-    """Numbers of the works as they were shown, the best first."""
+    """Numbers of the works as they were shown, best first."""
     reason: str = ""
     """Why, in one or two sentences."""
 
@@ -78,7 +78,7 @@ class Judge:
         self._model = HelperModel(config, owner, role=role)
 
     async def score(self, rollout: Rollout, example: Example, *, rubric: str) -> JudgeVerdict:
-        """Grade a rollout by `rubric`, a text that says what deserves a 0 and what deserves a 1.
+        """Grade a rollout by `rubric`, a text that says which work scores 0 and which scores 1.
 
         The judge sees the conversation without its system prompts, and the right answer if the
         example has one. Raises JudgeError when the judge gives no usable verdict.
@@ -125,7 +125,7 @@ class Judge:
     async def _scores(
         self, works: Sequence[str], shown: Sequence[int], system: Message, example: Example
     ) -> list[float]:
-        """Return the score of each work after one answer, in which they were in order `shown`."""
+        """Return the score of each work from one answer; `shown` is the works' order in it."""
         texts = [
             f'<work number="{number}">\n{works[work]}\n</work>'
             for number, work in enumerate(shown, 1)
@@ -164,7 +164,7 @@ class _WithJudge(SingleTurnEnvironment):
 
     network = "always"
     rubric: ClassVar[str] = ""
-    """What deserves a 0 and what deserves a 1, or what makes one work better than another."""
+    """Text that says which work scores 0 and which scores 1, or which work is better."""
 
     class Config(EnvironmentConfig):
         """Settings of the judge."""
@@ -212,7 +212,7 @@ class RankedEnvironment(_WithJudge):
 
 
 def transcript(messages: Sequence[Message]) -> str:
-    """Return a conversation as text for another model, without system prompts or thinking.
+    """Return a conversation as text for another model, without system prompts and thinking.
 
     A mark such as [image/png, 12 KB] stands for a picture.
     """

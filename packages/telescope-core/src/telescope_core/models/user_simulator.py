@@ -21,7 +21,7 @@ class UserSimulatorConfig(HelperModelConfig):
 
     temperature: float = 0.7
     done_text: str = "[DONE]"
-    """Text that the simulated user answers with to end the conversation."""
+    """Text with which the simulated user ends the conversation."""
 
 
 class UserSimulator:

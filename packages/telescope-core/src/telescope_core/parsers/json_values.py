@@ -12,7 +12,7 @@ JsonContainer = dict[str, JsonValue] | list[JsonValue]
 _MAX_TRIES = 10_000
 """Most brackets at which parsing is tried, so that text full of brackets cannot take long."""
 _TRIES_OF_DEEP = 100
-"""What brackets that are nested too deeply count for: they take that much longer."""
+"""Number of tries that a deeply nested bracket counts as, because it takes longer."""
 
 
 def json_values(text: str) -> list[JsonContainer]:

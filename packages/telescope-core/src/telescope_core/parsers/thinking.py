@@ -12,7 +12,7 @@ class Thinking:
 
     thinking: str
     answer: str
-    """Empty when the thinking is not closed."""
+    """The answer; empty if the thinking is not closed."""
     is_closed: bool
     """Whether the thinking has ended; True when there was none."""
 

@@ -23,9 +23,9 @@ _NAMED = re.compile(
     re.DOTALL,
 )
 _BETWEEN = re.compile(r"(?:[\s,;]|```\w*)*")
-"""What stands around the JSON values of a block: white space, separators and code fences."""
+"""White space, separators and code fences around the JSON values of a block."""
 _ATTEMPT = re.compile(r"[\w<]")
-"""How a block that holds no JSON begins if a call was meant: not with a quote or a dot of prose."""
+"""Beginning of a block without JSON in which a call was meant: not a quote or a dot of prose."""
 
 
 class CallText(NamedTuple):
@@ -50,7 +50,7 @@ class TaggedBlock(NamedTuple):
 
 
 def tagged_blocks(text: str) -> Iterator[TaggedBlock]:
-    """Yield the blocks `<tool_call>...</tool_call>` of `text`, those that are malformed too.
+    """Yield the blocks `<tool_call>...</tool_call>` of `text`, malformed ones included.
 
     A block holds JSON objects of calls, or lists of them, maybe in a code fence. The JSON is read
     first, because a string in it may hold tags. The last block need not be closed. A tag that is

@@ -27,7 +27,7 @@ def xml_fields(text: str, names: Sequence[str]) -> Mapping[str, str]:
 
 
 def follows_xml_format(text: str, names: Sequence[str]) -> bool:
-    """Whether `text` is exactly these tags, each once and in this order.
+    """Return whether `text` is exactly these tags, each once and in this order.
 
     Only whitespace may stand outside the tags. The content of the tags does not matter, so this
     can serve as a reward for the format alone.

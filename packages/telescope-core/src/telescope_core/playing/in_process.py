@@ -116,7 +116,7 @@ class InProcessEnvironment:
         )
 
     async def _sources(self) -> dict[Split, tuple[int | None, int]]:
-        """Return how many examples each split has, and how many rows were left out of it."""
+        """Return the number of examples in each split, and of rows that were left out of it."""
         environment = self._environment
 
         def read() -> dict[Split, tuple[int | None, int]]:
@@ -173,7 +173,7 @@ class InProcessEnvironment:
             self._stopped.discard(request.rollout_id)
 
     def _noted(self, request: PlayRequest) -> Context:
-        """Return a context in which calls of the environment's code are noted, for who watches."""
+        """Return a context in which calls of the environment's code are noted for a watcher."""
         context = copy_context()
         if self._hold_watch is not None:
             late_s = LATE_SCORE_S if request.scores_at_deadline else 0.0
@@ -204,7 +204,7 @@ class InProcessEnvironment:
                     require_may_ask(refused[0])
 
     def _asking(self) -> AbstractContextManager[list[str]]:
-        """Return the block in which code of the environment asks other models, if it may."""
+        """Return a context manager for code that may call other models, if that is allowed."""
         return nullcontext([]) if self._asks_models else asking_nobody()
 
     async def cancel(self, rollout_id: str) -> None:
@@ -243,7 +243,7 @@ class InProcessEnvironment:
 
 
 def stray_cancelled(name: str, request: PlayRequest) -> Rollout:
-    """Return a rollout that ended as if it had been cancelled, which nobody had asked for."""
+    """Return a rollout that ended with a CancelledError that nobody requested."""
     reason = StrayCancelError.__name__
     return replace(
         request.rollout(name),

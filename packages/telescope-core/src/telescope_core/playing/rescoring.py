@@ -1,4 +1,4 @@
-"""Grade a saved rollout again, without a policy: what its environment would give for it now.
+"""Grade a saved rollout again, without a policy, with the present code of its environment.
 
 A reward or metric that reads the answer, the messages, the example or the rollout is computed from
 the record. One that reads the episode or its state needs what only playing leaves behind: the saved
@@ -29,7 +29,7 @@ WHOLE = "score"
 async def rescore_rollout(
     environment: Environment, name: str, request: PlayRequest, saved: Rollout
 ) -> Rollout:
-    """Return `saved` as `environment` grades it, or a failed rollout.
+    """Return `saved` with the grade that `environment` gives it, or a failed rollout.
 
     Each part that it gives is in `rewards` and `metrics`. For others there is a tag that begins
     with LEFT_OUT or RAISED; without any tag, what failed is not a part. A rollout whose reward is
@@ -51,10 +51,10 @@ class _Rescoring(Playing):
         self._left_out: dict[str, str] = {}
         """Name of a reward or metric -> why it is not known."""
         self._has_begun = False
-        """Whether an episode was set up, which must be cleaned up."""
+        """Whether an episode was set up and must be cleaned up."""
 
     async def play(self, example: Example) -> StopReason:
-        """Play what was saved again if a reward or metric needs it; else take the record."""
+        """Play the saved rollout again if a reward or metric needs it; else use the record."""
         live = _live_parts(self._environment)
         why_not = await self._played_otherwise(example) if live else ""
         if why_not:
@@ -70,7 +70,7 @@ class _Rescoring(Playing):
         return await super().clean_up() if self._has_begun else []
 
     async def _played_otherwise(self, example: Example) -> str:
-        """Play the saved turns; returns why that was not the same as then, or nothing."""
+        """Play the saved turns; returns how that differed from the record, or an empty text."""
         if self._environment.network == "always":
             return "playing it again would use the network"
         self._has_begun = True
@@ -82,7 +82,7 @@ class _Rescoring(Playing):
         return _difference(self._saved, self._episode.messages, len(self._episode.turns))
 
     def _recorded(self, example: Example) -> Episode[Any]:
-        """Return an episode with everything of the record, and a state that nothing has touched."""
+        """Return an episode with everything in the record, and a state that no code has used."""
         saved = self._saved
         episode: Episode[Any] = Episode(
             example,
@@ -122,7 +122,7 @@ class _Rescoring(Playing):
         raise NotGradedError("; ".join(f"{name}: {why}" for name, why in self._left_out.items()))
 
     async def _part_by_part(self, rollout: Rollout, episode: Episode[Any]) -> Exception | None:
-        """Note the value of each part that has one, and why others have none.
+        """Record the value of each part that has one, and the reason for every other part.
 
         Returns the first error of a part.
         """
@@ -161,14 +161,14 @@ class _Rescoring(Playing):
 
 
 def _own_parts(environment: Environment) -> list[ScoreFunction]:
-    """Return the rewards and metrics; none if the environment scores in a way of its own."""
+    """Return the rewards and metrics; none if the environment defines `score` itself."""
     if type(environment).score is not Environment.score:
         return []
     return [one for one in environment.score_functions if one.kind != "group_reward"]
 
 
 def _live_parts(environment: Environment) -> list[str]:
-    """Return the names of what reads more than a record holds."""
+    """Return the names of the parts that read more than a record holds."""
     if type(environment).score is not Environment.score:
         return [WHOLE]
     parts = _own_parts(environment)
@@ -181,7 +181,7 @@ def _tag_name(function: ScoreFunction) -> str:
 
 
 def _difference(saved: Rollout, messages: Sequence[Message], num_turns: int) -> str:
-    """Return where what was played again leaves the record, or nothing; prompts may differ."""
+    """Return how the replay differs from the record; empty if it does not. Prompts may differ."""
     then = turns_in(saved.messages, len(saved.turns))
     now = turns_in(messages, num_turns)
     assert then is not None, "who asks for it has found its turns"

@@ -87,7 +87,7 @@ async def outcome_of(playing: "Playing") -> Rollout:
 
 
 class Playing:
-    """One rollout that is being played; `play` and `score` are what another way may replace."""
+    """One rollout being played; subclasses may replace `play` and `score`."""
 
     def __init__(
         self, environment: Environment, name: str, request: PlayRequest, policy: Policy
@@ -145,7 +145,7 @@ class Playing:
         return await self._scored(self._episode, stop_reason)
 
     async def play(self, example: Example) -> StopReason:
-        """Play `example` in an episode of its own, and return why it ended."""
+        """Play `example` in a new episode, and return its stop reason."""
         environment = self._environment
         messages = await environment.first_messages(example)
         episode = self._episode = Episode(
@@ -189,12 +189,12 @@ class Playing:
         return replace(scored, info=tuple(episode.info), tags=_as_texts(episode.tags))
 
     def _is_scored_late(self, trouble: Watch) -> bool:
-        """Whether the deadline is a limit of the policy, and not of what runs around it."""
+        """Return whether the deadline limits the policy, rather than the code around it."""
         is_at_play = self._is_playing and self._stage == "play"
         return self._request.scores_at_deadline and is_at_play and not trouble.text
 
     async def _scored_late(self) -> Rollout:
-        """Return the rollout as it stood at its deadline, scored."""
+        """Return the rollout in its state at the deadline, scored."""
         assert self._episode is not None, "nothing is played without an episode"
         try:
             async with asyncio.timeout(LATE_SCORE_S):
@@ -254,7 +254,7 @@ class Playing:
 
 
 def _those(values: object, kind: type[Part]) -> tuple[Part, ...]:
-    """Return what an episode holds of `kind`; its author may have put anything there."""
+    """Return the parts of type `kind` in `values`, which the author may have set to anything."""
     parts = cast(Sequence[object], values) if isinstance(values, list | tuple) else ()
     return tuple(part for part in parts if isinstance(part, kind))
 
@@ -266,7 +266,7 @@ def _as_texts(tags: object) -> dict[str, str]:
 
 
 def _numbers(metrics: object) -> dict[str, float]:
-    """Return the metrics of an unfinished rollout that can be sent and saved."""
+    """Return those metrics of an unfinished rollout that can be sent and saved."""
     if not isinstance(metrics, Mapping):
         return {}
     numbers = {
@@ -360,7 +360,7 @@ async def _run_cleanups(
 
 
 async def _to_its_end(task: asyncio.Task[None]) -> None:
-    """Wait until `task` ends; a cancellation of this task is raised only afterwards."""
+    """Wait until `task` ends; a cancellation of this task is raised only after that."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:

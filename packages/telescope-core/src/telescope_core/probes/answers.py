@@ -1,4 +1,4 @@
-"""`Answers`: what a probe reports, as JSON lines that survive the death of the probe."""
+"""`Answers`: the results of a probe, as JSON lines that survive the death of the probe."""
 
 import json
 import traceback
@@ -11,22 +11,22 @@ _MAX_TEXT = 600
 
 
 class Answers:
-    """Writes one line for each thing found; the validating process reads them."""
+    """Writes one line for each result; the validating process reads them."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", encoding="utf-8", buffering=1)
         self._has_found: set[str] = set()
 
     def stage(self, check: str) -> None:
-        """Report which check is being done, in case the process dies of it."""
+        """Report which check is running, in case the process dies of it."""
         self._write(kind="stage", check=check)
 
     def passed(self, check: str) -> None:
-        """Report that `check` was done."""
+        """Report that `check` was completed."""
         self._write(kind="passed", check=check)
 
     def found(self, check: str, text: str, *, example_id: str = "", completion: str = "") -> None:
-        """Report one thing that `check` found."""
+        """Report one problem that `check` found."""
         self._has_found.add(check)
         self._write(
             kind="found",
@@ -37,15 +37,15 @@ class Answers:
         )
 
     def not_applicable(self, check: str, reason: str) -> None:
-        """Report that `check` has nothing to look at."""
+        """Report that `check` does not apply to this environment."""
         self._write(kind="not applicable", check=check, reason=reason)
 
     def inconclusive(self, check: str, reason: str) -> None:
-        """Report why nothing can be concluded from what `check` could try."""
+        """Report why the attempts of `check` allow no conclusion."""
         self._write(kind="inconclusive", check=check, reason=reason)
 
     def not_run(self, check: str, reason: str) -> None:
-        """Report why `check` cannot be done."""
+        """Report why `check` cannot be run."""
         self._write(kind="not run", check=check, reason=reason)
 
     def fact(self, name: str, value: float | str) -> None:
@@ -57,12 +57,12 @@ class Answers:
         self._write(kind="data", name=name, value=value)
 
     def has_found(self, check: str) -> bool:
-        """Whether `check` has found anything so far."""
+        """Return whether `check` has found a problem so far."""
         return check in self._has_found
 
     @contextmanager
     def doing(self, check: str) -> Generator[None]:
-        """Do a check; an error from the environment's code is a finding and not the end."""
+        """Run a check; an error from the environment's code becomes a finding."""
         self.stage(check)
         try:
             yield
@@ -80,7 +80,7 @@ class Answers:
 
 
 def described(error: BaseException) -> str:
-    """Return an exception with the place where it was raised, on one line."""
+    """Return an exception and the place where it was raised, on one line."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     notes = "; ".join(getattr(error, "__notes__", ()))

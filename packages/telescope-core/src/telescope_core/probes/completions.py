@@ -13,7 +13,7 @@ from telescope_core.base.types import Example, Message, Split
 
 GOLD = "gold"
 NOTHING = ("empty", "whitespace")
-"""Kinds of answers that say nothing. They measure the floor."""
+"""Kinds of answers without content; they measure the lowest reward."""
 CHECK_OF_KIND = {
     "empty": "reward.empty",
     "whitespace": "reward.empty",
@@ -85,7 +85,7 @@ class Form:
 
 
 def form_of(asked: Sequence[ShownExample]) -> Form:
-    """Return the form that gold answers share, else tags or a box that the prompt asks for."""
+    """Return the form that gold answers share, else the tags or box that the prompt asks for."""
     golds = sorted({one.gold[-1] for one in asked if one.gold})
     if len(golds) >= 3:
         before = _common_start(golds)

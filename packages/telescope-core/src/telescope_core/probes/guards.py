@@ -1,4 +1,4 @@
-"""Keeping an environment from the network and from other people's files, and recording attempts.
+"""Keep an environment from the network and from other people's files, and record attempts.
 
 Where the kernel lets an ordinary user create a network namespace, it cuts off the network for code
 in any language. An audit hook records what Python code attempts and refuses it; on other machines
@@ -36,8 +36,8 @@ _PATH_EVENTS = {
     "os.symlink": (1, 2),
     "sqlite3.connect": (0, None),
 }
-"""Audit event -> index of the argument that is the path to change, and of the one that is the open
-folder to which it is relative."""
+"""Audit event -> index of the argument with the path to change, and of the one with the open
+folder, if any."""
 _MAX_ATTEMPTS = 50
 NETWORK_NAMESPACE = "network namespace"
 AUDIT_HOOK = "audit hook"
@@ -45,12 +45,12 @@ AUDIT_HOOK = "audit hook"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One refused thing that the code attempted."""
+    """One forbidden action that the code attempted."""
 
     kind: Literal["network", "write"]
     what: str
     where: str
-    """`file:line` of the innermost frame of the environment, else of any package."""
+    """`file:line` of the environment's innermost frame, or else of any package's."""
     phase: str
 
 
@@ -62,7 +62,7 @@ class Guard:
         self._own = tuple(os.path.realpath(path) for path in own_folders)
         self._libraries = sysconfig.get_path("stdlib")
         self.phase = ""
-        """The name of what is being done; empty while nothing is watched."""
+        """Name of the current step; empty while nothing is watched."""
         self.allows_loopback = False
         self.allows_network = False
         self.allows_writes = False
@@ -147,7 +147,7 @@ class Guard:
 
 
 def _placed(path: Any, folder: object) -> str:
-    """Return `path` from the open `folder` to which it is relative, a descriptor; -1 = none."""
+    """Return `path`, resolved if it is relative to the open `folder`, a descriptor; -1 = none."""
     text = os.fsdecode(path)
     if not isinstance(folder, int) or folder < 0 or os.path.isabs(text):
         return text
@@ -187,7 +187,7 @@ def cut_off_network() -> str:
 
 @contextmanager
 def _ids_written_by_another(user: int) -> Generator[Callable[[], bool]]:
-    """Yield what lets a process outside the new namespace say which users there are in it.
+    """Yield while another process sets the user ids of the new namespace.
 
     Inside, a process can only name itself. Root has to find the user there to which sandboxes drop,
     or no environment that needs one could be validated as root. Other users cannot name anybody.
@@ -229,7 +229,7 @@ def _wrote_ids(process: int) -> bool:
 
 
 def end_with_parent(parent: int) -> None:
-    """Let the kernel kill this process as soon as process `parent`, which started it, is gone."""
+    """Have the kernel kill this process as soon as its parent, process `parent`, has ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:

@@ -1,4 +1,4 @@
-"""`Job`: what the validating process asks a probe to do, as JSON."""
+"""`Job`: the task of a probe, as the validating process sends it in JSON."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -11,7 +11,7 @@ Kind = Literal["load", "reward", "scores", "leakage", "grading"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One job of one process."""
+    """One task of one process."""
 
     kind: Kind
     factory: str
@@ -21,10 +21,10 @@ class Job:
     num_examples: int
     """Number of examples of each split."""
     writable: list[str] = field(default_factory=list[str])
-    """Folders that count as the environment's caches."""
+    """Folders that count as the environment's caches, in which it may write."""
     cuts_network: bool = True
     has_secrets: bool = True
-    """Whether declared secrets were passed on, which requires knowing which are declared."""
+    """Whether declared secrets were passed on, which requires that their names are known."""
 
     def text(self) -> str:
         """Return the job as JSON."""

@@ -1,4 +1,4 @@
-"""Turning played rollouts into findings: the floor, answers above it, and differences. Pure.
+"""Turn played rollouts into findings: lowest reward, answers above it, differences. Pure.
 
 The floor is measured: it is the least that saying nothing earns, and may be at most half of the way
 to success. Junk answers may earn, on average, a quarter of the way from the floor to success, and
@@ -27,7 +27,7 @@ MARGIN = 0.25
 HIGHEST_FLOOR = 0.5
 LUCK = 0.1
 ENOUGH = 0.5
-"""The part of what was planned that has to be tried before a check can pass."""
+"""Share of the planned tries that must be completed before a check can pass."""
 _SLACK = 1e-6
 
 
@@ -42,7 +42,7 @@ class Played:
     own_s: float
     """Processor time of the environment, in seconds of the reference machine."""
     cut: Cut | None = None
-    """Why it was ended before its end; None if it was not."""
+    """Why it was ended early; None if it was not."""
     digest: str
     """Digest of the conversation."""
 
@@ -53,14 +53,14 @@ class Played:
 
     @property
     def score(self) -> tuple[object, ...]:
-        """The values that have to be the same each time."""
+        """The values that must be the same each time."""
         failure = self.rollout.error if self.rollout.status is RolloutStatus.FAILED else ""
         return (self.reward, tuple(sorted(self.rollout.rewards.items())), bool(failure))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """What the environment declares about its rewards."""
+    """The range of rewards that the environment declares."""
 
     low: float
     high: float
@@ -68,7 +68,7 @@ class Range:
 
 
 def judge_failures(played: Iterable[Played], answers: Answers) -> None:
-    """Report rollouts that failed, each under the check that its error belongs to."""
+    """Report failed rollouts, each under the check that its error belongs to."""
     for one in played:
         if one.rollout.status is not RolloutStatus.FAILED:
             continue
@@ -84,7 +84,7 @@ def judge_failures(played: Iterable[Played], answers: Answers) -> None:
 
 
 def _judge_late(one: Played, error: str, answers: Answers) -> None:
-    """Report a rollout that took too long: only processor time says that it was its own fault."""
+    """Report a rollout that took too long; only its own processor time can prove it at fault."""
     check = "reward.huge" if one.attempt.kind in HUGE else "reward.plays"
     spent = f"{one.attempt.kind} answer: the environment computed for {one.own_s:.1f} s"
     if one.cut is Cut.OWN:
@@ -100,7 +100,7 @@ def _judge_late(one: Played, error: str, answers: Answers) -> None:
 def require_enough(
     planned: Sequence[Try], tried: Iterable[Played], checks: Iterable[str], answers: Answers
 ) -> None:
-    """Report the checks for which less than half of the planned rollouts came to their end."""
+    """Report the checks for which less than half of the planned rollouts were completed."""
     wanted: Counter[str] = Counter()
     done: Counter[str] = Counter()
     ended = [one.attempt for one in tried if one.cut is None]
@@ -114,7 +114,7 @@ def require_enough(
 
 
 def _is_for(check: str, kind: str) -> bool:
-    """Whether a rollout with an answer of this kind is needed for `check`."""
+    """Return whether `check` needs a rollout with an answer of this kind."""
     if check in ("reward.gold", "reward.has_gold"):
         return kind == GOLD
     if check == "reward.floor":
@@ -125,7 +125,7 @@ def _is_for(check: str, kind: str) -> bool:
 def judge_gold(
     played: Sequence[Played], declared: Range, answers: Answers, *, is_planned: bool
 ) -> None:
-    """Report gold answers that earn less than the maximum, or that there is none to be played."""
+    """Report gold answers that earn less than the maximum, or that there is no gold answer."""
     golds = [one for one in played if one.attempt.kind == GOLD]
     if not is_planned:
         answers.found("reward.has_gold", "gold_answer returns None for every example tried")
@@ -145,7 +145,7 @@ def judge_gold(
 
 
 def judge_junk(played: Sequence[Played], declared: Range, answers: Answers) -> None:
-    """Measure the floor, and report junk answers that earn too much above it."""
+    """Measure the lowest reward, and report junk answers that earn too much above it."""
     by_kind: defaultdict[str, list[tuple[float, Played]]] = defaultdict(list)
     for one in played:
         if one.reward is not None and one.attempt.kind != GOLD:

@@ -1,4 +1,4 @@
-"""The probe of the leakage level: what the policy is shown, its tools, and what is left behind."""
+"""The probe of the leakage level: what the policy can see, its tools, and leftovers."""
 
 import asyncio
 import gc
@@ -45,7 +45,7 @@ _MEMORY = Limits(own_s=60.0, wall_s=120.0)
 _LATE = "a rollout had not ended in time: it waited for something, or the machine was busy"
 _NUM_KEPT = 64
 _FAULTS = (ToolFailure.BAD_ARGUMENTS, ToolFailure.RAISED, ToolFailure.TIMED_OUT)
-"""Failures that a call with arguments made from the schema must not have; refusing is fine."""
+"""Failures that a call with valid arguments must not have; a tool may refuse."""
 
 
 def run_leakage(job: Job, answers: Answers) -> None:
@@ -86,7 +86,7 @@ async def look_for_leaks(environment: Environment, num_examples: int, answers: A
 async def _shown(
     environment: Environment, one: ShownExample, form: Form, last: list[Episode], answers: Answers
 ) -> Shown:
-    """Return what the policy sees before its second answer if its first one is empty."""
+    """Return what the policy sees before its second answer if its first answer is empty."""
     played = await play(environment, Try(asked=one, kind="empty", replies=("",)))
     rollout = played.rollout
     if played.cut is not None:
@@ -141,7 +141,7 @@ async def _check_tools(
 
 
 def _about(schema: dict[str, JsonValue]) -> tuple[str, object]:
-    """Return the name of a tool and the schema of its arguments."""
+    """Return name and argument schema of a tool."""
     about = schema.get("function")
     if not isinstance(about, Mapping):
         return "", None

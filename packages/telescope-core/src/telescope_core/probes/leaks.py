@@ -1,4 +1,4 @@
-"""Finding answers that can be read off what the policy is shown. Pure.
+"""Find answers that can be read off the text which the policy sees. Pure.
 
 A `7` appears in many prompts by chance, and texts for reading comprehension hold their answers;
 neither is a leak. An answer leaks if a fixed rule finds it. A *reader* is a rule that takes what is
@@ -22,13 +22,13 @@ _ANNOUNCED = re.compile(
 )
 _READER_SHARE, _OVER_CHANCE = 0.75, 1 / 3
 _FEWEST = 4
-"""Examples with an answer; fewer than these show nothing."""
+"""Least number of examples with an answer; fewer show nothing."""
 _START, _END = "<start>", "<end>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """One example: what the policy sees before its first answer, and what it must not see."""
+    """One example: the text that the policy sees before its first answer, and the answer."""
 
     example_id: str
     text: str
@@ -38,14 +38,14 @@ class Shown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
-    """One way to read off answers, and an example where it works."""
+    """A rule that reads off answers, and an example for which it works."""
 
     text: str
     example_id: str
 
 
 def find_leaks(shown: Sequence[Shown]) -> list[Leak]:
-    """Return the ways in which answers can be read off, the plainest first."""
+    """Return the rules by which answers can be read off, simplest first."""
     known = [one for one in shown if any(_words(answer) for answer in one.answers)]
     return [*_announcements(known), *_readers(known)]
 
@@ -97,7 +97,7 @@ def _readers(shown: Sequence[Shown]) -> list[Leak]:
 
 
 def _contexts(one: Shown) -> Iterator[tuple[str, ...]]:
-    """Yield the rules that find the answer of `one`: the side, and the two words beside it.
+    """Yield rules that find the answer of `one`: its side, and the two words beside it.
 
     A rule looks at the first or the last place where its words appear, and at no other.
     """

@@ -1,4 +1,4 @@
-"""The probe of the load level: import, build, read examples, and watch what the code does."""
+"""The probe of the load level: import, build and read examples, and watch the code meanwhile."""
 
 import asyncio
 import hashlib
@@ -28,10 +28,10 @@ from telescope_core.probes.schema_check import schema_problems
 from telescope_core.probes.waiting import WaitClock
 
 _MAX_READ = 2000
-"""Examples to read of a finite split; of an endless one, `_MAX_DRAWN`."""
+"""Most examples to read of a finite split; `_MAX_DRAWN` is that of an endless one."""
 _MAX_DRAWN = 200
 _READING = Limits(own_s=4.0, wall_s=60.0)
-"""For one split, after which only the examples that were asked for are read."""
+"""Time for one split, after which only the examples that were asked for are read."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 _BUILT = (
@@ -43,7 +43,7 @@ _READ = ("load.ids", "load.splits")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """The values that decide whether two examples are the same problem."""
+    """Digests that decide whether two examples are the same problem."""
 
     split: str
     id: str
@@ -52,9 +52,9 @@ class Problem:
     prompt: str
     """Digest of the prompt."""
     answer: str
-    """Digest of the answer; of the gold answer or nothing where there is none."""
+    """Digest of the answer, or else of the gold answer; of nothing if there is neither."""
     info: str
-    """Digest of the info, in which a game keeps its hidden state."""
+    """Digest of the info, which holds the hidden state of a game."""
     has_answer: bool
     """Whether the example itself has an answer, so that its info need not hold it."""
 
@@ -137,7 +137,7 @@ def build(environment_class: type[Environment], answers: Answers) -> Environment
 
 
 def check_declarations(environment: Environment, answers: Answers) -> None:
-    """Check what it declares about rewards, network and secrets."""
+    """Check the declared rewards, network and secrets."""
     low, high = environment.reward_min, environment.reward_max
     success = environment.success_threshold
     with answers.doing("load.declarations"):
@@ -288,7 +288,7 @@ def _problem(
 
 
 def _gold(environment: Environment, example: Example) -> str:
-    """Return the gold answer as text; the reward level reports one that raises."""
+    """Return the gold answer as text; one that raises is reported by the reward level."""
     try:
         gold = asyncio.run(environment.caller.one("gold_answer", environment.gold_answer, example))
     except Exception:  # noqa: BLE001 - see above
@@ -325,7 +325,7 @@ def _check_overlap(problems: Sequence[Problem], answers: Answers) -> None:
 def _report_shared(
     what: str, keys: Sequence[tuple[str, ...]], problems: Sequence[Problem], answers: Answers
 ) -> None:
-    """Report the examples whose key, `what` it is, is in another split as well."""
+    """Report examples that share their `what` with an example of another split."""
     seen: dict[tuple[str, ...], Problem] = {}
     shared: Counter[str] = Counter()
     for key, problem in zip(keys, problems, strict=True):

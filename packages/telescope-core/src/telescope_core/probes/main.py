@@ -1,4 +1,4 @@
-"""The program of a probe: reads its job, does it, and writes its answers."""
+"""The program of a probe: reads its job, runs it, and writes the results."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ _RUNS = {
 
 
 def main(text: str) -> None:
-    """Run the job that `text` describes; it ends at once when its supervisor does."""
+    """Run the job in `text`; ends as soon as its supervisor does."""
     job = Job.read(text)
     end_with_parent(os.getppid())
     answers = Answers(Path(job.output))

@@ -1,4 +1,4 @@
-"""What the environment itself costs: processor time, without the validator's own.
+"""Measure the cost of an environment: its processor time, without the validator's own.
 
 A busy machine makes everything take longer, but it costs no more processor time. So limits that
 decide about an environment are in processor time; time on the wall only ends what waits for ever.
@@ -13,12 +13,12 @@ from enum import StrEnum
 
 
 class Cut(StrEnum):
-    """Why something was ended before its end."""
+    """Reason why something was ended early."""
 
     OWN = "own"
     """The environment used up its processor time."""
     WALL = "wall"
-    """It waited for something, or the machine was too busy: nothing is known."""
+    """It waited, or the machine was too busy, so that nothing can be concluded."""
 
 
 def processor_s() -> float:
@@ -34,7 +34,7 @@ class Meter:
     spent_s: Callable[[], float] = processor_s
     wall_s: Callable[[], float] = time.monotonic
     slowness: float = 1.0
-    """How many times slower this machine is than the one that limits are for."""
+    """Slowness of this machine relative to the one for which limits are set; 1 = equal."""
     _ours_s: float = field(default=0.0, init=False)
 
     def own_s(self) -> float:
@@ -43,7 +43,7 @@ class Meter:
 
     @contextmanager
     def ours(self) -> Generator[None]:
-        """Mark what is done inside, which must not suspend, as the validator's own cost."""
+        """Count the processor time of the block, which must not suspend, as the validator's."""
         began_s = time.thread_time()
         try:
             yield
@@ -53,14 +53,14 @@ class Meter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long something may take, in both kinds of time."""
+    """Limits in processor time and in wall time."""
 
     own_s: float
     wall_s: float
 
 
 class MeteredSpan:
-    """The time spent since this was made, against its limits."""
+    """The time since its creation, compared with its limits."""
 
     def __init__(self, meter: Meter, limits: Limits) -> None:
         self._meter = meter
@@ -69,12 +69,12 @@ class MeteredSpan:
 
     @property
     def own_s(self) -> float:
-        """The environment's own processor time since then."""
+        """The environment's own processor time since its creation."""
         return self._meter.own_s() - self._own_s
 
     @property
     def wall_s(self) -> float:
-        """The time on the wall since then."""
+        """The wall time since its creation."""
         return self._meter.wall_s() - self._wall_s
 
     @property

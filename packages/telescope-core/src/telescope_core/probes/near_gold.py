@@ -1,4 +1,4 @@
-r"""Answers that are nearly the right one, and of another value: what a grader must tell apart.
+r"""Answers close to the right one but with another value, which a grader must tell apart.
 
 Only what is mathematics can be changed in these ways: a number, a formula, a list, a tuple or an
 interval. The changed answer takes the place of the right one in the gold answer of the example.
@@ -42,18 +42,18 @@ NEAR_GOLD = {
     "other_order": "its parts, or digits, in another order",
     "off_by_one": "one more",
 }
-"""Kinds of answers near the right one, and what was changed."""
+"""Kinds of answers close to the right one, and what was changed in each."""
 _SHORT = 200
 _LIMITS = Limits(own_s=120.0, wall_s=300.0)
 _VALIDATED = Limits(own_s=60.0, wall_s=200.0)
 _NUM_VALIDATED = 4
-"""Examples of each split whose near answers are played by `env validate`."""
+"""Examples of each split whose close answers are played by `env validate`."""
 _UNITS = {"km": "mi", "cm": "in", "m": "ft", "kg": "lb", "hours": "minutes", "dollars": "cents"}
 _ORDERED = {ValueKind.OPEN, ValueKind.CLOSED, ValueKind.LEFT_OPEN, ValueKind.RIGHT_OPEN}
 
 
 def near_answers(answer: str) -> dict[str, str]:
-    """Return answers of other values than `answer` by kind; empty if it is no mathematics."""
+    """Return answers with other values than `answer`, by kind; none if it is no mathematics."""
     value = read_value(answer)
     value = value.value if isinstance(value, Named) else value
     if not _is_mathematics(value):
@@ -111,7 +111,7 @@ def _number(value: Fraction) -> str:
 
 
 def near_tries(asked: ShownExample) -> list[Try]:
-    """Return the rollouts to play for one example: its gold answer with another value in it."""
+    """Return the tries for one example: its gold answer with other values in it."""
     answer = asked.example.answer
     if not asked.gold or not answer:
         return []
@@ -130,7 +130,7 @@ def near_tries(asked: ShownExample) -> list[Try]:
 async def judge_near_gold(
     environment: Environment, asked: Sequence[ShownExample], meter: Meter, answers: Answers
 ) -> list[Played]:
-    """Play answers near the gold ones of the first examples; report kinds that count as solved.
+    """Play answers close to the gold ones of the first examples; report kinds that count as solved.
 
     Returns what was played. One answer in ten, or one of fewer, may be right by luck: where two
     values solve a problem.
@@ -166,7 +166,7 @@ def _is_solved(one: Played, environment: Environment) -> bool:
 
 
 async def run_near_gold(environment: Environment, num_examples: int, answers: Answers) -> None:
-    """Play the gold answers and what is near them; report what each earned, and close."""
+    """Play the gold answers and those close to them; report each reward, and close."""
     answers.stage(CHECK)
     asked = await asked_of(environment, num_examples)
     golds = [Try(asked=one, kind=GOLD, replies=one.gold) for one in asked if one.gold]

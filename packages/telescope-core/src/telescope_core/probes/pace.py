@@ -1,11 +1,11 @@
-"""How slow this machine is, so that limits in seconds allow the same work everywhere."""
+"""Measure how slow this machine is, so that limits in seconds allow the same work everywhere."""
 
 import argparse
 import inspect
 import time
 
 _REFERENCE_S = 0.012
-"""Seconds to compile argparse on the machine that limits are for, one core of a 2023 AMD EPYC."""
+"""Seconds to compile argparse on the reference machine: one core of a 2023 AMD EPYC."""
 _NUM_TRIES = 3
 _MOST = 5.0
 

@@ -1,4 +1,4 @@
-"""Playing scripted rollouts in this process, with the code of core that plays real ones."""
+"""Play scripted rollouts in this process, with the code of core that plays real ones."""
 
 import asyncio
 import hashlib
@@ -32,7 +32,7 @@ from telescope_core.probes.meter import Cut, Limits, Meter, MeteredSpan
 SAMPLING = Sampling(max_tokens=1 << 20)
 ONE_ROLLOUT = Limits(own_s=20.0, wall_s=120.0)
 _NEVER_S = 86400.0
-"""The deadline of rollouts whose limits are watched here."""
+"""Deadline of rollouts whose limits are watched by this module."""
 _LOOK_EVERY_S = 0.1
 _ENDING_S = 2.0
 """Seconds to wait for the end of a rollout that was cancelled."""
@@ -40,7 +40,7 @@ _MAX_DELAY_S = 0.004
 
 
 async def asked_of(environment: Environment, num_examples: int) -> list[ShownExample]:
-    """Return the first examples of each split, alternating splits, as the policy sees them."""
+    """Return the first examples of the splits in turn, as the policy sees them."""
     found: list[ShownExample] = []
     # In a thread, as players do: reading a dataset may take long.
     sizes = await environment.caller.in_thread(
@@ -104,7 +104,7 @@ async def play(
 
 
 async def _cut_off(task: asyncio.Task[Rollout], request: PlayRequest) -> Rollout:
-    """Cancel a rollout; returns one that failed in its place."""
+    """Cancel a rollout, and return a failed one in its place."""
     task.cancel()
     await asyncio.wait([task], timeout=_ENDING_S)
     return replace(
@@ -116,7 +116,7 @@ async def _cut_off(task: asyncio.Task[Rollout], request: PlayRequest) -> Rollout
 
 
 class _Metered:
-    """A scripted policy whose cost is the validator's, after a wait of `delay_s` seconds."""
+    """A scripted policy whose cost counts as the validator's, with a delay of `delay_s` seconds."""
 
     def __init__(self, scripted: Policy, meter: Meter, delay_s: float) -> None:
         self._scripted = scripted
@@ -176,7 +176,7 @@ async def _rollout(
 async def play_in_turn(
     environment: Environment, tries: Iterable[Try], meter: Meter, limits: Limits
 ) -> list[Played]:
-    """Play tries one by one; none is started at a limit, or after a rollout that had to be ended.
+    """Play tries one by one; stops at a limit, or after a rollout that had to be ended.
 
     Something of such a rollout may go on computing, which would count as the next one's time.
     """

@@ -1,4 +1,4 @@
-"""The probe of the reward level: scripted answers in turn, again, at once, and too late."""
+"""The probe of the reward level: play scripted answers in turn, again, at once, and too late."""
 
 import asyncio
 import resource
@@ -74,11 +74,11 @@ _LATER = (
     "reward.loop",
     "reward.deadline",
 )
-"""Checks that cannot be done once a rollout had to be ended: something of it may still go on."""
+"""Checks that cannot run once a rollout had to be ended, because parts of it may still run."""
 
 
 def run_reward(job: Job, answers: Answers) -> None:
-    """Run the level and report on each of its checks but the one that compares processes."""
+    """Run the level, and report on all of its checks except the one that compares processes."""
     guard = Guard(writable=[], own_folders=job.own_folders())
     if job.cuts_network:
         cut_off_network()
@@ -103,7 +103,7 @@ def run_scores(job: Job, answers: Answers) -> None:
 
 
 async def score_again(environment: Environment, num_examples: int, answers: Answers) -> None:
-    """Play the first examples, report what each answer earned, and close the environment."""
+    """Play the first examples, report the reward of each answer, and close the environment."""
     with answers.doing("reward.deterministic"):
         asked = await asked_of(environment, num_examples)
         tries = _again(list(tries_of(asked)))
@@ -163,7 +163,7 @@ async def check_rewards(
 async def _play_and_judge(
     environment: Environment, asked: Sequence[ShownExample], meter: Meter, answers: Answers
 ) -> bool:
-    """Play and judge everything; returns False if a rollout had to be ended before its end."""
+    """Play and judge everything; returns False if a rollout had to be ended early."""
     declared = Range(
         low=environment.reward_min,
         high=environment.reward_max,
@@ -250,7 +250,7 @@ def _measure(
 
 
 def _memory_bytes() -> float:
-    """Return the memory that this process holds now, in bytes."""
+    """Return the memory that this process uses now, in bytes."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         return float(statm.read_text().split()[1]) * resource.getpagesize()

@@ -1,4 +1,4 @@
-"""Checking whether a JSON Schema is valid, and making an example of what it describes. Pure.
+"""Check whether a JSON Schema is valid, and make an example value for it. Pure.
 
 It knows the keywords that tools and settings use, and ignores any other, as the standard asks.
 """
@@ -43,7 +43,7 @@ def _problems(schema: object, where: str, root: object) -> Iterator[str]:
 
 
 def _inner(key: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield the schemas inside one keyword with their places; `_WRONG` where there are none."""
+    """Yield the schemas inside one keyword with their paths; `_WRONG` where one is missing."""
     if key in _SCHEMAS_BY_NAME:
         if not isinstance(value, Mapping):
             yield key, _WRONG

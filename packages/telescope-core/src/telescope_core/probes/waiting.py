@@ -1,4 +1,4 @@
-"""How long a thread waited for a processor, which a busy machine adds to other times."""
+"""Measure how long a thread waited for a processor, which a busy machine adds to other times."""
 
 import asyncio
 import threading
@@ -29,14 +29,14 @@ class WaitClock:
         self._is_stopped = False
 
     def waited_s(self) -> float:
-        """Return the seconds for which the thread was ready to run but did not, since it began."""
+        """Return the seconds since its start for which the thread was ready but did not run."""
         try:
             return int(self._path.read_text().split()[1]) / 1e9
         except (OSError, ValueError, IndexError):
             return 0.0
 
     def start(self) -> None:
-        """Take readings repeatedly until `stop`, on the running event loop of the thread."""
+        """Take readings on the running event loop of the thread until `stop`."""
         if self._path.exists():
             self._beat()
         else:
@@ -49,7 +49,7 @@ class WaitClock:
             self._looks.stop()
 
     def own_s(self, block: Block) -> float:
-        """Return the seconds that a block which just ended lasted, without the time it waited."""
+        """Return the seconds that a block which just ended took, without the time it waited."""
         began_s = time.monotonic() - block.duration_s - 2 * _BEAT_S
         if self._looks is not None:
             return min(block.duration_s, own_time_s(self._looks.since(began_s)))
@@ -71,11 +71,11 @@ class Look(NamedTuple):
     spent_s: float
     """Processor time of the thread so far."""
     state: str
-    """As the kernel calls it: R runs or waits for a processor, S and D wait for something else."""
+    """The kernel's letter: R runs or waits for a processor, S and D wait for something else."""
 
 
 def own_time_s(looks: Sequence[Look]) -> float:
-    """Return the seconds that a thread surely computed or slept between looks at it.
+    """Return the seconds that a thread certainly computed or slept between samples of it.
 
     The rest may be waits for a processor: whoever looks may have to wait for one as well, so what
     went on between two looks far from each other is not known.
@@ -89,7 +89,7 @@ def own_time_s(looks: Sequence[Look]) -> float:
 
 
 class _Looks:
-    """Looks at the calling thread every few milliseconds, for kernels that keep no record."""
+    """Samples the calling thread every few milliseconds, for kernels that keep no record."""
 
     def __init__(self) -> None:
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
@@ -100,7 +100,7 @@ class _Looks:
         self._thread.start()
 
     def since(self, began_s: float) -> list[Look]:
-        """Return the looks from `began_s` on."""
+        """Return the samples since `began_s`."""
         return [look for look in list(self._found) if look.at_s >= began_s]
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The host's end of one worker: its requests, the policies of its rollouts, and its health.
+"""The host's side of one worker: its requests, the policies of its rollouts, and its health.
 
 The policy stays in this process. A worker asks for completions over the wire and gets messages,
 never token ids or log-probs. This side records each completion as a turn of the rollout.
@@ -64,14 +64,14 @@ from telescope_core.processes.settings import StageDeadlines
 
 T = TypeVar("T")
 _GROWN_BYTES = 2**20
-"""Memory that a worker which loads something takes in addition."""
+"""Growth in memory that counts as work, as of a worker that loads something."""
 _DONE_BYTES = 4096
-"""Bytes that it reads or writes between two beats, which are a part of that by themselves."""
+"""Bytes read or written between two beats that count as work by themselves."""
 _DECODER: msgspec.msgpack.Decoder[WorkerFrame] = msgspec.msgpack.Decoder(WorkerFrame)
 _SURELY_BLOCKED_S = 2.0
-"""Seconds for which code has blocked a worker before it is ended at a rollout's deadline."""
+"""Seconds for which code must have blocked a worker before it is ended at a rollout's deadline."""
 _MOST_LINE_CHARACTERS = 500
-"""Longest line of a worker that a person is shown."""
+"""Longest line of a worker that is shown to a person."""
 
 
 class RequestFailed(Exception):
@@ -92,10 +92,10 @@ class _Call:
     """The value of the reply; None when the worker stopped the request after a Cancel."""
     rollout_id: str = ""
     ends_s: float = math.inf
-    """When its deadline passes, on the clock of the event loop; only a rollout has one."""
+    """Its deadline on the clock of the event loop; only a rollout has one."""
     policy: Policy | None = None
     on_scoring: Listener | None = None
-    """Is called when the rollout begins to be scored."""
+    """Called when the rollout begins to be scored."""
     turns: list[Turn] = field(default_factory=list[Turn])
     completing: dict[int, "asyncio.Task[Completion]"] = field(
         default_factory=dict[int, "asyncio.Task[Completion]"]
@@ -103,7 +103,7 @@ class _Call:
     is_stopped: bool = False
     """Whether this side asked the worker to stop the rollout."""
     blame: str = ""
-    """Error text when this rollout is the reason that its worker must end; empty otherwise."""
+    """Error text if this rollout is the reason for ending its worker; else empty."""
 
     def withdraw_all(self) -> None:
         """Cancel the model requests of this rollout, which frees their slots at once."""
@@ -117,19 +117,21 @@ class WorkerClient:
     def __init__(self, place: WorkerPlace, agreement: Agreement, deadlines: StageDeadlines) -> None:
         self.label = place.label
         self.is_retired = False
-        """Whether it only finishes its current requests and gets no new ones."""
+        """Whether it only finishes its current requests and receives no new ones."""
         self.has_group_rewards = True
         self.num_finished = 0
         self.how_ended = ""
-        """Error text, set when the worker is gone while requests were waiting for it."""
+        """Error text, set when the worker ended while requests were waiting for it."""
         self.last_beat: Beat | None = None
         self.lag_s = 0.0
         """Longest event loop lag in seconds since this value was last read and reset."""
         self.lifeline: Lifeline | None = None
         self.suspects: frozenset[str] = frozenset()
-        """Ids of the rollouts of which one may be why it ended, if nobody knows which."""
+        """Ids of the rollouts of which one may be the reason for its end, if it is not known
+        which."""
         self.culprit = ""
-        """Id of the rollout, or name of the other request, that is why it ended; empty = no one."""
+        """Id of the rollout, or name of another request, that is the reason for its end; empty =
+        none."""
         self._place = place
         self._deadlines = deadlines
         self._agreement = agreement
@@ -138,13 +140,13 @@ class WorkerClient:
         self._ids = itertools.count()
         self._heard_s = time.monotonic()
         self._moved_s = asyncio.get_running_loop().time()
-        """When the worker last showed work, on the clock of the event loop."""
+        """Time at which the worker last showed work, on the clock of the event loop."""
         self._most_memory_bytes = 0
         self._greeting: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self._burial: asyncio.Task[None] | None = None
         self._why_killed = ""
         self._told_s, self._num_untold = -math.inf, 0
-        """When a line of its trouble was last shown, and how many were not since then."""
+        """Time at which its trouble was last shown, and the number of lines left out since then."""
         self._connection: Connection[WorkerFrame] = Connection(
             _DECODER, on_frame=self._on_frame, on_lost=self._on_lost
         )
@@ -156,7 +158,7 @@ class WorkerClient:
 
     @property
     def why_replaced(self) -> str:
-        """One line about why it ended, without the last lines that it printed."""
+        """One line with the reason for its end, without the last lines of its output."""
         line = (self.how_ended or f"{self.label} is retired").partition("; its last lines")[0]
         if self._why_killed:
             # How the process then ended is this side's doing.
@@ -248,7 +250,7 @@ class WorkerClient:
     async def _worked_on(
         self, result: "asyncio.Future[T]", what: str, within_s: float, *, shows_work: bool
     ) -> T:
-        """Return what the worker answers; raises TimeoutError if it takes too long."""
+        """Return the worker's answer to a request; raises TimeoutError if it takes too long."""
         clock = asyncio.get_running_loop()
         begun_s = told_s = clock.time()
         while True:
@@ -332,7 +334,7 @@ class WorkerClient:
                 self._connection.send(Cancel(id=call.id))
 
     def blame(self, call_id: int, error: str) -> str:
-        """Note that a request is why this worker ends; returns the `culprit`."""
+        """Record that a request is the reason for ending this worker; returns the `culprit`."""
         call = self._calls.get(call_id)
         if call is not None:
             call.blame = error
@@ -355,12 +357,12 @@ class WorkerClient:
         return now_s > ends_s + (LATE_SCORE_S if is_late else 0.0)
 
     def _not_waiting(self) -> list[_Call]:
-        """Return the rollouts whose code may be running: those that wait for no answer."""
+        """Return the rollouts whose code may be running: those that wait for no policy answer."""
         calls = self._calls.values()
         return [call for call in calls if call.rollout_id and not call.completing]
 
     def kill(self, why: str) -> None:
-        """End the worker now; the errors of its requests are its label followed by `why`."""
+        """End the worker now; its requests fail with its label followed by `why`."""
         self._why_killed = self._why_killed or why
         if self.lifeline is not None:
             self.lifeline.kill()
@@ -379,7 +381,7 @@ class WorkerClient:
             await self._burial
 
     def _unreadable(self, what: str, error: UnreadableReplyError) -> str:
-        """Retire this worker, whose code sent it; returns what to say of its reply.
+        """Retire this worker because of an unreadable reply; returns the text about the reply.
 
         It has answered, so this is no death of a worker that cannot be kept alive.
         """
@@ -442,7 +444,7 @@ class WorkerClient:
                 self._end(frame)
 
     def _tell(self, trouble: str) -> None:
-        """Show a line of trouble, unless the worker has said another one just before."""
+        """Show a line about the worker's trouble, unless another one was shown just before."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._told_s + SHOWN_EVERY_S:
             self._num_untold += 1
@@ -465,7 +467,7 @@ class WorkerClient:
             self._why_killed = f"was ended by {where}, for {self.culprit}"
 
     def _note_work(self, beat: Beat) -> None:
-        """Note when the worker last read or wrote something, or kept more than ever before.
+        """Record when the worker last read or wrote data, or used more memory than ever before.
 
         Computing alone is no sign: code without an end computes, too. And with several requests
         nobody knows which of them it works on.
@@ -531,7 +533,7 @@ class WorkerClient:
             self._connection.send(Failure(id=number, kind=kind, message=text))
 
     def _show(self, completion: Completion, number: int) -> ProtocolError | None:
-        """Send the worker the part it may see; returns the error if that is too large to send."""
+        """Send the worker its part of a completion; returns the error if that is too large."""
         shown = Completion(
             message=completion.message,
             finish_reason=completion.finish_reason,

@@ -30,7 +30,7 @@ _THREAD_SEND_S = 1.0
 
 
 class Connection(asyncio.Protocol, Generic[Incoming]):
-    """Decodes incoming frames and passes them to `on_frame`; calls `on_lost` with why it ended.
+    """Decodes incoming frames for `on_frame`; calls `on_lost` with the reason when it ends.
 
     `on_frame` must not block. A frame that cannot be decoded ends the connection.
     """

@@ -26,11 +26,11 @@ from telescope_core.base.types import (
 
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_HELLO_BYTES = 64 * 2**10
-"""Largest frame in bytes that is accepted before the host has shown its token."""
+"""Largest frame, in bytes, that is accepted before the host has shown its token."""
 _LENGTH = struct.Struct(">I")
 LENGTH_BYTES = _LENGTH.size
 Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-"""A time in seconds that a worker tells of itself; not a number that is none."""
+"""A time in seconds reported by a worker; NaN is refused."""
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 UNNUMBERED = -1
 """Id of a request that has not been sent."""
@@ -222,7 +222,7 @@ class Beat(_Frame, tag="beat"):
     trouble: str = ""
     """Trouble since the last beat with endpoints that the environment's own code asks."""
     is_held: bool = False
-    """Whether the whole interpreter stands still, for `blocked_s` seconds; then the worker's
+    """Whether the whole interpreter has been blocked for `blocked_s` seconds; then the worker's
     supervisor sends the beat."""
     ended_by: int = -1
     """Id of the request whose code has ended the process; in the supervisor's last beat."""
@@ -283,7 +283,7 @@ def as_raw(value: object) -> msgspec.Raw:
 
 
 def without_tokens(rollout: Rollout) -> Rollout:
-    """Return `rollout` without token ids and log-probs, which no worker may see or invent."""
+    """Return `rollout` without token ids and log-probs, which a worker must not see or invent."""
     turns = (
         replace(turn, completion=replace(turn.completion, tokens=None)) for turn in rollout.turns
     )

@@ -64,7 +64,7 @@ def hello(identity: Identity, token: str) -> Hello:
 
 
 def objection(called: Hello, served: Identity, token: str) -> str:
-    """Return why a worker must refuse `called`; empty when it accepts."""
+    """Return why a worker must refuse the host `called`; empty if it accepts."""
     if not hmac.compare_digest(called.token.encode(), token.encode()):
         return "the token is wrong; use the same token for host and worker"
     if not (
@@ -95,7 +95,7 @@ def _other_environment(called: Hello, served: Identity) -> str:
 def welcome(
     called: Hello, served: Identity, environment_class: type[Environment], pid: int
 ) -> Welcome:
-    """Return the answer to a host that is accepted."""
+    """Return the answer to an accepted host."""
     return Welcome(
         protocol=min(PROTOCOL_MAX, called.protocol_max),
         core_version=core_version(),
@@ -110,7 +110,7 @@ def welcome(
 
 
 class Agreement:
-    """What is known of an environment before its workers greet, and which secrets they get.
+    """What the host knows about an environment before workers greet, and which secrets it sends.
 
     A worker runs the code that profits from a secret, so what it declares can take away from the
     names that the user was shown, and add none. All workers are held to the first one's greeting.
@@ -127,17 +127,17 @@ class Agreement:
         self.secrets = None if secrets is None else tuple(sorted(set(secrets)))
         """Names of all variables that its workers may read; None until the first greeting."""
         self.tell: Callable[[tuple[str, ...]], object] = lambda names: None
-        """Hears the names, if there are any, before a worker gets their values."""
+        """Called with the names, if there are any, before a worker gets their values."""
         self._was_told = False
         require_own_secrets(self.secrets or (), identity.name)
 
     def settle(self, secrets: Sequence[str]) -> None:
-        """Hold all workers to names that were agreed on, and told, before this pool was opened."""
+        """Hold all workers to the names that the user was shown before this pool was opened."""
         self.secrets = tuple(sorted(set(secrets)))
         self._was_told = True
 
     def begin(self) -> None:
-        """Tell the names that are known, before any code of the environment runs."""
+        """Show the names that are known, before any code of the environment runs."""
         if self.secrets and not self._was_told:
             self._was_told = True
             self.tell(self.secrets)
@@ -158,7 +158,7 @@ class Agreement:
         return tuple(sorted(set(greeting.secrets))) if gets_secrets else ()
 
     def require_described(self, described: EnvironmentDescription) -> None:
-        """Raise ContradictionError if a description says other things than the greeting."""
+        """Raise ContradictionError if a description contradicts the greeting."""
         self._require_agreed(described.secrets)
         self._require_same(described.version, described.has_group_rewards)
 
@@ -206,5 +206,5 @@ def error_from(kind: str, message: str, *, otherwise: type[TelescopeError]) -> E
 
 
 def load_error(kind: str, message: str) -> Exception:
-    """Rebuild the exception of a worker; an unknown class becomes an EnvironmentLoadError."""
+    """Rebuild an exception of the worker; an unknown class becomes an EnvironmentLoadError."""
     return error_from(kind, message, otherwise=EnvironmentLoadError)

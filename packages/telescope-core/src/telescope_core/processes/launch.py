@@ -43,7 +43,7 @@ _EPITAPH_S = 1.0
 
 
 class Lifeline(Protocol):
-    """Control over a worker that was started or connected to."""
+    """Controls a worker that was started or connected to."""
 
     async def end(self, *, within_s: float) -> None:
         """Wait up to `within_s` seconds for the worker to end, then end it by force. Idempotent."""
@@ -58,21 +58,21 @@ class Lifeline(Protocol):
         ...
 
     def hide(self, values: Iterable[str]) -> None:
-        """Leave these values of secrets out of what is kept of its output from now on."""
+        """Remove these secrets from everything that is kept of its output from now on."""
         ...
 
 
 class WorkerPlace(Protocol):
-    """Where a worker runs: on this machine, or behind an address."""
+    """A place for a worker: this machine, or an address."""
 
     @property
     def label(self) -> str:
-        """Name of the worker in messages."""
+        """Name of the worker for messages."""
         ...
 
     @property
     def token(self) -> str:
-        """Secret to show to the worker."""
+        """Secret that authenticates the host to the worker."""
         ...
 
     @property
@@ -98,21 +98,21 @@ class LocalPlace:
     interpreter: str
     memory_limit_bytes: int | None
     log_path: Path | None
-    """Log of its output, beside which is the log that it writes; None = only the last lines of its
-    output are kept."""
+    """Log of its output; its own log lies beside it. None = only the last lines of output are
+    kept."""
     log_source: str = ""
-    """Who it is in that log."""
+    """Its name as a source in that log."""
     is_debug: bool = False
     search_path: tuple[str, ...] = ()
     """Folders to import from, searched before all others."""
     datasets: Mapping[str, str] = field(default_factory=dict[str, str])
-    """`repo@commit` -> folder that is read in the place of that dataset on the Hub."""
+    """`repo@commit` -> folder that is read instead of that dataset on the Hub."""
     version: str = ""
     """Version to report for an environment that is not installed."""
     own_variables: tuple[str, ...] = ()
-    """Names of further variables of this machine that the worker sees."""
+    """Names of further variables of this machine that are passed to the worker."""
     hide: frozenset[str] = field(default=frozenset(), repr=False)
-    """Values of secrets that the log of its output must not hold."""
+    """Values of secrets that are removed from the log of its output."""
     token: str = ""
     gets_secrets: bool = True
 
@@ -156,7 +156,7 @@ class LocalPlace:
         )
 
     def variables(self) -> dict[str, str]:
-        """Return all variables that the worker sees."""
+        """Return all environment variables of the worker."""
         variables = scrubbed(os.environ, is_own_interpreter=self._is_own_interpreter)
         own = [name for name in self.own_variables if name in os.environ]
         require_own_secrets(own, "the environment")
@@ -233,7 +233,7 @@ class LocalWorker:
             self._guard = None
 
     def hide(self, values: Iterable[str]) -> None:
-        """Leave these values of secrets out of what is kept of its output from now on."""
+        """Remove these secrets from everything that is kept of its output from now on."""
         self._output.hide(values)
 
     async def epitaph(self) -> str:
@@ -300,7 +300,7 @@ class RemoteWorker:
         self._address = address
 
     async def end(self, *, within_s: float) -> None:
-        """Do nothing: the worker goes on and waits for the next host."""
+        """Do nothing: the worker stays and waits for the next host."""
 
     def kill(self) -> None:
         """Do nothing: the worker is not a process of this host."""
@@ -309,12 +309,12 @@ class RemoteWorker:
         """Do nothing: it gets no secrets from here, and its output is elsewhere."""
 
     async def epitaph(self) -> str:
-        """Return where to find the worker's output."""
+        """Return where the worker's output can be found."""
         return f"its output is on the machine where it was started ({self._address})"
 
 
 def scrubbed(environ: Mapping[str, str], *, is_own_interpreter: bool) -> dict[str, str]:
-    """Return the part of `environ` that a worker sees.
+    """Return the part of `environ` that is passed to a worker.
 
     A different interpreter does not get the search path of this one, because it has its own
     packages.

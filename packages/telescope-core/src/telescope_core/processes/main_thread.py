@@ -23,10 +23,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class MainThread:
-    """Runs functions on the main thread, one after another, in the order in which they came."""
+    """Runs functions on the main thread, one after another, in the order of their arrival."""
 
     def __init__(self, on_signal: Handler) -> None:
-        """`on_signal` handles SIGTERM and SIGINT, whatever a function that ran here installed."""
+        """`on_signal` handles SIGTERM and SIGINT, whatever handlers a function has installed."""
         self._on_signal = on_signal
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._error: BaseException | None = None
@@ -48,7 +48,7 @@ class MainThread:
             raise self._error
 
     async def run(self, function: Callable[[], Result]) -> Result:
-        """Return what `function` returns on the main thread, or raise what it raises.
+        """Run `function` on the main thread, and return its result or raise its error.
 
         When the caller is cancelled before `function` began, it does not begin; otherwise it runs
         on, its result is discarded, and later functions wait for it.

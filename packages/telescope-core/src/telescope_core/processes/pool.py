@@ -48,8 +48,8 @@ _LOOK_EVERY_S = 0.25
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 10.0
 _ASK_ATTEMPTS = 3
-"""Attempts at a request other than a rollout. It has no side effects, so when a worker dies,
-another worker can answer it."""
+"""Attempts at a request other than a rollout; it has no side effects, so it is repeated when a
+worker dies."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,11 +64,11 @@ class _Seat:
     last_error: str = ""
     """Error of the last failed start."""
     fallen: WorkerClient | None = None
-    """The last worker that had started and then ended or retired."""
+    """The last worker that had started and then ended or was retired."""
 
     @property
     def last_words(self) -> str:
-        """Why this slot has no worker."""
+        """The reason why this slot has no worker."""
         return self.last_error or (self.fallen.how_ended if self.fallen else "")
 
 
@@ -107,13 +107,14 @@ class EnvironmentPool:
         self._measured = (time.monotonic(), 0)
         self._is_closed = False
         self._suspects: set[str] = set()
-        """Rollouts of which one may be why a worker ended: each is played alone in a worker."""
+        """Rollouts of which one may be the reason for a worker's end: each is played alone in a
+        worker."""
         self._alone = asyncio.Lock()
         self._reserved: WorkerClient | None = None
-        """The worker in which a suspect is played, or soon will be; others get none there."""
+        """The worker that is reserved for playing a suspect alone; it gets no other requests."""
         self._unreserved = asyncio.Event()
         self.on_replaced: Callable[[str], None] = lambda why: None
-        """Hears why a worker is replaced; must be quick, and must not fail."""
+        """Called with the reason when a worker is replaced; must be quick, and must not fail."""
 
     @property
     def name(self) -> str:
@@ -122,11 +123,11 @@ class EnvironmentPool:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Names of this machine's variables that its workers may read, as far as it is known."""
+        """Names of this machine's variables that its workers may read, as far as they are known."""
         return self.agreement.secrets or ()
 
     def tell_secrets(self, tell: Callable[[tuple[str, ...]], object]) -> None:
-        """Let `tell` hear the names of its secrets, if it has any, before a worker gets them."""
+        """Call `tell` with the names of its secrets, if it has any, before a worker gets them."""
         self.agreement.tell = tell
 
     async def describe(self) -> EnvironmentDescription:
@@ -172,7 +173,7 @@ class EnvironmentPool:
         return rollout
 
     async def _play_alone(self, request: PlayRequest, policy: Policy) -> Rollout:
-        """Play a rollout that may be why its worker ended, where it can harm no other."""
+        """Play a rollout that may have ended its worker in a worker without other rollouts."""
         async with self._alone:
             try:
                 worker = await self._emptied()
@@ -189,7 +190,7 @@ class EnvironmentPool:
         return rollout
 
     async def _emptied(self) -> WorkerClient:
-        """Return a worker that plays nothing, and gets nothing else until it is unreserved."""
+        """Return a worker that plays nothing, and gets nothing until it is unreserved."""
         while True:
             worker = self._reserved = await self._least_busy()
             self._unreserved.clear()
@@ -318,7 +319,7 @@ class EnvironmentPool:
                     task.result()
 
     def _fill(self, seat: _Seat) -> None:
-        """Make sure that `seat` has a worker or that one is being started."""
+        """Ensure that `seat` has a worker or that one is being started."""
         worker = seat.worker
         if worker is not None and seat.starting is None:
             if worker.is_alive and not worker.is_retired:
@@ -336,7 +337,7 @@ class EnvironmentPool:
             seat.starting.add_done_callback(lambda task: _has_started(seat, task))
 
     async def _start(self, seat: _Seat) -> None:
-        """Start a worker in `seat`; raises only errors that another attempt cannot fix."""
+        """Start a worker in `seat`; raises only errors that another attempt would repeat."""
         if seat.num_deaths:
             pause_s = _FIRST_PAUSE_S * 2 ** (seat.num_deaths - 1)
             await asyncio.sleep(min(pause_s, _LONGEST_PAUSE_S))

@@ -1,4 +1,4 @@
-"""Read what a worker answers: bytes of an environment's code, which may be anything.
+"""Read the replies of a worker: bytes from an environment's code, which may be anything.
 
 A reply that cannot be read, or that says what no environment can mean, raises UnreadableReplyError.
 Texts are cut and escaped, because terminals, pages and logs show them.
@@ -26,14 +26,14 @@ from telescope_core.processes.frames import ProtocolError, without_tokens
 T = TypeVar("T")
 Reader: TypeAlias = Callable[[msgspec.Raw], T]
 MOST_ERROR_CHARACTERS = 8000
-"""Longest text of an error, which has the last lines that a worker printed."""
+"""Longest error text, which includes the last lines of a worker's output."""
 _MOST_NAME_CHARACTERS = 200
 _MOST_COUNT = 2**31
-"""Above all numbers of tokens, turns and examples; records hold them in 32 bits."""
+"""More than any number of tokens, turns or examples; records hold them in 32 bits."""
 
 
 class UnreadableReplyError(ProtocolError):
-    """A reply of a worker cannot be read, or means nothing."""
+    """A reply of a worker cannot be read, or holds impossible values."""
 
 
 def _reader(kind: Any) -> "Reader[Any]":
@@ -129,7 +129,7 @@ def _are_finite(numbers: Iterable[float]) -> bool:
 
 
 def _sound(rollout: Rollout) -> Rollout:
-    """Return `rollout` if what it says can be; with texts that can be shown."""
+    """Return `rollout` if its values are possible; its texts are made safe to show."""
     is_failed = rollout.status is RolloutStatus.FAILED
     is_known = is_failed or rollout.status is RolloutStatus.KEPT
     _require(is_known, f"the status {rollout.status.value!r}, which only the host gives")

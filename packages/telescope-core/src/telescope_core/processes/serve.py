@@ -1,4 +1,4 @@
-"""The worker's end of a connection: answers one host's requests with an environment.
+"""The worker's side of a connection: answers one host's requests with an environment.
 
 Each request is a task. The policy of a rollout is on the host: `complete` sends its request over
 the wire, and cancelling it withdraws the request on the host.
@@ -87,13 +87,13 @@ class Served:
     identity: Identity
     environment_class: type[Environment] | None
     problem: tuple[str, str] = ("", "")
-    """Class name and message of the error that prevents serving it, which every host is told."""
+    """Class name and message of the error that prevents serving; it is sent to every host."""
     token: str
     build: Callable[[Callable[[], Environment]], Awaitable[Environment]] = asyncio.to_thread
-    """Calls the function that builds the environment, whose constructor may load data, off the
+    """Function that calls the builder of the environment, whose constructor may load data, off the
     event loop: in a worker, on the main thread."""
     notes: running.Notes | None = None
-    """Where calls of the environment's code are noted; None = nobody watches this process."""
+    """Memory in which calls of the environment's code are noted; None = no process watches."""
 
 
 class Serving:
@@ -258,7 +258,7 @@ class Serving:
         sampling: Sampling,
         tools: Sequence[dict[str, JsonValue]],
     ) -> Completion:
-        """Return a completion from the policy of request `call`, which is on the host."""
+        """Return a completion from the policy of request `call`, which runs on the host."""
         number = next(self._ids)
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._completions[number] = answer

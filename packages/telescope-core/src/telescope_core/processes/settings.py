@@ -8,22 +8,22 @@ from telescope_core.base.addresses import without_brackets
 from telescope_core.base.errors import ConfigError
 
 TOKEN_VARIABLE = "TELESCOPE_WORKER_TOKEN"
-"""Environment variable with the secret that a host shows to workers it connects to over TCP."""
+"""Environment variable with the secret that authenticates a host to workers over TCP."""
 
 
 LOG_VARIABLE = "TELESCOPE_WORKER_LOG"
-"""Environment variable that tells a worker, as JSON, where it writes its log."""
+"""Environment variable with the settings of a worker's log, as JSON."""
 
 
 class Isolation(StrEnum):
-    """Where an environment runs."""
+    """The process in which an environment runs."""
 
     AUTO = "auto"
-    """In separate processes, but for a class of the running script, which no other process has."""
+    """Separate processes, except for a class of the running script, which other processes lack."""
     PROCESS = "process"
-    """In separate processes."""
+    """Separate processes."""
     NONE = "none"
-    """In this process, on its event loop."""
+    """This process, on its event loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +39,9 @@ class StageDeadlines:
     """Seconds without a sign of work until the greeting: while a cluster makes room for the worker
     and starts it, and while modules are imported."""
     load_s: float = 600.0
-    """Seconds without a sign of work while the environment is built, loads data, describes it."""
+    """Seconds without a sign of work while the environment is built, loads data or is described."""
     score_s: float = 300.0
-    """The same while group rewards are applied, or a gold answer is scored."""
+    """The same while group rewards are applied or a gold answer is scored."""
     grace_s: float = 15.0
     """Seconds in addition to a rollout's deadline, for its cleanup and for sending the result."""
     cancel_s: float = 10.0
@@ -65,16 +65,16 @@ class ProcessSettings:
     log_folder: Path | None = None
     """Folder for the output of workers; None = temporary files that are deleted with them."""
     log_name: str = ""
-    """What the environment is called there; empty = the name that it is opened with. Workers with
-    the same name in the same folder would write to the same files."""
+    """Name of the environment in logs; empty = the name that it is opened with. Workers with the
+    same name in the same folder would write to the same files."""
     is_debug: bool = False
-    """Debug messages are in the logs too."""
+    """Whether debug messages are logged too."""
     hide: frozenset[str] = field(default=frozenset(), repr=False)
-    """Values of secrets that no log of a worker's output may hold."""
+    """Values of secrets that are removed from logs of workers' output."""
     asks_models: bool = True
     """Whether the environment may ask judges and simulated users."""
     max_restarts: int = 5
-    """Most restarts in a row without a finished rollout in between; then a worker is given up."""
+    """Most restarts in a row without a finished rollout in between; then the worker is given up."""
     max_stuck_threads: int = 16
     """Most threads lost to code that does not end; a worker with more is replaced."""
     deadlines: StageDeadlines = field(default_factory=StageDeadlines)

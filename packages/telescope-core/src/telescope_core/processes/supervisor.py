@@ -1,4 +1,4 @@
-"""The supervisor of a worker: a process that ends the worker's process group, and speaks for it.
+"""The supervisor of a worker: ends the worker's process group, and reports when it cannot.
 
 A host starts the supervisor, which forks the worker. Programs that environment code starts share
 the worker's process group, and end with it. When a worker hangs, the host decides (`pool`).
@@ -20,7 +20,7 @@ from telescope_core.processes.watch import BEAT_EVERY_S, resident_bytes
 
 _MAX_DESCRIPTORS = 4096
 _HELD_AFTER_S = 2.0
-"""Seconds without a sign of the interpreter after which it is said to stand still."""
+"""Seconds without a sign of the interpreter after which it counts as blocked."""
 
 
 def go_on_in_kept_child(guard_fd: int, socket_fd: int, notes: Notes) -> None:
@@ -65,7 +65,7 @@ def go_on_in_kept_child(guard_fd: int, socket_fd: int, notes: Notes) -> None:
 def _say(
     socket_fd: int, child: int, code: Noted | None, *, held_s: float = 0.0, ended_by: int = -1
 ) -> None:
-    """Send the host a beat in place of the worker, which sends nothing meanwhile."""
+    """Send the host a beat in place of the worker, which sends none while it is blocked."""
     beat = Beat(
         lag_s=held_s,
         blocked_s=held_s,

@@ -30,7 +30,7 @@ T = TypeVar("T")
 BEAT_EVERY_S = 0.5
 _LOOK_EVERY_S = 0.1
 _NAMED_AFTER_S = 0.25
-"""Seconds after which a blocked loop is reported together with the code that blocks it."""
+"""Seconds after which a blocked loop is reported together with the blocking code."""
 NUM_THREADS = 64
 
 
@@ -73,7 +73,7 @@ class WorkerWatch:
         send: Callable[[Beat, ServedCall | None], None],
         notes: Notes | None = None,
     ) -> None:
-        """`notes` are shown that the interpreter runs."""
+        """`notes`: memory in which signs of the interpreter are written."""
         self._threads = threads
         self._notes = notes
         self._send = send
@@ -140,7 +140,7 @@ class WorkerWatch:
 
 
 async def _not_exiting(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return what `coroutine` returns; a SystemExit in a task of its own would end the loop."""
+    """Await `coroutine`, and raise its SystemExit as another error, which does not end the loop."""
     try:
         return await coroutine
     except SystemExit as error:
@@ -149,7 +149,7 @@ async def _not_exiting(coroutine: Coroutine[Any, Any, T]) -> T:
 
 @contextmanager
 def beating(descriptor: int) -> Generator[None]:
-    """Send beats to the host on its socket during the block, before there is an event loop.
+    """Send beats over the socket during the block, while there is no event loop yet.
 
     Imports run in it, which may take any time as long as they read something.
     """
@@ -199,7 +199,7 @@ def resident_bytes(of: str = "self") -> int:
 
 
 def io_bytes() -> int:
-    """Return what this process has read from and written to files and pipes; 0 without /proc."""
+    """Return the bytes that this process has read and written, pipes included; 0 without /proc."""
     try:
         lines = Path("/proc/self/io").read_text().splitlines()
     except OSError:

@@ -71,7 +71,7 @@ class Worker:
         return serving.connection
 
     async def until_ended(self) -> None:
-        """Return once the host is gone; a worker that listens never returns."""
+        """Return when the host has ended; a worker that listens never returns."""
         await self._ended.wait()
 
     def show_trouble(self, line: str) -> None:
@@ -92,7 +92,7 @@ class Worker:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve one environment until the host is gone, or with `--listen` forever."""
+    """Serve one environment until the host has ended, or with `--listen` forever."""
     options = _parser().parse_args(arguments)
     try:
         _go_to_own_interpreter(options)
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _begin_log() -> None:
-    """Write a log where the host has said."""
+    """Write a log in the place that the host has set."""
     told = os.environ.pop(LOG_VARIABLE, "")
     if told:
         place = json.loads(told)
@@ -240,7 +240,7 @@ def _exit_now(number: int, frame: FrameType | None) -> None:
 
 
 def _limit_memory(limit_bytes: int) -> None:
-    """Make a single huge allocation raise MemoryError; the host checks the memory really used."""
+    """Make a single huge allocation raise MemoryError; the host checks the memory in use."""
     statm = Path("/proc/self/statm")
     used = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
     total = used + limit_bytes + _SPARE_ADDRESSES_BYTES

@@ -1,4 +1,4 @@
-"""PyArrow, which only reading and writing rollout files needs."""
+"""PyArrow, which is needed only to read and write rollout files."""
 
 from typing import Any
 

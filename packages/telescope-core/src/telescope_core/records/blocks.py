@@ -26,11 +26,11 @@ BLOCK_ROWS = 100_000
 """Rows of a full block."""
 _FLUSH_S = 0.5
 _MOST_KEPT_ROWS = 500_000
-"""Rows that wait for a disk that does not take them."""
+"""Most rows in memory while the disk does not accept them."""
 _LOGGER = logging.getLogger(__name__)
 
 Row = TypeVar("Row")
-"""A frozen dataclass of numbers and text, each of them possibly None."""
+"""A frozen dataclass whose fields are numbers and texts, or None."""
 
 
 class BlockLog(Generic[Row]):
@@ -40,18 +40,19 @@ class BlockLog(Generic[Row]):
     """
 
     def __init__(self, folder: Path, kind: type[Row], *, block_rows: int = BLOCK_ROWS) -> None:
-        """`kind` is the dataclass of the rows. What an earlier writer left open is gone on with."""
+        """`kind` is the dataclass of the rows; an open block of an earlier writer is continued."""
         self._folder, self._kind, self._block_rows = folder, kind, block_rows
         self._defaults = _defaults(kind)
         self._values = attrgetter(*self._defaults)
         self._rows: list[Row] = []
         self._keeping = Lock()
-        """Held to touch the rows that are kept."""
+        """Held to access the rows in memory."""
         self._writing = Lock()
-        """Held by who writes files."""
+        """Held while files are written."""
         self._number, self._num_lines = _go_on(folder)
         self.num_lost = 0
-        """Rows that were dropped: the disk did not take them for long, or they have no line."""
+        """Number of rows that were dropped: the disk refused them for long, or they cannot be
+        encoded."""
         self._is_loss_said = False
         self._is_plain_said = False
         self._ends = Event()
@@ -94,7 +95,7 @@ class BlockLog(Generic[Row]):
                     self._rows[:0] = [row for row, _ in lines]
 
     def close(self) -> None:
-        """Write what is kept, and end; an open block is gone on with by the next writer."""
+        """Write the rows in memory and end; the next writer continues an open block."""
         self._ends.set()
         self._thread.join()
         self._flush_or_drop()
@@ -167,7 +168,7 @@ def read_blocks(folder: Path, kind: type[Row]) -> Iterator[Row]:
 
 
 def block_files(folder: Path) -> list[Path]:
-    """Return the files of a block log in order; a block that is in two forms is named once."""
+    """Return the files of a block log in order; a block that exists in two forms is named once."""
     found: dict[str, Path] = {}
     for path in sorted(folder.glob("[0-9]*.*")):
         # The packed form sorts after the lines, and replaces them: a kill may leave both.
@@ -180,12 +181,12 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _defaults(kind: Any) -> dict[str, Any]:
-    """Return each field with its default; what has none is equal to no value."""
+    """Return each field's default; a field without one gets a value that equals no other."""
     return {field.name: field.default for field in fields(kind)}
 
 
 def _go_on(folder: Path) -> tuple[int, int]:
-    """Return the number of the open block, and its lines; removes what a kill left twice."""
+    """Return the number and lines of the open block; removes files that a kill left twice."""
     files = block_files(folder)
     for path in files:
         if path.suffix == ".parquet":

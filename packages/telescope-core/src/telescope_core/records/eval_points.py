@@ -12,37 +12,38 @@ from telescope_core.base.types import WeightVersion
 
 
 class EvalPointState(StrEnum):
-    """What became of an eval."""
+    """The outcome of an eval."""
 
     DONE = "done"
-    """Played; every token is of the version that was to be evaluated."""
+    """Played, and every token was sampled with the version to be evaluated."""
     MIXED = "mixed"
-    """Played, and some tokens are of other versions: its numbers are of no single one."""
+    """Played, but some tokens were sampled with other versions, so that its numbers belong to
+    none."""
     SKIPPED = "skipped"
-    """Not begun."""
+    """Not started."""
     FAILED = "failed"
-    """Begun, and ended by an error."""
+    """Started, and ended by an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalPoint:
-    """One eval of one version of the weights, or why there is none."""
+    """One eval of one version of the weights, or the reason why there is none."""
 
     time_s: float
-    """When it was known, in seconds since 1970, UTC."""
+    """Time at which the outcome was known, in seconds since 1970, UTC."""
     name: str
-    """Of the eval in the settings."""
+    """Name of the eval in the settings."""
     tag: str
     """`before`, `after` or `step-N`, as in the name of its folder."""
     version: WeightVersion
-    """Which weights were to be evaluated: the number of steps that they had been trained."""
+    """The version to be evaluated: the number of steps that its weights were trained for."""
     state: EvalPointState
     reason: str = ""
-    """Why it is not `done`."""
+    """Reason why the state is not `done`."""
     lag_steps: int = 0
-    """Steps that training had gone further when it was known."""
+    """Number of further steps that training had taken when it was known."""
     versions: tuple[WeightVersion, ...] = ()
-    """Which weights sampled its tokens."""
+    """Versions of the weights that sampled its tokens."""
     num_scored: int = 0
     """Rollouts with a reward."""
     num_failed: int = 0
@@ -52,13 +53,13 @@ class EvalPoint:
     pass_at: Mapping[int, float] = field(default_factory=dict[int, float])
     """k -> pass@k."""
     duration_s: float = 0.0
-    """Seconds that it took."""
+    """Name of its folder in `evals`, whether or not that exists; empty = not recorded."""
     folder: str = ""
     """Name of its folder in `evals`, whether or not that is there; empty = not recorded."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "EvalPoint":
-        """Return what a line of `eval_points.jsonl` says."""
+        """Return the point in a line of `eval_points.jsonl`."""
         values: dict[str, Any] = {
             **row,
             "state": EvalPointState(row["state"]),

@@ -1,4 +1,4 @@
-"""What happened to each attempt at a rollout, and when: the rows of `events/` in a run folder.
+"""Events of each attempt at a rollout: the rows of `events/` in a run folder.
 
 Rows of a step are lines of JSON, appended while the step goes on, so that they are there after a
 kill. When the step is complete, they become one Parquet file, which is about 20 times smaller, and
@@ -28,35 +28,35 @@ from telescope_core.records.step_files import merge, part_of, parts_in, separate
 
 _FLUSH_S = 1.0
 _WRITER_OPTIONS = {"compression": {"time_s": "zstd", "group_id": "zstd", "reason": "zstd"}}
-"""The columns that are worth a compressor; of the others, dictionaries leave a few bits."""
+"""Columns worth compressing; dictionaries leave only a few bits of the others."""
 _MOST_KEPT = 1024
-"""Events that are written at once, before `_FLUSH_S` have passed."""
+"""Number of events that are written at once, before `_FLUSH_S` have passed."""
 
 
 class Stage(StrEnum):
-    """What an attempt is doing."""
+    """The stage of an attempt."""
 
     DRAWN = "drawn"
-    """It is known what is to be played."""
+    """Its example has been chosen."""
     WAITING = "waiting"
-    """It waits for a slot: to begin, or to ask the model again."""
+    """It waits for a slot, to begin or for its next model call."""
     GENERATING = "generating"
-    """A server is working for it."""
+    """A server generates for it."""
     ENVIRONMENT = "environment"
-    """The environment is at work: it sets up, runs tools, or makes the next prompt."""
+    """The environment works: it sets up, runs tools, or makes the next prompt."""
     SCORING = "scoring"
     """Rewards and metrics are computed."""
     DONE = "done"
-    """It has ended with a score."""
+    """It ended with a score."""
     CANCELLED = "cancelled"
-    """It was stopped; the reason says why."""
+    """It was stopped, for the given reason."""
     FAILED = "failed"
-    """It ended without a score; the reason says why."""
+    """It ended without a score, for the given reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEvent:
-    """An attempt begins a stage."""
+    """The start of a stage of an attempt."""
 
     time_s: float
     """On the clock of the event loop; in a run folder, seconds since 1970, UTC."""
@@ -74,16 +74,16 @@ class AttemptEvent:
     server: str = ""
     """For `generating`: address of the server."""
     version: WeightVersion | None = None
-    """For `generating`: the newest live weights."""
+    """For `generating`: the newest live version of the weights."""
     reason: str = ""
-    """For `cancelled` and `failed`: why."""
+    """For `cancelled` and `failed`: the reason."""
 
 
 _NAMES = tuple(field.name for field in fields(AttemptEvent))
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
-    """An event as its line has it: seconds since 1970, and what most events lack left out."""
+    """The line of an event: seconds since 1970, without the fields that most events lack."""
 
     time_s: float
     step: int
@@ -103,14 +103,14 @@ _DECODER = msgspec.json.Decoder(_Line)
 
 
 class EventSink(Protocol):
-    """Where events go: `EventLog`, or a test's list."""
+    """Receives events: `EventLog`, or a list in a test."""
 
     def add(self, event: AttemptEvent) -> None:
         """Record `event`; must be quick, and must not fail."""
         ...
 
     def pack(self, step: int) -> None:
-        """Note that no event of `step` will follow. May take as long as writing a file."""
+        """Note that no more events of `step` will follow. May take as long as writing a file."""
         ...
 
 
@@ -124,18 +124,18 @@ class EventLog:
     def __init__(
         self, folder: Path, *, hear: Callable[[AttemptEvent], None] = lambda event: None
     ) -> None:
-        """`hear` is given each event, with its time on the clock of the event loop."""
+        """`hear` is called with each event, whose time is on the clock of the event loop."""
         self._folder = folder
         self._hear = hear
         self._events: defaultdict[int, list[AttemptEvent]] = defaultdict(list)
         self._num_kept = 0
         self._keeping = Lock()
-        """Held to touch the events that are kept."""
+        """Held to access the events in memory."""
         self._writing = Lock()
-        """Held by who writes files."""
+        """Held while files are written."""
         self._timer: asyncio.TimerHandle | None = None
         self._epoch_s: float | None = None
-        """When the clock of the event loop was 0, seconds since 1970."""
+        """Time at which the clock of the event loop was 0, in seconds since 1970."""
 
     def add(self, event: AttemptEvent) -> None:
         """Record `event`; it is on disk about a second later."""
@@ -183,7 +183,7 @@ class EventLog:
                         self._num_kept += len(events)
 
     def pack(self, step: int) -> None:
-        """Write the events of `step`, which are complete, as one Parquet file.
+        """Write the events of `step`, which is complete, as one Parquet file.
 
         Raises NoRoomError if the disk is full; the lines are then still there.
         """
@@ -215,7 +215,7 @@ def read_events(folder: Path, *, step: int | None = None) -> list[AttemptEvent]:
 
 
 def drop_events(folder: Path, *, after: int, is_repeated: Callable[[AttemptEvent], bool]) -> None:
-    """Remove the events of attempts that a resumed run plays again, from steps after `after`."""
+    """Remove the events after step `after`, of attempts that a resumed run plays again."""
     separate(folder, after=after, options=_WRITER_OPTIONS)
     for step in _steps(folder):
         if step > after:
@@ -265,7 +265,7 @@ def _lines(events: Iterable[AttemptEvent], epoch_s: float = 0.0) -> bytes:
 
 
 def _read_lines(path: Path) -> list[_Line]:
-    """Return what is in a file of lines, without those that a kill cut short."""
+    """Return the events in a file of lines, without a line that a kill cut short."""
     try:
         return _DECODER.decode_lines(path.read_bytes())
     except FileNotFoundError:

@@ -34,7 +34,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def why_no_object(path: Path) -> str:
-    """Return why `read_json` found no object in `path`, to be said of its folder."""
+    """Return why `read_json` found no object in `path`, as a sentence about its folder."""
     if not path.exists():
         return f"it has no {path.name}"
     return (

@@ -17,7 +17,7 @@ from telescope_core.records.room import room_for
 
 @contextmanager
 def whole_file(path: Path, *, needed_bytes: int | None = None) -> Generator[Path]:
-    """Yield a temporary path, which is renamed to `path` when the block ends without an error.
+    """Yield a temporary path that is renamed to `path` when the block ends without an error.
 
     Creates the parent folder of `path`. Readers see the old file or the new one, never a part.
     `needed_bytes`: size of the new one, where it is known.
@@ -36,7 +36,7 @@ def whole_file(path: Path, *, needed_bytes: int | None = None) -> Generator[Path
 
 @contextmanager
 def whole_folder(path: Path) -> Generator[Path]:
-    """Give an empty folder to fill; it replaces `path` when the block ends without an error.
+    """Yield an empty folder that replaces `path` when the block ends without an error.
 
     After an error `path` is as it was, and what was written is deleted.
     """
@@ -71,7 +71,7 @@ def put_in_place(path: Path) -> None:
 
 
 def end_replacing(folder: Path) -> None:
-    """Give folders in `folder` their names that a crash left without any, between two renames.
+    """Finish replacements in `folder` that a crash interrupted between two renames.
 
     No process may be writing there.
     """
@@ -94,7 +94,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Delete the leftovers of crashes in `folder`; no process may be writing there."""
+    """Delete leftovers of crashes in `folder`, where no process may be writing."""
     end_replacing(folder)
     for leftover in ("partial", "old", "removed"):
         for path in folder.glob(f".*.{leftover}"):

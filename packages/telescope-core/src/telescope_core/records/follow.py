@@ -1,4 +1,4 @@
-"""`FollowedLines`: the objects of a file of JSON lines, as they are appended by somebody else."""
+"""`FollowedLines`: the objects in a file of JSON lines that another process appends to."""
 
 import json
 import os
@@ -7,16 +7,16 @@ from typing import Any, NamedTuple, cast
 
 
 class Appended(NamedTuple):
-    """The lines that were appended to a file since it was looked at last."""
+    """Lines appended to a file since it was last read."""
 
     rows: list[dict[str, Any]]
-    """The new objects; lines that are no object are left out."""
+    """The new objects, without lines that are no object."""
     is_anew: bool
-    """The file was written anew, so that what was read before is gone, and `rows` begin it."""
+    """Whether the file was rewritten, so that `rows` replace everything read before."""
 
 
 class FollowedLines:
-    """Reads a file that grows, and that may be replaced by a shorter one."""
+    """Reads a file that grows and may be replaced by a shorter one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -62,7 +62,7 @@ def _identity(stream: Any) -> _Identity:
 
 
 def _object(line: bytes) -> list[dict[str, Any]]:
-    """Return the object of a line in a list; none if it is something else."""
+    """Return the object of a line in a list; an empty list for other lines."""
     try:
         row: object = json.loads(line)
     except ValueError:

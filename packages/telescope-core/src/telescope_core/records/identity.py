@@ -60,7 +60,7 @@ class Resume(BaseModel):
     checkpoint: str
     """Its folder; `NOTHING_SAVED` for a run that begins again in its folder."""
     run: str = ""
-    """Folder of the run that wrote the checkpoint, if that is another one and is there."""
+    """Folder of the run that wrote the checkpoint, if it was another run and still exists."""
     changed: tuple[str, ...] = ()
     """Settings that differ from the checkpoint's."""
 
@@ -89,13 +89,14 @@ class RunInfo(BaseModel):
     environments: dict[str, EnvironmentRecord] = Field(default_factory=dict)
     """Name of the environment in the settings -> record of its code."""
     inputs: dict[str, str] = Field(default_factory=dict)
-    """Each file that the run reads beside its environments, as `setting: file`, and its digest."""
+    """Each file that the run reads besides its environments, as `setting: file`, with its
+    digest."""
     chat_template: dict[str, JsonValue] = Field(default_factory=dict)
-    """What the chat template does to sampled turns; empty before it is tested."""
+    """Effects of the chat template on sampled turns; empty until it is tested."""
     reward_ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)
-    """Least and largest reward by the names of environments; empty before they are asked."""
+    """Least and largest reward by name of environment; empty until they are known."""
     reward_weights: dict[str, dict[str, float]] = Field(default_factory=dict)
-    """Factor of each part of the reward, by the names of environments; likewise."""
+    """Factor of each part of the reward, by name of environment; likewise."""
 
     @property
     def observed_state(self) -> RunState:

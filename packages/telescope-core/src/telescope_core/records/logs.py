@@ -1,4 +1,4 @@
-"""What the processes of a run log: one JSON object a line, in `logs/` of the run folder.
+"""Logs of the processes of a run: one JSON object a line, in `logs/` of the run folder.
 
 Each process has a file of its own, `COMPONENT[-SOURCE].jsonl`, and calls `Logs.begin` once. A file
 that is full is renamed to `....1.jsonl`, the one before it to `....2.jsonl`, and so on.
@@ -22,11 +22,11 @@ from typing import IO, Any, NamedTuple, Self
 from telescope_core.base.secret_names import hidden, secret_values
 
 MAX_BYTES = 64 * 2**20
-"""Size at which a file is renamed, and a new one begun."""
+"""Size at which a file is renamed and a new one is started."""
 NUM_OLD = 3
-"""Full files that are kept of one process."""
+"""Number of full files that are kept for each process."""
 MAX_LINE_BYTES = 16 * 2**10
-"""Size of a line with its end; the middle of a message that is longer is left out."""
+"""Largest line, with its end; a longer message loses its middle."""
 SHOWN_AS = "shown_as"
 """Attribute of a record that a person was shown: the level that its line has. Such a record has the
 level INFO, so that nothing shows it on the terminal a second time."""
@@ -36,7 +36,7 @@ _LOUD = (
     *("huggingface_hub", "matplotlib", "mcp", "numba", "openai", "opentelemetry", "ray"),
     *("torch", "transformers", "urllib3", "uvicorn", "vllm", "wandb"),
 )
-"""Libraries that log at INFO what nobody looks for: their warnings are enough."""
+"""Libraries whose INFO messages are of no use: only their warnings are logged."""
 _LEVELS = ((logging.ERROR, "error"), (logging.WARNING, "warning"), (logging.INFO, "info"))
 _NUMBER = re.compile(r"\.(\d+)$")
 _TAIL_BYTES = 4 * MAX_LINE_BYTES
@@ -45,11 +45,11 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logs:
-    """Where the processes of a run write what they log, and how much of it."""
+    """The folder and the level of the logs of a run."""
 
     folder: Path
     is_debug: bool = False
-    """Debug messages of Telescope's own code are written too."""
+    """Whether debug messages of Telescope's own code are written too."""
 
     def begin(
         self,
@@ -59,7 +59,7 @@ class Logs:
         shows_warnings: bool = True,
         secrets: Iterable[str] = (),
     ) -> "ProcessLog":
-        """Write the log lines of this process from now on, until `close` or its end.
+        """Write this process's log lines from now on, until `close` or its end.
 
         `component` says what kind of process this is, and `source` which one. `shows_warnings`:
         they go to stderr too, where Python writes them otherwise. `secrets`: values that are left
@@ -78,7 +78,7 @@ class Logs:
 
 
 class ProcessLog:
-    """What of this process is written to its log; as a context manager, until the context ends."""
+    """The log of this process; as a context manager, it lasts until the context ends."""
 
     def __init__(
         self, handler: "JsonLines | None", *, is_debug: bool, shows_warnings: bool
@@ -116,12 +116,12 @@ class ProcessLog:
         self.close()
 
     def next_life(self) -> None:
-        """Count one more start of the program that this process looks after."""
+        """Count another start of the program that this process supervises."""
         if self._handler is not None:
             self._handler.life += 1
 
     def close(self) -> None:
-        """Write no more of it."""
+        """Stop writing the log."""
         if self._handler is None:
             return
         logging.captureWarnings(False)
@@ -136,7 +136,7 @@ class ProcessLog:
 
 
 class JsonLines(RotatingFileHandler):
-    """Appends a line for each record, and flushes it. Nothing that goes wrong is raised."""
+    """Appends and flushes a line for each record; errors are not raised."""
 
     def __init__(
         self,
@@ -152,13 +152,13 @@ class JsonLines(RotatingFileHandler):
         )
         self.namer = _numbered_name
         self.life = last_life(path) + 1
-        """Which start this is of the processes that wrote to this log; 1 = the first."""
+        """Number of the start of the processes that wrote to this log; 1 = the first."""
         self._component, self._source = component, source
         self._hide = set(hide)
         self._has_failed = False
 
     def hide(self, values: Iterable[str]) -> None:
-        """Leave these texts out of lines from now on."""
+        """Remove these texts from lines from now on."""
         self._hide = {*self._hide, *values}
 
     def format(self, record: logging.LogRecord) -> str:
@@ -173,7 +173,7 @@ class JsonLines(RotatingFileHandler):
         return line_of(fields, hidden(_message(record), self._hide))
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say once, on stderr, that something could not be written."""
+        """Report once, on stderr, that a line could not be written."""
         if not self._has_failed:
             self._has_failed = True
             with suppress(OSError, ValueError):
@@ -190,7 +190,7 @@ class JsonLines(RotatingFileHandler):
 
 
 def telling_failure(logger: logging.Logger, what: str) -> AbstractContextManager[None]:
-    """Log, with its traceback, the exception that ends the context; it is raised on.
+    """Log the error that ends the context, with its traceback; it is raised further.
 
     `what` is done in the context. Nothing is written to stderr: whoever catches it shows it.
     """
@@ -216,7 +216,7 @@ class _TellingFailure(AbstractContextManager[None]):
 
 
 def hide_in_logs(values: Iterable[str]) -> None:
-    """Leave these secrets out of the log of this process from now on."""
+    """Remove these secrets from the log of this process from now on."""
     for one in logging.getLogger().handlers:
         if isinstance(one, JsonLines):
             one.hide(values)
@@ -226,13 +226,13 @@ class LogFiles(NamedTuple):
     """The files of one log."""
 
     name: str
-    """That of its newest file."""
+    """Name of its newest file."""
     paths: tuple[Path, ...]
     """Oldest first."""
 
 
 def log_files(paths: Iterable[Path]) -> list[LogFiles]:
-    """Return the logs that `paths` are files of, sorted by name."""
+    """Return the logs to which `paths` belong, sorted by name."""
     found: dict[str, list[tuple[int, Path]]] = {}
     for path in paths:
         name, number = base_name(path.name)
@@ -244,14 +244,14 @@ def log_files(paths: Iterable[Path]) -> list[LogFiles]:
 
 
 def base_name(name: str) -> tuple[str, int]:
-    """Return the name of a file of a log before it was full, and how many came after it."""
+    """Return the name of a log file without its number, and that number."""
     stem, suffix = os.path.splitext(name)
     match = _NUMBER.search(stem) if suffix == ".jsonl" else None
     return (name, 0) if match is None else (f"{stem[: match.start()]}{suffix}", int(match[1]))
 
 
 def log_name(component: str, source: str = "") -> str:
-    """Return the name of a log; a dot in it would look like the number of a full file."""
+    """Return the name of a log, without dots, which would look like the number of a full file."""
     text = re.sub(r"^https?://", "", source)
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-")
     return f"{component}-{plain}.jsonl" if plain else f"{component}.jsonl"
@@ -263,7 +263,7 @@ def level_name(level: int) -> str:
 
 
 def line_of(fields: Mapping[str, Any], message: str) -> str:
-    """Return a line without its end; of a message that is too long, the middle is left out."""
+    """Return a line without its end; a message that is too long loses its middle."""
     line = _line(fields, message)
     room = keep = len(message)
     while len(line) >= MAX_LINE_BYTES:
@@ -277,7 +277,7 @@ def line_of(fields: Mapping[str, Any], message: str) -> str:
 
 
 def last_life(path: Path) -> int:
-    """Return the life of the last line of a log; 0 = nothing was written."""
+    """Return the number of the last start in a log; 0 = the log is empty."""
     for one in (path, path.with_name(f"{path.stem}.1{path.suffix}")):
         with suppress(OSError), one.open("rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -310,13 +310,13 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _numbered_name(name: str) -> str:
-    """Return `driver.1.jsonl` for what Python would call `driver.jsonl.1`."""
+    """Return `driver.1.jsonl` for the name `driver.jsonl.1` that Python would choose."""
     stem, _, number = name.rpartition(".jsonl.")
     return f"{stem}.{number}.jsonl"
 
 
 def _ends_with_line(path: Path) -> bool:
-    """Return whether the last line of a file has its end, which a kill may have cost it."""
+    """Return whether the last line of a file is complete; a kill may have cut it."""
     with path.open("rb") as stream:
         if not stream.seek(0, os.SEEK_END):
             return True

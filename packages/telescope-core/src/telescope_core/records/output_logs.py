@@ -1,4 +1,4 @@
-"""What a process prints, as a log of bounded size: read from a pipe by who started it.
+"""Logs of bounded size for the output of processes, read from a pipe by their parent.
 
     the process  -- stdout, stderr -->  pipe  -->  a thread of who started it  -->  log and tail
 
@@ -21,15 +21,15 @@ from telescope_core.base.secret_names import hidden
 from telescope_core.records.logs import MAX_BYTES, JsonLines
 
 INFERENCE = "inference"
-"""The component of what inference servers print."""
+"""Component of the output of inference servers."""
 ENVIRONMENT_OUTPUT = "environment_output"
-"""The component of what environment workers print."""
+"""Component of the output of environment workers."""
 _READ_BYTES = 2**16
 _TAIL_LINES = 50
 _POLL_S = 0.25
-"""Seconds after which the beginning of a line is written without its end, such as a question."""
+"""Seconds after which an incomplete line is written, such as a question."""
 _LAST_WORDS_S = 1.0
-"""Seconds for which it is read on at the end, if somebody prints without a pause."""
+"""Longest time in seconds to read on at the end, if output does not stop."""
 _LEVELS = {
     **{"TRACE": logging.DEBUG, "DEBUG": logging.DEBUG, "INFO": logging.INFO},
     **{"NOTICE": logging.INFO, "WARN": logging.WARNING, "WARNING": logging.WARNING},
@@ -41,13 +41,13 @@ _FAULT = re.compile(
     r"\*\*\* SIG\w+ received|terminate called|Check failed|\bFATAL\b|Fatal Python error"
     r"|[Ss]egmentation fault|[Oo]ut of memory|cannot allocate memory",
 )
-"""What says in one line that a process ends by a fault."""
+"""Texts in a line that mean that a process ends by a fault."""
 _HEAD = 120
-"""Characters at the beginning of a line in which its level is looked for."""
+"""Characters at the beginning of a line that are searched for its level."""
 
 
 def first_error(text: str) -> str:
-    """Return the line of what a process printed that says what went wrong first; empty if none.
+    """Return the line of a process's output with the first cause of its failure; empty if none.
 
     Of a traceback, that is the line with the exception.
     """
@@ -64,7 +64,7 @@ def first_error(text: str) -> str:
 
 
 def is_output(name: str) -> bool:
-    """Return whether the log called `name` is what a process printed."""
+    """Return whether the log called `name` holds the output of a process."""
     return name.endswith(".log") or name.startswith((f"{INFERENCE}-", f"{ENVIRONMENT_OUTPUT}-"))
 
 
@@ -84,7 +84,7 @@ class OutputLog:
         max_bytes: int = MAX_BYTES,
         hear: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """`path`: of the log; None = only its tail is kept. `hide`: values that are left out.
+        """`path`: the log; None = only its tail is kept. `hide`: values that are removed from it.
 
         `hear` is given each line, without those values, in a thread.
         """
@@ -100,18 +100,18 @@ class OutputLog:
         self._level = logging.INFO
         self._ends_s: float | None = None
         self.num_bytes = 0
-        """What it has printed so far."""
+        """Number of bytes printed so far."""
         self._read_end, self.fd = os.pipe()
         self._closing = Lock()
         self._thread = Thread(target=self._read, name="output of a process", daemon=True)
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody may print more: the process, or one that it has started."""
+        """Whether more may be printed, by the process or by one that it has started."""
         return self._thread.is_alive()
 
     def begin(self) -> None:
-        """Read; the process holds the other end by now."""
+        """Start reading; the process must hold the other end by now."""
         self._close_fd()
         self._thread.start()
 
@@ -120,13 +120,13 @@ class OutputLog:
         return "\n".join(list(self._tail)[-num_lines:])
 
     def hide(self, values: Iterable[str]) -> None:
-        """Leave these texts out of lines from now on."""
+        """Remove these texts from lines from now on."""
         self._hide = {*self._hide, *values}
         if self._handler is not None:
             self._handler.hide(self._hide)
 
     def drain(self, within_s: float) -> None:
-        """Wait until all is read that a process which has ended had printed."""
+        """Wait until all output of a process that has ended is read."""
         if self._thread.ident is not None:
             self._thread.join(within_s)
 
@@ -193,7 +193,7 @@ class OutputLog:
 
 
 class _PlainLines(JsonLines):
-    """The same as text, without time and level."""
+    """Writes the same as plain text, without time and level."""
 
     def __init__(
         self, path: Path, *, component: str, source: str, hide: Iterable[str], max_bytes: int

@@ -1,4 +1,4 @@
-r"""Finding the final answer: in what a policy wrote, and in the worked solution of a dataset.
+r"""Find the final answer in a policy's completion, and in the worked solution of a dataset.
 
 The rule, in its order, stands in docs/reference/grading-mathematics.md.
 """
@@ -17,7 +17,7 @@ from telescope_core.parsers import boxed_answer
 
 _BOX = "\\boxed"
 _MAX_COMPLETION = 100_000
-"""Characters at the end of a completion that are looked at."""
+"""Characters at the end of a completion that are searched."""
 _MAX_LINE = 2000
 _AROUND = r"(?:[\s,;$]|\\[()\[\]]|\\q?quad)*"
 _JOINED = re.compile(rf"{_AROUND}(?:and|or|\\text\{{ *(?:and|or) *\}}|,|;){_AROUND}")
@@ -35,7 +35,7 @@ _WORD = re.compile(r"[A-Za-z]{2,}")
 _SCALE = re.compile(r"(?:hundred|thousand|million|billion|trillion|dozen)s?[.,;]?")
 _COMMANDS = re.compile(r"\\(?:text|mathrm|mbox|textbf|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
-"""What worked solutions of GSM8K hold for a calculator: `<<18-7=11>>`."""
+"""Calculator notes in worked solutions of GSM8K: `<<18-7=11>>`."""
 _TIMES = re.compile(r"(?<=[0-9]) ?[xX] ?(?=\$?[0-9])")
 _EDGE = re.compile(r"^[\s,;:.*/+=_-]|[\s,;:.*/+=_-]$")
 
@@ -80,12 +80,12 @@ def final_answer(solution: str) -> str:
 
 
 def has_box(completion: str) -> bool:
-    """Whether the completion boxes a non-empty answer."""
+    """Return whether the completion boxes a non-empty answer."""
     return bool(boxed_answer(completion[-_MAX_COMPLETION:]))
 
 
 def _boxes(tail: str) -> str:
-    """Return what is in the last box, with the boxes that `and`, `or` or a comma joins to it."""
+    """Return the content of the last box, and of boxes that `and`, `or` or a comma joins to it."""
     found = boxed_answer(tail)
     if not found:
         return ""
@@ -108,7 +108,7 @@ def _on_one_line(text: str) -> str:
 
 
 def _with_paragraph(tail: str, line: "re.Match[str]") -> str:
-    """Return what is announced: the rest of the line, or the first text below it."""
+    """Return the announced answer: the rest of the line, or the first text below it."""
     rest = line["rest"] if line["rest"] is not None else line["hashes"]
     rest = rest.strip()
     is_open = rest in ("\\[", "$$")
@@ -119,7 +119,7 @@ def _with_paragraph(tail: str, line: "re.Match[str]") -> str:
 
 
 def _announced(text: str) -> str:
-    """Return the answer in a text that announces it: all of it if it is no prose."""
+    """Return the answer in a text that announces it: all of it unless it is prose."""
     if _BOX in text:
         return _boxes(text)
     said = _SAID.match(text)
@@ -136,7 +136,7 @@ def _announced(text: str) -> str:
 
 
 def _words(text: str) -> str:
-    """Return an answer in a few words, such as `no solution`; a sentence is none."""
+    """Return an answer in a few words, such as `no solution`; None for a sentence."""
     return text if len(text.split()) <= 3 and text[:1].isalpha() else ""
 
 
@@ -167,7 +167,7 @@ def _searched(line: str) -> str:
 
 
 def _formulas(line: str) -> list[tuple[int, int, str]]:
-    r"""Return start, end and text of what stands between dollars, `\(...\)` or `\[...\]`.
+    r"""Return start, end and text of each formula between dollars, `\(...\)` or `\[...\]`.
 
     A dollar before a digit is money where what follows it up to the next dollar holds words, or
     ends with an operator or a space.
@@ -195,7 +195,7 @@ def _is_money(inside: str) -> bool:
 
 
 def _last_mathematics(line: str) -> str:
-    """Return the last run of words of `line` that are mathematics and hold a digit or a command."""
+    """Return the last words of `line` that form mathematics with a digit or a command."""
     runs: list[list[str]] = [[]]
     for word in _CALCULATOR.sub("", line.replace("**", " ")).split():
         bare = word.strip("()[]{}.,;:!?\"'")
@@ -229,7 +229,7 @@ def _balanced(text: str) -> str:
 
 
 def _right_side(text: str) -> str:
-    """Return what an equation says its left side is worth, and other text as it is."""
+    """Return the last side of an equation, and other text as it is."""
     if text.rstrip().endswith("="):
         return ""
     plain = normalized(_TIMES.sub(" * ", text))

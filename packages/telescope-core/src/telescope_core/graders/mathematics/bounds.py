@@ -1,4 +1,4 @@
-"""Refusing answers that are not worth a symbolic comparison, such as towers of powers. Pure.
+"""Refuse answers that are too costly for a symbolic comparison, such as towers of powers. Pure.
 
 A comparison is bounded anyway, by processor time; this only keeps a policy that writes such answers
 again and again from spending all of it.
@@ -14,7 +14,7 @@ _EXPONENT = re.compile(r"\^[\s{(\\-]*([0-9]+)", re.ASCII)
 
 
 def is_worth_comparing(answer: str) -> bool:
-    """Whether `answer` is short and free of towers of powers."""
+    """Return whether `answer` is short and free of towers of powers."""
     if len(answer) > MAX_CHARACTERS:
         return False
     exponents = [max(1, int(exponent)) for exponent in _EXPONENT.findall(answer)]
@@ -22,7 +22,7 @@ def is_worth_comparing(answer: str) -> bool:
 
 
 def _has_nested_power(text: str) -> bool:
-    """Whether an exponent holds or is followed by a power, as in `2^{3^4}` or `2^3^4`."""
+    """Return whether an exponent holds or is followed by a power, as in `2^{3^4}` or `2^3^4`."""
     inside_exponent = [False]
     expects_exponent = follows_exponent = False
     for character in text:

@@ -18,9 +18,9 @@ from typing import Any, cast
 MEMORY_BYTES = 4 * 2**30
 """Address space of a helper process; an answer that needs more is not equal."""
 CPU_LIMIT_SIGNAL = signal.SIGPROF
-"""What ends the process when a pair has used its processor time."""
+"""Signal that ends the process when a pair has used up its processor time."""
 _POINTS = ((3, 7), (-5, 11), (17, 4), (-2, 9))
-"""Where two formulas that are said to be equal have to agree: the first fraction, and its step."""
+"""Points at which equal formulas must agree: for each, the first fraction and its step."""
 _DIGITS = 30
 _CLOSE = 10**12
 """Values agree when their difference is smaller than the larger of them by this factor."""
@@ -33,11 +33,11 @@ class Verdict(StrEnum):
     """The result of a comparison."""
 
     EQUAL = "equal"
-    """Both are worth the same."""
+    """Both have the same value."""
     DIFFERENT = "different"
-    """Both can be read, and are not worth the same."""
+    """Both can be read, and have different values."""
     UNREADABLE = "unreadable"
-    """One of them cannot be read, or the comparison took too long: it is not gradable."""
+    """One of them cannot be read, or the comparison took too long, so that it cannot be graded."""
 
 
 def main() -> None:
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def compare(answer: str, right: str) -> Verdict:
-    """Return whether two formulas are worth the same; has no limits of its own.
+    """Return whether two formulas have the same value; there are no limits on time or memory.
 
     Units are ours to read: math-verify would take `5t` for 5. Decimals are exact, and what it calls
     equal must also agree in value: it takes numbers below 1e-15 for zero.
@@ -114,7 +114,7 @@ def _parsed(text: str, *, is_real: bool) -> Any:
 
 
 def _agree(one: Any, other: Any) -> bool:
-    """Whether two expressions have the same value at each of the points where they have one."""
+    """Return whether two expressions have the same value at each point where both have one."""
     sympy: Any = import_module("sympy")
     if not isinstance(one, sympy.Expr) or not isinstance(other, sympy.Expr):
         return True

@@ -1,4 +1,4 @@
-"""`MathGrader`: whether a final answer is worth the same as the right one."""
+"""`MathGrader`: decides whether a final answer has the same value as the right one."""
 
 import threading
 from collections import OrderedDict
@@ -24,7 +24,7 @@ from telescope_core.graders.mathematics.values import (
 CPU_LIMIT_S = 2.0
 """Processor time of one comparison; usual ones take a millisecond."""
 _KEPT = 1024
-"""Verdicts that are kept, so that a reward and a metric of one rollout compare once."""
+"""Verdicts that are cached, so that a reward and a metric of one rollout compare only once."""
 _ANY_ORDER = {ValueKind.LIST, ValueKind.SET, ValueKind.UNION}
 _AS_A_LIST = {ValueKind.LIST, ValueKind.SET}
 _BRACKETS = {ValueKind.OPEN, ValueKind.CLOSED, ValueKind.LEFT_OPEN, ValueKind.RIGHT_OPEN}
@@ -46,11 +46,11 @@ class MathGrader:
         self._verdicts: OrderedDict[tuple[str, str], Future[Verdict]] = OrderedDict()
 
     def are_equal(self, answer: str, right: str) -> bool:
-        """Whether `answer` is worth the same as `right`."""
+        """Return whether `answer` has the same value as `right`."""
         return self.compare(answer, right) is Verdict.EQUAL
 
     def compare(self, answer: str, right: str) -> Verdict:
-        """Return whether `answer` is worth the same as `right`, or cannot be read.
+        """Return whether `answer` has the same value as `right`, or cannot be read.
 
         An empty answer is no answer, and different.
         """
@@ -83,7 +83,7 @@ class MathGrader:
 
 
 def numbers_match(answer: str, right: str) -> bool:
-    """Whether `answer` is a finished number, not a calculation, worth the same as `right`.
+    """Return whether `answer` is a number, not a calculation, with the same value as `right`.
 
     Both are read as `MathGrader` reads them.
     """
@@ -133,7 +133,7 @@ def _values(value: Value, right: Value, ask: Ask) -> Verdict:
 
 
 def _formulas(value: Value, right: Value, ask: Ask) -> Verdict:
-    """Compare two values of which at least one is a formula, and neither a group."""
+    """Compare two values of which at least one is a formula and none is a group."""
     for one, other in ((value, right), (right, value)):
         if isinstance(one, Formula) and isinstance(other, Amount) and not one.is_numeric:
             # A variable is no number; a command that is not known may hide one.
@@ -172,7 +172,7 @@ def _groups(value: Value, right: Value, ask: Ask) -> Verdict:
 
 
 def _listed(value: Value, other: Value) -> Value:
-    """Return a number such as `1,234` as the list that it also is, where the other is a list."""
+    """Return a number such as `1,234` as the list that it may also be, if the other is a list."""
     if isinstance(value, Amount) and isinstance(other, Grouped) and other.kind in _AS_A_LIST:
         parts = split_list(value.text, groups=False)
         if len(parts) == len(other.members) > 1:

@@ -25,9 +25,9 @@ _PROGRAM = (
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT", "LD_LIBRARY_PATH")
 _START_LIMIT_S = 120.0
 _WALL_PER_CPU = 30.0
-"""Seconds on the wall for each second of processor time, after which the machine is to blame."""
+"""Seconds of wall time per second of processor time, after which the machine is to blame."""
 _OWN_ENDS = frozenset({-CPU_LIMIT_SIGNAL, -6, -11})
-"""Statuses that the formulas cause: the time was over, or a parser ran out of stack or memory."""
+"""Exit codes that the formulas cause: out of time, or a parser out of stack or memory."""
 
 
 class Helpers:
@@ -42,7 +42,7 @@ class Helpers:
         self._is_closed = False
 
     def compare(self, answer: str, right: str) -> Verdict:
-        """Return whether two formulas are worth the same; unreadable if the time is not enough.
+        """Return whether two formulas have the same value; unreadable if the time runs out.
 
         Raises EnvironmentLoadError without `math-verify`, ProcessDiedError when a process dies for
         another reason than the formulas.
@@ -159,7 +159,7 @@ class _Helper:
             return self._process
 
     def _answer(self, process: "subprocess.Popen[bytes]", limit_s: float) -> Any:
-        """Return the next line that `process` says; None when it ends without one."""
+        """Return the next line of `process`; None if it ends without one."""
         assert process.stdout is not None, "it was started with a pipe"
         descriptor = process.stdout.fileno()
         ends_s = time.monotonic() + limit_s

@@ -1,4 +1,4 @@
-r"""One spelling for what answers write in many: Unicode signs, looks in TeX, spaces. Pure.
+r"""Reduce the notations of answers to one: Unicode signs, TeX formatting, spaces. Pure.
 
 Nothing that changes the value is dropped: letters, functions and words stay.
 """
@@ -7,7 +7,7 @@ import re
 import unicodedata
 
 MAX_CHARACTERS = 500
-"""Of an answer that is read; no right answer is longer."""
+"""Characters of an answer that are read; no right answer is longer."""
 _GREEK = {
     chr(code): unicodedata.name(chr(code)).rpartition(" ")[2].lower()
     for code in (*range(0x3B1, 0x3CA),)
@@ -106,7 +106,7 @@ _SPELLINGS = (
 
 
 def normalized(text: str) -> str:
-    """Return `text` with one spelling for each sign, without dollars, looks and a full stop."""
+    """Return `text` with one spelling for each sign, without dollars, formatting and full stop."""
     plain = _VULGAR.sub(_as_fraction, text)
     plain = _RAISED.sub(lambda found: f"^{{{_digits(found[0])}}}", plain)
     plain = _LOWERED.sub(lambda found: f"_{{{_digits(found[0])}}}", plain)
@@ -122,7 +122,7 @@ def normalized(text: str) -> str:
 
 
 def closing(text: str, start: int) -> int:
-    """Return where the bracket at `start` closes, whatever the kinds of the two; -1 if nowhere."""
+    """Return the position at which the bracket at `start` closes, of any kind; -1 if nowhere."""
     depth = 0
     for at, part in bracketed(text, start):
         depth += part
@@ -132,7 +132,7 @@ def closing(text: str, start: int) -> int:
 
 
 def bracketed(text: str, start: int = 0) -> list[tuple[int, int]]:
-    r"""Return the place of each bracket from `start` on, with 1 for an opening and -1 for another.
+    r"""Return the position of each bracket from `start` on, with 1 for an opening, else -1.
 
     `\{` and `\}` are brackets like `{` and `}`; the place is that of the last character.
     """
@@ -153,7 +153,7 @@ def _digits(text: str) -> str:
 
 
 def _without_dollars(text: str) -> str:
-    r"""Return `text` without the signs around a formula; a sign before a digit stays, as money."""
+    r"""Return `text` without dollar signs around formulas; one before a digit stays, as money."""
     plain = text.strip()
     for before, after in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         inside = plain.rstrip(".")

@@ -1,4 +1,4 @@
-r"""Numbers in the ways in which answers write them, read exactly and without a parser. Pure."""
+r"""Read numbers in the notations of answers, exactly and without a parser. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -50,12 +50,13 @@ class Amount:
     """In its unit: 25 for `25%`."""
     unit: Unit | None = None
     is_quotient: bool = False
-    """Whether it is written as a fraction, which is a calculation where it is a whole number."""
+    """Whether it is written as a fraction, which is a calculation if its value is a whole
+    number."""
     text: str = ""
-    """As it was written, normalized, which may also be a list: `1,234`."""
+    """The normalized text, which may also be a list: `1,234`."""
 
     def equals(self, other: "Amount") -> bool:
-        """Whether both are worth the same; a unit that one side leaves out is not held against it.
+        """Return whether both have the same value; a unit that one side leaves out is ignored.
 
         A percentage is a number as well: 25% is 25, where the other side left out the sign, and it
         is 0.25.
@@ -74,7 +75,7 @@ class Amount:
 
 
 def read_amount(text: str) -> Amount | None:
-    """Return the number with its unit that all of normalized `text` writes; None if it is none."""
+    """Return the number and unit that all of normalized `text` forms; None if it is no number."""
     body, unit = split_unit(_SCALE_IN_TEXT.sub(_scale_and_unit, text))
     while re.fullmatch(r"\([^(),]*\)|\{[^{},]*\}", body):
         body = body[1:-1].strip()
@@ -127,7 +128,7 @@ def _value(found: "re.Match[str]") -> Fraction | None:
 
 
 def _plain(text: str) -> Fraction:
-    """Return the value of digits with separators of thousands and a decimal point."""
+    """Return the value of digits with thousands separators and a decimal point."""
     digits = _SEPARATORS.sub("", text)
     if digits.count(".") > 1:
         digits = digits.replace(".", "")

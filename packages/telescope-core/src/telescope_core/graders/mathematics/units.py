@@ -1,4 +1,4 @@
-r"""Units of answers: a closed list, in the ways in which answers write them. Pure.
+r"""Units of answers: a closed list, and the ways in which answers write them. Pure.
 
 What is not in the list is no unit, except the words of a `\text{...}` at the end, such as
 `5\text{ red apples}`: they are a label, unless one of them is a number word or joins two values.
@@ -13,12 +13,12 @@ Dimensions = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """A unit in which values are counted."""
+    """A unit of measurement."""
 
     dimensions: Dimensions
     """Name of a dimension and its power, sorted by name."""
     factor: Fraction = Fraction(1)
-    """How many of the dimension's base unit it is."""
+    """Its size in the base unit of its dimension."""
 
 
 PERCENT = Unit(dimensions=(("percent", 1),))
@@ -152,7 +152,7 @@ _TOKEN_IN_TEXT = re.compile(r"[A-Za-z]+|\^ *-?\d|/|[^ .\-]")
 
 
 def _product(words: list[tuple[str, bool]]) -> Unit | None:
-    """Return the unit of words with powers and divisions; None if one of them is no unit."""
+    """Return the unit of words with powers and divisions; None if a word is not a unit."""
     powers: dict[str, int] = {}
     factor, sign, next_power = Fraction(1), 1, 1
     last: tuple[str, Fraction] | None = None
@@ -183,7 +183,7 @@ def _product(words: list[tuple[str, bool]]) -> Unit | None:
 
 
 def _unit_of(word: str, *, is_text: bool) -> tuple[str, Fraction] | None:
-    """Return dimension and factor; a single letter is a unit only where the text is upright."""
+    """Return dimension and factor; a single letter counts as a unit only in upright text."""
     if len(word) == 1:
         return _UNITS.get(word) if is_text else None
     small = word.lower()

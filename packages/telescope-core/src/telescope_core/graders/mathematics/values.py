@@ -1,4 +1,4 @@
-r"""Values in the ways in which answers write them: numbers, lists, sets, tuples, intervals. Pure.
+r"""Read values in the notations of answers: numbers, lists, sets, tuples, intervals. Pure.
 
 `read_value` takes a text apart as far as its structure goes. What is inside and no number is a
 formula, which is for math-verify to read, or words, which are compared as they are.
@@ -48,12 +48,12 @@ rceil rfloor rvert tbinom text times vert { } |
 NUMERIC = FUNCTIONS | frozenset(_NUMERIC_WORDS.split())
 """Commands that a formula without variables may hold."""
 _LOWERED_NUMBER = re.compile(r"(?<![A-Za-z}_])[0-9]+ *_")
-"""A number with an index, such as `12_{34x}`, which math-verify takes for the number."""
+"""A number with a subscript base, such as `12_{34x}`, which math-verify takes for the number."""
 _SHORT_WORDS = {"yes", "no", "odd", "dne", "none", "all", "true", "both"}
 
 
 class ValueKind(StrEnum):
-    """How the members of a group belong together."""
+    """The way in which the members of a group belong together."""
 
     LIST = "list"
     """Several values, in any order: `3, 5`."""
@@ -86,21 +86,21 @@ class Grouped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
-    """What a parser of mathematics has to read."""
+    """A formula, to be read by a mathematics parser."""
 
     body: str
-    """Without the unit."""
+    """The formula without its unit."""
     unit: Unit | None
     text: str
 
     @property
     def has_variables(self) -> bool:
-        """Whether a letter stands for something that is not known."""
+        """Whether a letter stands for an unknown."""
         return has_variables(self.body)
 
     @property
     def is_numeric(self) -> bool:
-        """Whether it is known to be a number: no variables, and commands of arithmetic alone."""
+        """Whether it is surely a number: no variables, and only commands of arithmetic."""
         is_plain = not self.has_variables and "'" not in self.body
         return is_plain and set(_COMMAND.findall(self.body)) <= NUMERIC
 
@@ -123,7 +123,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """Neither a value nor a formula, such as a sentence."""
+    """Text that is neither a value nor a formula, such as a sentence."""
 
     text: str
 
@@ -132,7 +132,7 @@ Value = Amount | Grouped | Formula | Words | Named | Unreadable
 
 
 def read_value(text: str) -> Value:
-    """Return what `text` says; it is normalized here. Long and deeply nested texts are not read."""
+    """Return the value of `text`, normalizing it; long and deeply nested texts are not read."""
     if len(text) > MAX_CHARACTERS:
         return Unreadable(text=text)
     plain = normalized(text)
@@ -144,7 +144,7 @@ def read_value(text: str) -> Value:
 
 
 def has_variables(body: str) -> bool:
-    r"""Whether normalized `body` has letters besides `e`, `i`, `\pi` and the names of functions."""
+    r"""Return whether normalized `body` has letters besides `e`, `i`, `\pi` and function names."""
     commands = _COMMAND.findall(body)
     if any(name in GREEK for name in commands):
         return True
@@ -157,7 +157,7 @@ def _without_function(found: "re.Match[str]") -> str:
 
 
 def value_of_equation(text: str, *, of_sums: bool = False) -> str:
-    """Return what normalized `text` says a name, or a calculation, is worth; else all of it.
+    """Return the value that normalized `text` gives a name or a calculation; else all of it.
 
     `of_sums` also takes the right side of `m + n = 7`, as a solution ends, though as an answer it
     is an equation.
@@ -177,14 +177,14 @@ def value_of_equation(text: str, *, of_sums: bool = False) -> str:
 
 
 def of_equation(text: str) -> str:
-    r"""Return the last side of an equation, as it is written; without what follows `\approx`."""
+    r"""Return the last side of an equation as it is written, up to `\approx`."""
     exact, rough = (*_parts(text, _ROUGHLY), "")[:2]
     sides = _parts(exact, _EQUALS)
     return sides[-1] if len(sides) > 1 or not rough or not _NAME.fullmatch(exact) else rough
 
 
 def _names(left: str) -> tuple[str, ...]:
-    """Return the left side of an equation, or the members of the tuple that it is: `(x, y)`."""
+    """Return the left side of an equation as names: one, or the members of a tuple `(x, y)`."""
     is_tuple = left.startswith("(") and left.endswith(")") and closing(left, 0) == len(left) - 1
     names = split_list(left[1:-1], groups=False) if is_tuple else (left,)
     return names or (left,)
