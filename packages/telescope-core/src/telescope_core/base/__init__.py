@@ -1,1 +1,1 @@
-"""Types, protocols, errors and small helpers that every other folder of core uses."""
+"""Types, protocols, errors and helpers for all other folders, in every process of Telescope."""

@@ -1,1 +1,1 @@
-"""Helper models: those that an environment uses besides the policy, in its own process."""
+"""Models that an environment uses besides the policy, in that environment's process."""
