@@ -556,7 +556,7 @@ class WorkerClient:
             self._burial = asyncio.get_running_loop().create_task(self._bury(why))
 
     async def _bury(self, why: str) -> None:
-        """Fail every waiting request with how the worker ended and the end of its log."""
+        """Fail every waiting request with the end of the worker and the last lines of its log."""
         reason = self._why_killed or f"is gone: {why}"
         if not self.culprit:
             self.suspects = frozenset(call.rollout_id for call in self._not_waiting())

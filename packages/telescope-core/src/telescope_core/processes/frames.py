@@ -251,7 +251,7 @@ Request: TypeAlias = Open | Describe | FetchExample | Gold | Play | ScoreGroup |
 
 
 def _plain(value: Any) -> object:
-    """Convert a number or array of another library to Python's own; else raise TypeError."""
+    """Convert a number or array of another library to a plain Python value, or raise TypeError."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{value!r} of type {type(value).__name__} is not plain data")

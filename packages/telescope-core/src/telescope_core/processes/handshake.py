@@ -117,7 +117,7 @@ class Agreement:
     """
 
     def __init__(self, identity: Identity, secrets: Sequence[str] | None) -> None:
-        """`secrets`: the names in its record; None = it has none, so the first greeting says them.
+        """`secrets`: the names in the environment's record; None = there is none.
 
         Raises EnvironmentLoadError for names that no environment may read.
         """
@@ -198,7 +198,7 @@ class Agreement:
 
 
 def error_from(kind: str, message: str, *, otherwise: type[TelescopeError]) -> Exception:
-    """Rebuild the exception of the other side; an unknown class becomes `otherwise`, named."""
+    """Rebuild an exception of the other side; an unknown class becomes `otherwise`, named."""
     known = _OWN_ERRORS.get(kind) or _BUILTIN_ERRORS.get(kind)
     if kind == ProtocolError.__name__:
         known = ProtocolError

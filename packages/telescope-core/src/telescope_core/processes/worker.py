@@ -75,7 +75,7 @@ class Worker:
         await self._ended.wait()
 
     def show_trouble(self, line: str) -> None:
-        """Write `line` to the log of this process, and tell the hosts with the next beat."""
+        """Write `line` to the log of this process, and report it to hosts with the next beat."""
         _LOGGER.warning("%s", line)
         self._troubles.append(line)
 
@@ -169,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _go_to_own_interpreter(options: argparse.Namespace) -> None:
-    """Replace this process with the Python that the environment is installed in, if it differs."""
+    """Replace this process by the Python that has the environment, if that is another one."""
     name = str(options.environment)
     if options.factory is not None or options.listen is None:
         return

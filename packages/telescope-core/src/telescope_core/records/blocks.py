@@ -105,7 +105,7 @@ class BlockLog(Generic[Row]):
         return self._folder / f"{self._number:06d}.jsonl"
 
     def _lines(self, rows: list[Row]) -> list[tuple[Row, str]]:
-        """Return each row with its line; drops those that have none, such as one with a tensor."""
+        """Return each row with its line; drops rows that cannot be encoded, such as tensors."""
         lines: list[tuple[Row, str]] = []
         for row in rows:
             try:

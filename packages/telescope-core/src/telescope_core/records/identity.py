@@ -107,7 +107,7 @@ class RunInfo(BaseModel):
 
     @property
     def may_run_elsewhere(self) -> bool:
-        """Whether it recorded no end and is of another machine, so that nobody can ask here."""
+        """Whether it has no recorded end and is of another machine, where nobody can check."""
         return self.state is RunState.RUNNING and self.host != socket.gethostname()
 
     def _may_be_alive(self) -> bool:

@@ -69,7 +69,7 @@ def is_output(name: str) -> bool:
 
 
 class OutputLog:
-    """Takes what one process prints. Give it `fd`, `begin` once it runs, and `close` at its end.
+    """Logs the output of one process: pass it `fd`, call `begin` once it runs, `close` at its end.
 
     Any thread may call any method.
     """

@@ -23,9 +23,9 @@ from telescope_core.records.token_columns import COLUMNS, read_tokens, token_col
 from telescope_core.records.tokens import PER_TURN, PLACE_FIELDS, Tokens
 
 CHUNK_BYTES = 64 * 2**20
-"""About how many bytes of tokens, texts and numbers are copied at a time, and make a row group."""
+"""Approximate bytes of tokens, texts and numbers that are copied at a time and form a row group."""
 _BATCH_ROWS = 64
-"""Rows that are decoded to get one of them."""
+"""Number of rows that are decoded to read one of them."""
 _JSON_COLUMNS = ("rewards", "metrics", "tags", "golden_answers", "info", "conversations")
 _COMPRESSED = (
     *("example_id", "group_id", "error", *_JSON_COLUMNS),
@@ -57,7 +57,7 @@ def write_rows(path: Path, rows: Iterable[RolloutRow], *, chunk_bytes: int = CHU
 
 
 def writer_options() -> dict[str, Any]:
-    """Return how files of rollouts are encoded."""
+    """Return the encoding options for files of rollouts."""
     # Token ids and log-probs repeat rarely, so dictionaries for them double the time of plain
     # columns and make the file larger.
     return {
@@ -81,7 +81,7 @@ def read_rows(
 
 
 def read_row(part: Path | StepPart, number: int, *, with_tokens: bool = True) -> RolloutRow:
-    """Return one row of a file or of a step, 0 first; reads little more than that row.
+    """Return one row of a file or of a step, 0 first; reads little else.
 
     Raises ConfigError that names the file if it cannot be read, or has fewer rows.
     """
@@ -116,7 +116,7 @@ def _opened(parts: Iterable[Path | StepPart]) -> Generator[tuple[Path, Any, Sequ
 
 @contextmanager
 def _naming(path: Path) -> Generator[None]:
-    """Raise what fails while a file is read as ConfigError that names it."""
+    """Raise ConfigError that names the file for anything that fails while it is read."""
     arrow, _ = arrow_modules()
     try:
         yield
@@ -125,7 +125,7 @@ def _naming(path: Path) -> Generator[None]:
 
 
 def _row_in(file: Any, group: int, number: int, *, with_tokens: bool) -> RolloutRow:
-    """Return a row of a row group, of which no more than a batch is in memory."""
+    """Return a row of a row group; holds at most one batch in memory."""
     left_out = () if with_tokens else (*PER_TURN, *COLUMNS)
     names = [name for name in file.schema_arrow.names if name not in left_out]
     for batch in file.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], columns=names):
@@ -160,10 +160,10 @@ def _rows_of(file: Any, group: int, *, with_tokens: bool) -> Iterator[RolloutRow
 
 
 class _Parts(NamedTuple):
-    """A row as it is written."""
+    """A row in the form in which it is written."""
 
     fields: dict[str, Any]
-    """All but the tokens."""
+    """All fields except the tokens."""
     tokens: Tokens | None
 
 
@@ -183,7 +183,7 @@ def _chunks(rows: Iterable[RolloutRow], chunk_bytes: int) -> Iterator[list[_Part
 
 
 def _size(parts: _Parts) -> int:
-    """Return about how many bytes a row takes."""
+    """Return the approximate size of a row, in bytes."""
     fields = parts.fields
     turns: list[list[Any]] = fields["version_spans"]
     chains = chains_of(parts.tokens or ())
@@ -243,7 +243,7 @@ def _fields(row: RolloutRow) -> dict[str, Any]:
 
 
 def _as_json(value: Mapping[str, Any] | Sequence[Any]) -> str:
-    """Return `value` as JSON; most values are empty, and skipping the encoder saves time."""
+    """Return `value` as JSON; empty values, which are the most, skip the encoder."""
     if value:
         return json.dumps(value)
     return "{}" if isinstance(value, Mapping) else "[]"
@@ -324,7 +324,7 @@ def _schema() -> Any:
 
 
 def _leaves(schema: Any) -> list[str]:
-    """Return the names of the Parquet columns, with the fields of lists of structures apart."""
+    """Return the names of the Parquet columns; fields of structures in lists are columns too."""
     nested = ("messages", "chains", "turns")
     inside = [
         f"{name}.list.element.{field.name}"

@@ -1,4 +1,4 @@
-"""When trainer ranks died and were started again: the lines of `restarts.jsonl` in a run folder."""
+"""Restarts of trainer ranks that died: the lines of `restarts.jsonl` in a run folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -7,21 +7,21 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """The run goes on from a checkpoint, in the same process."""
+    """A restart of the run from a checkpoint, in the same process."""
 
     time_s: float
     """Seconds since 1970, UTC."""
     reason: str
-    """What died."""
+    """The processes that died."""
     reached: int
-    """Steps that were done."""
+    """Number of steps that had been taken."""
     step: int
-    """Steps that are kept; those after it are taken again."""
+    """Number of steps that are kept; later ones are taken again."""
     checkpoint: str
-    """The folder that the run goes on from; empty = from the weights it began with."""
+    """Folder of the checkpoint; empty = the initial weights."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Restart":
-        """Return what a line of `restarts.jsonl` says."""
+        """Return the restart in a line of `restarts.jsonl`."""
         values: dict[str, Any] = {field.name: row[field.name] for field in fields(cls)}
         return cls(**values)

@@ -1,4 +1,4 @@
-"""A full disk, a quota or a limit on file sizes as an error that says where to make room."""
+"""Turn a full disk, a quota or a file size limit into an error that says where to make room."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ _NO_ROOM = {
 def room_for(
     path: Path, *kinds: type[Exception], needed_bytes: int | None = None
 ) -> Generator[None]:
-    """Raise NoRoomError for `path` when what is written in this block finds no room.
+    """Raise NoRoomError for `path` if a write in this block fails for lack of room.
 
     `kinds`: what a library raises for it in place of OSError. `needed_bytes`: size of what is
     written, where it is known.
@@ -37,7 +37,7 @@ def room_for(
 def lack_of_room(
     path: Path, error: BaseException, *, needed_bytes: int | None = None
 ) -> NoRoomError | None:
-    """Return `error` of a write to `path` as a lack of room; None if it is something else.
+    """Return `error` of a write to `path` as a NoRoomError; None if it has another cause.
 
     Libraries hide what the system said. Of their errors, one is taken for a lack of room if there
     is less than `needed_bytes`.

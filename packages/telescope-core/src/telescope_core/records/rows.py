@@ -42,7 +42,7 @@ class RolloutRow:
     index: int
     """Position in its group, 0 .. G-1."""
     attempt: int = 1
-    """Which attempt at the rollout it records, 1 first."""
+    """Number of the attempt that it records, 1 first."""
     status: RolloutStatus
     status_reason: str = ""
     error: str | None = None
@@ -50,7 +50,7 @@ class RolloutRow:
     reward: float | None = None
     """None if the rollout failed."""
     advantage: float | None = None
-    """None where none was computed, as in evals."""
+    """None if no advantage was computed, as in evals."""
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     tags: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -58,25 +58,25 @@ class RolloutRow:
     info: tuple[TurnInfo, ...] = ()
     messages: tuple[Message, ...] = ()
     conversations: tuple[tuple[Message, ...], ...] = ()
-    """Conversations of a program at the rollout's endpoint; empty where none was there."""
+    """Conversations of a program at the rollout's endpoint; empty if there was none."""
     num_turns: int = 0
-    """Model calls."""
+    """Number of model calls."""
     num_prompt_tokens: int = 0
-    """Tokens of all prompts: each turn's prompt holds those of earlier turns again."""
+    """Tokens of all prompts; each turn's prompt includes those of earlier turns."""
     num_completion_tokens: int = 0
     """Tokens that the policy wrote, over all turns."""
     is_truncated: bool = False
     is_refused: bool = False
-    """Whether the endpoint declined to answer; its text is `refusal` of the message."""
+    """Whether the endpoint declined to answer; its text is in `refusal` of the message."""
     finish_reasons: tuple[FinishReason, ...] = ()
-    """Why each turn ended."""
+    """The reason for the end of each turn."""
     num_http_retries: int = 0
     """Requests to the model's endpoint that were sent again after a failure."""
     oldest_version: int | None = None
     newest_version: int | None = None
     version_spans: tuple[tuple[Span, ...], ...] = ()
-    """Which weights sampled the tokens of each turn, in their order. A turn has none if only its
-    oldest and newest version are known."""
+    """Versions of the weights that sampled the tokens of each turn, in order. A turn has none if
+    only its oldest and newest version are known."""
     generate_s: float = 0.0
     """Seconds spent in model calls."""
     score_s: float = 0.0
@@ -175,7 +175,7 @@ def row_of(
 
 
 def rollout_of(row: RolloutRow) -> Rollout | None:
-    """Return the rollout that `row` records, without tokens, as it was before it was scored.
+    """Return the rollout that `row` records, as it was before scoring and without tokens.
 
     None if its messages do not hold each of its turns. Times of single turns are not recorded, and
     are 0; nor are numbers of prompt tokens, and at endpoints of tokens: the last turn has all.
@@ -217,7 +217,7 @@ def rollout_of(row: RolloutRow) -> Rollout | None:
 
 
 def turns_in(messages: Sequence[Message], num_turns: int) -> list[int] | None:
-    """Return the positions of the policy's messages, or None if there are fewer than its turns.
+    """Return the positions of the policy's messages; None if there are fewer than turns.
 
     The last ones are its: before them, a prompt may have answers as examples.
     """
@@ -264,7 +264,7 @@ def row_from_json(fields: Mapping[str, Any]) -> RolloutRow:
 
 
 def without_secrets_in(row: RolloutRow, secrets: Collection[str]) -> RolloutRow:
-    """Return `row` without the values of `secrets` in what its environment says about it.
+    """Return `row` with the values of `secrets` removed from the texts of its environment.
 
     Its messages stay as they are: a model is trained on their tokens, which are recorded as well.
     """
@@ -280,7 +280,7 @@ def without_secrets_in(row: RolloutRow, secrets: Collection[str]) -> RolloutRow:
 
 
 def readable_row(row: RolloutRow) -> RolloutRow:
-    """Return `row` if its JSON can be read back, or else the row of a failed rollout that says why.
+    """Return `row` if its JSON can be read back, or else a failed rollout that gives the reason.
 
     An environment can put anything into a rollout. What no file can hold must not be lost
     together with the rollouts around it, nor be found when the file is read.

@@ -75,7 +75,7 @@ from telescope_core.records.token_facts import (
 )
 
 SETTINGS_FILE = "settings.json"
-"""Which settings were set, which are not as by default, and the defaults of all."""
+"""File with the settings that were set, those that differ from their defaults, and all defaults."""
 
 
 class RunFolder:
@@ -84,7 +84,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.hide: Collection[str] = ()
-        """Values of secrets that nothing an environment says of its rollouts may hold."""
+        """Values of secrets that are removed from everything an environment reports about
+        rollouts."""
 
     @classmethod
     def create(
@@ -111,7 +112,7 @@ class RunFolder:
 
     @classmethod
     def begin(cls, path: Path, *, name: str) -> "RunFolder":
-        """Record that `name` goes on in `path` from now on; what else is there stays.
+        """Record that `name` continues in `path` from now on; existing files stay.
 
         For training that keeps metrics alone, such as `telescope sft`.
         """
@@ -154,7 +155,7 @@ class RunFolder:
         return run
 
     def go_back(self, restart: Restart) -> None:
-        """Note that a run which is going on takes its steps after `restart.step` again.
+        """Record that a running run goes back to `restart.step` and takes later steps again.
 
         Their records are deleted, as in `resume`.
         """
@@ -162,7 +163,7 @@ class RunFolder:
         self._drop_after(restart.step)
 
     def restarts(self) -> list[Restart]:
-        """Return how often trainer ranks were started again, oldest first."""
+        """Return the restarts of trainer ranks, oldest first."""
         return [Restart.from_row(row) for row in read_json_lines(self.path / "restarts.jsonl")]
 
     def adopt_metrics(self, source: "RunFolder", step: int) -> None:
@@ -177,11 +178,11 @@ class RunFolder:
         self._write_info(info.model_copy(update={"resumes": (*info.resumes, resume)}))
 
     def note_chat_template(self, found: Mapping[str, JsonValue]) -> None:
-        """Record what the chat template does to sampled turns."""
+        """Record the effects of the chat template on sampled turns."""
         self._write_info(self.info().model_copy(update={"chat_template": dict(found)}))
 
     def note_environments(self, found: Mapping[str, EnvironmentRecord]) -> None:
-        """Record which environments this run uses, by their names in its settings."""
+        """Record the environments of this run, by their names in its settings."""
         self._write_info(self.info().model_copy(update={"environments": dict(found)}))
 
     def note_inputs(self, found: Mapping[str, str]) -> None:
@@ -205,7 +206,7 @@ class RunFolder:
     def note_settings(
         self, given: Sequence[str], chosen: Sequence[str], defaults: Mapping[str, JsonValue]
     ) -> None:
-        """Record which settings were set, which are not as by default, and each default.
+        """Record which settings were set, which differ from their defaults, and all defaults.
 
         All go by `section.key`.
         """
@@ -214,33 +215,33 @@ class RunFolder:
 
     @property
     def rollouts_path(self) -> Path:
-        """Folder of the rollouts; `records.step_files` says which files."""
+        """Folder of the rollouts; `records.step_files` names the files."""
         return self.path / "rollouts"
 
     @property
     def attempts_path(self) -> Path:
-        """Folder of the attempts that no step was trained on, in files as of the rollouts."""
+        """Folder of attempts that no step was trained on, in files as those of the rollouts."""
         return self.path / "attempts"
 
     @property
     def events_path(self) -> Path:
-        """Folder of what happened to each attempt; `records.step_files` says which files."""
+        """Folder of the events of attempts; `records.step_files` names the files."""
         return self.path / "events"
 
     def events(self, step: int | None = None) -> list[AttemptEvent]:
-        """Return what happened to attempts, by step and time, by default in all steps."""
+        """Return the events of attempts, by step and time, by default of all steps."""
         return read_events(self.events_path, step=step)
 
     def timeline(self) -> Iterator[TimelineSpan]:
-        """Yield what the driver and the trainer ranks did, in the order in which it ended."""
+        """Yield the spans of the driver and the trainer ranks, in the order of their ends."""
         return read_blocks(self.path / TIMELINE_FOLDER, TimelineSpan)
 
     def calls(self) -> Iterator[ModelCall]:
-        """Yield the requests to inference servers, in the order in which they ended."""
+        """Yield the requests to inference servers, in the order of their ends."""
         return read_blocks(self.path / CALLS_FOLDER, ModelCall)
 
     def gauges(self) -> Iterator[GaugeSample]:
-        """Yield what meters showed, in the order in which they were read."""
+        """Yield the samples of meters, in the order in which they were read."""
         return read_blocks(self.path / GAUGES_FOLDER, GaugeSample)
 
     @property
@@ -307,24 +308,24 @@ class RunFolder:
         return list(read_json_lines(self.path / "metrics.jsonl"))
 
     def log_server(self, event: ServerEvent) -> None:
-        """Append what happened to an inference server."""
+        """Append an event of an inference server."""
         append_json_line(self.path / "servers.jsonl", asdict(event))
 
     def server_events(self) -> list[ServerEvent]:
-        """Return what happened to the inference servers, oldest first; see `records.servers`."""
+        """Return the events of the inference servers, oldest first; see `records.servers`."""
         rows = read_json_lines(self.path / "servers.jsonl")
         return [ServerEvent.from_row(row) for row in rows]
 
     def last_step(self) -> int:
-        """Return the step of the newest row of metrics; 0 = no step was done."""
+        """Return the step of the newest row of metrics; 0 = there is none."""
         return max((row.get("step", 0) for row in self.metrics()), default=0)
 
     def log_eval_point(self, point: EvalPoint) -> None:
-        """Append what became of an eval."""
+        """Append the outcome of an eval."""
         append_json_line(self.path / "eval_points.jsonl", asdict(point))
 
     def eval_points(self) -> list[EvalPoint]:
-        """Return what became of the evals of the run, in the order in which it was known."""
+        """Return the outcomes of the run's evals, in the order in which they were known."""
         rows = read_json_lines(self.path / "eval_points.jsonl")
         return [EvalPoint.from_row(row) for row in rows]
 
@@ -337,7 +338,7 @@ class RunFolder:
         return path
 
     def write_attempts(self, step: int, rows: Iterable[RolloutRow]) -> Path:
-        """Write the attempts at rollouts of `step` that are not in its rollout file."""
+        """Write the attempts at rollouts of `step` that are not in its file of rollouts."""
         self.attempts_path.mkdir(exist_ok=True)
         path = step_path(self.attempts_path, step)
         write_rows(path, (without_secrets_in(row, self.hide) for row in rows))
@@ -345,18 +346,18 @@ class RunFolder:
 
     @property
     def token_facts_path(self) -> Path:
-        """Folder of what the trainer measured of tokens; `records.step_files` says which files."""
+        """Folder of the trainer's measurements of tokens; `records.step_files` names the files."""
         return self.path / TOKEN_FACTS_FOLDER
 
     def write_token_facts(self, step: int, rows: Iterable[TurnFacts]) -> Path:
-        """Write what the trainer measured of the tokens of `step`, and return the file's path."""
+        """Write the trainer's measurements of the tokens of `step`, and return the file's path."""
         path = step_path(self.token_facts_path, step)
         write_facts(path, rows)
         merge(self.token_facts_path, up_to=step - 1, options=WRITER_OPTIONS)
         return path
 
     def token_facts(self, step: int) -> Iterator[TurnFacts]:
-        """Yield what the trainer measured of the tokens of `step`; none if not recorded."""
+        """Yield the trainer's measurements of the tokens of `step`; none if not recorded."""
         part = part_of(self.token_facts_path, step)
         return iter(()) if part is None else read_facts(part)
 
@@ -388,7 +389,7 @@ class RunFolder:
         return rewards_of_rows(self._rollout_parts([step]))
 
     def trained_examples(self, up_to_step: int | None = None) -> set[tuple[str, str]]:
-        """Return (environment, example id) of all that was played for training, by default ever.
+        """Return (environment, example id) of all examples that were played for training.
 
         What a run did that this one started from is included.
         """
@@ -397,13 +398,13 @@ class RunFolder:
         return examples_of_rows(parts) | self._pairs("trained_before")
 
     def held_out_examples(self) -> set[tuple[str, str]]:
-        """Return (environment, example id) of all that evals hold out of training."""
+        """Return (environment, example id) of all examples that evals hold out of training."""
         return self._pairs("held_out")
 
     def write_examples(
         self, *, held_out: Iterable[tuple[str, str]], trained_before: Iterable[tuple[str, str]]
     ) -> None:
-        """Write `examples.json`: what evals hold out, and what an earlier run was trained on.
+        """Write `examples.json`: held-out examples, and those an earlier run was trained on.
 
         Both are pairs of (environment, example id), with the names of the run's settings.
         """
@@ -423,7 +424,7 @@ class RunFolder:
         write_json(self.path / "self_tests.json", {"tests": tests})
 
     def self_tests(self) -> list[dict[str, Any]]:
-        """Return the self-tests; empty when the run did not get to them."""
+        """Return the self-tests; empty if the run ended before them."""
         return (read_json(self.path / "self_tests.json") or {}).get("tests", [])
 
     def write_summary(self, summary: Mapping[str, JsonValue]) -> None:
@@ -431,7 +432,7 @@ class RunFolder:
         write_json(self.path / "summary.json", summary)
 
     def summary(self) -> dict[str, Any] | None:
-        """Return the summary; None when the run did not get to it."""
+        """Return the summary; None if the run ended before it was written."""
         return read_json(self.path / "summary.json")
 
     def _drop_after(self, step: int, *, keeps_evals_after: bool = False) -> None:
@@ -493,7 +494,7 @@ def _require_ended(path: Path, info: RunInfo) -> None:
 
 
 def _make_way(path: Path, *, replace: bool) -> None:
-    """Remove the run in `path`, or raise ConfigError that says why it is kept."""
+    """Remove the run in `path`, or raise ConfigError with the reason for keeping it."""
     fields = read_json(path / "run.json") if path.is_dir() else None
     if fields is None:
         raise ConfigError(

@@ -23,16 +23,16 @@ from telescope_core.records.folders import whole_file
 
 STEPS_PER_FILE = 100
 LARGE_BYTES = 4 * 2**20
-"""Files of this size and above stay as they are: there are few for the room that they take."""
+"""Size in bytes from which on files are not merged: there are few of them for their size."""
 _MOST_BLOCKS = 2
-"""Blocks that are merged at once: a folder that an earlier version filled has many."""
+"""Blocks that are merged at once; a folder from an earlier version may hold many."""
 _NUM_GROUPS = b"telescope.row_groups_of_steps"
 _COUNTS = msgspec.json.Decoder(dict[int, Annotated[int, msgspec.Meta(ge=0)]])
 _LOGGER = logging.getLogger(__name__)
 
 
 class StepPart(NamedTuple):
-    """Where the rows of a step are."""
+    """Location of the rows of a step."""
 
     path: Path
     groups: range | None = None
@@ -45,13 +45,13 @@ def step_path(folder: Path, step: int) -> Path:
 
 
 def merged_path(folder: Path, step: int) -> Path:
-    """Return the file of many steps that `step` belongs to."""
+    """Return the file of many steps to which `step` belongs."""
     first = step - (step - 1) % STEPS_PER_FILE
     return folder / f"steps-{first:06d}-{first + STEPS_PER_FILE - 1:06d}.parquet"
 
 
 def parts_in(folder: Path) -> dict[int, StepPart]:
-    """Return where the rows of each step are that has rows or a file in `folder`, in their order.
+    """Return the location of the rows of each step in `folder`, in the order of the steps.
 
     Raises ConfigError that names a merged file which cannot be read.
     """
@@ -66,7 +66,7 @@ def parts_in(folder: Path) -> dict[int, StepPart]:
 
 
 def part_of(folder: Path, step: int) -> StepPart | None:
-    """Return where the rows of `step` are; None if nothing was written.
+    """Return the location of the rows of `step`; None if none were written.
 
     Raises ConfigError that names a merged file which cannot be read.
     """
@@ -76,7 +76,7 @@ def part_of(folder: Path, step: int) -> StepPart | None:
 
 
 def moved(part: StepPart) -> StepPart | None:
-    """Return where the rows of a step are whose own file was merged; None if they are gone."""
+    """Return the new location of the rows of a step whose file was merged; None if it is gone."""
     step = part.path.stem.removeprefix("step-")
     if part.groups is not None or not step.isdecimal():
         return None
@@ -84,13 +84,13 @@ def moved(part: StepPart) -> StepPart | None:
 
 
 def part_in(merged: Path, step: int) -> StepPart | None:
-    """Return where the rows of `step` are in the file of many steps `merged`; None if not there."""
+    """Return the location of the rows of `step` in the merged file; None if they are not there."""
     groups = groups_in(merged).get(step)
     return None if groups is None else StepPart(merged, groups)
 
 
 def groups_in(path: Path) -> dict[int, range]:
-    """Return the row groups of each step in a file of many steps; none without the file.
+    """Return the row groups of each step in a merged file; none if there is no such file.
 
     Raises ConfigError that names a file which is none.
     """
@@ -115,7 +115,7 @@ def groups_in(path: Path) -> dict[int, range]:
 
 
 def rows_in(path: Path) -> dict[int, range]:
-    """Return the rows of each step in a file of many steps, 0 first; none without the file.
+    """Return the rows of each step in a merged file, 0 first; none if there is no such file.
 
     Raises ConfigError that names a file which is none.
     """
@@ -133,7 +133,7 @@ def rows_in(path: Path) -> dict[int, range]:
 
 
 def merge(folder: Path, *, up_to: int, options: Mapping[str, Any]) -> None:
-    """Put the small files of whole blocks into one file each, if a block ends with step `up_to`.
+    """Merge the small files of each complete block, if step `up_to` ends a block.
 
     `options`: those of `pyarrow.parquet.ParquetWriter`. What cannot be merged stays as it is.
     """
@@ -183,7 +183,7 @@ def _single_steps(folder: Path) -> list[int]:
 
 
 def _write(path: Path, parts: Mapping[int, StepPart], options: Mapping[str, Any]) -> None:
-    """Write the rows of `parts` to `path`, so that not even a loss of power leaves less."""
+    """Write the rows of `parts` to `path`, completely even if power is lost meanwhile."""
     _, parquet = arrow_modules()
     steps = sorted(parts)
     counts: dict[int, int] = {}

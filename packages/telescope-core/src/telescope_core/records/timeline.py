@@ -1,4 +1,4 @@
-"""What lasted, and what was measured: the rows of `timeline/`, `calls/` and `gauges/` in a run.
+"""Spans, model calls and gauges: the rows of `timeline/`, `calls/` and `gauges/` in a run.
 
 `rollouts/` has what was said, `events/` what each attempt did; `blocks` reads and writes these.
 """
@@ -14,38 +14,38 @@ GAUGES_FOLDER = "gauges"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineSpan:
-    """Something that took a while."""
+    """A span of time in which something was done."""
 
     time_s: float
-    """When it began: seconds since 1970, UTC, on the clock of the run's driver."""
+    """Start: seconds since 1970, UTC, on the clock of the run's driver."""
     duration_s: float
-    """0 for what happened at one moment."""
+    """0 for an event without duration."""
     name: str
-    """What it was, such as `forward`; spans of one source lie within each other by their times."""
+    """Name of the activity, such as `forward`; spans of one source nest by their times."""
     source: str
-    """Who did it: `driver`, `rank 3`, `environment math`, or the address of a server."""
+    """Its process: `driver`, `rank 3`, `environment math`, or the address of a server."""
     step: int | None = None
-    """The step that it was done for."""
+    """The step that it belongs to."""
     microbatch: int | None = None
-    """Which of the step's microbatches, 0 first."""
+    """Index of the microbatch in its step, 0 first."""
     version: WeightVersion | None = None
-    """Weights that it saved."""
+    """Version of the weights that it saved."""
     note: str = ""
-    """What a person should know, such as the reason of a restart."""
+    """Remark for people, such as the reason for a restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCall:
-    """One request to a model, from its being sent to its answer."""
+    """One request to a model, from its start to its answer."""
 
     time_s: float
     """When it was sent: seconds since 1970, UTC, on the clock of the run's driver."""
     duration_s: float
-    """Until the answer was there, on the driver's clock."""
+    """Until the answer arrived, on the driver's clock."""
     server: str
     """Address of the server that finished it."""
     environment: str = ""
-    """Of the attempt that asked; for an eval, the folder of its records in `evals/`."""
+    """Environment of the attempt; for an eval, the folder of its records in `evals/`."""
     group_id: str = ""
     index: int = 0
     """Position of the rollout in its group."""
@@ -56,9 +56,9 @@ class ModelCall:
     step: int | None = None
     """The step for whose batch the rollout was drawn; None for an eval."""
     version: WeightVersion | None = None
-    """Weights of its first token."""
+    """Version of the weights that sampled its first token."""
     queue_s: float | None = None
-    """Time in the server's queue; this and the next three are as the server measured them."""
+    """Seconds in the server's queue; this and the next three are measured by the server."""
     first_token_s: float | None = None
     """From its arrival at the server to its first token."""
     prefill_s: float | None = None
@@ -67,20 +67,20 @@ class ModelCall:
     """From its first token to its last."""
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    """Tokens of the prompt that the server had computed before."""
+    """Prompt tokens that the server found in its cache."""
     num_completion_tokens: int = 0
     error: str = ""
-    """Why there was no answer."""
+    """Reason why there was no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaugeSample:
-    """What one meter showed at one moment."""
+    """One reading of a meter."""
 
     time_s: float
     """Seconds since 1970, UTC, on the clock of the run's driver."""
     source: str
-    """What was measured: `node NAME`, `node NAME gpu 3`, or the address of a server."""
+    """Source of the reading: `node NAME`, `node NAME gpu 3`, or the address of a server."""
     name: str
-    """Which meter, with its unit: `gpu/memory_used_bytes`, `vllm/queue_s`."""
+    """Name of the meter, with its unit: `gpu/memory_used_bytes`, `vllm/queue_s`."""
     value: float

@@ -1,4 +1,4 @@
-"""`TurnFacts`: what the trainer measured of the tokens of a turn, beside the rollouts of a step.
+"""`TurnFacts`: the trainer's measurements of a turn's tokens, beside the rollouts of a step.
 
 A step has a row for each turn that was trained on, in the file that `step_files` finds. So a turn
 without a row was not trained on, if anything was written for its step.
@@ -18,7 +18,7 @@ from telescope_core.records.step_files import StepPart
 
 TOKEN_FACTS_FOLDER = "token_facts"
 CHUNK_TOKENS = 2**18
-"""About how many tokens make a row group. One rollout is read from few of them."""
+"""Approximate tokens in a row group; a rollout is read from few of them."""
 _KEY = ("group_id", "index", "attempt")
 _VALUES = ("logprobs", "entropy", "effective_advantages")
 _LEAVES = [f"{name}.list.element" for name in _VALUES]
@@ -28,7 +28,7 @@ WRITER_OPTIONS: Mapping[str, Any] = {
     # Bytes of one kind beside each other: those that the rounding left 0 take no room.
     "use_byte_stream_split": _LEAVES,
 }
-"""How files of facts are encoded."""
+"""Encoding options of the files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def read_facts(part: StepPart) -> Iterator[TurnFacts]:
 
 
 def facts_of_rollout(part: StepPart, key: tuple[str, int, int]) -> list[TurnFacts]:
-    """Return the rows of one rollout: group, index, attempt; reads little more than those.
+    """Return the rows of one rollout: group, index, attempt; reads little else.
 
     Raises ConfigError that names an unreadable file.
     """
@@ -84,7 +84,7 @@ def facts_of_rollout(part: StepPart, key: tuple[str, int, int]) -> list[TurnFact
 
 
 def _tables(part: StepPart, key: tuple[str, int, int] | None) -> Iterator[Any]:
-    """Yield the rows of a step, or those of one rollout, by row groups."""
+    """Yield the row groups of a step, or those with rows of one rollout."""
     arrow, parquet = arrow_modules()
     try:
         with parquet.ParquetFile(part.path) as file:

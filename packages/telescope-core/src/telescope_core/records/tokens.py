@@ -1,4 +1,4 @@
-"""The tokens of a rollout in records: its chains, each once, and each turn as a place in one.
+"""The tokens of a rollout in records: each chain once, and each turn as a place in a chain.
 
 Records of earlier versions hold the whole prompt of every turn; they are read into chains. Pure.
 """
@@ -12,20 +12,20 @@ from telescope_core.base.chains import ChainRecorder, SampledTokens, TokenChain,
 from telescope_core.base.types import JsonValue
 
 Tokens: TypeAlias = tuple[SampledTokens | None, ...]
-"""The tokens of each turn; None for a turn whose endpoint gave none."""
+"""The tokens of each turn; None for a turn whose endpoint returned none."""
 _OFFSETS = ("prompt_end", "completion_end", "logprobs_start", "logprobs_end")
 _offsets = attrgetter(*_OFFSETS)
 PLACE_FIELDS = ("chain", *_OFFSETS)
-"""What a record says of a turn: the number of its chain, and the offsets in it."""
+"""Fields of a turn in a record: the number of its chain, and the offsets in it."""
 PER_TURN = ("prompt_ids", "completion_ids", "logprobs")
-"""The fields of records that held the whole prompt of every turn."""
+"""Fields of older records, which held the whole prompt of every turn."""
 
 
 class Numbered(NamedTuple):
     """The tokens of a rollout with numbers in place of references."""
 
     chains: list[TokenChain]
-    """Parents stand before their children."""
+    """Chains, parents before their children."""
     parents: list[int | None]
     """Number of each chain's parent."""
     places: list[tuple[int, ...] | None]
@@ -33,7 +33,7 @@ class Numbered(NamedTuple):
 
 
 def numbered(tokens: Tokens) -> Numbered:
-    """Return the chains of a rollout, and where in them each turn is."""
+    """Return the chains of a rollout, and the place of each turn in them."""
     chains = chains_of(tokens)
     numbers = {id(chain): number for number, chain in enumerate(chains)}
     return Numbered(
@@ -46,7 +46,7 @@ def numbered(tokens: Tokens) -> Numbered:
 
 
 def at_places(chains: Sequence[TokenChain], places: Sequence[Mapping[str, int] | None]) -> Tokens:
-    """Return the tokens of each turn, whose place names its fields."""
+    """Return the tokens of each turn from the fields of its place."""
     return tuple(None if place is None else _at_place(chains, place) for place in places)
 
 
@@ -66,7 +66,7 @@ def linked(
     parents: Sequence[int | None],
     num_shared: Sequence[int],
 ) -> list[TokenChain]:
-    """Return chains, each with the parent that its number names, which stands before it."""
+    """Return the chains, each linked to the parent that its number names."""
     chains: list[TokenChain] = []
     for ids, values, parent, num in zip(token_ids, logprobs, parents, num_shared, strict=True):
         found = None if parent is None else chains[parent]
@@ -115,7 +115,7 @@ def tokens_of_turns(
     completion_ids: Sequence[Sequence[int]],
     logprobs: Sequence[Sequence[float]],
 ) -> Tokens:
-    """Return the tokens of turns that were each recorded with the whole prompt."""
+    """Return the tokens of turns that were each recorded with their whole prompt."""
     recorder = ChainRecorder()
     turns = zip(prompt_ids, completion_ids, logprobs, strict=True)
     return tuple(recorder.record(*turn) if turn[0] or turn[1] else None for turn in turns)

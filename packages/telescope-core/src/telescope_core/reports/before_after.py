@@ -11,7 +11,7 @@ from telescope_core.evals.result import EvalResult
 from telescope_core.evals.stats import Estimate
 
 BEFORE, AFTER = "before", "after"
-"""Tags of the evals with the first and with the last weights of a run."""
+"""Tags of the evals with the first and the last weights of a run."""
 _EVAL_FOLDER = re.compile(r"(?s)(?P<name>.+)-(?P<tag>before|after|step-\d+)")
 
 
@@ -64,7 +64,7 @@ class BeforeAfter:
 
     @property
     def title(self) -> str:
-        """The name, with what is compared unless that is before and after training."""
+        """The name, and the compared moments unless these are before and after training."""
         first, last = self.moments[0], self.moments[-1]
         if (first.tag, last.tag) == (BEFORE, AFTER):
             return self.name

@@ -3,7 +3,7 @@
 from telescope_core.evals.comparison import Comparison, Difference
 
 _MOST_CHANGES = 3
-"""Changes of code that are named; a new release may change every file."""
+"""Most changes of code that are named; a new release may change every file."""
 
 
 def paragraph(comparison: Comparison) -> str:
@@ -35,7 +35,7 @@ def format_p(p: float) -> str:
 
 
 def cautions(comparison: Comparison) -> list[str]:
-    """Return sentences about what makes the two evals hard to compare."""
+    """Return sentences about reasons why the two evals are hard to compare."""
     found: list[str] = []
     if comparison.code_changes:
         shown = ", ".join(comparison.code_changes[:_MOST_CHANGES])

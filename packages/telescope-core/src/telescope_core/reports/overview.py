@@ -15,10 +15,10 @@ EDGE_STEPS = 20
 
 
 class Edges(NamedTuple):
-    """The two ends of a run, of `num_steps` steps each, which never overlap."""
+    """Means over the first and the last steps of a run, `num_steps` each, which never overlap."""
 
     first: float | None
-    """Mean over the first steps; None = there are too few for two ends."""
+    """Mean over the first steps; None = there are too few steps."""
     last: float | None
     num_steps: int
 

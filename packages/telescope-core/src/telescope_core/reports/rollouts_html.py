@@ -1,4 +1,4 @@
-"""HTML of single rollouts: who said what, what was expected, how it was scored; and a filter."""
+"""HTML of single rollouts: conversation, expected answer and score; and a filter."""
 
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
@@ -64,7 +64,7 @@ def sample_list(
     kinds_of: Callable[[RolloutRow], Sequence[str]],
     with_step: bool = True,
 ) -> str:
-    """Return `rows`, of which the first few are open, under a filter by kind and by word.
+    """Return `rows` under a filter by kind and word; the first few are open.
 
     `kinds` maps kind -> its text, and `kinds_of` tells the kinds of a rollout.
     """
@@ -76,7 +76,7 @@ def sample_list(
 
 
 def sample_filter(kinds: Mapping[str, str]) -> str:
-    """Return the controls that show some of the samples; `kinds` maps kind -> its text.
+    """Return the controls that filter the samples; `kinds` maps kind -> its label.
 
     They stay hidden where scripts are off, and the page then shows every sample.
     """
@@ -94,7 +94,7 @@ def sample_filter(kinds: Mapping[str, str]) -> str:
 
 
 def filter_script() -> str:
-    """Return the script of `sample_filter`; it belongs after the samples."""
+    """Return the script of `sample_filter`; it must follow the samples."""
     return f"<script>{_SCRIPT}</script>"
 
 

@@ -1,4 +1,4 @@
-"""Two runs beside each other: in which settings they differ, and what came of that, in pairs.
+"""Compare two runs: the settings in which they differ, and their results, in pairs.
 
 Evals of weights that were trained for as many steps are paired by example, rewards of training by
 step, over the examples that both played at that step. The numbers are those of `evals.comparison`.
@@ -29,11 +29,11 @@ from telescope_core.reports.differences import cautions, sentence
 from telescope_core.settings.differing import Differing, differing
 
 _MOST_NAMED = 3
-"""Measures that the verdict names."""
+"""Most measures that the verdict names."""
 
 
 class Outcome(StrEnum):
-    """How the second run did, beside the first one."""
+    """Result of the second run, compared with the first one."""
 
     BETTER = "better"
     """A deciding measure is higher, and none is lower."""
@@ -42,14 +42,14 @@ class Outcome(StrEnum):
     MIXED = "mixed"
     """One is higher, and another one is lower."""
     NOT_SHOWN = "not shown"
-    """No interval leaves out zero."""
+    """No interval excludes zero."""
     UNKNOWN = "unknown"
-    """There is nothing that both measured."""
+    """The runs have no measure in common."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalPair:
-    """One held-out eval of both runs, with weights that took as many steps."""
+    """One held-out eval of both runs, after the same number of training steps."""
 
     name: str
     step: int
@@ -63,13 +63,13 @@ class RewardPair:
 
     environment: str
     difference: Difference
-    """Over steps: of each one, the mean over the examples that both played."""
+    """Mean difference over steps; for each step, over the examples that both runs played."""
     first_step: int
     last_step: int
     num_examples: int
-    """Examples of these steps that both played, each counted at each step."""
+    """Number of examples at these steps that both runs played, counted once per step."""
     num_only_one: int
-    """Those that only one of them played at that step."""
+    """Number of examples that only one run played at a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,18 +79,18 @@ class RunComparison:
     settings: tuple[Differing, ...]
     """Settings that differ, without names, folders and ports. Keys: `before`, `after`."""
     following: frozenset[str]
-    """Names of those that nobody set: they follow from others."""
+    """Names of changed settings that nobody set, because they follow from others."""
     code: tuple[str, ...]
     """Differences in environments, files and versions of packages, one line each."""
     fork: Resume | None
-    """Where the second run goes on from the first one; None if it does not."""
+    """Checkpoint of the first run from which the second one continues; None if it does not."""
     evals: tuple[EvalPair, ...]
     """By name, and then by step."""
     training: tuple[RewardPair, ...]
     outcome: Outcome
     verdict: str
     notes: tuple[str, ...]
-    """What limits it, a sentence each."""
+    """Reservations about the comparison, a sentence each."""
 
 
 def compare_runs(before: RunFolder, after: RunFolder) -> RunComparison:
@@ -169,7 +169,7 @@ def _code_changes(before: RunFolder, after: RunFolder) -> list[str]:
 
 
 def _eval_pairs(before: RunFolder, after: RunFolder, notes: list[str]) -> list[EvalPair]:
-    """Return the evals of both; why others cannot be compared is added to `notes`."""
+    """Return the evals of both runs; adds to `notes` why others cannot be compared."""
     old, new = _evals_by_step(before), _evals_by_step(after)
     found: list[EvalPair] = []
     for name, step in sorted(old.keys() & new.keys()):
@@ -229,7 +229,7 @@ class _StepPair(NamedTuple):
 
 
 def _step_pairs(step: int, before: RunFolder, after: RunFolder) -> dict[str, _StepPair]:
-    """Return environment -> the mean rewards of both runs over the examples that both played."""
+    """Return environment -> mean rewards of both runs over the examples that both played."""
     old, new = _means(before, step), _means(after, step)
     found: dict[str, _StepPair] = {}
     for environment in old.keys() | new.keys():
@@ -272,7 +272,7 @@ def _eval_label(name: str, step: int) -> str:
 
 
 def _outcome(differences: Sequence[Difference]) -> Outcome:
-    """Return what the deciding measures say together."""
+    """Return the outcome according to all deciding measures."""
     if not differences:
         return Outcome.UNKNOWN
     up = any(one.is_shown and one.change > 0 for one in differences)
@@ -313,7 +313,7 @@ def _verdict(
 def _notes(
     evals: Sequence[EvalPair], training: Sequence[RewardPair], measured: Sequence[_Measured]
 ) -> Iterator[str]:
-    """Yield what limits the measures."""
+    """Yield reservations about the measures."""
     for one in evals:
         # Which code it is, is said once, in `code`.
         for caution in cautions(replace(one.comparison, code_changes=())):
@@ -338,7 +338,7 @@ def _notes(
 
 
 def _notes_of_runs(before: RunFolder, after: RunFolder) -> Iterator[str]:
-    """Yield why the runs differ by more than their settings, and what only one of them did."""
+    """Yield differences between the runs other than settings, and evals that only one has."""
     steps = [run.last_step() for run in (before, after)]
     names = _names(before, after)
     if steps[0] != steps[1]:
@@ -361,7 +361,7 @@ def _notes_of_runs(before: RunFolder, after: RunFolder) -> Iterator[str]:
 
 
 def _names(before: RunFolder, after: RunFolder) -> list[str]:
-    """Return what the two are called: their folders' names, or the paths if these are equal."""
+    """Return names for the two runs: those of their folders, or the paths if these are equal."""
     paths = [run.path.resolve() for run in (before, after)]
     names = [path.name for path in paths]
     return names if names[0] != names[1] else [str(path) for path in paths]

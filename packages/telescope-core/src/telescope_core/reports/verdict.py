@@ -1,4 +1,4 @@
-"""The verdict on a run: whether it learned, in the same words on every page and in every terminal.
+"""The verdict on a run: whether it learned, in the same words on pages and in terminals.
 
 Paired evals decide where there are any; without them the reward of training does, and says so.
 """
@@ -25,15 +25,15 @@ ACCURACY = "accuracy"
 """Of supervised training: expected share of sampled answers that are right, on held-out examples;
 `accuracy/ENVIRONMENT` likewise."""
 REWARDS = ("task_reward/mean", "reward/mean", ACCURACY)
-"""Metrics that say how good the policy is; the first one that is there counts."""
+"""Metrics that measure the quality of the policy; the first one that is present counts."""
 MATTERS = 0.05
-"""Share of the range of a measure below which a gain is called none."""
+"""Share of a measure's range below which a gain counts as none."""
 _MOST_NAMED = 3
-"""Evals that the sentence names."""
+"""Most evals that the sentence names."""
 
 
 class RunOutcome(StrEnum):
-    """What a run has come to."""
+    """The outcome of a run."""
 
     LEARNED = "learned"
     """A measure rose, and none fell."""
@@ -42,13 +42,13 @@ class RunOutcome(StrEnum):
     WORSE = "worse"
     """A measure fell, and none rose."""
     COLLAPSED = "collapsed"
-    """The reward was lost, and has not come back."""
+    """The reward was lost and has not recovered."""
     NO_GAIN = "no gain"
-    """The interval leaves room for no gain that matters."""
+    """The interval excludes every gain that matters."""
     NOT_SHOWN = "not shown"
-    """The interval holds zero, and gains that matter."""
+    """The interval includes both zero and gains that matter."""
     NOT_TRAINED = "not trained"
-    """No step took an optimizer step."""
+    """No optimizer step was taken."""
     TOO_EARLY = "too early"
     """There are too few steps to compare the first with the last ones."""
 
@@ -63,7 +63,7 @@ _HEADS = {
     RunOutcome.NOT_TRAINED: ("Nothing was trained", "Nothing was trained so far"),
     RunOutcome.TOO_EARLY: ("Too early to tell", "Too early to tell"),
 }
-"""How the sentence begins at the end of a run, and while it goes on."""
+"""Beginnings of the sentence: for a run that has ended, and for one that still runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class RunVerdict:
 
     outcome: RunOutcome
     text: str
-    """The sentence, and what limits it."""
+    """The sentence, and its reservations."""
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields, for programs."""
@@ -85,7 +85,7 @@ class _Reason(NamedTuple):
 
 
 def run_verdict(run: RunFolder, *, state: RunState | None = None) -> RunVerdict:
-    """Return the verdict on `run`; `state` is what it will be if its folder does not say so yet."""
+    """Return the verdict on `run`; `state` is its final state if the folder does not have it."""
     history = History.of_rows(run.metrics())
     found = {folder.name: read_result(folder) for folder in run.eval_folders()}
     results = {name: result for name, result in found.items() if result is not None}
@@ -148,7 +148,7 @@ def _nothing_done(history: History) -> _Reason | None:
 
 
 def _by_evals(changes: Sequence[BeforeAfter]) -> _Reason | None:
-    """Return what the evals show whose code did not change; None if there are none."""
+    """Return the verdict by evals whose code did not change; None if there are none."""
     known = [
         (change, change.comparison.main)
         for change in changes
@@ -176,7 +176,7 @@ def _by_evals(changes: Sequence[BeforeAfter]) -> _Reason | None:
 
 
 def _moves(verb: str, pairs: Sequence[tuple[BeforeAfter, Difference]]) -> str:
-    """Return where a measure moved, as in: pass@1 rose from 0.2 to 0.3 on math (...)."""
+    """Return the movement of a measure, as in: pass@1 rose from 0.2 to 0.3 on math (...)."""
     parts: list[str] = []
     measure = ""
     for change, one in pairs:
@@ -203,7 +203,7 @@ def _interval(low: float, high: float) -> str:
 
 
 def _listed(parts: Sequence[str]) -> str:
-    """Return the first of `parts` as one text, and how many more there are."""
+    """Return the first of `parts` as one text, and the number of the others."""
     shown = list(parts[:_MOST_NAMED])
     if len(parts) > _MOST_NAMED:
         shown.append(f"{len(parts) - _MOST_NAMED} more")
@@ -211,7 +211,7 @@ def _listed(parts: Sequence[str]) -> str:
 
 
 def _needed(differences: Sequence[Difference]) -> str:
-    """Return how many examples would show a gain that matters, where it is more than there were."""
+    """Return how many examples would reveal a gain that matters, if they were more than used."""
     sizes = [
         (one.num_tasks, one.num_tasks * (one.detectable / MATTERS) ** 2)
         for one in differences
@@ -254,7 +254,7 @@ def _by_reward(history: History) -> _Reason:
 
 
 def _by_accuracy(history: History) -> _Reason:
-    """Return what the accuracy shows, which is computed of the same examples each time."""
+    """Return the verdict by accuracy, which is computed from the same examples each time."""
     measured = history.named(ACCURACY)
     if len(measured) < 2:
         return _Reason(RunOutcome.TOO_EARLY, "accuracy has not been measured twice.")
@@ -275,7 +275,7 @@ def _by_accuracy(history: History) -> _Reason:
 
 
 def _ending(history: History, state: RunState, num_steps: int | None) -> list[str]:
-    """Return how the run ended if it did so early, or how long it will take."""
+    """Return the early end of the run as text, or the time that it still needs."""
     step = history.last_step
     of_all = f" of {num_steps}" if num_steps else ""
     if state is RunState.FAILED:
@@ -292,7 +292,7 @@ def _ending(history: History, state: RunState, num_steps: int | None) -> list[st
 
 
 def seconds_left(history: History, num_steps: int | None) -> float | None:
-    """Return how long the steps will take that are left, at the pace of the newest ones.
+    """Return the seconds that the remaining steps will take, at the pace of the newest ones.
 
     None where that is not known, and at the last step.
     """

@@ -1,4 +1,4 @@
-"""Sandboxes: where programs that a model wrote run, apart from this machine and from each other.
+"""Sandboxes: isolated places in which programs that a model wrote run.
 
 `protocol` says what a sandbox is; each provider is one module or folder beside it.
 """

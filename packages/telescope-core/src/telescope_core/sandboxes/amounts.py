@@ -1,4 +1,4 @@
-"""Amounts that sandboxes are asked for: what is one at all, and which of them a provider can hold.
+"""Amounts of resources: whether a value is valid, and whether a provider can supply it.
 
 What is none, such as half a process, is a mistake whoever the provider is. What one provider cannot
 hold another may, so that is refused when a sandbox is made, by `errors.require_limits`.
@@ -12,18 +12,18 @@ from telescope_core.base.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceAmount:
-    """Which amounts of one limit a provider can hold."""
+    """The amounts of one resource that a provider can supply."""
 
     most: int
     why_most: str
-    """Where `most` comes from, as in "this machine has 8"."""
+    """The reason for `most`, as in "this machine has 8"."""
     least: float = 0
     why_least: str = ""
     multiple_of: int = 0
-    """Only multiples of this can be held; 0 = any amount."""
+    """Step of possible amounts; 0 = any amount."""
 
     def refusal(self, value: float) -> str:
-        """Return why `value` cannot be held, as in "at most 8, ..."; empty if it can."""
+        """Return why `value` cannot be supplied, as in "at most 8, ..."; empty if it can."""
         if value > self.most:
             return f"at most {self.most}, {self.why_most}"
         if value < self.least:
@@ -55,5 +55,5 @@ def require_amount(name: str, value: object, *, is_whole: bool = False) -> None:
 
 
 def whole_units(value: float | None, unit: int) -> int | None:
-    """Return an amount in units of a service that counts them; None stays None."""
+    """Return an amount in the whole units that a service counts in; None stays None."""
     return None if value is None else int(value // unit)

@@ -1,4 +1,4 @@
-"""The self-check of a provider: what every sandbox must do, tried on a real one.
+"""The self-check of a provider: required behavior of every sandbox, tested on a real one.
 
 The tests of each provider run the same checks, so that whoever writes a provider has both at once.
 """
@@ -50,18 +50,18 @@ class CheckFailedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckFinding:
-    """How one check went."""
+    """The result of one check."""
 
     check: str
     passed: bool
     said: str
-    """What went wrong; empty if nothing did."""
+    """Description of the failure; empty if there is none."""
     wall_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The provider under test, and the spec of the sandboxes that it is tried with."""
+    """The provider under test, and the spec of the sandboxes for the test."""
 
     provider: SandboxProvider
     spec: SandboxSpec
@@ -315,7 +315,7 @@ async def check_provider(
     *,
     on_finding: Callable[[CheckFinding], None] = lambda finding: None,
 ) -> list[CheckFinding]:
-    """Try every check on sandboxes of `provider` and return how each went.
+    """Run every check on sandboxes of `provider`, and return all results.
 
     Raises SandboxUnavailableError and SandboxLimitError where no sandbox can be made at all.
     """

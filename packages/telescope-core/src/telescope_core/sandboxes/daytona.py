@@ -57,7 +57,7 @@ class DaytonaProvider:
 
     @property
     def limits(self) -> Mapping[Limit, str]:
-        """What Daytona can give; memory and disk in whole GiB, processors in whole numbers."""
+        """Limits that Daytona can set; memory and disk in whole GiB, and whole processors."""
         return {
             Limit.IMAGE: "image of the sandbox",
             Limit.CPUS: "the service, whole processors",
@@ -88,7 +88,7 @@ class DaytonaProvider:
                 await client.close()
 
     def _connected(self, sdk: Any) -> Any:
-        """Return a client. That asks the service nothing, so a key is missing, not wrong."""
+        """Return a client. No request is made: an error means a missing key, not a wrong one."""
         try:
             return sdk.AsyncDaytona(sdk.DaytonaConfig(**self._settings) if self._settings else None)
         except sdk.DaytonaAuthenticationError as error:
@@ -128,7 +128,7 @@ class _DaytonaBox:
         return str(self._box.id)
 
     async def shell(self, command: str, timeout_s: float) -> ShellAnswer:
-        """Run a command; its streams come merged."""
+        """Run a command; its output streams are merged."""
         with _translate_errors():
             words = f"sh -c {shlex.quote(command)}"
             done = await self._box.process.exec(words, timeout=math.ceil(timeout_s))
@@ -163,7 +163,7 @@ def _sdk() -> Any:
 
 @contextlib.contextmanager
 def _translate_errors(asked: SandboxSpec | None = None) -> Generator[None]:
-    """Tell every error of the SDK, and of the HTTP client below it, as one of ours.
+    """Raise every error of the SDK, and of its HTTP client, as one of ours.
 
     `asked` is what a sandbox is made with.
     """

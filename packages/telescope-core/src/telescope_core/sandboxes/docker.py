@@ -56,7 +56,7 @@ class DockerProvider:
         image: str = _DEFAULT_IMAGE,
         as_image: bool = False,
     ) -> None:
-        """`base_url` is the service's, such as unix:///run/podman/podman.sock; None asks Docker's.
+        """`base_url`: of the service, such as unix:///run/podman/podman.sock; None asks Docker's.
 
         `image` is for specs that name none; it must be there, and is not pulled. With `as_image`
         programs run as the user of the image, mostly root, may write its whole file system and
@@ -91,7 +91,7 @@ class DockerProvider:
         return given
 
     def require(self, specs: Iterable[SandboxSpec]) -> None:
-        """Raise SandboxLimitError that names what the service cannot give; starts nothing.
+        """Raise SandboxLimitError that names the limits the service cannot set; starts nothing.
 
         It blocks. Raises SandboxUnavailableError where there is no service.
         """
@@ -210,7 +210,7 @@ class DockerProvider:
 
 
 def _settings(spec: SandboxSpec, *, as_image: bool) -> dict[str, Any]:
-    """Return what the SDK is asked for with a container."""
+    """Return the SDK's settings for a container."""
     from docker.types import Ulimit
 
     opens = spec.network is not Network.NONE
@@ -240,7 +240,7 @@ def _settings(spec: SandboxSpec, *, as_image: bool) -> dict[str, Any]:
 
 
 _WHEN_HEARD = 'read -r _; exec "$@" < /dev/null'
-"""Runs a command once somebody listens: a busy podman loses what is said before that."""
+"""Script that runs a command after a listener is there: a busy podman loses earlier output."""
 
 
 class _Container:
@@ -277,7 +277,7 @@ class _Container:
         return out or b""
 
     def opened(self, host: str, port: int) -> AbstractAsyncContextManager[str]:
-        """Open an address to programs inside, through the streams of one of them."""
+        """Open an address to programs inside, through the streams of a program there."""
         return docker_endpoint.opened(lambda: self._call(self._listening), host, port)
 
     async def delete(self) -> None:
@@ -349,11 +349,11 @@ _AMOUNTS = {
     ),
     Limit.TIME_TO_LIVE: ANY_SECONDS,
 }
-"""What containers of any machine can have."""
+"""Limits for containers on any machine."""
 
 
 def _amounts_of(machine: Mapping[str, Any]) -> Mapping[Limit, ResourceAmount]:
-    """Return what containers of one machine can have, of which its service says what it has."""
+    """Return the limits for containers on one machine, whose resources its service reports."""
     cpus, memory_bytes = int(machine.get("NCPU") or 0), int(machine.get("MemTotal") or 0)
     found = dict(_AMOUNTS)
     if cpus:
@@ -368,7 +368,7 @@ def _amounts_of(machine: Mapping[str, Any]) -> Mapping[Limit, ResourceAmount]:
 
 
 async def _require_python(container: _Container, image: str) -> None:
-    """Remove a container and raise SandboxLimitError unless it has what listens in it."""
+    """Remove a container and raise SandboxLimitError unless it has Python, to listen inside."""
     is_there = False
     try:
         answer = await container.shell("python3 -c 'import asyncio'", _CALL_S)
@@ -385,7 +385,7 @@ async def _require_python(container: _Container, image: str) -> None:
 
 @contextlib.contextmanager
 def _translate_errors() -> Generator[None]:
-    """Tell every error of the SDK, and of the HTTP client below it, as a SandboxError."""
+    """Raise every error of the SDK, and of its HTTP client, as a SandboxError."""
     import requests
     from docker import errors
 

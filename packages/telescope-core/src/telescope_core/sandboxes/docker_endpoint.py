@@ -1,4 +1,4 @@
-"""Open one address to a container that has no network: through the streams of a command in it.
+"""Open one address to a container without a network, through the streams of a command in it.
 
 A program in the container listens on its loopback and carries what connects over its standard
 input and output, which the service brings to this process; only this process connects further, and
@@ -26,7 +26,7 @@ from telescope_core.sandboxes.tunnel import (
 )
 
 PROGRAM = ("python3", "-c", Path(__file__).with_name("tunnel.py").read_text())
-"""What listens in the container."""
+"""Program that listens inside the container."""
 _START_S = 30.0
 _END_S = 5.0
 _CONNECT_S = 30.0
@@ -57,7 +57,7 @@ async def opened(start: Callable[[], Awaitable[Any]], host: str, port: int) -> A
 
 
 class _Stream:
-    """Both streams of a command in a container; the SDK's sockets block, so threads use them."""
+    """Both streams of a command in a container, in threads because the SDK's sockets block."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -68,19 +68,19 @@ class _Stream:
         self._on_data: Callable[[bytes], None] = lambda data: None
         self.has_ended = asyncio.Event()
         self.errors = b""
-        """The end of what it wrote to standard error."""
+        """The end of its standard error."""
         self._threads = [
             threading.Thread(target=work, daemon=True) for work in (self._read, self._write)
         ]
 
     def begin(self, on_data: Callable[[bytes], None]) -> None:
-        """Give `on_data` what the command writes, and b"" when it has ended."""
+        """Pass the command's output to `on_data`, and b"" at its end."""
         self._on_data = on_data
         for thread in self._threads:
             thread.start()
 
     def write(self, data: bytes) -> None:
-        """Send to the command; a command that takes nothing for long is left."""
+        """Send to the command; one that reads nothing for long is given up."""
         self._num_waiting_bytes += len(data)
         if self._num_waiting_bytes > _MAX_WAITING_BYTES:
             self.stop()
@@ -88,7 +88,7 @@ class _Stream:
             self._to_write.put(data)
 
     def stop(self) -> None:
-        """End both streams, whatever they are doing. Idempotent."""
+        """End both streams, whatever state they are in. Idempotent."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
@@ -145,13 +145,13 @@ class _Stream:
 
 
 class _Frames:
-    """What the service puts around each piece of output: its stream, and its size."""
+    """Parses the frames in which the service sends output: a stream number, a size, the bytes."""
 
     def __init__(self) -> None:
         self._held = b""
 
     def of(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Return the stream and content of each piece, whole or in part, that `data` completes."""
+        """Return stream and content of each frame that `data` completes."""
         self._held += data
         found: list[tuple[int, bytes]] = []
         while len(self._held) >= 8:
@@ -164,7 +164,7 @@ class _Frames:
 
 
 class _EndpointRelay:
-    """The end outside: the port, then connections to one address."""
+    """The outer end: reads the port, then carries connections to one address."""
 
     def __init__(self, stream: _Stream, host: str, port: int) -> None:
         self._stream = stream
@@ -177,7 +177,7 @@ class _EndpointRelay:
         stream.begin(self._took)
 
     async def port(self) -> int:
-        """Return the port inside; raises EOFError if the program ended before it said one."""
+        """Return the port inside; raises EOFError if the program ended before it named one."""
         return await self._inside
 
     async def end(self) -> None:

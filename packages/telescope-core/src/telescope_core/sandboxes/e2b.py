@@ -22,7 +22,7 @@ from telescope_core.sandboxes.protocol import Limit, Network, Sandbox, SandboxSp
 from telescope_core.sandboxes.remote import OpenSandboxes, ShellAnswer
 
 _REFUSALS = (400, 404, 422)
-"""What its service answers where it cannot make what is asked for, such as of no template."""
+"""Status codes of its service for impossible requests, such as an unknown template."""
 _AMOUNTS = {
     Limit.TIME_TO_LIVE: ResourceAmount(
         most=24 * 3600, why_most="the longest that its service gives"
@@ -128,7 +128,7 @@ def _sdk() -> Any:
 
 @contextlib.contextmanager
 def _translate_errors(asked: SandboxSpec | None = None) -> Generator[None]:
-    """Tell every error of the SDK, and of the HTTP client below it, as one of ours.
+    """Raise every error of the SDK, and of its HTTP client, as one of ours.
 
     `asked` is what a sandbox is made with.
     """

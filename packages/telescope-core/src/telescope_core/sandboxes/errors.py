@@ -1,4 +1,4 @@
-"""What goes wrong with sandboxes, as three errors: whose doing it is decides which.
+"""Errors of sandboxes, distinguished by who has to act.
 
 What a program does, reaching its limits included, is no error but its `CommandResult`.
 """
@@ -12,21 +12,21 @@ from telescope_core.sandboxes.protocol import Limit, Network, SandboxSpec
 
 
 class SandboxError(TelescopeError):
-    """A provider failed, which says nothing of the program: a rollout is tried again."""
+    """A provider failed, which is not the program's fault: the rollout is played again."""
 
     exit_code = 6
 
 
 class SandboxUnavailableError(ConfigError):
-    """This machine, or this account, cannot make sandboxes with a provider; it says what to do."""
+    """This machine or account cannot create sandboxes with a provider; says what to do."""
 
 
 class SandboxLimitError(ConfigError):
-    """A provider cannot give a limit that was asked for."""
+    """A provider cannot set a limit that was requested."""
 
 
 class SandboxFileError(OSError):
-    """A file in a sandbox is missing, is none, or has no room: often the program's doing."""
+    """A file in a sandbox is missing, no file, or has no room: often the program's fault."""
 
 
 def require_limits(
@@ -35,7 +35,7 @@ def require_limits(
     given: Collection[Limit],
     amounts: Mapping[Limit, ResourceAmount] | None = None,
 ) -> None:
-    """Raise SandboxLimitError that names each limit of `spec` that a provider cannot give.
+    """Raise SandboxLimitError that names each limit in `spec` that a provider cannot set.
 
     These are limits that are not among those `given`, and amounts that `amounts` cannot hold.
     """
@@ -55,7 +55,7 @@ def require_limits(
 
 
 def refused_by_service(provider: str, spec: SandboxSpec, said: object) -> SandboxLimitError:
-    """Return the error for a service that refuses what a sandbox is asked to have.
+    """Return the error for a service that refuses the settings of a sandbox.
 
     Asking again would be refused again, so it is no failure of the provider.
     """
@@ -67,7 +67,7 @@ def refused_by_service(provider: str, spec: SandboxSpec, said: object) -> Sandbo
 
 
 def require_endpoint(sandbox: str, spec: SandboxSpec) -> None:
-    """Raise SandboxLimitError unless addresses can be opened to a sandbox made by `spec`."""
+    """Raise SandboxLimitError unless addresses can be opened to a sandbox with `spec`."""
     if spec.network is Network.NONE:
         raise SandboxLimitError(
             f"sandbox {sandbox} was made with network={spec.network}, so no address can be opened "

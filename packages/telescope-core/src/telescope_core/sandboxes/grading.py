@@ -45,15 +45,15 @@ class StdinTest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTest:
-    """A function is called and must return `expected`; all are JSON values."""
+    """A call of a function, which must return `expected`; all are JSON values."""
 
     function: str
-    """Name in the program, such as `solve`, or `Solution.solve` of a class without arguments."""
+    """Name in the program: `solve`, or `Solution.solve` for a class without arguments."""
     arguments: Sequence[JsonValue] = ()
     keywords: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     expected: JsonValue = None
     alternatives: Sequence[JsonValue] = ()
-    """Further values that are as right as `expected`."""
+    """Further right values, besides `expected`."""
 
 
 HiddenTest = StdinTest | CallTest
@@ -65,7 +65,7 @@ class HiddenTestOutcome:
 
     passed: bool
     reason: str
-    """Why it failed, without what was expected; empty if it passed."""
+    """Reason for the failure, without the expected output; empty if it passed."""
     wall_s: float
 
 
@@ -79,7 +79,7 @@ class Grade:
 
     @property
     def num_passed(self) -> int:
-        """How many tests passed."""
+        """Number of tests that passed."""
         return sum(outcome.passed for outcome in self.outcomes)
 
     @property
@@ -89,7 +89,7 @@ class Grade:
 
     @property
     def fraction(self) -> float:
-        """Part of the tests that passed, 0 to 1; those that were not run count as failed."""
+        """Share of tests that passed, 0 to 1; tests that were not run count as failed."""
         return self.num_passed / self.num_tests if self.num_tests else 0.0
 
 
@@ -102,7 +102,7 @@ async def grade_program(
     tolerance: float = 0.0,
     stop_at_failure: bool = True,
 ) -> Grade:
-    """Run each test in a process of its own and compare what comes out; Python programs only.
+    """Run each test in its own process and compare the output; for Python programs only.
 
     `timeout_s` is for one test. Numbers may differ by `tolerance`, absolute or relative, if it is
     above 0. Raises SandboxError only if the provider failed.
@@ -154,7 +154,7 @@ def same_json(value: JsonValue, expected: JsonValue, tolerance: float = 0.0) -> 
 
 
 def same_output(output: str, expected: str, tolerance: float = 0.0) -> bool:
-    """Return whether two texts are equal but for white space at the ends of lines and the text.
+    """Return whether texts are equal, except for white space at the ends of lines and text.
 
     With a `tolerance`, words that are numbers may differ by it.
     """
@@ -218,7 +218,7 @@ def _why_wrong(output: bytes, right: Sequence[JsonValue], tolerance: float) -> s
 
 
 def why_no_answer(done: CommandResult) -> str:
-    """Return why a program's output does not count; empty if it does."""
+    """Return why a program's output does not count as an answer; empty if it does."""
     reasons: Mapping[StopCause, str] = {
         StopCause.TIMEOUT: "took too long",
         StopCause.MEMORY: "took too much memory",

@@ -16,12 +16,12 @@ from telescope_core.sandboxes.grading import why_no_answer, why_not_run
 from telescope_core.sandboxes.protocol import Sandbox
 
 MAX_DEPTH = 100
-"""Most containers within each other in an answer, its list of values included.
+"""Most levels of nested containers in an answer, including its list of values.
 
 Graders copy and compare values, which Python does by recursion.
 """
 MAX_COMPARISONS = 2**22
-"""Most comparisons of plain values that building all sets and dictionaries of an answer may take.
+"""Most comparisons of plain values for building all sets and dictionaries of an answer.
 
 Python compares members of equal hash one by one, and a program can choose integers, or tuples and
 frozen sets of small ones, that all have the same hash.
@@ -66,9 +66,9 @@ class Returned:
     """The results of the calls of a function."""
 
     values: tuple[object, ...] = ()
-    """One for each call, of the built-in types alone; empty if there is a reason."""
+    """One value for each call, of built-in types only; empty if there is a reason."""
     reason: str = ""
-    """Why there are no values: the program's failure."""
+    """Reason why there are no values: the failure of the program."""
 
 
 async def call_function(
@@ -120,7 +120,7 @@ def encoded(value: object) -> JsonValue:
 
 
 class TooManyError(ValueError):
-    """A value would take the process that compares it too long."""
+    """Comparing a value would take too long."""
 
 
 def decoded(value: JsonValue) -> object:
@@ -135,11 +135,11 @@ def decoded(value: JsonValue) -> object:
 class _Read(NamedTuple):
     value: object
     cost: int
-    """Comparisons of plain values that it takes at most to compare it with another of its hash."""
+    """Most comparisons of plain values for comparing it with a value of the same hash."""
 
 
 class _Decoder:
-    """Reads the parts of one answer, which share a limit of comparisons."""
+    """Decodes the parts of one answer, which share a limit on comparisons."""
 
     def __init__(self) -> None:
         self._num_comparisons = 0
@@ -168,7 +168,7 @@ class _Decoder:
         return _Read(kind(one.value for one in members), 1 + cost)
 
     def _charge(self, members: Sequence[_Read]) -> int:
-        """Return the cost of looking up each of `members`, after counting that of adding them."""
+        """Return the cost of looking up each of `members`, and count the cost of adding them."""
         hashes = [hash(one.value) for one in members]
         if len(set(hashes)) == len(hashes):
             return sum(one.cost for one in members)

@@ -26,7 +26,7 @@ from telescope_core.sandboxes.remote import OpenSandboxes, ShellAnswer
 _APP = "telescope-sandboxes"
 _FILES_S = 120.0
 _PIECE_BYTES = 40_000
-"""Of a file in one command: the service takes 64 KiB of words, and base64 adds a third."""
+"""Size of a part of a file in one command: the service allows 64 KiB, and base64 adds a third."""
 _AMOUNTS = {
     # It takes less for no limit at all.
     Limit.CPUS: replace(ANY_CPUS, least=0.001, why_least="the least that its service counts"),
@@ -41,7 +41,7 @@ class ModalProvider:
     name = "modal"
 
     def __init__(self, *, image: str = "python:3.11-slim", app: str = _APP) -> None:
-        """`image` is for specs that name none; the sandboxes belong to the app called `app`."""
+        """`image`: default for specs without one; `app`: name of the app that owns sandboxes."""
         self._image = image
         self._app_name = app
         self._app: Any = None
@@ -103,7 +103,7 @@ class _ModalBox:
             return ShellAnswer(exit_code=int(await process.wait.aio()), output=str(output))
 
     async def upload(self, path: str, content: bytes) -> None:
-        """Write a file with commands: the calls for files need a program of Modal's inside."""
+        """Write a file with commands, because file calls need a program of Modal inside."""
         target, into = shlex.quote(path), ">"
         for at in range(0, max(1, len(content)), _PIECE_BYTES):
             piece = base64.b64encode(content[at : at + _PIECE_BYTES]).decode()
@@ -138,7 +138,7 @@ def _sdk() -> Any:
 
 @contextlib.contextmanager
 def _translate_errors(asked: SandboxSpec | None = None) -> Generator[None]:
-    """Tell every error of the SDK as one of ours; `asked` is what a sandbox is made with."""
+    """Raise every error of the SDK as one of ours; `asked`: the settings of the sandbox."""
     sdk = _sdk()
     try:
         yield

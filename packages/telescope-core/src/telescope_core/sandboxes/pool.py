@@ -1,4 +1,4 @@
-"""A pool of sandboxes: some ready beforehand, a bound on how many there are, and what they cost.
+"""A pool of sandboxes: some kept ready, a limit on their number, and a record of their use.
 
 A sandbox is used once, unless `max_uses` says more often; it is then emptied in between. One that
 was cancelled, died, or could not be emptied is closed and never given out again.
@@ -24,31 +24,31 @@ _EMPTY = (
 )
 _EMPTY_S = 30.0
 _LEAST_LEFT_S = 0.5
-"""Part of its time to live that a sandbox must have left to be given out."""
+"""Share of its time to live that a sandbox must have left when it is handed out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolUsage:
-    """How many sandboxes of a pool were made, given out and thrown away so far."""
+    """Counts of sandboxes that a pool has made, handed out and discarded so far."""
 
     num_created: int = 0
     num_failed: int = 0
-    """Sandboxes that the provider could not make."""
+    """Sandboxes that the provider failed to make."""
     num_taken: int = 0
     num_reused: int = 0
-    """How often one was given out again after it was emptied."""
+    """Number of times that an emptied sandbox was handed out again."""
     num_discarded: int = 0
-    """Sandboxes that died, expired or could not be emptied before their uses were over."""
+    """Sandboxes that died, expired or could not be emptied before all their uses."""
     num_open: int = 0
     max_open: int = 0
-    """Most that were open at once."""
+    """Most sandboxes that were open at once."""
     waited_s: float = 0.0
-    """Seconds that takers waited, summed."""
+    """Total seconds that takers waited."""
     open_s: float = 0.0
-    """Seconds that closed sandboxes were open, summed: what providers charge for."""
+    """Total seconds that closed sandboxes were open, which is what providers charge for."""
 
     def metrics(self) -> dict[str, float]:
-        """Return the numbers under the names that logs have."""
+        """Return the counts under their names in logs."""
         return {f"sandboxes/{name}": float(getattr(self, name)) for name in self.__slots__}
 
 
@@ -61,7 +61,7 @@ class _Held:
 
 
 def require_pool_sizes(max_open: int, num_warm: int, max_uses: int = 1) -> None:
-    """Raise ConfigError unless a pool can have these sizes."""
+    """Raise ConfigError unless these sizes are valid for a pool."""
     sizes: tuple[object, ...] = (max_open, num_warm, max_uses)
     are_whole = all(type(size) is int for size in sizes)
     if not are_whole or not 0 <= num_warm <= max_open or max_open < 1 or max_uses < 1:
@@ -83,7 +83,7 @@ class SandboxPool:
         num_warm: int = 0,
         max_uses: int = 1,
     ) -> None:
-        """`num_warm` are kept ready beyond those in use; the pool does not close `provider`."""
+        """`num_warm`: number that is kept ready besides those in use; `provider` stays open."""
         require_pool_sizes(max_open, num_warm, max_uses)
         self._provider = provider
         self._spec = spec or SandboxSpec()
@@ -103,7 +103,7 @@ class SandboxPool:
         return replace(self._usage, num_open=self._num_open())
 
     async def warm_up(self) -> None:
-        """Make the sandboxes that are kept ready; raises what the provider raises."""
+        """Create the sandboxes that are kept ready; raises errors of the provider."""
         missing = self._num_warm - len(self._ready) - self._num_making
         made = await asyncio.gather(
             *(self._make() for _ in range(min(missing, self._room()))), return_exceptions=True
@@ -117,7 +117,7 @@ class SandboxPool:
 
     @asynccontextmanager
     async def take(self, spec: SandboxSpec | None = None) -> AsyncGenerator[Sandbox]:
-        """Yield a sandbox that nobody else uses; waits while `max_open` are in use.
+        """Yield a sandbox for exclusive use; waits while `max_open` are in use.
 
         One made for a `spec` of its own is used once.
 
@@ -141,7 +141,7 @@ class SandboxPool:
                 await self._after_use(held, is_whole=is_whole)
 
     async def close(self) -> None:
-        """Close every sandbox, those in use too, and log what was used. Idempotent.
+        """Close every sandbox, also those in use, and log the use. Idempotent.
 
         Raises the first error once all were tried.
         """
@@ -173,7 +173,7 @@ class SandboxPool:
         return max(0, self._max_open - self._num_open())
 
     async def _next(self, spec: SandboxSpec | None) -> _Held:
-        """Return one that is ready and alive, or make one."""
+        """Return a ready sandbox that is alive, or create one."""
         if self._is_closed:
             raise SandboxError("the pool of sandboxes is closed; no further one can be taken")
         if spec is not None:
@@ -207,7 +207,7 @@ class SandboxPool:
             self._ready.append(held)
 
     async def _after_use(self, held: _Held, *, is_whole: bool) -> None:
-        """Make a sandbox ready for its next use, or close it."""
+        """Prepare a sandbox for its next use, or close it."""
         is_again = is_whole and not self._is_closed and held.num_uses < held.max_uses
         if is_again:
             try:
@@ -226,7 +226,7 @@ class SandboxPool:
             await self._close(held)
 
     def _refill(self) -> None:
-        """Start making what is missing of those that are kept ready, behind those in use."""
+        """Start to create the missing ones of those that are kept ready."""
         missing = self._num_warm - len(self._ready) - self._num_making
         for _ in range(min(missing, self._room())):
             task = asyncio.create_task(self._make_ready())

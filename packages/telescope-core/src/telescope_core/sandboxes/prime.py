@@ -119,7 +119,7 @@ class _PrimeBox:
         return self._name
 
     async def shell(self, command: str, timeout_s: float) -> ShellAnswer:
-        """Run a command; that it took all memory is its own doing."""
+        """Run a command; running out of memory is its own fault."""
         sdk = _sdk()
         with _translate_errors():
             try:
@@ -137,7 +137,7 @@ class _PrimeBox:
             await self._client.upload_bytes(self._name, path, content, name)
 
     async def download(self, path: str) -> bytes:
-        """Return the content of a file as bytes; the SDK itself returns text alone."""
+        """Return the content of a file as bytes; the SDK itself returns only text."""
         done = await self.shell(f"base64 < {shlex.quote(path)}", 120.0)
         if done.exit_code != 0:
             raise SandboxError(f"sandbox {self.id}: {path} cannot be read")
@@ -165,7 +165,7 @@ def _sdk() -> Any:
 
 @contextlib.contextmanager
 def _translate_errors(asked: SandboxSpec | None = None) -> Generator[None]:
-    """Tell every error of the SDK, and of the HTTP client below it, as one of ours.
+    """Raise every error of the SDK, and of its HTTP client, as one of ours.
 
     `asked` is what a sandbox is made with. Besides its APIError, the SDK raises RuntimeErrors of
     its own.

@@ -16,7 +16,7 @@ from telescope_core.sandboxes.protocol import Sandbox, SandboxSpec
 
 
 class ProgramConfig(EnvironmentConfig):
-    """Where programs run; subclass it to add your own settings."""
+    """Sandbox settings for programs; subclass it to add your own settings."""
 
     sandbox: str = "local"
     """Name of the provider of sandboxes."""
@@ -25,7 +25,7 @@ class ProgramConfig(EnvironmentConfig):
     test_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
     """Most seconds for one test."""
     memory_mb: Annotated[int, Field(ge=0)] = 512
-    """Most memory of a program, MiB; 0 leaves it to the provider, as e2b needs it."""
+    """Most memory of a program, MiB; 0 leaves it to the provider, as required by e2b."""
 
 
 class ProgramEnvironment(SingleTurnEnvironment):
@@ -55,7 +55,7 @@ class ProgramEnvironment(SingleTurnEnvironment):
             yield sandbox
 
     def __open_once(self) -> None:
-        """Open the provider, which looks at what the machine can do: not before it is needed."""
+        """Open the provider, which examines the machine; this is delayed until it is needed."""
         with self.__opening:
             if self.__pool is None:
                 provider = open_provider(self.config.sandbox)

@@ -1,4 +1,4 @@
-"""What a sandbox is: the protocol that every provider implements, and the data that cross it.
+"""The protocol of sandboxes, which every provider implements, and its data types.
 
 A program that fails, reaches a limit or is killed has a result. Only a provider that fails raises
 `SandboxError`. `telescope_core.sandboxes.lookup` finds providers by name.
@@ -14,26 +14,26 @@ from telescope_core.base.errors import ConfigError
 from telescope_core.sandboxes.amounts import require_amount
 
 WORK_FOLDER = "/tmp/work"
-"""Folder inside every sandbox in which commands start, and to which relative paths are relative."""
+"""Folder inside every sandbox in which commands start; relative paths start there too."""
 KILLED = 137
-"""Exit code of a program that SIGKILL ended: 128 + 9."""
+"""Exit code of a program ended by SIGKILL: 128 + 9."""
 MOST_OUTPUT_BYTES = 1 << 30
-"""Most that can be kept of an output: it is held in memory."""
+"""Most bytes of an output that can be kept, because they are held in memory."""
 
 
 class Network(StrEnum):
-    """What a sandbox can reach."""
+    """The network that a sandbox can reach."""
 
     NONE = "none"
     """Nothing but itself."""
     ENDPOINT = "endpoint"
-    """Nothing but itself, and the addresses that are opened to it with `Sandbox.opened`."""
+    """Nothing but itself and the addresses opened to it with `Sandbox.opened`."""
     FULL = "full"
-    """Whatever the provider's network reaches."""
+    """Everything that the provider's network reaches."""
 
 
 class Limit(StrEnum):
-    """A field of `SandboxSpec` that a provider may be unable to give."""
+    """A field of `SandboxSpec` that a provider may be unable to set."""
 
     IMAGE = "image"
     CPUS = "cpus"
@@ -48,7 +48,7 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSpec:
-    """What a sandbox must have; None leaves a field to the provider.
+    """Requirements on a sandbox; None leaves a field to the provider.
 
     A provider refuses, by its name, each field that it cannot give.
     """
@@ -60,7 +60,7 @@ class SandboxSpec:
     memory_mb: int | None = None
     """Most memory of all its programs together, MiB."""
     disk_mb: int | None = None
-    """Most that its files take, MiB."""
+    """Most disk space of its files, MiB."""
     max_processes: int | None = None
     """Most processes and threads at once."""
     time_to_live_s: float = 900.0
@@ -72,7 +72,7 @@ class SandboxSpec:
     """Names that a provider with a console shows with the sandbox."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for what no provider could take, such as half a process."""
+        """Raise ConfigError for values that no provider could accept, such as half a process."""
         if self.network not in tuple(Network):
             known = ", ".join(Network)
             raise ConfigError(f"network of a sandbox must be one of {known}, got {self.network!r}")
@@ -97,7 +97,7 @@ class SandboxSpec:
             )
 
     def asked_limits(self) -> dict[Limit, object]:
-        """Return the limits that this asks for, with their values."""
+        """Return the limits that are set here, with their values."""
         asked: dict[Limit, object] = {
             limit: getattr(self, limit.value)
             for limit in (Limit.IMAGE, Limit.CPUS, Limit.MEMORY, Limit.DISK, Limit.PROCESSES)
@@ -109,7 +109,7 @@ class SandboxSpec:
 
 
 class StopCause(StrEnum):
-    """Why a command ended."""
+    """The reason why a command ended."""
 
     EXITED = "exited"
     """It ended by itself, or by a signal of its own."""
@@ -118,12 +118,12 @@ class StopCause(StrEnum):
     MEMORY = "memory"
     """It, or one of its processes, was killed because the sandbox reached its memory limit."""
     SANDBOX_ENDED = "sandbox_ended"
-    """The sandbox ended with it: its time to live was over, or the program brought it down."""
+    """The sandbox ended meanwhile: its time to live was over, or the program crashed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """How one command in a sandbox ended."""
+    """The result of one command in a sandbox."""
 
     exit_code: int
     """Exit code of the command; 128 + N if signal N ended it."""
@@ -182,7 +182,7 @@ class Sandbox(Protocol):
 
     @property
     def measures(self) -> Mapping[str, str]:
-        """The means that holds each limit, for instance {"memory_mb": "cgroup v2: 512 MiB"}."""
+        """The means by which each limit is set, such as {"memory_mb": "cgroup v2: 512 MiB"}."""
         ...
 
     async def run(
@@ -194,7 +194,7 @@ class Sandbox(Protocol):
         environment: Mapping[str, str] | None = None,
         folder: str | None = None,
     ) -> CommandResult:
-        """Run a command to its end and return how it ended; `folder` None is `WORK_FOLDER`.
+        """Run a command and return its result; `folder` None is `WORK_FOLDER`.
 
         Raises SandboxError when the provider failed, which says nothing about the command.
         """
@@ -213,7 +213,7 @@ class Sandbox(Protocol):
         ...
 
     def opened(self, host: str, port: int) -> AbstractAsyncContextManager[str]:
-        """Open one address of this machine's network to the programs inside, for a block.
+        """Open one address of this machine's network to the programs inside, during a block.
 
         Yields the `host:port` by which they reach it. Raises SandboxLimitError for a sandbox that
         was made with `Network.NONE`, and SandboxError where the provider cannot open it.
@@ -221,7 +221,7 @@ class Sandbox(Protocol):
         ...
 
     async def close(self) -> None:
-        """End everything that runs in it and give it back. Idempotent, also for a dead one."""
+        """End all programs in it and release it. Idempotent, also if it has already ended."""
         ...
 
 
@@ -235,11 +235,11 @@ class SandboxProvider(Protocol):
 
     @property
     def limits(self) -> Mapping[Limit, str]:
-        """Limits that it can set, and by what means."""
+        """Limits that it can set, each with the means."""
         ...
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Return a sandbox that can run commands.
+        """Return a sandbox that is ready to run commands.
 
         Raises SandboxLimitError for a limit that it cannot give, and SandboxError when it failed.
         """

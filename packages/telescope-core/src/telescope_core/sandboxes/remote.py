@@ -1,4 +1,4 @@
-"""What providers that are reached over a network share: one shell command in, one text out.
+"""Shared by providers that are reached over a network: one shell command in, one text out.
 
 Their services differ in what a command may have: standard input, both streams apart, a time limit
 that leaves the sandbox alive. So a small script around each command gives all of it alike, with
@@ -35,7 +35,7 @@ _OVERHEAD_S = 60.0
 _FILES_S = 60.0
 _CANCEL_S = 5.0
 _ENDING_S = 5.0
-"""A service begins to count the time to live while the sandbox is made, before it is known here."""
+"""Margin in seconds: a service counts the time to live from before the sandbox is known here."""
 _SCRIPT = """d=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d) || exit 90
 : >"$d/o"; : >"$d/e"; exec 5<"$d/o" 6<"$d/e" 7>"$d/o" 8>"$d/e" 9<{stdin}; rm -rf "$d" {stdin_file}
 mkdir -p {work}; cd {folder} || exit 91
@@ -44,7 +44,7 @@ c=$?; f=/proc/self/fd
 printf 'ended %s %s %s\\n' "$c" "$(wc -c <$f/5)" "$(wc -c <$f/6)"
 head -c {cap} <$f/5 | base64; echo -
 head -c {cap} <$f/6 | base64; echo -"""
-"""Its files have no names once the command runs, so nothing can find or remove them."""
+"""Its files are unlinked once the command runs, so that nothing can find or remove them."""
 _ANSWER = re.compile(r"ended (\d+) +(\d+) +(\d+)\n([^-]*)-\n([^-]*)-")
 _LIST = (
     'cd {path} || exit 1; for f in * .[!.]* ..?*; do [ -e "$f" ] || [ -h "$f" ] || continue; '
@@ -59,11 +59,11 @@ class ShellAnswer:
 
     exit_code: int
     output: str
-    """What it wrote to standard output, which may be followed by standard error."""
+    """Its standard output, which may be followed by standard error."""
 
 
 class Service(Protocol):
-    """One sandbox at a service: four calls, whose errors are already SandboxErrors."""
+    """One sandbox at a service, with four calls that raise only SandboxErrors."""
 
     @property
     def id(self) -> str:
@@ -71,7 +71,7 @@ class Service(Protocol):
         ...
 
     async def shell(self, command: str, timeout_s: float) -> ShellAnswer:
-        """Run a command in `sh`; `timeout_s` is when to give the service up."""
+        """Run a command in `sh`; after `timeout_s`, the service is given up."""
         ...
 
     async def upload(self, path: str, content: bytes) -> None:
@@ -79,11 +79,11 @@ class Service(Protocol):
         ...
 
     async def download(self, path: str) -> bytes:
-        """Return the content of a file that exists."""
+        """Return the content of an existing file."""
         ...
 
     async def delete(self) -> None:
-        """End the sandbox, also one that has ended."""
+        """End the sandbox, even if it has already ended."""
         ...
 
 
@@ -92,7 +92,7 @@ class Opening(Protocol):
     """A service that can open an address of this machine to the programs of a sandbox."""
 
     def opened(self, host: str, port: int) -> AbstractAsyncContextManager[str]:
-        """Open it for a block, as `Sandbox.opened`."""
+        """Open it during a block, as `Sandbox.opened`."""
         ...
 
 
@@ -124,13 +124,13 @@ class RemoteSandbox:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is open and its time is not over."""
+        """Whether it is open and within its time to live."""
         is_in_time = time.monotonic() < self._ends_s
         return self._closing is None and not self._is_broken and is_in_time
 
     @property
     def measures(self) -> Mapping[str, str]:
-        """The means that holds each limit, by its name."""
+        """The means by which each limit is set, by its name."""
         return self._measures
 
     async def run(
@@ -142,7 +142,7 @@ class RemoteSandbox:
         environment: Mapping[str, str] | None = None,
         folder: str | None = None,
     ) -> CommandResult:
-        """Run a command; SandboxError when the service failed, whatever the command did."""
+        """Run a command; SandboxError if the service failed, not if the command did."""
         if not argv:
             raise ValueError("a command must have at least one word, got none")
         require_amount("timeout_s of a command", timeout_s)
@@ -205,7 +205,7 @@ class RemoteSandbox:
         return sorted(entries, key=lambda entry: entry.name)
 
     def opened(self, host: str, port: int) -> AbstractAsyncContextManager[str]:
-        """Open an address where the service can; what runs elsewhere cannot reach this machine."""
+        """Open an address if the service can; sandboxes elsewhere cannot reach this machine."""
         require_endpoint(self.id, self._spec)
         self._require_open()
         if isinstance(self._service, Opening):
@@ -213,7 +213,7 @@ class RemoteSandbox:
         raise SandboxError(f"sandbox {self.id} cannot have {host}:{port} opened to it")
 
     async def close(self) -> None:
-        """End the sandbox at its service; after an error, a further call tries it again."""
+        """End the sandbox at its service; after an error, another call tries again."""
         closing = self._closing
         if closing is None or (closing.done() and not _has_succeeded(closing)):
             self._closing = closing = asyncio.create_task(self._delete())
@@ -272,7 +272,7 @@ class RemoteSandbox:
         return time.monotonic() >= self._ends_s - _ENDING_S
 
     async def _require(self, command: str, path: str, what: str) -> ShellAnswer:
-        """Run a command that looks at a file; raise SandboxFileError if it fails."""
+        """Run a command that examines a file; raise SandboxFileError if it fails."""
         self._require_open()
         if time.monotonic() >= self._ends_s:
             raise SandboxFileError(f"sandbox {self.id} has ended, and its files with it")
@@ -291,18 +291,18 @@ def _has_succeeded(task: asyncio.Task[None]) -> bool:
 
 
 class OpenSandboxes:
-    """The sandboxes of a provider that are open; a start that is cancelled is undone.
+    """The open sandboxes of a provider; a start that is cancelled is undone.
 
     One that its service could not end counts as open, so that it is tried again at the end.
     """
 
     def __init__(self, limits: Mapping[Limit, str]) -> None:
-        """`limits` are those of the provider, and the means by which it holds them."""
+        """`limits`: those of the provider, each with the means by which it is set."""
         self._measures = {limit.value: means for limit, means in limits.items()}
         self._open: set[RemoteSandbox] = set()
 
     async def add(self, spec: SandboxSpec, start: Awaitable[Service]) -> RemoteSandbox:
-        """Wait for `start` and return what it started as a sandbox."""
+        """Wait for `start`, and return its result as a sandbox."""
         starting = asyncio.ensure_future(start)
         try:
             service = await asyncio.shield(starting)
@@ -324,7 +324,7 @@ class OpenSandboxes:
 
 
 async def _abandon(starting: "asyncio.Future[Service]") -> None:
-    """End a sandbox whose taker is gone, once it has started."""
+    """End a sandbox whose caller was cancelled, once it has started."""
     with contextlib.suppress(TelescopeError):
         await (await starting).delete()
 

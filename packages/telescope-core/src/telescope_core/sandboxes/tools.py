@@ -23,7 +23,7 @@ from telescope_core.sandboxes.protocol import (
 
 @dataclass(slots=True, kw_only=True)
 class _Place:
-    """The sandbox of one rollout, once it has one."""
+    """The sandbox of one rollout, if it has one."""
 
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     sandbox: Sandbox | None = None
@@ -32,14 +32,14 @@ class _Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
-    """The provider and its pool, once a rollout needed them."""
+    """The provider and its pool, opened when a rollout first needs them."""
 
     provider: SandboxProvider
     pool: SandboxPool
 
 
 class EpisodeSandboxes:
-    """Sandboxes for the rollouts of an environment, each made when it is first used.
+    """Sandboxes for the rollouts of an environment, each created on first use.
 
     The provider is opened when the first of them is.
 
@@ -55,7 +55,7 @@ class EpisodeSandboxes:
         num_warm: int = 0,
         timeout_s: float = 20.0,
     ) -> None:
-        """`timeout_s` is for one call, and must be below the environment's `tool_timeout_s`."""
+        """`timeout_s`: limit of one call; must be below the environment's `tool_timeout_s`."""
         require_amount("timeout_s of a sandbox tool", timeout_s)
         require_pool_sizes(max_open, num_warm)
         if isinstance(provider, str):
@@ -91,7 +91,7 @@ class EpisodeSandboxes:
         return await self._run(episode, ["bash", "-c", command])
 
     async def sandbox(self, episode: Episode[Any], spec: SandboxSpec | None = None) -> Sandbox:
-        """Return the sandbox of a rollout, for instance to put files in or to grade what is there.
+        """Return the sandbox of a rollout, for instance to put files in or to grade its content.
 
         `spec` counts when it is made, in place of that of all rollouts. Raises SandboxError when
         the provider cannot make one, which fails the rollout.
@@ -123,7 +123,7 @@ class EpisodeSandboxes:
                     await opened.provider.close()
 
     def _open_once(self) -> _Opened:
-        """Open the provider, which looks at what the machine can do: not before it is needed."""
+        """Open the provider, which examines the machine; this is delayed until it is needed."""
         with self._opening:
             if self._is_closed:
                 raise SandboxError("the sandboxes are closed; no further one can be made")
@@ -145,7 +145,7 @@ class EpisodeSandboxes:
 
 
 def shown(done: CommandResult, timeout_s: float) -> str:
-    """Return the text about a command that a model reads: output, and an end other than exit 0."""
+    """Return the text about a command for a model: output, and an exit code other than 0."""
     parts = [done.text.rstrip("\n")]
     if done.stderr:
         parts.append(f"[standard error]\n{done.error_text.rstrip()}")

@@ -1,4 +1,4 @@
-"""Many connections over one stream of bytes, each way with room of its own; the same at both ends.
+"""Many connections over one stream of bytes, each with its own flow control; same at both ends.
 
 The end inside a sandbox gets this file as its program, so it needs nothing but the standard
 library of Python 3.8. The end outside trusts nothing that comes: what breaks the rules ends all.
@@ -13,19 +13,19 @@ import sys
 from typing import Callable, Dict, Optional, Set  # noqa: UP035 - see the version above
 
 WINDOW = 1 << 18
-"""Bytes that one connection may have on the way in one direction."""
+"""Bytes of one connection that may be in transit in one direction."""
 MAX_CHANNELS = 64
-"""Most connections at once; further ones are closed, so that none takes all our files."""
+"""Most connections at once; further ones are closed, which saves our files."""
 _CHUNK = 1 << 15
 _HEAD = struct.Struct(">BII")
 _OPEN, _DATA, _ROOM, _END, _CLOSED = range(5)
 _MAX_NUMBER = 1 << 31
 FAREWELL = _HEAD.pack(255, 0, 0)
-"""What the end outside says last; it is of no kind that `feed` takes."""
+"""Last message of the outer end; `feed` accepts no such type."""
 
 
 class TunnelError(Exception):
-    """A frame came that the protocol does not allow."""
+    """A frame arrived that violates the protocol."""
 
 
 class Channel:
@@ -65,7 +65,7 @@ class Channel:
         self._tunnel.forget(self._number)
 
     def take(self, kind: int, data: bytes) -> None:
-        """Note what came for it; raises TunnelError for more than there was room for."""
+        """Receive data for it; raises TunnelError for more than its window."""
         if kind == _DATA:
             if len(self._came) + len(data) > WINDOW or self._has_ended:
                 raise TunnelError("more came for a connection than it has room for")
@@ -81,7 +81,7 @@ class Channel:
         self._changed.set()
 
     def close(self) -> None:
-        """Be told that the other end is gone."""
+        """Handle the end of the other side."""
         self._is_closed = True
         self._changed.set()
 
@@ -149,7 +149,7 @@ class Tunnel:
         return channel
 
     def feed(self, data: bytes) -> None:
-        """Take what came; raises TunnelError for what may not come."""
+        """Receive bytes; raises TunnelError for invalid frames."""
         self._held += data
         at = 0
         while len(self._held) - at >= _HEAD.size:
@@ -164,17 +164,17 @@ class Tunnel:
         del self._held[:at]
 
     def put(self, kind: int, number: int, data: bytes = b"") -> None:
-        """Send one message of a connection that is open."""
+        """Send one message of an open connection."""
         if number in self._channels:
             self._write(_HEAD.pack(kind, number, len(data)) + data)
 
     def forget(self, number: int) -> None:
-        """Close a connection at this end, and tell the other."""
+        """Close a connection at this end, and notify the other."""
         self.put(_CLOSED, number)
         self._channels.pop(number, None)
 
     def close(self) -> None:
-        """Tell every connection that the other end is gone."""
+        """Notify every connection that the other end has gone."""
         for channel in list(self._channels.values()):
             channel.close()
 
@@ -193,7 +193,7 @@ class Tunnel:
 
 
 async def _inside() -> None:
-    """Listen on a free port of the sandbox, and carry what connects over standard input and output.
+    """Listen on a free port of the sandbox, and forward connections over standard input and output.
 
     The other end speaks first, with one byte, and gets the port; the end of its words ends this.
     """

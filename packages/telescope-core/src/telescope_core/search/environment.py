@@ -19,7 +19,7 @@ from telescope_core.search.pages import Page, SearchBackend
 _MAX_QUERY = 1000
 _MAX_FOUND = 8
 _AROUND = 160
-"""Characters around a text that is found."""
+"""Characters shown around a text that is found."""
 
 
 class SearchConfig(ToolConfig):
@@ -28,7 +28,7 @@ class SearchConfig(ToolConfig):
     max_results: Annotated[int, Field(ge=1, le=50)] = 5
     """Most results of one search."""
     part_characters: Annotated[int, Field(ge=200, le=100_000)] = 3000
-    """Longer pages are opened part by part."""
+    """Size of a part, in characters; longer pages are opened part by part."""
 
 
 class SearchEnvironment(ToolEnvironment):
@@ -56,7 +56,7 @@ class SearchEnvironment(ToolEnvironment):
         )
 
     async def backend(self) -> SearchBackend:
-        """Return the backend of all rollouts, which is opened in a thread the first time."""
+        """Return the backend of all rollouts; opens it in a thread the first time."""
         if self.__backend is None:
             await asyncio.to_thread(self.__open_once)
         assert self.__backend is not None, "it was opened"
@@ -124,7 +124,7 @@ class SearchEnvironment(ToolEnvironment):
 
 
 def opened(episode: Episode[Any]) -> set[str]:
-    """Return the addresses of the pages that were read in a rollout."""
+    """Return the addresses of the pages that a rollout has read."""
     return {page.address for page in episode.state.get("pages", {}).values()}
 
 
@@ -141,7 +141,7 @@ def parts_of(text: str, size: int) -> list[str]:
 
 
 def places_of(text: str, page: str) -> Sequence[str]:
-    """Return the first places of `text` in `page`, whatever the case, with words around it."""
+    """Return the first places of `text` in `page`, in any case, with the words around it."""
     wanted, lower = text.casefold(), page.casefold()
     if not wanted or len(lower) != len(page):
         lower = page

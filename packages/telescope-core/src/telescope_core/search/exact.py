@@ -1,4 +1,4 @@
-"""Whether two short answers are the same, up to case, accents, articles and punctuation. Pure.
+"""Compare two short answers, ignoring case, accents, articles and punctuation. Pure.
 
 What is no punctuation in a number stays: its sign and its decimal point.
 """
@@ -12,7 +12,7 @@ _OF_NUMBERS = (
     (re.compile(r"(?<=\d)\.(?=\d)"), " point "),
     (re.compile(r"(?<=\d),(?=\d{3}(?!\d))"), ""),
 )
-"""A sign, a decimal point, and commas between thousands; what each becomes."""
+"""A sign, a decimal point, and thousands separators, each with its replacement."""
 _NO_WORD = re.compile(r"[^\w]+")
 _LONGEST = 1000
 
@@ -27,6 +27,6 @@ def plain_answer(text: str) -> str:
 
 
 def is_same_answer(said: str, wanted: str) -> bool:
-    """Whether an answer is `wanted`, written in another way perhaps; an empty one never is."""
+    """Return whether an answer equals `wanted` up to spelling; an empty answer never does."""
     plain = plain_answer(said)
     return len(said) <= _LONGEST and bool(plain) and plain == plain_answer(wanted)

@@ -1,4 +1,4 @@
-"""Pages, hits, and what a search backend has to do."""
+"""Pages, hits, and the protocol of search backends."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Page:
     """One page of a corpus or of the web."""
 
     address: str
-    """What it is opened by: a URL, or an id in the corpus."""
+    """Address for opening it: a URL, or an id in the corpus."""
     title: str
     text: str
 
@@ -32,7 +32,7 @@ class Hit:
 
 
 class SearchBackend(Protocol):
-    """Where pages are searched and read; failures raise SearchError and are never empty results."""
+    """Searches and reads pages; raises SearchError on failure and never returns nothing instead."""
 
     async def search(self, query: str, limit: int) -> Sequence[Hit]:
         """Return at most `limit` hits, best first."""

@@ -1,1 +1,1 @@
-"""Settings from files and flags as one checked model, in the process that a person started."""
+"""Settings from files and flags as one validated model, in the process that a person started."""

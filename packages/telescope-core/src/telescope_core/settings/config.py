@@ -38,10 +38,10 @@ Schema = TypeVar("Schema", bound=BaseModel)
 
 
 class RecordedSettings(NamedTuple):
-    """Settings that take the place of a file, such as those that a run was started with."""
+    """Settings in place of a file, such as those with which a run was started."""
 
     origin: str
-    """What an error names in place of the file."""
+    """Name for errors, in place of a file name."""
     settings: Mapping[str, JsonValue]
 
 
@@ -139,7 +139,7 @@ def _merged(old: JsonValue, new: JsonValue) -> JsonValue:
 def _read_document(
     document: Mapping[str, JsonValue], origin: str, names: Names, unknown: list[Unknown]
 ) -> dict[KeyPath, JsonValue]:
-    """Return the settings of a file; what is none goes to `unknown`."""
+    """Return the settings in a file; unknown names are added to `unknown`."""
     values: dict[KeyPath, JsonValue] = {}
     for key, value in document.items():
         if key in names.sections and (isinstance(value, Mapping) or key not in names.leaves):
@@ -181,7 +181,7 @@ def _unknown_in_items(
 def _read_flags(
     flags: Sequence[str], names: Names, unknown: list[Unknown]
 ) -> list[tuple[KeyPath, JsonValue, str]]:
-    """Return the settings of flags; what is none goes to `unknown`, with its value."""
+    """Return the settings in flags; unknown names are added to `unknown`, with their values."""
     found: list[tuple[KeyPath, JsonValue, str]] = []
     rest = list(flags)
     while rest:
@@ -209,7 +209,7 @@ def _read_flags(
 
 
 def _assignment(text: str, names: Names) -> Unknown:
-    """Return the name in `name=value`, as other systems are given settings; one here is a flag."""
+    """Return the name in `name=value`, the notation of other systems; settings here are flags."""
     name = text.lstrip("+~").partition("=")[0]
     path = _flag_path(name, names)
     if names.knows(path):

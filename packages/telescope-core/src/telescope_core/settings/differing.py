@@ -1,4 +1,4 @@
-"""In which settings runs differ, by `section.key`, and which of these only say where a run is."""
+"""Find the settings in which runs differ, by `section.key`, and those that only name a place."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ class Differing(NamedTuple):
 
     @property
     def is_place(self) -> bool:
-        """Whether it says what a run is called, where it is or what it reports, not what it does.
+        """Whether it only names a run or place or says what is reported, and has no other effect.
 
         These are names, folders, hosts and ports, and how often a run is saved.
         """
@@ -29,7 +29,7 @@ class Differing(NamedTuple):
 def differing(
     configs: Mapping[str, Mapping[str, Any]], defaults: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[Differing], int]:
-    """Return (settings that differ, number of those that are equal); both take runs by their keys.
+    """Return (settings that differ, number of equal ones); both arguments are keyed by run.
 
     `defaults` are those that a run recorded, by `section.key`. A setting that the version of one
     run does not know, and that the other has at its default, is no difference.

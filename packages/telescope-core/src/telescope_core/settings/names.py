@@ -1,4 +1,4 @@
-"""The names of settings, and what somebody is told who wrote a name that is none of them.
+"""Names of settings, and the answers to names that are not settings.
 
 A file of another system has many such names. They are answered together, in one message: what each
 is called here, or why there is nothing like it. A name may be known by its end (`optim.lr`). An
@@ -19,14 +19,14 @@ from telescope_core.base.types import JsonValue
 
 KeyPath = tuple[str, ...]
 FEW = 3
-"""Unknown names that are answered one by one; more are sorted by their answers."""
+"""Unknown names that are answered one by one; more are grouped by answer."""
 _WIDTH = 80
 _TABLES = (dict, list, tuple)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Every name that a schema knows, and names that are answered with one of them."""
+    """Every name in a schema, and other known names with an answer to each."""
 
     schema: type[BaseModel]
     sections: Mapping[str, type[BaseModel]]
@@ -35,9 +35,9 @@ class Names:
     tables: Mapping[str, Collection[str]]
     """Name of each list of tables, such as `environments` -> setting names of one entry."""
     foreign: Mapping[str, str]
-    """Name in another system -> name here, with what to know about it behind a colon."""
+    """Name in another system -> name here, with a remark after a colon."""
     refused: Mapping[str, str]
-    """Name, or section with `.*` or `.**` -> why it is no setting here, and what to do."""
+    """Name, or section with `.*` or `.**` -> why it is not a setting here, and what to do."""
 
     def annotation(self, path: KeyPath) -> object:
         """Return the type of the setting at `path`."""
@@ -55,25 +55,25 @@ class Names:
 
 
 class Unknown(NamedTuple):
-    """A name that is no setting."""
+    """A name that is not a setting."""
 
     origin: str
-    """What it stands in: a file, or `flag --name` or `argument name=value` themselves."""
+    """Its source: a file, or `flag --name` or `argument name=value` themselves."""
     place: str
-    """Where in a file, such as `items[0].nam`; empty for a flag."""
+    """Its place in a file, such as `items[0].nam`; empty for a flag."""
     path: KeyPath
     candidates: Collection[str] | None = None
-    """Names among which the nearest is looked for; None = those of its section, or all."""
+    """Names for the search of the nearest one; None = those of its section, or all."""
 
 
 class _Answer(NamedTuple):
     kind: Literal["here", "refused", "unknown"]
     text: str
-    """What to do about this one name, as a sentence."""
+    """Advice about this one name, as a sentence."""
     brief: str = ""
-    """The same where it stands beside others: the setting here, or the reason."""
+    """Short form of the advice for lists: the setting here, or the reason."""
     section: str = ""
-    """The section for all of which the reason holds."""
+    """Section to which the reason applies as a whole."""
 
 
 def names_of(
@@ -113,7 +113,7 @@ def item_model(annotation: object) -> type[BaseModel] | None:
 
 
 def paths_below(path: KeyPath, value: JsonValue) -> Iterator[KeyPath]:
-    """Yield the path of each value in a table, or in a list of tables, that is not known."""
+    """Yield the path of each unknown value in a table or in a list of tables."""
     tables = [value] if isinstance(value, Mapping) else []
     if isinstance(value, Sequence) and not isinstance(value, str):
         tables = [one for one in value if isinstance(one, Mapping)]
@@ -125,7 +125,7 @@ def paths_below(path: KeyPath, value: JsonValue) -> Iterator[KeyPath]:
 
 
 def refusal(unknown: Sequence[Unknown], names: Names) -> ConfigError:
-    """Return the error that answers every name in `unknown`, which is not empty."""
+    """Return the error with an answer to every name in `unknown`, which is not empty."""
     answers = [(one, _answer(one, names)) for one in unknown]
     if len(answers) <= FEW:
         lines = (
@@ -213,7 +213,7 @@ def _answer(one: Unknown, names: Names) -> _Answer:
 
 
 def _by_name(end: KeyPath, names: Names) -> _Answer | None:
-    """Return the answer to names that end so."""
+    """Return the answer to a name by its last part."""
     key = ".".join(end)
     if key in names.refused:
         reason = names.refused[key]
@@ -235,7 +235,7 @@ def _of_table(field: str, names: Names) -> str:
 
 
 def _by_section(path: KeyPath, names: Names, stars: str) -> _Answer | None:
-    """Return the answer to a section that the path goes through, the outermost first."""
+    """Return the answer to a section on the path, outermost first."""
     for depth in range(1, len(path)):
         for start in range(depth):
             reason = names.refused.get(f"{'.'.join(path[start:depth])}.{stars}")
@@ -247,7 +247,7 @@ def _by_section(path: KeyPath, names: Names, stars: str) -> _Answer | None:
 
 
 def _in_another_section(path: KeyPath, names: Names) -> _Answer | None:
-    """Return the answer to a setting of this schema that stands in the wrong place."""
+    """Return the answer to a setting of this schema that is in the wrong place."""
     section, key = path[0], path[-1]
     home = names.leaves.get(key)
     if home is None:

@@ -1,4 +1,4 @@
-"""Read what a program writes: keep the beginning, count the rest, and never let it wait."""
+"""Read the output of a program: keep the beginning, count the rest, never make it wait."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class Capture:
-    """A pipe whose reading end the event loop empties while a program writes to the other."""
+    """A pipe that the event loop empties while a program writes to it."""
 
     def __init__(self, max_bytes: int) -> None:
         """Open the pipe; `max_bytes` are kept."""
@@ -28,7 +28,7 @@ class Capture:
         return bytes(self._kept)
 
     def close_writer(self) -> None:
-        """Close the end that was given to the program; only its own then keeps the pipe open."""
+        """Close our copy of the writing end; only the program's own then keeps the pipe open."""
         if self.writer >= 0:
             os.close(self.writer)
             self.writer = -1
@@ -42,7 +42,7 @@ class Capture:
             os.close(self._reader)
 
     def _read_some(self) -> bool:
-        """Read once; returns whether there was something."""
+        """Read once, and return whether there was data."""
         try:
             data = os.read(self._reader, _CHUNK_BYTES)
         except BlockingIOError:

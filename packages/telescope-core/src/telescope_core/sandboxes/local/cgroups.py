@@ -1,4 +1,4 @@
-"""Control groups of local sandboxes, version 1 and 2, where this process may make some.
+"""Control groups of local sandboxes, versions 1 and 2, if this process may create them.
 
 A group is named after the process that made it, so that those of one that was killed can be told
 and removed.
@@ -21,16 +21,16 @@ _BETWEEN_REMOVALS_S = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Controllers:
-    """In which folder each controller lets this process make groups."""
+    """The folder of each controller in which this process can create groups."""
 
     version: int
     folders: Mapping[str, Path]
-    """Of `memory` and `cpu`, those that can be used."""
+    """Controller -> folder, for those of `memory` and `cpu` that are usable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLimits:
-    """What a group is limited to; None leaves it."""
+    """Limits of a group; None = no limit."""
 
     memory_bytes: int | None
     cpus: float | None
@@ -58,7 +58,7 @@ class ControlGroup:
             raise
 
     def add(self, pid: int) -> None:
-        """Move a process into the group; what it starts afterwards is in it too."""
+        """Move a process into the group; its later children are in it too."""
         for folder in set(self._folders.values()):
             _write(folder / "cgroup.procs", str(pid))
 
@@ -85,7 +85,7 @@ class ControlGroup:
         return True
 
     async def removed(self) -> None:
-        """Remove the group; the kernel may let go of its processes a moment after they ended."""
+        """Remove the group; waits, as the kernel may release ended processes a moment later."""
         for _ in range(_REMOVALS):
             if self.remove():
                 return
@@ -111,7 +111,7 @@ class ControlGroup:
 
 
 def usable_controllers(root: Path = Path("/sys/fs/cgroup")) -> Controllers:
-    """Return which controllers this process can use; removes groups of processes that ended."""
+    """Return the controllers that this process can use; removes groups of ended processes."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -136,7 +136,7 @@ def usable_controllers(root: Path = Path("/sys/fs/cgroup")) -> Controllers:
 
 
 def _those_writable(folders: Mapping[str, Path]) -> dict[str, Path]:
-    """Return the folders in which a group can be made, found out by making one."""
+    """Return the folders in which a group can be created, found by creating one."""
     usable: dict[str, Path] = {}
     for name, folder in folders.items():
         probe = folder / f"{_PREFIX}-{os.getpid()}-{_started(os.getpid())}-0"
@@ -163,7 +163,7 @@ def _enabled_below(folder: Path) -> list[str]:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove groups of processes that are gone; one that is in use cannot be removed."""
+    """Remove groups of processes that have ended; groups in use cannot be removed."""
     for group in folder.glob(f"{_PREFIX}-*"):
         match = _NAME.fullmatch(group.name)
         if match is not None and _started(int(match[1])) != match[2]:
@@ -172,7 +172,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _started(pid: int) -> str:
-    """Return when a process began, in ticks since the machine did; "0" if there is none."""
+    """Return the start time of a process, in clock ticks since boot; "0" if it does not exist."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""The words that start bubblewrap: what a local sandbox sees, and nothing else.
+"""Command lines of bubblewrap: they define everything that a local sandbox sees.
 
 A short list is bound, never the root of this machine. Packages of the interpreter are covered,
 since that of an environment may hold its hidden tests.
@@ -11,7 +11,7 @@ from pathlib import Path
 from telescope_core.sandboxes.protocol import WORK_FOLDER
 
 UNPRIVILEGED_ID = 65433
-"""User and group to which root drops: no account of Debian, Fedora or systemd has it."""
+"""User and group for sandboxes of root; no account of Debian, Fedora or systemd has it."""
 _LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
 _SHARED_MEMORY_BYTES = 8 << 20
@@ -23,9 +23,9 @@ class Interpreter:
 
     path: str
     prefix: str
-    """Folder of its installation, which the sandbox has to see."""
+    """Folder of its installation, which the sandbox must see."""
     package_folders: tuple[str, ...]
-    """Where packages are installed, which the sandbox must not see."""
+    """Folders of installed packages, which the sandbox must not see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,25 +37,25 @@ class Descriptors:
     code: int
     connection: int
     template: int = -1
-    """Byte code of what forks sandboxes; -1 where bubblewrap starts the only one."""
+    """Byte code of the program that forks sandboxes; -1 where bubblewrap starts the only one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerLimits:
-    """What the sandbox itself limits, beside its control group."""
+    """Limits that the sandbox sets itself, besides its control group."""
 
     disk_bytes: int
     max_processes: int
     address_bytes: int
     """Address space of each process; 0 where a control group limits the memory."""
     time_to_live_s: int
-    """When the supervisor ends by itself, should nobody have ended it before."""
+    """Seconds after which the supervisor ends by itself, if nobody has ended it."""
     writable: tuple[str, ...] = ()
-    """Folders beside `/tmp` that programs may write, each of the size of the disk."""
+    """Folders besides `/tmp` that programs may write, each limited to the size of the disk."""
 
 
 def drop_words() -> list[str]:
-    """Return the words that make what follows run as an ordinary user, if this is root."""
+    """Return words that make the following command run as an ordinary user, if this is root."""
     if os.getuid() != 0 and os.geteuid() != 0:
         return []
     return [
@@ -74,7 +74,7 @@ def bubblewrap_words(
     limits: InnerLimits,
     read_only: tuple[str, ...] = (),
 ) -> list[str]:
-    """Return the words that start the supervisor in a sandbox of its own."""
+    """Return the command line that starts a supervisor in its own sandbox."""
     path, disk = _path(interpreter), str(limits.disk_bytes)
     supervisor = [
         *(interpreter.path, "-I", "-S", "/run/supervisor.pyc"),
@@ -101,7 +101,7 @@ def template_words(
     descriptors: Descriptors,
     read_only: tuple[str, ...] = (),
 ) -> list[str]:
-    """Return the words that start the template, of which sandboxes are forked.
+    """Return the command line that starts the template, from which sandboxes are forked.
 
     It keeps the capabilities of its own namespaces, and no filter, since its forks need both to
     make theirs: they give them up themselves. The last word says whose it is.
@@ -125,7 +125,7 @@ def _path(interpreter: Interpreter) -> str:
 
 
 def _apart(path: str, interpreter: Interpreter) -> list[str]:
-    """Return the words for new namespaces, an empty environment and what is visible."""
+    """Return the words for new namespaces, an empty environment and the visible files."""
     return [
         *("--unshare-all", "--unshare-user"),
         *("--uid", "1000", "--gid", "1000", "--hostname", "sandbox", "--as-pid-1"),
@@ -141,7 +141,7 @@ def _environment(path: str) -> list[str]:
 
 
 def _visible(interpreter: Interpreter) -> list[str]:
-    """Return the words that bind the system's programs and the interpreter."""
+    """Return the words that make the system's programs and the interpreter visible."""
     words = ["--ro-bind", "/usr", "/usr"]
     for name in _LINKS:
         folder = Path("/", name)

@@ -1,4 +1,4 @@
-"""Which Python runs in local sandboxes: one that an ordinary user of this machine can read.
+"""Choose the Python of local sandboxes: one that an ordinary user of this machine can read.
 
 An interpreter in somebody's home cannot be run by the user to which root drops, so one of the
 system is taken instead.
@@ -48,7 +48,7 @@ def find_interpreter(path: str | None = None) -> Interpreter:
 
 
 def compiled(interpreter: Interpreter, source: bytes) -> bytes:
-    """Return `source` as the byte code of `interpreter`, so that no start has to compile it."""
+    """Return `source` compiled to byte code of `interpreter`, which saves time at each start."""
     return _asked(interpreter.path, _COMPILE, source)
 
 
@@ -83,7 +83,7 @@ def _asked(path: str, code: str, given: bytes) -> bytes:
 
 
 def _can_be_reached(path: Path) -> bool:
-    """Return whether the user that sandboxes run as can run a file; root drops to another user."""
+    """Return whether the user of sandboxes can run a file; root uses another user for them."""
     if os.getuid() != 0:
         return os.access(path, os.X_OK)
     modes = [one.stat().st_mode for one in (path, *path.parents)]

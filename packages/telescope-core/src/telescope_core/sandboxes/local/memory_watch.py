@@ -1,4 +1,4 @@
-"""The memory of a sandbox's processes together, for machines without a writable control group.
+"""Limit the total memory of a sandbox's processes, on machines without usable control groups.
 
 The kernel then limits each process alone, and a program may start many.
 """
@@ -13,14 +13,14 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 async def watch_memory(root_pid: int, max_bytes: int, on_exceeded: Callable[[], None]) -> None:
-    """Call `on_exceeded` once when the processes below `root_pid` hold more than `max_bytes`."""
+    """Call `on_exceeded` once when `root_pid` and its descendants use more than `max_bytes`."""
     while held_bytes(root_pid) <= max_bytes:  # noqa: ASYNC110 - the kernel tells nobody
         await asyncio.sleep(_EVERY_S)
     on_exceeded()
 
 
 def held_bytes(root_pid: int) -> int:
-    """Return the memory of a process and those below it, without pages of files."""
+    """Return the memory of a process and its descendants, without pages of files."""
     waiting, total = [root_pid], 0
     while waiting:
         folder = Path(f"/proc/{waiting.pop()}")

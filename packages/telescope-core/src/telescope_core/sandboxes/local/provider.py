@@ -79,7 +79,7 @@ class LocalProvider:
 
     @property
     def limits(self) -> Mapping[Limit, str]:
-        """Limits that it can set on this machine, and by what means."""
+        """Limits that it can set on this machine, each with the means."""
         group = f"control group (version {self._controllers.version})"
         folders = self._controllers.folders
         watched = "address space of each process, and a watch of what they hold together"
@@ -96,12 +96,12 @@ class LocalProvider:
         return given
 
     def require(self, specs: Iterable[SandboxSpec]) -> None:
-        """Raise SandboxLimitError that names what this machine cannot give; starts nothing."""
+        """Raise SandboxLimitError that names the limits this machine cannot set; starts nothing."""
         for spec in specs:
             require_limits(self.name, spec, self.limits, _amounts())
 
     async def create(self, spec: SandboxSpec) -> LocalSandbox:
-        """Start a sandbox; raises SandboxUnavailableError where this machine cannot have one."""
+        """Start a sandbox; raises SandboxUnavailableError if this machine cannot have one."""
         self.require([spec])
         ingredients = await self._prepared()
         return await self._create(ingredients, spec)
@@ -114,7 +114,7 @@ class LocalProvider:
             await asyncio.shield(template.close())
 
     async def _prepared(self) -> Ingredients:
-        """Return what sandboxes are started with, after one was tried."""
+        """Return the parts from which sandboxes are started, after a trial start."""
         async with self._preparing:
             if self._ingredients is None:
                 found = await asyncio.to_thread(self._find)
@@ -129,7 +129,7 @@ class LocalProvider:
         return self._ingredients
 
     async def _works_with_template(self, ingredients: Ingredients) -> bool:
-        """Return whether a sandbox could be forked; what keeps a template away may be small."""
+        """Return whether a sandbox can be forked; minor obstacles can prevent a template."""
         if not self._uses_template or ingredients.is_hidden_in_forks:
             return False
         try:
@@ -145,7 +145,7 @@ class LocalProvider:
     async def _start(
         self, ingredients: Ingredients, limits: InnerLimits, on_pid: Callable[[int], None]
     ) -> Started:
-        """Start a sandbox, by a template that is there or a new one, or by bubblewrap alone."""
+        """Start a sandbox from the template, or by bubblewrap alone."""
         if not self._uses_template:
             return await started_by(asyncio.create_task(start(ingredients, limits, on_pid)))
         template = self._template
@@ -161,7 +161,7 @@ class LocalProvider:
             return await started_by(asyncio.create_task(template.fork(limits, on_pid)))
 
     async def _renewed(self, ingredients: Ingredients, former: Template | None) -> Template:
-        """Return a template that is not `former`, made once for all who ask at a time."""
+        """Return a template other than `former`; concurrent callers get the same one."""
         if self._template is None or self._template is former:
             self._template = Template(ingredients)
             if former is not None:
@@ -250,7 +250,7 @@ class LocalProvider:
 
 
 def _amounts() -> Mapping[Limit, ResourceAmount]:
-    """Return what this machine can hold; a limit that is above all it has would be none."""
+    """Return the amounts of this machine; a limit above them would have no effect."""
     memory_mb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _MB
     memory = "the memory of this machine in MiB"
     return {
@@ -275,7 +275,7 @@ def _amounts() -> Mapping[Limit, ResourceAmount]:
 
 
 def _left_where_it_is(pid: int) -> None:
-    """Move a process to no control group."""
+    """Do nothing: the process stays outside of control groups."""
 
 
 def _environment(ingredients: Ingredients) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Carry the connections that a sandbox makes to its listening socket to one address, and back.
+"""Forward connections to a listening socket in a sandbox to one address outside.
 
 The socket belongs to the network namespace of the sandbox, the process that answers it does not. So
 programs inside reach this one address, and have no route to any other.
@@ -12,13 +12,13 @@ from contextlib import asynccontextmanager
 
 _CHUNK = 64 << 10
 _MAX_CONNECTIONS = 64
-"""Most that one sandbox has at once; further ones are closed, so that none takes all our files."""
+"""Most connections of a sandbox at once; further ones are closed, which saves our files."""
 _CONNECT_S = 30.0
 
 
 @asynccontextmanager
 async def relayed(descriptor: int, host: str, port: int) -> AsyncGenerator[None]:
-    """Answer the listening socket `descriptor` for a block, and close it and all connections."""
+    """Serve the listening socket `descriptor` during a block; then close all connections."""
     relay = _Relay(host, port)
     # Who is cancelled while a server starts has no server to close, so it is made first.
     server = await asyncio.start_server(
@@ -41,7 +41,7 @@ class _Relay:
         self._carrying: set[asyncio.Task[None]] = set()
 
     def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry one connection until either side ends it."""
+        """Forward one connection until either side ends it."""
         if len(self._carrying) >= _MAX_CONNECTIONS:
             writer.transport.abort()
             return
@@ -72,7 +72,7 @@ class _Relay:
 
 
 async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy what comes until its end, and pass the end on."""
+    """Copy data until its end, and pass on the end."""
     with contextlib.suppress(OSError):
         while part := await reader.read(_CHUNK):
             writer.write(part)

@@ -42,7 +42,7 @@ class LocalSandbox:
         measures: Mapping[str, str],
         on_closed: Callable[["LocalSandbox"], None],
     ) -> None:
-        """`watched_bytes`: the memory to watch for where no group limits it, else 0."""
+        """`watched_bytes`: memory limit to watch if no control group sets it; else 0."""
         self._started = started
         self._group = group
         self._spec = spec
@@ -80,7 +80,7 @@ class LocalSandbox:
         environment: Mapping[str, str] | None = None,
         folder: str | None = None,
     ) -> CommandResult:
-        """Run a command; every process that it started has ended when this returns."""
+        """Run a command; all processes that it started have ended when this returns."""
         if not argv:
             raise ValueError("a command must have at least one word, got none")
         require_amount("timeout_s of a command", timeout_s)
@@ -125,7 +125,7 @@ class LocalSandbox:
 
     @contextlib.asynccontextmanager
     async def opened(self, host: str, port: int) -> AsyncGenerator[str]:
-        """Let programs reach `host:port` for a block; yields the address that they have for it."""
+        """Let programs reach `host:port` during a block; yields the address for them."""
         require_endpoint(self.id, self._spec)
         async with self._lock:
             self._require_open()
@@ -200,7 +200,7 @@ class LocalSandbox:
         )
 
     async def _answer_within(self, timeout_s: float) -> tuple[StopCause, Answer | None]:
-        """Return why the command ended, and the supervisor's answer; None when that is gone."""
+        """Return why the command ended, and the supervisor's answer; None without an answer."""
         answer = asyncio.create_task(self._started.answer())
         waited: set[asyncio.Task[object]] = {answer}
         stop, watch = StopCause.EXITED, None
@@ -221,7 +221,7 @@ class LocalSandbox:
         return stop, answer.result()
 
     async def _end_command(self, answer: "asyncio.Task[Answer | None]") -> None:
-        """End the command that runs; if that does not help, the sandbox with it."""
+        """End the running command; if that fails, end the sandbox."""
         self._started.end_command()
         try:
             await asyncio.wait([answer], timeout=_KILL_S)
@@ -231,7 +231,7 @@ class LocalSandbox:
                 await answer
 
     def _lost(self, stop: StopCause) -> StopCause:
-        """Note that the supervisor is gone: the doing of the program or of the time to live."""
+        """Record that the supervisor ended, because of the program or the time to live."""
         if self._closing is not None:
             raise SandboxError(f"sandbox {self.id} was closed while a command ran in it")
         self._ended = self._ended or StopCause.SANDBOX_ENDED
@@ -249,7 +249,7 @@ class LocalSandbox:
         return answer.data
 
     async def _whole(self, answering: "asyncio.Task[Answer | None]") -> Answer:
-        """Return the answer to what was asked; the sandbox ends with a supervisor that is silent.
+        """Return the answer to a request; a supervisor that does not answer ends the sandbox.
 
         The answer that nobody waits for must not be taken for that of the next request, so who is
         cancelled waits for it.

@@ -1,4 +1,4 @@
-"""A filter of system calls: what no solution needs, and what has let programs out before.
+"""A filter of system calls that programs do not need or that have been used to escape.
 
 It is classic BPF, as bubblewrap reads it with `--seccomp`. Everything else stays allowed: the file
 system, the network and processes are limited by other means.
@@ -14,13 +14,13 @@ _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWUSER, PID, NET, IPC, UTS, CGROUP and NS."""
 _FAMILIES = (1, 2, 10)
-"""Unix, IPv4 and IPv6. Others, such as that to a virtual machine's host, have no namespace."""
+"""Unix, IPv4 and IPv6. Others, such as that of virtual machines' hosts, have no namespace."""
 _SHARED = (
     *(425, 426, 427),
     *(428, 429, 430, 431, 432, 433, 442),
     *(438, 440),
 )
-"""io_uring; the newer calls for mounts; pidfd_getfd and process_madvise."""
+"""io_uring; newer calls for mounts; pidfd_getfd and process_madvise."""
 _DENIED = {
     "x86_64": (
         *(101, 103, 134, 135, 153, 155, 159, 161, 163, 164, 165, 166, 167, 168, 169, 172, 173),
@@ -32,7 +32,7 @@ _DENIED = {
         *(217, 218, 219, 224, 225, 241, 264, 265, 266, 268, 270, 271, 272, 273, 280, 282, 294),
     ),
 }
-"""ptrace, mounts, modules, kexec, keys, bpf, clocks, swap, perf, handles, namespaces and such."""
+"""ptrace, mounts, modules, kexec, keys, bpf, clocks, swap, perf, handles, namespaces and so on."""
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _SOCKET = {"x86_64": 41, "aarch64": 198}
@@ -42,17 +42,17 @@ _FIRST_OF_X32 = 0x40000000
 
 
 def machine() -> str:
-    """Return the kind of processor, as the tables here name it."""
+    """Return the type of processor, as named in the tables of this module."""
     return platform.machine()
 
 
 def is_known(kind: str) -> bool:
-    """Return whether there is a filter for a kind of processor."""
+    """Return whether there is a filter for a type of processor."""
     return kind in _ARCHITECTURES
 
 
 def program_for(kind: str) -> bytes:
-    """Return the filter for a kind of processor that `is_known`."""
+    """Return the filter for a type of processor that `is_known`."""
     denied = sorted({*_DENIED[kind], *_SHARED})
     lines = [
         _line(_LOAD_WORD, _ARCHITECTURE_AT),
@@ -79,7 +79,7 @@ def program_for(kind: str) -> bytes:
 
 
 def _only_families(number: int) -> list[bytes]:
-    """Return lines that refuse a call whose first argument is none of the allowed families."""
+    """Return instructions that refuse a call unless its first argument is an allowed family."""
     checks = [
         _line(_JUMP_EQUAL, family, if_true=len(_FAMILIES) - index)
         for index, family in enumerate(_FAMILIES)

@@ -1,4 +1,4 @@
-"""Start a sandbox with its supervisor, and talk to it: requests out, answers back."""
+"""Start a sandbox with its supervisor, send it requests and receive answers."""
 
 import asyncio
 import contextlib
@@ -28,27 +28,27 @@ _MOST_SAID_BYTES = 2000
 _MAX_ANSWER_BYTES = 1 << 30
 _CREDENTIALS_BYTES = 12
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-"""In which bubblewrap starts; what it starts has another."""
+"""Environment of bubblewrap itself; programs inside have another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingredients:
-    """The things that every sandbox of a provider is started with."""
+    """The parts that all sandboxes of a provider share."""
 
     program: str
     """Path of bubblewrap."""
     interpreter: Interpreter
     supervisor: bytes
-    """Its byte code."""
+    """Byte code of the supervisor."""
     template: bytes
-    """Byte code of what forks sandboxes."""
+    """Byte code of the program that forks sandboxes."""
     filter: bytes
     """The seccomp filter."""
     read_only: tuple[str, ...]
 
     @property
     def is_hidden_in_forks(self) -> bool:
-        """Whether a fork's own `/tmp` and `/dev/shm` would cover something that it needs."""
+        """Whether a fork's own `/tmp` and `/dev/shm` would hide a file that it needs."""
         needed = map(Path, (self.interpreter.path, self.interpreter.prefix, *self.read_only))
         return any(path.is_relative_to(own) for path in needed for own in ("/tmp", "/dev/shm"))
 
@@ -62,7 +62,7 @@ class Answer:
     error's text."""
     data: bytes
     descriptor: int = -1
-    """The open file that came with it."""
+    """An open file that came with the answer."""
 
 
 class Started:
@@ -71,7 +71,7 @@ class Started:
     def __init__(
         self, process: asyncio.subprocess.Process | None, connection: socket.socket
     ) -> None:
-        """Take over bubblewrap and this machine's end of the connection; see `start`.
+        """Take over bubblewrap and our end of the connection; see `start`.
 
         Without bubblewrap it is a fork of the template, which ends by itself.
         """
@@ -79,13 +79,13 @@ class Started:
         self._connection = connection
         self._pidfd = -1
         self.pid = 0
-        """Process id of the supervisor, as this machine sees it."""
+        """Process id of the supervisor, as seen from this machine."""
         self.has_landlock = False
         self.complaint = ""
-        """Why a fork of the template did not become a sandbox."""
+        """Reason why a fork of the template did not become a sandbox."""
 
     async def answer(self) -> Answer | None:
-        """Return the next answer; None when the supervisor is gone."""
+        """Return the next answer; None if the supervisor has ended."""
         try:
             head = await self._receive(9)
             size = int.from_bytes(head[1:], "big")
@@ -96,7 +96,7 @@ class Started:
             return None
 
     async def ask(self, request: Mapping[str, object], descriptors: Sequence[int] = ()) -> bool:
-        """Send a request, with open files; returns False when the supervisor is gone."""
+        """Send a request, with open files; returns False if the supervisor has ended."""
         payload = marshal.dumps(dict(request), 2)
         try:
             socket.send_fds(self._connection, [len(payload).to_bytes(8, "big")], [*descriptors])
@@ -106,7 +106,7 @@ class Started:
         return True
 
     async def listening(self) -> Answer | None:
-        """Ask for a socket that listens inside; its descriptor is the caller's to close."""
+        """Request a socket that listens inside; the caller must close its descriptor."""
         if not await self.ask({"op": "listen"}):
             return None
         await self._is_readable()
@@ -122,7 +122,7 @@ class Started:
         return Answer(kind=head[:1], data=data, descriptor=descriptor) if head else None
 
     def end_command(self) -> None:
-        """Ask for the end of the command that runs."""
+        """Request the end of the running command."""
         payload = marshal.dumps({"op": "kill"}, 2)
         with contextlib.suppress(OSError):
             self._connection.send(len(payload).to_bytes(8, "big") + payload)
@@ -139,7 +139,7 @@ class Started:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def wait(self) -> None:
-        """Wait until its first process has ended, which is after everything in the sandbox has."""
+        """Wait until the first process has ended, which it does after all others."""
         if self._process is None:
             await self._first_has_ended()
         else:
@@ -156,7 +156,7 @@ class Started:
             self._pidfd = -1
 
     async def _first_has_ended(self) -> None:
-        """Wait for the end of the first process; it has one once it is known."""
+        """Wait for the end of the first process, if it is known."""
         if self._pidfd < 0:
             return
         loop, has_ended = asyncio.get_running_loop(), asyncio.Event()
@@ -234,7 +234,7 @@ class Started:
 
 
 async def started_by(starting: "asyncio.Task[Started]") -> Started:
-    """Await `starting` and return its process; a caller that is cancelled ends the process.
+    """Await `starting` and return its process; if cancelled, end the process.
 
     Bubblewrap that is killed while it begins would leave its child behind, waiting for ever.
     """
@@ -336,7 +336,7 @@ async def _pid_in(status: int) -> int:
 
 
 async def _line_of(status: int) -> bytes:
-    """Return what bubblewrap first writes about itself; nothing if it ended before."""
+    """Return bubblewrap's first line about itself; empty if it ended before."""
     loop, said = asyncio.get_running_loop(), b""
     is_whole: asyncio.Future[bool] = loop.create_future()
 
@@ -373,7 +373,7 @@ def passed_memory_file(passed: contextlib.ExitStack, content: bytes) -> int:
 
 
 def text_of(descriptor: int) -> str:
-    """Return the end of what bubblewrap wrote to a file about its failure."""
+    """Return the end of bubblewrap's error output in a file."""
     size = os.fstat(descriptor).st_size
     data = os.pread(descriptor, _MOST_SAID_BYTES, max(0, size - _MOST_SAID_BYTES))
     return data.decode(errors="replace").strip() or "bubblewrap said nothing"

@@ -42,7 +42,7 @@ def _syscall(*arguments):
 
 
 def landlock(writable):
-    """Return a descriptor of the rules for programs, or -1 where the kernel has no Landlock.
+    """Return a descriptor of Landlock's rules for programs, or -1 if the kernel has no Landlock.
 
     They repeat what the mounts say, so that a mistake in one of the two is not enough.
     """
@@ -95,7 +95,7 @@ def _answer(connection, kind, data):
 
 
 class Program:
-    """A Python program that this process, a fork of the supervisor, has become."""
+    """A Python program that this process, a fork of the supervisor, is to run."""
 
     def __init__(self, code, arguments):
         self.code = code
@@ -103,7 +103,7 @@ class Program:
 
 
 def _become(request, descriptors, rules, limits):
-    """Become the program of a request: returns a Program, or replaces this process."""
+    """Start the program of a request: returns a Program, or replaces this process."""
     _signal.set_wakeup_fd(-1)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     _signal.signal(_signal.SIGALRM, _signal.SIG_DFL)
@@ -146,7 +146,7 @@ def _end_all():
 
 
 def _watch(connection, wakeups, child):
-    """Return the wait status of `child` once it has ended; a request to kill ends it before."""
+    """Return the wait status of `child` when it has ended; a request may kill it earlier."""
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     poll.register(wakeups, select.POLLIN)
@@ -170,7 +170,7 @@ def _watch(connection, wakeups, child):
 
 
 def _run(connection, wakeups, request, descriptors, rules, limits):
-    """Run one command; returns a Program in the process that shall run it, else None."""
+    """Run one command; returns a Program in the process that is to run it, else None."""
     try:
         child = os.fork()
     except OSError as error:
@@ -238,7 +238,7 @@ def _file_request(request):
 
 
 def _listen(connection):
-    """Listen on a free port of this network namespace, and give the socket away.
+    """Listen on a free port of this network namespace, and send the socket away.
 
     Whoever holds it answers in the network of the namespace from outside, without a process inside.
     """
@@ -257,7 +257,7 @@ def _listen(connection):
 
 
 def serve(descriptor, max_processes, max_file_bytes, max_address_bytes, time_to_live_s, *writable):
-    """Answer requests until the other end is gone; returns a Program where one is to run.
+    """Answer requests until the connection ends; returns a Program in a process that is to run it.
 
     The kernel closes the other end when the process that made the sandbox is killed. A fork of that
     process would keep it open, so there is an end by time as well.
@@ -300,7 +300,7 @@ def serve(descriptor, max_processes, max_file_bytes, max_address_bytes, time_to_
 
 
 def run_program(program):
-    """Run a Python program as `python3 -c` would, but for the frames that its errors show."""
+    """Run a Python program as `python3 -c` would, with error messages that show the same frames."""
     builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D (i.e. EOF)")
     builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D (i.e. EOF)")
     main = types.ModuleType("__main__")
@@ -330,7 +330,7 @@ def _code_of(ended):
 
 
 def _leave(main, code):
-    """End as the interpreter would: threads, functions for the exit, the program's own objects.
+    """End as the interpreter would: threads, exit functions, then the program's own objects.
 
     It leaves out taking down every module, which in a fork copies their memory and takes longer
     than most programs.

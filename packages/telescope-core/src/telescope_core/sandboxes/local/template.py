@@ -1,4 +1,4 @@
-"""The template of local sandboxes: one bubblewrap that is there, of which sandboxes are forked.
+"""The template of local sandboxes: one running bubblewrap, from which sandboxes are forked.
 
 A fork costs a third of starting another user's program, bubblewrap and an interpreter. See
 `zygote.py` for what a fork does before a program may run in it.
@@ -32,10 +32,10 @@ _END_S = 10.0
 
 
 class Template:
-    """A running template. It ends with this process, and when it had no sandbox for a minute."""
+    """A running template. It ends with this process, or after a minute without a sandbox."""
 
     def __init__(self, ingredients: Ingredients) -> None:
-        """Start it; raises SandboxError when bubblewrap cannot be started at all."""
+        """Start it; raises SandboxError if bubblewrap cannot be started."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         with contextlib.ExitStack() as passed:
@@ -69,7 +69,7 @@ class Template:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended, which its end of the connection shows first."""
+        """Whether it is running; its connection shows first that it has ended."""
         try:
             self._control.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -79,7 +79,7 @@ class Template:
         return False
 
     async def fork(self, limits: InnerLimits, on_pid: Callable[[int], None]) -> Started:
-        """Start a sandbox, as `start` does by bubblewrap alone."""
+        """Start a sandbox, as `start` does with bubblewrap alone."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -102,7 +102,7 @@ class Template:
         return started
 
     async def close(self) -> None:
-        """End it, and with it every sandbox that was forked of it."""
+        """End it, and every sandbox that was forked from it."""
         self._control.close()
         await asyncio.to_thread(self._ended)
         if self._said >= 0:
@@ -117,7 +117,7 @@ class Template:
             self._process.wait()
 
     async def _send(self, message: bytes, descriptor: int) -> None:
-        """Send a request; many at once may have to wait until there is room for one more."""
+        """Send a request; with many at once, waits until there is room."""
         while True:
             try:
                 socket.send_fds(self._control, [message], [descriptor])

@@ -39,7 +39,7 @@ _libc = _ctypes.dlopen(None, 0)
 
 
 class _FailedError(Exception):
-    """A step that a sandbox rests on did not succeed."""
+    """A step on which the isolation of a sandbox depends failed."""
 
 
 def _call(name, *arguments):
@@ -56,7 +56,7 @@ def _mount(source, target, kind, flags, options=b""):
 
 
 def _supervisor():
-    """Return the module that the forks become."""
+    """Return the module of the supervisor, which the forks run."""
     with open("/run/supervisor.pyc", "rb") as file:
         code = marshal.loads(file.read()[16:])
     module = types.ModuleType("supervisor")
@@ -70,7 +70,7 @@ def _put(path, text):
 
 
 def _take_namespaces():
-    """Take a namespace of each kind, in which this user is itself and nobody can make more."""
+    """Enter new namespaces of every kind, where this user keeps its id and none can be created."""
     user, group = os.getuid(), os.getgid()
     _call("unshare", _EVERYTHING_NEW)
     _put("/proc/self/setgroups", "deny")
@@ -80,7 +80,7 @@ def _take_namespaces():
 
 
 def _mount_own(disk_bytes):
-    """Cover what the forks would share by file systems of this one's own."""
+    """Hide the file systems that forks would share behind new ones."""
     if not 0 < disk_bytes < _MAX_DISK:
         # The kernel would take what is left of it, and 0 for no limit.
         raise _FailedError(f"/tmp of {disk_bytes} bytes could not be mounted")
@@ -96,7 +96,7 @@ def _mount_own(disk_bytes):
 
 
 def _raise_loopback():
-    """Bring up the only interface of the new network."""
+    """Bring up the loopback interface of the new network."""
     one = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
     request = b"lo".ljust(16, b"\0") + _UP_AND_RUNNING.to_bytes(2, sys.byteorder) + bytes(22)
     _call("ioctl", one.fileno(), _SET_INTERFACE_FLAGS, request)
@@ -104,7 +104,7 @@ def _raise_loopback():
 
 
 def _give_up_rights(filter_):
-    """Drop every capability for good, and put the filter of system calls in force."""
+    """Drop all capabilities for good, and install the filter of system calls."""
     with open("/proc/sys/kernel/cap_last_cap") as file:
         last = int(file.read())
     for capability in range(last + 1):
@@ -123,7 +123,7 @@ def _give_up_rights(filter_):
 
 
 def _require_rights_are_gone():
-    """Read back from the kernel what must hold before a program may run."""
+    """Check with the kernel that the isolation holds before a program may run."""
     with open("/proc/self/status") as file:
         said = dict(line.split(":\t", 1) for line in file.read().splitlines() if ":\t" in line)
     wanted = {"NoNewPrivs": "1", "Seccomp": "2"}
@@ -139,7 +139,7 @@ def _answer(connection, kind, data):
 
 
 def _sandbox(descriptor, limits, filter_):
-    """Make this fork a sandbox's process 1; returns only in that process."""
+    """Make this fork process 1 of a sandbox; returns only in that process."""
     _signal.set_wakeup_fd(-1)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     os.closerange(3, descriptor)
@@ -165,7 +165,7 @@ def _sandbox(descriptor, limits, filter_):
 
 
 def _reaped(wakeups):
-    """Reap the forks that ended; returns whether there are others."""
+    """Reap forks that have ended; returns whether others remain."""
     try:  # noqa: SIM105 - contextlib would have to be imported
         os.read(wakeups, 4096)
     except BlockingIOError:
@@ -179,7 +179,7 @@ def _reaped(wakeups):
 
 
 def serve(control):
-    """Fork a sandbox for each request, until the other end is gone or nothing happens for long.
+    """Fork a sandbox for each request, until the connection ends or is idle for long.
 
     Returns the program that a fork's supervisor shall run.
     """
@@ -215,7 +215,7 @@ def serve(control):
 
 
 def main(control):
-    """Serve, and run the program in the fork that is to run one."""
+    """Serve requests, and run the program in the fork that is to run one."""
     supervisor, program = serve(control)
     supervisor.run_program(program)
 
