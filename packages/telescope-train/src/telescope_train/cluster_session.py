@@ -1,4 +1,4 @@
-"""The cluster of a run before its processes start: what nodes have, logs from them, and room.
+"""The cluster of a run before its processes start: resources of nodes, logs and places.
 
     look_at_nodes -> places of environment workers -> room of servers and ranks, checked
 
@@ -31,22 +31,22 @@ class ClusterSession:
 
     network: Network
     logs: LogsHome
-    """What fetches the logs of nodes that do not share the run folder."""
+    """Fetches the logs of nodes that do not share the run folder."""
     secret: str = field(repr=False)
-    """Of this start of the run: its servers and its receiver of traces ask for it."""
+    """Secret of this start of the run, required by its servers and its receiver of traces."""
     wanted: Wanted | None = None
-    """What was looked for on each node; None = nothing, on a cluster of the run's own."""
+    """The checks of each node; None = none, on our own cluster."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     """Ray's id of a node -> its name in messages."""
     seen: Mapping[str, Seen] = field(default_factory=dict[str, Seen])
-    """Name of a node -> what it has."""
+    """Name of a node -> its resources."""
 
     def traces_at(self, config: TrainConfig) -> str:
-        """Return the address of this machine at which servers reach it."""
+        """Return the address of this machine at which servers reach the receiver of traces."""
         return config.inference.gateway_host or self.network.address()
 
     async def find_room(self, prepared: Prepared) -> Rooms:
-        """Return the room of servers and ranks.
+        """Return the reserved resources of servers and ranks.
 
         Raises ConfigError if there is none, or if a node that they come to lacks something.
         """
@@ -67,7 +67,7 @@ class ClusterSession:
 
 @asynccontextmanager
 async def open_nodes(prepared: Prepared, folder: RunFolder) -> AsyncIterator[ClusterSession]:
-    """Look at the nodes, and have environments' workers start where they belong.
+    """Examine the nodes, and start environments' workers on the nodes where they belong.
 
     The logs of nodes far away are complete when the context ends.
     """
@@ -103,7 +103,7 @@ async def _look_at_nodes(prepared: Prepared, folder: RunFolder) -> ClusterSessio
 
 
 async def _place_environments(prepared: Prepared, network: Network) -> None:
-    """Reserve room for the workers that go to nodes, and tell their places who starts them."""
+    """Reserve resources for the workers on nodes, and set the launcher of their places."""
     places = prepared.environments.on_cluster
     if places is None or not places.num_places:
         return

@@ -1,4 +1,4 @@
-"""How a run ends before its last step: what its folder says of it, and what a person is told.
+"""The end of a run before its last step: its record in the folder, and messages for people.
 
 The first error is what is told. What fails because of it, or while everything is closed, is not.
 """
@@ -19,7 +19,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def end_early(config: TrainConfig, folder: RunFolder, error: BaseException) -> BaseException:
-    """Record why the run has ended, and return what is raised in place of `error`.
+    """Record the reason for the end of the run, and return the error to raise instead of `error`.
 
     A checkpoint that was being written is removed. No process of the run may write any more.
     """
@@ -45,7 +45,7 @@ def end_early(config: TrainConfig, folder: RunFolder, error: BaseException) -> B
 
 
 def how_to_go_on(config: TrainConfig) -> str:
-    """Return a text that says what is kept of a run that has ended, and how it continues."""
+    """Return a text about what an ended run has kept, and how to continue it."""
     saved = [
         one
         for one in complete_checkpoints(checkpoints_folder(config))
@@ -59,7 +59,7 @@ def how_to_go_on(config: TrainConfig) -> str:
 
 
 def _first(error: BaseException) -> BaseException:
-    """Return the first lack of room, where `error` is another: what is closed finds none either."""
+    """Return the first NoRoomError, of which another `error` on closing may be the consequence."""
     found, at = error, error
     while isinstance(error, OSError | NoRoomError) and at is not None:
         found = at if isinstance(at, NoRoomError) else found

@@ -1,4 +1,4 @@
-"""Whether and how a run corrects for rollouts sampled by weights older than those they train."""
+"""Corrections for rollouts that were sampled by weights older than those they train."""
 
 from telescope_train.algorithms.objective import resolved
 from telescope_train.algorithms.record import Algorithm, load_algorithm
@@ -13,7 +13,7 @@ def has_ratio(section: AlgorithmSection, algorithm: Algorithm) -> bool:
 
 
 def algorithm_in_use(config: TrainConfig) -> AlgorithmSection:
-    """Return the section `[algorithm]` with what other settings decide and nobody set.
+    """Return `[algorithm]` with the values that other settings decide and nobody set.
 
     This is the `advantage_norm` of an algorithm that has only one, the old log-probs of a decoupled
     loss, and `use_tis` if it is null. A plain policy gradient is biased on samples that older
@@ -34,7 +34,7 @@ def algorithm_in_use(config: TrainConfig) -> AlgorithmSection:
 
 
 def age_of_rollouts(config: TrainConfig) -> str:
-    """Return a phrase for the user: how old rollouts can be, and what corrects for that."""
+    """Return a phrase for people: how old rollouts can be, and what corrects for it."""
     ahead = config.scheduling.max_async_rollout
     if not ahead:
         return "none: rollouts are sampled by the weights that they train"

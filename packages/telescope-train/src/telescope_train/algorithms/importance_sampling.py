@@ -28,12 +28,12 @@ MAX_LOG_WEIGHT = 20.0
 
 
 class Correction(NamedTuple):
-    """What the policy-gradient term is multiplied by; no gradient flows through it."""
+    """A factor of the policy-gradient term; no gradient flows through it."""
 
     weights_T: "Tensor"
     """[T], 0 or more."""
     metrics: "dict[str, Tensor]"
-    """Metric name -> [T], for each token how much it counts."""
+    """Metric name -> [T] values of the tokens."""
 
 
 def tis_weights(terms: Terms, config: "AlgorithmSection", *, has_ratio: bool) -> Correction:
@@ -60,7 +60,7 @@ def behavior_weights(terms: Terms, config: "AlgorithmSection") -> Correction:
 
 
 def sequence_mask(terms: Terms, config: "AlgorithmSection") -> Correction:
-    """Return 0 for the tokens of samples whose probability has moved too far, else 1.
+    """Return 0 for the tokens of samples whose probability has changed too much, else 1.
 
     A sample is kept if exp(mean_t (l - b)) lies within seq_is_mask_range, over its trained tokens.
     Token weights were stamped before the forward pass and do not change, so a masked

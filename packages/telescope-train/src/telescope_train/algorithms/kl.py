@@ -24,7 +24,7 @@ Estimator: TypeAlias = Literal["k1", "k2", "k3"]
 
 
 def estimator_of(section: "AlgorithmSection") -> Estimator:
-    """Return the estimator of the settings; by default one whose gradient is KL's where it is."""
+    """Return the estimator in the settings; by default one whose gradient is that of the KL."""
     return section.kl_estimator or ("k1" if section.kl_in_reward else "k2")
 
 

@@ -1,4 +1,4 @@
-"""Ratios of the policy to the log-probs it is compared with, per token and per sequence."""
+"""Ratios of the policy's probabilities to reference probabilities, per token and sequence."""
 
 from typing import TYPE_CHECKING, NamedTuple
 

@@ -1,4 +1,4 @@
-"""What defines an algorithm for the trainer, and how one is found by name.
+"""The definition of an algorithm for the trainer, and the lookup of one by name.
 
 Each algorithm's module in this folder states its advantage, its policy-gradient term and how its
 tokens are weighted. `objective` adds corrections, KL and entropy to every algorithm. Neither this
@@ -42,24 +42,24 @@ class Algorithm:
     use_ppo_clip: bool | None = None
     """Used if the config sets none; None = the loss has no clipped form."""
     has_ratio: bool = False
-    """The loss contains a ratio to old log-probs even without `use_ppo_clip`."""
+    """Whether the loss contains a ratio to old log-probs even without `use_ppo_clip`."""
     clip_low: float | None = None
     """The lower bound of ratios is 1 - clip_low. Used if the config sets none; None = no bounds."""
     clip_high: float | None = None
     """The upper bound of ratios is 1 + clip_high; likewise."""
     clip_ratio_c: float | None = None
-    """The dual clip of a loss of its own; None = it has none. Used if the config sets none."""
+    """The dual clip of a loss of its own, used if the config sets none; None = it has none."""
     reads: frozenset[str] = frozenset()
-    """The settings among `OWN_SETTINGS` that it reads."""
+    """The settings among `OWN_SETTINGS` that it uses."""
     compares: Literal["group", "batch"] = "batch"
     """Rollouts that the advantage of one depends on: those of its group, or all of the batch. With
     `advantage_norm` "batch" it is always the batch."""
     fixed_norm: Literal["group", "batch"] | None = None
-    """The `advantage_norm` that it always has, if it has one and does not read the setting."""
+    """The fixed `advantage_norm` of an algorithm that does not read the setting; else None."""
     min_group_size: int = 2
-    """Fewest rollouts of one example that it can learn from."""
+    """Fewest rollouts of one example from which it can learn."""
     takes_negative_rewards: bool = True
-    """If False, settings whose penalties could push a reward below 0 are refused."""
+    """Whether rewards may be negative; if not, settings that could make them so are refused."""
 
 
 OWN_SETTINGS = ("advantage_norm",)

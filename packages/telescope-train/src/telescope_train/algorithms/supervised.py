@@ -1,4 +1,4 @@
-"""The supervised loss, with the signature of an algorithm's so that the same backend sums it."""
+"""The supervised loss, in the form of an algorithm's loss so that any backend can sum it."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What a loss receives and returns, and the metrics that every loss shares.
+"""The inputs and outputs of a loss, and the metrics that all losses share.
 
 All tensors are `[T]` and float32 unless stated otherwise, aligned with the token they describe.
 No loss is reduced here: the backend multiplies by the weights and sums.
@@ -25,7 +25,7 @@ class Terms:
     logprobs_T: "Tensor"
     """[T] of the policy being trained, nats; requires grad. 0 where the mask is False."""
     behavior_logprobs_T: "Tensor"
-    """[T] of what the sampler sampled from, nats. 0 where the mask is False."""
+    """[T] of the sampler's distribution, nats. 0 where the mask is False."""
     advantages_T: "Tensor"
     """[T] the advantage of the token's rollout."""
     mask_T: "Tensor"
@@ -74,7 +74,7 @@ def below(values_T: "Tensor", limit: float) -> "Tensor":
 
 
 def all_true(mask_T: "Tensor") -> bool:
-    """Return whether it is known that no token is left out, which is the usual case in training.
+    """Return whether surely every token is trained on, which is the usual case in training.
 
     Of a mask on a GPU it is not: the answer would have to be waited for.
     """

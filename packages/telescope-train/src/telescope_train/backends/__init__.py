@@ -31,7 +31,7 @@ def load_backend(name: str) -> "type[TrainerBackend]":
 
 
 def layout_of(settings: "BackendSettings") -> "RankLayout":
-    """Return how the ranks that `settings` ask for divide the work; ConfigError if they cannot."""
+    """Return how the ranks in `settings` divide the work; ConfigError if they cannot."""
     backend = load_backend(settings.trainer.train_backend)
     return backend.rank_layout(settings, settings.trainer.trainer_num_workers)
 

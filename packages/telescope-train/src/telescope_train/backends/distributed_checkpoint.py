@@ -36,7 +36,7 @@ from telescope_train.models.location import require_replaceable
 
 @contextmanager
 def folder_of_all_ranks(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write to; it replaces `folder` when every rank has finished.
+    """Yield a folder to write to; it replaces `folder` once every rank has finished.
 
     A crash leaves the old `folder`, or none, and a `.partial` folder beside it.
     """
@@ -55,7 +55,7 @@ def folder_of_all_ranks(folder: Path) -> Iterator[Path]:
 
 
 class _ProvingStream:
-    """A file that is written from its beginning to its end, and digested on the way."""
+    """A file that is written sequentially, with a digest that is computed meanwhile."""
 
     def __init__(self, stream: io.IOBase) -> None:
         self._stream: Any = stream
@@ -85,7 +85,7 @@ class _ProvingStream:
 
 
 class _ProvingFileSystem(FileSystem):
-    """Keeps the proof of each file that is written through it, by its name."""
+    """Keeps the proof of each file that is written through it, by file name."""
 
     def __init__(self) -> None:
         self.proofs: dict[str, FileProof] = {}
@@ -105,7 +105,7 @@ class _ProvingFileSystem(FileSystem):
 
 
 class _ProvingWriter(FileSystemWriter):
-    """Writes the files of a checkpoint, and knows their proofs."""
+    """Writes the files of a checkpoint, and keeps their proofs."""
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__(folder)
@@ -188,7 +188,7 @@ def start_saving(folder: str | Path, state: dict[str, Any]) -> Saving:
 
 
 def write_in_background(folder: Path, state: dict[str, Any], planner: SavePlanner) -> Saving:
-    """Write `state`, which nobody changes any more, by `planner` while the caller continues."""
+    """Write `state`, which must not change any more, by `planner` in the background."""
     group = dist.new_group(backend="gloo")
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
     writer = _ProvingWriter(folder)
@@ -212,7 +212,7 @@ def save_state(folder: str | Path, state: dict[str, Any]) -> None:
 def require_proved(
     folder: Path, proofs: Mapping[str, FileProof], moved: Callable[[], None] | None = None
 ) -> None:
-    """Raise DamagedStateError on every rank if a file in `folder` is not what was written.
+    """Raise DamagedStateError on every rank if a file in `folder` differs from its proof.
 
     `proofs`: of each file by its name there. Each rank reads a share of them, so that all of it is
     read once, about 1 GB/s and rank. `moved` is called for every 4 MiB.
@@ -240,7 +240,7 @@ def load_state(folder: str | Path, state: dict[str, Any]) -> None:
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Raise DamagedStateError where torch cannot read a file of the state in `folder`."""
+    """Raise DamagedStateError if torch cannot read a file of the state in `folder`."""
     try:
         yield
     except CheckpointException as error:

@@ -22,7 +22,7 @@ class LossInputs(NamedTuple):
     weights_M: torch.Tensor
     """[M] the share of each token in the step's loss."""
     same_version_M: torch.Tensor
-    """[M] bool, whether the sample was drawn entirely by the weights that are being trained."""
+    """[M] bool, whether the sample was drawn only with the weights that are being trained."""
 
 
 def loss_inputs(

@@ -10,27 +10,27 @@ from telescope_train.backends.protocol import BackendSettings
 from telescope_train.backends.schedule import learning_rate_factor
 
 MAX_SKIPPED_IN_A_ROW = 5
-"""Steps with a gradient that is not finite after which the run ends."""
+"""Steps in a row with a non-finite gradient after which the run ends."""
 MAX_SAMPLED_WEIGHTS = 2**16
-"""Weights of a rank of which it is seen whether a step changes them."""
+"""Weights of a rank that are checked for changes by a step."""
 _BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16}
 """Dtype of weights -> integers of the same size, for checksums of their bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far training has come."""
+    """The progress of training."""
 
     step: int = 0
     """Optimizer steps done, including skipped ones; the place in the learning-rate schedule."""
     num_skipped: int = 0
-    """Steps that were skipped because the gradient norm was not finite."""
+    """Number of steps that were skipped because the gradient norm was not finite."""
     skipped_in_a_row: int = 0
-    """Skipped steps since the last one that was taken."""
+    """Number of skipped steps since the last step that was taken."""
 
     @property
     def num_taken(self) -> int:
-        """Steps in which the optimizer changed the weights."""
+        """Number of steps in which the optimizer changed the weights."""
         return self.step - self.num_skipped
 
     def after(self, *, is_skipped: bool) -> "Progress":
@@ -65,13 +65,13 @@ def scheduled_rate(settings: BackendSettings, step: int) -> float:
 
 
 class RoundedWeights:
-    """Some of the weights that are kept in bfloat16, to see how many an optimizer step changes.
+    """A sample of the weights that are kept in bfloat16, to measure how many a step changes.
 
     A change that is smaller than half of the distance between two bfloat16 numbers is lost.
     """
 
     def __init__(self, shards: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """`shards` are weights and their gradients, before the step."""
+        """`shards`: weights with their gradients, before the step."""
         kept = [
             (weights, gradient)
             for weights, gradient in shards
@@ -82,7 +82,7 @@ class RoundedWeights:
         self._before = [weights.clone() for weights, _ in self._pairs]
 
     def changed(self) -> float | None:
-        """Return the share that has another value now, of those with a gradient; None of none.
+        """Return the share of weights with a gradient that have changed; None if there are none.
 
         Waits for a GPU.
         """

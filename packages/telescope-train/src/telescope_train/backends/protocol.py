@@ -1,4 +1,4 @@
-"""What the driver knows of trainer ranks: their settings, what they tell, and how to call them all.
+"""The driver's view of trainer ranks: their settings, their results, and calls to all of them.
 
 `Ranks` is implemented in `telescope_train.trainer.ranks` for all backends. One rank from inside is
 `TrainerBackend`, in `telescope_train.backends.trainer_backend`, which needs torch; this needs none.
@@ -30,15 +30,15 @@ from telescope_train.models.served_adapter import served_adapter
 
 
 class RankDiedError(ProcessDiedError):
-    """A trainer rank died, or no rank makes progress. All of them can be started again."""
+    """A trainer rank died, or no rank makes progress. All ranks can be restarted."""
 
 
 class TransferError(TelescopeError):
-    """Weights could not be sent, because of who should have received them."""
+    """Weights could not be sent, because of a receiver."""
 
 
 class DamagedStateError(ConfigError):
-    """Files of a saved state are not what was written; nothing was loaded."""
+    """Files of a saved state differ from those that were written; nothing was loaded."""
 
     def __init__(self, folder: Path, wrong: Sequence[str]) -> None:
         """`folder`: that of the state. `wrong`: one line for each file."""
@@ -46,7 +46,7 @@ class DamagedStateError(ConfigError):
         self.folder, self.wrong = folder, tuple(wrong)
 
     def __str__(self) -> str:
-        """Return the folder and what is wrong there."""
+        """Return the folder and the damaged files."""
         return f"{self.folder} is damaged: {'; '.join(self.wrong)}"
 
 
@@ -59,29 +59,29 @@ class BackendSettings:
     algorithm: AlgorithmSection | None
     """None = supervised training on the negative log-likelihood of the trained tokens."""
     seed: int
-    """Seeds the generators of each rank, together with its number."""
+    """Seed of each rank's generators, together with its number."""
     megatron: MegatronSection = field(default_factory=MegatronSection)
     number_of_steps: int
     """Optimizer steps after which the learning-rate schedule ends."""
     device: Device = field(default_factory=machine_device)
-    """The device that the ranks compute on; the driver decides it once."""
+    """The device of the ranks, chosen once by the driver."""
     weights: WeightsSection = field(default_factory=WeightsSection)
-    """How weights are gathered to be sent."""
+    """Settings for gathering and sending weights."""
     sends_adapter: bool = False
-    """Servers get a LoRA adapter, and not the matrices with the adapter added."""
+    """Whether servers get a LoRA adapter, instead of matrices with the adapter merged."""
     record_token_facts: bool = False
-    """Keep what each forward and backward pass finds of each trained token, for the records."""
+    """Whether to keep each pass's facts about each trained token, for the records."""
     track_gpu_events: bool = True
-    """Time the work of a GPU by events in its stream."""
+    """Whether to time GPU work by events in its stream."""
 
     @property
     def compute_dtype(self) -> str:
-        """Name of the dtype that layers compute in."""
+        """Name of the dtype in which layers compute."""
         return compute_dtype(self.model.mixed_precision_dtype, self.device)
 
     @classmethod
     def from_config(cls, config: TrainConfig, *, device: Device) -> "BackendSettings":
-        """Return the settings that ranks need from the configuration of `telescope train`."""
+        """Return the settings that ranks need, from the configuration of `telescope train`."""
         return cls(
             model=config.model,
             trainer=config.trainer,
@@ -99,14 +99,14 @@ class BackendSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BatchFacts:
-    """What a pass over a batch found of its M trained tokens, in their order in the batch."""
+    """Facts about the M trained tokens of a batch from one pass, in batch order."""
 
     logprobs_M: NDArray[np.float32]
     """[M] nats."""
     entropy_M: NDArray[np.float16]
     """[M] nats."""
     effective_advantages_M: NDArray[np.float16]
-    """[M] minus the derivative of the loss of each token by its log-prob, without its weight."""
+    """[M] minus the derivative of each token's loss with respect to its log-prob, unweighted."""
 
 
 class Ranks(Protocol):
@@ -118,7 +118,7 @@ class Ranks(Protocol):
 
     @property
     def num_ranks(self) -> int:
-        """The number of shards of a step: ranks that share rows count once."""
+        """Number of shards of a step: ranks that share rows count once."""
         ...
 
     async def train_step(self, plan: StepPlan, version: int) -> dict[str, float]:
@@ -136,11 +136,11 @@ class Ranks(Protocol):
         ...
 
     async def apply_gradient(self, scale: float) -> dict[str, float]:
-        """Take one optimizer step with `scale` times what was accumulated; returns metrics."""
+        """Take one optimizer step with `scale` times the accumulated gradient; returns metrics."""
         ...
 
     async def take_token_facts(self) -> list[list[BatchFacts]]:
-        """Return the facts of the tokens of the last step, by [rank][batch], and forget them.
+        """Return and forget the facts of the tokens of the last step, by [rank][batch].
 
         Batches are in the order in which the step first went over them. Each rank has none if facts
         are not recorded.
@@ -152,7 +152,7 @@ class Ranks(Protocol):
         ...
 
     async def reference_logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:
-        """Like `logprobs`, of the reference model."""
+        """Return log-probs like `logprobs`, of the reference model."""
         ...
 
     async def update_reference(self) -> None:
@@ -160,7 +160,7 @@ class Ranks(Protocol):
         ...
 
     async def weight_headers(self) -> list[TensorHeader]:
-        """Describe the tensors in the order in which `send_weights` sends them."""
+        """Describe the tensors of `send_weights`, in the order in which they are sent."""
         ...
 
     async def meeting_point(self) -> tuple[str, int]:
@@ -176,7 +176,7 @@ class Ranks(Protocol):
         ...
 
     async def stage_weights(self, wire: Wire) -> None:
-        """Get ready to send the present weights, as far as that is possible without servers.
+        """Prepare to send the present weights, as far as that is possible without servers.
 
         Until the weights change, `send_weights` sends what was staged, as often as it is called.
         """
@@ -191,7 +191,7 @@ class Ranks(Protocol):
         ...
 
     async def sent_digests(self) -> dict[str, str]:
-        """Return the digest of each tensor that was sent last, by name."""
+        """Return the digest of each tensor of the last transfer, by name."""
         ...
 
     async def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:

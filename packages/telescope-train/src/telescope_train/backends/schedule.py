@@ -14,7 +14,7 @@ def learning_rate_factor(
     number_of_steps: int,
     min_lr_ratio: float,
 ) -> float:
-    """Return what `learning_rate` is multiplied by at `step` (from 0).
+    """Return the factor of `learning_rate` at `step` (from 0).
 
     Warmup rises linearly from above 0 and reaches 1 at step `warmup_steps - 1`. Decay then falls
     from 1 to `min_lr_ratio` over the remaining steps.

@@ -8,7 +8,7 @@ import torch
 
 
 def seed_everything(seed: int) -> None:
-    """Seed every generator that this process may draw from."""
+    """Seed every generator that this process may use."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -27,7 +27,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Restore the state of every generator; a GPU's may be absent."""
+    """Restore the state of every generator; that of a GPU may be absent."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])

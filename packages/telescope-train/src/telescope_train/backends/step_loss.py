@@ -23,7 +23,7 @@ from telescope_train.models.packed import TrainedLogprobs
 
 
 class _Differentiated(NamedTuple):
-    """A row whose loss was returned and may not have gone through the backward pass yet."""
+    """A row whose loss was returned and may not have had its backward pass yet."""
 
     inputs: LossInputs
     token_loss: TokenLoss
@@ -31,10 +31,10 @@ class _Differentiated(NamedTuple):
 
 
 class StepLoss:
-    """Sums the losses and metrics of rows; `after_backward` reads them, which waits for a GPU."""
+    """Sums losses and metrics of rows; only `after_backward` reads them, which waits for a GPU."""
 
     def __init__(self, loss: Loss, *, version: int, records_facts: bool) -> None:
-        """`version`: of the present weights. `records_facts`: keep what is found of each token."""
+        """`version`: of the present weights. `records_facts`: keep facts about each token."""
         self._loss = loss
         self._version = version
         self._records_facts = records_facts
@@ -42,12 +42,12 @@ class StepLoss:
         self._total = 0.0
         self._metrics: list[dict[str, MetricSum]] = []
         self.facts: list[BatchFacts] = []
-        """Of each row in the order of `of_row`, if they are recorded."""
+        """Facts of each row in the order of `of_row`, if they are recorded."""
 
     def of_row(
         self, batch: PackedBatch, trained_M: NDArray[np.int64], found: TrainedLogprobs
     ) -> torch.Tensor:
-        """Return the loss of a row to be differentiated, its share of the loss of the step."""
+        """Return the loss of a row, its share of the loss of the step, to be differentiated."""
         inputs = loss_inputs(
             batch, trained_M, found.logprobs_M, found.entropy_M, version=self._version
         )
@@ -61,7 +61,7 @@ class StepLoss:
         return loss
 
     def after_backward(self) -> None:
-        """Read the numbers of the rows that have gone through the backward pass."""
+        """Read the numbers of rows whose backward pass is done."""
         waiting, self._waiting = self._waiting, []
         for inputs, token_loss, loss in waiting:
             own = metric_sums(token_loss.metrics, inputs.terms.mask_T)
@@ -72,7 +72,7 @@ class StepLoss:
                 self.facts.append(batch_facts(inputs))
 
     def add_metrics(self, metrics: dict[str, MetricSum]) -> None:
-        """Add what a backend has measured itself."""
+        """Add metrics that a backend has measured itself."""
         self._metrics.append(metrics)
 
     def over_ranks(self, speakers: Sequence[int], *, facts: Sequence[BatchFacts]) -> GradientResult:

@@ -1,4 +1,4 @@
-"""One rank of a trainer backend, as the process that holds it sees it.
+"""The protocol of one rank of a trainer backend, as seen by the process that holds it.
 
 Every method of `TrainerBackend` but `rank_layout` is collective: all ranks call it in the same
 order, with the same number of batches. Ranks of the same shard (`RankLayout.shard_of`) get the same
@@ -39,7 +39,7 @@ class GradientResult:
     metrics: dict[str, MetricSum]
     """Sums over all trained tokens, by metric."""
     token_facts: Sequence[BatchFacts] = ()
-    """Of each batch of this rank; empty if they are not recorded."""
+    """Facts of each batch of this rank; empty if they are not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class UpdateResult:
     learning_rate: float
     """The rate that the step used."""
     is_skipped: bool
-    """The norm was not finite, so weights and optimizer did not change."""
+    """Whether the norm was not finite, so that weights and optimizer did not change."""
     changed: float | None = None
     """Share of the weights with a gradient that have another value now; None = not measured, as of
     weights that are kept in float32."""
@@ -64,13 +64,13 @@ class TrainerBackend(Protocol):
     """One rank of a model in training."""
 
     attention: AttentionChoice
-    """The attention that its self-test chose to keep packed samples apart."""
+    """The attention chosen by its self-test to keep packed samples apart."""
     sharing: PrefixSharing
-    """Whether its rows can share prefixes; batches have some in common only where they can."""
+    """Whether its rows can share prefixes; if not, batches never do."""
 
     @staticmethod
     def rank_layout(settings: BackendSettings, num_ranks: int) -> RankLayout:
-        """Return how `num_ranks` ranks divide the work; asked before any of them starts.
+        """Return how `num_ranks` ranks divide the work; called before any of them starts.
 
         Raises ConfigError if the settings do not divide them.
         """
@@ -121,7 +121,7 @@ class TrainerBackend(Protocol):
         ...
 
     def head_difference(self) -> float:
-        """Return how far log-probs and entropies of the head are from transformers', nats.
+        """Return the differences of the head's log-probs and entropies from transformers', nats.
 
         Both are computed in float32 from given hidden states, some of which make logits beyond any
         soft cap, so it does not depend on the dtype of the layers.
@@ -129,7 +129,7 @@ class TrainerBackend(Protocol):
         ...
 
     def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
-        """Like `logprobs`, of the reference model; only if the algorithm needs one."""
+        """Return log-probs like `logprobs`, of the reference model if the algorithm needs one."""
         ...
 
     def update_reference(self) -> None:
@@ -141,7 +141,7 @@ class TrainerBackend(Protocol):
         ...
 
     def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what servers need: the tensors that can differ from the initial model only.
+        """Yield the tensors that servers need: only those that can differ from the initial model.
 
         Whole, on the device that the ranks communicate on, in the dtype that servers compute in.
         With `sends_adapter` the matrices of the adapter, under their names in a peft file.
@@ -149,11 +149,11 @@ class TrainerBackend(Protocol):
         ...
 
     def transfer_headers(self) -> Sequence[TensorHeader]:
-        """Describe what `transfer_weights` yields, in its order, without gathering any of it."""
+        """Describe the tensors of `transfer_weights`, in order, without gathering any of them."""
         ...
 
     def without_gradient_buffers(self) -> AbstractContextManager[None]:
-        """Give the memory of gradients back inside the block, where weights are gathered.
+        """Free the memory of gradients inside the block, in which weights are gathered.
 
         There is no gradient then; a backend that keeps no buffers between steps does nothing.
         """
@@ -172,7 +172,7 @@ class TrainerBackend(Protocol):
         ...
 
     def load_checkpoint(self, folder: str | Path) -> None:
-        """Continue from what `save_checkpoint` wrote, with any number of ranks."""
+        """Continue from a saved checkpoint, with any number of ranks."""
         ...
 
     def save_pretrained(self, folder: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""What both ends of a weight transfer know before it begins: the tensors, how and where to meet.
+"""Facts that both ends of a weight transfer know in advance: the tensors, how and where to meet.
 
 Importing it imports no torch: the driver passes these on and has no tensors.
 """
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorHeader:
-    """What a receiver of weights must know about a tensor before it arrives."""
+    """Facts about a tensor that its receiver must know before it arrives."""
 
     name: str
     """Its name in the Hugging Face model."""
     dtype: str
-    """Name of the torch dtype that it is sent in, such as `float32` or `bfloat16`."""
+    """Name of the torch dtype in which it is sent, such as `float32` or `bfloat16`."""
     shape: tuple[int, ...]
     """Sizes in each dimension, of the whole tensor."""
 
@@ -43,39 +43,39 @@ class TensorHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """How weights travel in a run: what both ends must agree on."""
+    """The way in which weights travel in a run; both ends must agree on it."""
 
     transport: str = "gloo"
     """Name of the entry point."""
     bucket_bytes: int = 256 * 2**20
-    """Most bytes that are sent at once, but for a larger tensor; 0 = each tensor by itself."""
+    """Most bytes that are sent at once, except for a larger tensor; 0 = each tensor by itself."""
     workers_per_server: int = 1
-    """Processes of one server, each of which holds a part of the model or a copy."""
+    """Number of processes of one server, each of which holds a part of the model or a copy."""
     is_staged: bool = False
-    """Whether rank 0 has all weights, or has written them, before servers take part."""
+    """Whether rank 0 has gathered, or written, all weights before servers take part."""
     folder: str | None = None
-    """Where transports that go through files put them; all machines see it."""
+    """Folder of transports that use files; all machines can read it."""
     model: str | None = None
-    """Folder of the model, or its id; its small files are put beside weights in `folder`."""
+    """Folder or id of the model; its small files are put beside the weights in `folder`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where both ends of a transfer meet; servers are told it as JSON."""
+    """Meeting place of both ends of a transfer; sent to servers as JSON."""
 
     wire: Wire
     host: str
-    """A machine of trainer rank 0."""
+    """Host of trainer rank 0."""
     port: int
-    """A port there that is held for rank 0."""
+    """Port that is reserved for rank 0."""
     world_size: int
-    """Members: trainer rank 0 and every worker of every server."""
+    """Number of members: trainer rank 0 and every worker of every server."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `from_json` takes."""
+        """Return the JSON that `from_json` reads."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> "Place":
-        """Return the place that `as_json` described."""
+        """Return the place in the JSON of `as_json`."""
         return cls(**{**told, "wire": Wire(**told["wire"])})

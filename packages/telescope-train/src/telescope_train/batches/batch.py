@@ -16,7 +16,7 @@ from telescope_core.base.types import Span
 
 
 class TurnPart(NamedTuple):
-    """The tokens of a sample that the policy wrote in one turn."""
+    """The tokens of one turn of the policy in a sample."""
 
     turn: int
     """Number of the turn in its rollout, 0 first."""
@@ -24,19 +24,19 @@ class TurnPart(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Which rollout a sample is of, and which of its turns are in it."""
+    """The rollout and the turns of a sample."""
 
     group_id: str
     index: int
     """Position of the rollout in its group."""
     attempt: int
     turns: tuple[TurnPart, ...]
-    """In their order: together they are all trained tokens of the sample."""
+    """In order; together they hold all trained tokens of the sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainingSample:
-    """One chain of tokens of one rollout, with what is needed to learn from it. L = its length."""
+    """One chain of tokens of one rollout, with all that is needed to learn from it. L = length."""
 
     token_ids: NDArray[np.int32]
     """[L] prompt, completions and the tokens between them, exactly as the server saw them."""
@@ -45,9 +45,9 @@ class TrainingSample:
     behavior_logprobs: NDArray[np.float32]
     """[L] log-prob under the distribution that was sampled, nats; NaN where the mask is False."""
     advantage: float
-    """Of its rollout; every trained token gets it."""
+    """Advantage of its rollout, which every trained token gets."""
     temperature: float
-    """The sampler's; the trainer divides its logits by the same number."""
+    """Temperature of the sampler, by which the trainer divides its logits too."""
     oldest_version: int
     """Version of the weights that sampled the first of its trained tokens."""
     newest_version: int
@@ -57,16 +57,17 @@ class TrainingSample:
     """Position of the rollout in its group."""
     environment: str
     spans: tuple[Span, ...] = ()
-    """Which weights sampled its trained tokens, in their order; empty = only the ends are known."""
+    """Versions of the weights for its trained tokens, in order; empty = only the ends are known."""
     attempt: int = 1
-    """Which attempt at the rollout it is of."""
+    """Number of the attempt at the rollout."""
     turns: tuple[TurnPart, ...] = ()
-    """The turns in which its trained tokens were written, in their order; empty = not known."""
+    """The turns that contain its trained tokens, in order; empty = not known."""
     routes: NDArray[np.int16] | None = None
-    """[L, layers, chosen] the experts that computed each token; -1 = not known. None = of none."""
+    """[L, layers, chosen] the experts that computed each token; -1 = not known. None = no
+    routes."""
 
     def __post_init__(self) -> None:
-        """Refuse arrays that do not describe one sequence of at least one trained token."""
+        """Raise unless the arrays describe one sequence with at least one trained token."""
         lengths = (len(self.token_ids), len(self.mask), len(self.behavior_logprobs))
         if len(set(lengths)) != 1:
             raise ValueError(f"{self.label}: ids, mask and log-probs have lengths {lengths}")
@@ -79,22 +80,22 @@ class TrainingSample:
 
     @property
     def version_spans(self) -> tuple[Span, ...]:
-        """Which weights sampled its trained tokens; all count as old ones if that is not known."""
+        """Versions of the weights for its trained tokens; if not known, all count as the oldest."""
         return self.spans or (Span(self.oldest_version, int(self.mask.sum())),)
 
     @property
     def label(self) -> str:
-        """How messages name this sample."""
+        """Name of the sample in messages."""
         return f"rollout {self.rollout_index} of group {self.group_id!r} ({self.environment})"
 
     @property
     def rollout_key(self) -> tuple[str, int]:
-        """The rollout it came from, as (group id, index); all chains of a rollout share it."""
+        """The rollout as (group id, index), which all its chains share."""
         return self.group_id, self.rollout_index
 
     @property
     def origin(self) -> Origin:
-        """The turns that it was made of."""
+        """The rollout and turns of this sample."""
         return Origin(self.group_id, self.rollout_index, self.attempt, self.turns)
 
 
@@ -110,7 +111,7 @@ class PackedBatch:
     positions_T: NDArray[np.int32]
     """[T] 0, 1, 2 ... restarting at each sample."""
     sequence_ids_T: NDArray[np.int32]
-    """[T] which sample a token is of, counted from 0 in this batch; -1 for padding."""
+    """[T] index of a token's sample, counted from 0 in this batch; -1 for padding."""
     mask_T: NDArray[np.bool_]
     """[T] True where the policy wrote the token."""
     behavior_logprobs_T: NDArray[np.float32]
@@ -118,7 +119,8 @@ class PackedBatch:
     advantages_T: NDArray[np.float32]
     """[T] the advantage of the token's rollout."""
     weights_T: NDArray[np.float64]
-    """[T] share of the token in the step's loss; 0 where the mask is False. Only ever summed."""
+    """[T] share of the token in the step's loss; 0 where the mask is False. It is only ever
+    summed."""
     temperatures_T: NDArray[np.float32]
     """[T] the sampler's temperature, by which logits are divided."""
     versions_T: NDArray[np.int32]
@@ -133,7 +135,7 @@ class PackedBatch:
     """[T, layers, chosen] the experts that computed each token for the sampler; -1 = not known.
     None = of none: a mixture chooses by itself."""
     origins: tuple[Origin, ...] = ()
-    """What each sample was made of, in their order; empty for padding."""
+    """The rollout and turns of each sample, in order; empty for padding."""
     shared_S: NDArray[np.int64] | None = None
     """[S] tokens at the start of each sample that are those of the sample before it: a model may
     compute them once. Every column holds them for each sample all the same. None = nothing is
@@ -141,12 +143,12 @@ class PackedBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that are not padding, each as often as samples have it."""
+        """Number of tokens without padding; tokens that samples share count for each of them."""
         return int(np.count_nonzero(self.sequence_ids_T >= 0))
 
     @property
     def num_shared_tokens(self) -> int:
-        """Number of tokens that need not be computed, because a sample before has them too."""
+        """Number of tokens that are not computed, because an earlier sample has them too."""
         return 0 if self.shared_S is None else int(self.shared_S.sum())
 
     @property
@@ -171,7 +173,7 @@ Shards: TypeAlias = Sequence[Sequence[PackedBatch]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """What the trainer does with one batch of rollouts."""
+    """The trainer's work on one batch of rollouts."""
 
     minibatches: Sequence[Shards]
     """[minibatch][rank][batch]; no minibatch is empty."""
@@ -180,17 +182,17 @@ class StepPlan:
 
     @property
     def packed(self) -> list[PackedBatch]:
-        """All batches, each once, however many epochs there are."""
+        """All batches, each once, regardless of the number of epochs."""
         return [batch for shards in self.minibatches for shard in shards for batch in shard]
 
     @property
     def num_shared_tokens(self) -> int:
-        """Tokens of all batches that are not computed, because another sample has them too."""
+        """Number of tokens of all batches that are not computed, as another sample has them."""
         return sum(batch.num_shared_tokens for batch in self.packed)
 
     @property
     def first_pass(self) -> list[Shards]:
-        """The minibatches in the order in which the optimizer steps first use them."""
+        """The minibatches in the order of their first use."""
         return [self.minibatches[index] for index in dict.fromkeys(self.order)]
 
     def of_rank(self, rank: int) -> list[Sequence[PackedBatch]]:

@@ -1,4 +1,4 @@
-"""Which samples share a batch, planned from lengths alone; time hardly grows with their number.
+"""Plan which samples share a batch, from lengths alone; time hardly grows with their number.
 
 A bin starts with the largest sample left and is filled with the largest that fit, which gives the
 bins of first-fit decreasing. If the tokens need fewer bins than that, `tight_bins` and
@@ -110,14 +110,14 @@ def plan_bins(lengths: Sequence[int], counts: Sequence[int], *, capacity: int) -
 def deal(
     bins: Sequence[Bin], lengths_N: NDArray[np.int64], *, num_ranks: int, hidden_size: int
 ) -> list[list[Bin]]:
-    """Return `deal_by_costs` of samples that share nothing."""
+    """Return `deal_by_costs` for samples without shared tokens."""
     return deal_by_costs(bins, sample_costs(lengths_N, hidden_size), num_ranks=num_ranks)
 
 
 def deal_by_costs(
     bins: Sequence[Bin], costs_N: NDArray[np.float64], *, num_ranks: int
 ) -> list[list[Bin]]:
-    """Give each rank the same number of bins, adding empty ones if they do not divide.
+    """Give each rank the same number of bins; empty ones are added if needed.
 
     Bins are sorted by cost and dealt in rounds, so the bins of one round cost about the same: ranks
     wait for each other in every round. In each, the rank with the least work so far gets the most.

@@ -1,4 +1,4 @@
-"""Which samples with a common beginning go into one row: they are bound into bundles and planned.
+"""Plan rows of samples with a common beginning: bind them into bundles, and place these.
 
 A bundle is a run of neighbors in the order of their tokens, and it is planned like one sample.
 Large bundles share the most and are hard to spread over ranks, so several sizes are tried and the
@@ -23,12 +23,12 @@ from telescope_train.batches.prefixes import (
 )
 
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Bundles of at most `seq_len` over each of these are tried."""
+"""Divisors of `seq_len` for the sizes of bundles to try."""
 _HEAD_SHARE = 0.25
 """Memory of a trained token in the output head and the loss, in that of a token in the layers. It
 is at most this much: three vectors of the hidden size, where a layer keeps a dozen and more."""
 _GOOD_ENOUGH = 1.01
-"""Ranks that wait for less than this much of a step leave smaller bundles nothing to gain."""
+"""Relative waiting time of ranks below which smaller bundles are not tried."""
 
 
 def spread_bundles(
@@ -39,7 +39,7 @@ def spread_bundles(
     num_ranks: int,
     hidden_size: int,
 ) -> tuple[list[list[Bin]], PrefixOrder]:
-    """Return the bins of each rank, each in the order of tokens, and that order.
+    """Return the bins of each rank, in the order of tokens, and that order of the samples.
 
     A bin holds at most `seq_len` tokens, those that it shares counted once, and no more trained
     ones. Nor does any bin need more memory than the largest one of samples that share nothing: more
@@ -81,7 +81,7 @@ def spread_bundles(
 def bundle_sizes(
     samples: Sequence[TrainingSample], *, seq_len: int
 ) -> Iterator[tuple[int, list[int]]]:
-    """Yield (tokens of a row, indices of its samples) of each bundle of at most `seq_len`.
+    """Yield (tokens of a row, indices of its samples) of each bundle of at most `seq_len` tokens.
 
     No samples, as of groups whose rewards are all equal, give no bundles.
     """
@@ -104,12 +104,12 @@ def bundle_sizes(
 
 
 def shared_in_rows(rows: Sequence[Bin], shared_N: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return for each row what each of its samples shares with the one before it."""
+    """Return for each row the number of tokens that each sample shares with the one before it."""
     return [shared_among(shared_N, members) for members in rows]
 
 
 class _Sizes:
-    """How much of a row some samples take, in tokens; called with their tokens and trained ones."""
+    """Computes the share of a row that samples take, from their tokens and trained tokens."""
 
     def __init__(
         self,
@@ -118,12 +118,12 @@ class _Sizes:
         seq_len: int,
         most_memory: float,
     ) -> None:
-        """`most_memory` is that of the largest row that may be, in tokens of the layers."""
+        """`most_memory`: that of the largest permitted row, in tokens of the layers."""
         self.lengths_N, self.trained_N, self.seq_len = lengths_N, trained_N, seq_len
         self.memory = most_memory / seq_len
 
     def __call__(self, tokens: NDArray[np.int64], trained: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the largest of tokens, trained tokens and memory; more than a row is a row."""
+        """Return the largest of tokens, trained tokens and memory, at most a row."""
         memory = np.ceil((tokens + _HEAD_SHARE * trained) / self.memory).astype(np.int64)
         sizes: NDArray[np.int64] = np.maximum(np.maximum(tokens, trained), memory)
         # A sample that is alone in its row is as it was without sharing.
@@ -131,14 +131,14 @@ class _Sizes:
 
 
 def _candidates(shared_N: NDArray[np.int64], sizes_of: _Sizes) -> Iterator[NDArray[np.int64]]:
-    """Yield the first samples of bundles, the largest bundles first."""
+    """Yield the first samples of bundles, for ever smaller bundles."""
     if shared_N.any():
         for part in _PARTS:
             yield _firsts(shared_N, sizes_of, sizes_of.seq_len // part)
 
 
 def _firsts(shared_N: NDArray[np.int64], sizes_of: _Sizes, capacity: int) -> NDArray[np.int64]:
-    """Return the first sample of each bundle that is filled up to a size of `capacity`."""
+    """Return the first sample of each bundle if all are filled up to `capacity`."""
     firsts: list[int] = []
     num_tokens = num_trained = 0
     columns = (shared_N.tolist(), sizes_of.lengths_N.tolist(), sizes_of.trained_N.tolist())
@@ -153,6 +153,6 @@ def _firsts(shared_N: NDArray[np.int64], sizes_of: _Sizes, capacity: int) -> NDA
 
 
 def _members(bundles: Bin, firsts_G: NDArray[np.int64], ends_G: NDArray[np.int64]) -> Bin:
-    """Return the places of all samples in `bundles`, ascending."""
+    """Return the positions of all samples in `bundles`, ascending."""
     ranges = [np.arange(firsts_G[one], ends_G[one]) for one in np.sort(bundles).tolist()]
     return np.concatenate(ranges) if ranges else np.zeros(0, np.int64)

@@ -1,4 +1,4 @@
-"""Makes the batches of a round cost the same: ranks wait for the slowest one in every round.
+"""Even out the costs of the batches in a round, because ranks wait for the slowest one.
 
 Bins that are equally full are not equally dear: attention grows with the square of a sample's
 length. Two plans are made and the better one is taken: the one that fills bins best, and one that
@@ -19,20 +19,20 @@ from telescope_train.batches.exchanges import exchanged
 from telescope_train.batches.least_time import least_time, waiting_time
 
 _EVEN_ENOUGH = 0.005
-"""Share by which the dearest bin of a round may be above the mean of its round."""
+"""Share by which the most expensive bin of a round may exceed the mean of its round."""
 _GOOD_ENOUGH = 0.004
-"""Share by which a step may be dearer than it is at least, before more is tried."""
+"""Share by which a step may exceed its least possible cost before more plans are tried."""
 _TRIES = 4
-"""Bins with which the dearest one of a round tries to exchange samples, the cheapest first."""
+"""Number of bins, cheapest first, that may exchange samples with the most expensive one."""
 _EXCHANGES_PER_RANK = 2
 _LOOKS_PER_SAMPLE = 8
-"""Full bins that are passed by for each sample, on average, before a plan is given up."""
+"""Full bins that are skipped per sample, on average, before a plan is given up."""
 
 
 def spread_evenly(
     lengths_N: NDArray[np.int64], *, seq_len: int, num_ranks: int, hidden_size: int
 ) -> list[list[Bin]]:
-    """Return `spread_by_costs` of samples that share nothing."""
+    """Return `spread_by_costs` for samples without shared tokens."""
     costs_N = sample_costs(lengths_N, hidden_size)
     return spread_by_costs(lengths_N, costs_N, seq_len=seq_len, num_ranks=num_ranks)
 
@@ -118,7 +118,7 @@ def _by_cost(
     capacity: int,
     num_bins: int,
 ) -> list[Bin] | None:
-    """Give each sample to the cheapest bin with room; None if one finds no room in `num_bins`.
+    """Give each sample to the cheapest bin with room; None if `num_bins` are too few.
 
     Bins that are nearly full leave no choice, and cost time: then it is None as well.
     """
@@ -150,7 +150,7 @@ def _evened(
     *,
     capacity: int,
 ) -> list[list[Bin]]:
-    """Exchange samples inside each round."""
+    """Exchange samples within each round."""
     rounds = [
         _even_round(list(one), lengths_N, costs_N, capacity) for one in zip(*ranks, strict=True)
     ]
@@ -190,7 +190,7 @@ def _best_pair(
     room: tuple[int, int],
     gap: float,
 ) -> tuple[Bin, Bin] | None:
-    """Return both bins after the exchange that makes them most alike; None if none helps.
+    """Return both bins after the exchange that evens them most; None if none helps.
 
     A sample of `dear` goes to `cheap`, for one of its samples or for nothing. `room`: tokens that
     still fit into `cheap` and into `dear`. `gap`: what `dear` costs more than `cheap`.

@@ -1,4 +1,4 @@
-"""Exchanges between any two bins of a step, until no round can be made cheaper by one.
+"""Exchange samples between any two bins of a step, until no exchange makes a round cheaper.
 
 The dearest bin of a round gives a sample to another bin, of any round, or exchanges it for a
 cheaper one, as long as no bin gets dearer than the dearest of its own round. So no round ever costs
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from telescope_train.batches.binning import Bin
 
 _MOST_COMPARED = 2**21
-"""Pairs of samples that are looked at, which bounds the time to about 0.05 s."""
+"""Most pairs of samples to compare, which bounds the time to about 0.05 s."""
 
 _IDLE_PER_RANK = 4
 
@@ -52,7 +52,7 @@ def exchanged(
 
 
 class _Plan:
-    """The bins of a step, and what they cost."""
+    """The bins of a step, with their costs."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class _Plan:
         return float(self._costs_QR().max(axis=1).sum())
 
     def waits_Q(self) -> NDArray[np.float64]:
-        """Return [Q] how long all ranks together wait in each round."""
+        """[Q] total waiting time of all ranks in each round."""
         costs_QR = self._costs_QR()
         return self._num_ranks * costs_QR.max(axis=1) - costs_QR.sum(axis=1)
 
@@ -91,7 +91,7 @@ class _Plan:
         return [self._bins[rank :: self._num_ranks] for rank in range(self._num_ranks)]
 
     def make_cheaper(self, number: int) -> bool:
-        """Make the dearest bin of a round cheaper; False if no exchange does."""
+        """Make the most expensive bin of a round cheaper; returns False if no exchange does."""
         row = slice(number * self._num_ranks, (number + 1) * self._num_ranks)
         costs_R = self._costs_P[row]
         dear = row.start + int(costs_R.argmax())
@@ -117,7 +117,7 @@ class _Plan:
         return True
 
     def _exchange(self, dear: int, sample: int, back: int) -> None:
-        """Put `sample` of bin `dear` into the bin of candidate `back`, which comes back for it."""
+        """Exchange `sample` of bin `dear` for candidate `back`, which comes from another bin."""
         num_samples = len(self._costs_C) - len(self._bins)
         other = int(self._places_C[back])
         self._bins[dear] = self._bins[dear][self._bins[dear] != sample]

@@ -1,4 +1,4 @@
-"""A plan for samples of middling lengths, of which a bin holds two, three or four.
+"""A plan for samples of medium length, of which a bin holds two, three or four.
 
 There, first-fit decreasing spends the short samples on filling up behind long ones, and many bins
 end with a hole. Here the shortest samples are put together, as many to a bin as fit at all and in
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from telescope_train.batches.tight_bins import Pattern
 
 MOST_IN_A_BIN = 6
-"""Where more samples than this fit into a bin, other plans leave hardly any hole."""
+"""Samples in a bin above which other plans leave hardly any gap."""
 _PASSES = 60
 
 
@@ -37,7 +37,7 @@ def plan_grouped_bins(
 
 
 def _groups(lengths_N: NDArray[np.int64], capacity: int, most: int) -> Iterator[NDArray[np.int64]]:
-    """Yield [G, K] lengths of bins that hold everything; 0 stands for no sample.
+    """Yield [G, K] lengths for bins that hold all samples; 0 = no sample.
 
     `lengths_N` ascend. No bin holds more than `most` samples.
     """
@@ -58,7 +58,7 @@ def _most_that_fit(lengths_N: NDArray[np.int64], capacity: int) -> int:
 def _whole_groups(
     lengths_N: NDArray[np.int64], capacity: int, size: int
 ) -> NDArray[np.int64] | None:
-    """Return [G, `size`] the shortest samples in as many bins as they fill; None = not even one."""
+    """Return [G, `size`] the shortest samples, in the bins that they fill; None = not even one."""
     numbers_G = np.arange(1, len(lengths_N) // size + 1)
     ends_G = np.cumsum(lengths_N)[size * numbers_G - 1]
     num_groups = int(np.count_nonzero(ends_G <= numbers_G * capacity))
@@ -72,7 +72,7 @@ def _whole_groups(
 
 
 def _layered(lengths_N: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Return [G, K] groups, each layer of lengths given to the groups with the least so far."""
+    """Return [G, K] groups; each layer of lengths goes to the groups with the least so far."""
     layers = lengths_N.reshape(size, -1)[::-1]
     groups = layers[0][:, None]
     for layer in layers[1:]:
@@ -82,7 +82,7 @@ def _layered(lengths_N: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 
 
 def _balanced(groups: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
-    """Exchange samples between full and empty groups until none is too full, or none can be helped.
+    """Exchange samples between full and empty groups until none is too full, or none helps.
 
     In each pass, the fullest exchanges with the emptiest, the second with the second, and so on;
     in every third pass with another one, so that the same two do not meet again and again.

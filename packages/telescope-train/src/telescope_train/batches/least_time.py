@@ -1,4 +1,4 @@
-"""What a step of rounds costs, and what it costs at least, whatever samples are packed together.
+"""The cost of a step, and a lower bound on it for any packing of the samples.
 
 Ranks wait for each other in every round, so a round costs what its dearest bin does.
 Letters: N samples, R ranks, Q rounds.
@@ -13,7 +13,7 @@ from telescope_train.batches.binning import Bin
 
 
 def waiting_time(ranks: Sequence[Sequence[Bin]], costs_N: NDArray[np.float64]) -> float:
-    """Return the cost of a step: the sum over rounds of the dearest bin of each."""
+    """Return the cost of a step: the sum over rounds of the most expensive bin of each."""
     return sum(
         max(float(costs_N[members].sum()) for members in one) for one in zip(*ranks, strict=True)
     )
@@ -22,7 +22,7 @@ def waiting_time(ranks: Sequence[Sequence[Bin]], costs_N: NDArray[np.float64]) -
 def least_time(
     lengths_N: NDArray[np.int64], costs_N: NDArray[np.float64], *, seq_len: int, num_ranks: int
 ) -> float:
-    """Return a cost that no plan is below, with any number of rounds.
+    """Return a lower bound on the cost of any plan, with any number of rounds.
 
     Take the rounds of a plan with the dearest first. Round q costs at least as much as some sample
     that the q - 1 before it have no room for. And the bins of the first q rounds hold only so much;

@@ -82,7 +82,7 @@ def _with_shared(batch: PackedBatch, shared_S: NDArray[np.int64]) -> PackedBatch
 
 
 def packing_fill(batches: Sequence[PackedBatch], seq_len: int) -> float:
-    """Return the share of `seq_len` that is used, from 0 to 1, over all batches with samples."""
+    """Return the used share of `seq_len`, from 0 to 1, over all batches with samples."""
     num_tokens = [batch.num_computed_tokens for batch in batches if batch.num_tokens]
     return sum(num_tokens) / (len(num_tokens) * seq_len) if num_tokens else 0.0
 
@@ -158,7 +158,7 @@ def _batches(
 def _routes_of(
     samples: Sequence[TrainingSample], lengths_N: NDArray[np.int64]
 ) -> dict[str, NDArray[np.int16]]:
-    """Return the routes of all tokens as a column, -1 for samples without; none if none has any."""
+    """Return the routes of all tokens as a column, -1 where unknown; None if no sample has any."""
     shape = next((one.routes.shape[1:] for one in samples if one.routes is not None), None)
     if shape is None:
         return {}
@@ -172,22 +172,22 @@ def _routes_of(
 def _over_tokens(
     values_N: Sequence[float], lengths_N: NDArray[np.int64], dtype: type[Scalar]
 ) -> NDArray[Scalar]:
-    """Return [T]: the value of each sample, repeated for each of its tokens."""
+    """Return [T] the value of each sample, repeated for each of its tokens."""
     return np.repeat(np.array(values_N, dtype=dtype), lengths_N)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """How samples are laid out for the ranks of a run."""
+    """Settings for laying out samples for the ranks of a run."""
 
     seq_len: int
     """Most tokens in one batch."""
     num_ranks: int
-    """Ranks with batches of their own; those that share rows count once."""
+    """Number of ranks with batches of their own; those that share rows count once."""
     hidden_size: int
-    """Sets how much attention costs relative to the rest."""
+    """Hidden size of the model, which sets the relative cost of attention."""
     max_tokens: int
-    """Tokens of the longest completion; the divisor of constant weighting."""
+    """Most tokens of a completion; the divisor of constant weighting."""
     share_prefixes: bool = False
     """Whether the ranks can compute tokens once that several samples begin with."""
 
@@ -195,7 +195,7 @@ class Packing:
 def pack_with(
     samples: Sequence[TrainingSample], weights_N: NDArray[np.float64], packing: Packing
 ) -> list[list[PackedBatch]]:
-    """Return `pack` of `samples` as `packing` says."""
+    """Return `pack` of `samples` with the settings `packing`."""
     return pack(
         samples,
         weights_N,

@@ -1,4 +1,4 @@
-"""Which samples begin with the same tokens. Pure; needs numpy only.
+"""Find samples that begin with the same tokens. Pure; needs numpy only.
 
 Samples are sorted by their token ids, so those with a common beginning are neighbors. Then one
 number for each says everything: how many tokens at its start it has in common with the sample
@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 from telescope_train.batches.batch import TrainingSample
 
 MIN_SHARED_TOKENS = 16
-"""A branch of fewer tokens is not worth it: attention is computed in one part more for it."""
+"""Least tokens of a branch that is worth its extra part of attention."""
 MIN_SAVED_TOKENS = 64
-"""Unless so many samples have it that at least this many tokens less are computed."""
+"""Least computed tokens to save, over all samples, for a shorter branch to be worth it."""
 
 
 class PrefixOrder(NamedTuple):
-    """Samples in an order in which those with a common beginning are neighbors."""
+    """Samples in an order in which those with a common beginning are adjacent."""
 
     order_N: NDArray[np.int64]
     """[N] indices of the samples."""
     shared_N: NDArray[np.int64]
-    """[N] tokens at the start of each, in this order, that are those of the one before it."""
+    """[N] tokens that each sample, in this order, shares with the one before it."""
 
 
 def prefix_order(
@@ -58,7 +58,7 @@ def _common_length(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
 def without_short_branches(
     shared_N: NDArray[np.int64], min_tokens: int, min_saved: int = MIN_SAVED_TOKENS
 ) -> NDArray[np.int64]:
-    """Return [N] what is shared where each branch of the tree is worth a part of attention.
+    """Return [N] shared tokens, without branches that are too short for their part of attention.
 
     It has at least `min_tokens` tokens, or saves at least `min_saved`: its length times the samples
     that have it, but for one. A branch begins where a longer or shorter one ends: at the largest
@@ -79,7 +79,7 @@ def without_short_branches(
 
 
 def _smaller_before(values: Sequence[int]) -> list[int]:
-    """Return for each place the nearest one before it with a smaller value; -1 = there is none."""
+    """Return for each position the nearest earlier one with a smaller value; -1 = there is none."""
     found: list[int] = []
     rising: list[int] = []
     for place, value in enumerate(values):
@@ -91,7 +91,7 @@ def _smaller_before(values: Sequence[int]) -> list[int]:
 
 
 def shared_among(shared_N: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many tokens each of `places` shares with the one before it, if alone in a row.
+    """Return the tokens that each of `places` shares with the one before it, if alone in a row.
 
     `places` ascend. Two samples share the least that neighbors between them share.
     """
@@ -105,7 +105,7 @@ def shared_among(shared_N: NDArray[np.int64], places: NDArray[np.int64]) -> NDAr
 def row_costs(
     lengths_N: NDArray[np.int64], shared_N: NDArray[np.int64], hidden_size: int
 ) -> NDArray[np.float64]:
-    """Return [N] the relative FLOPs of what each sample adds to its row; see `sample_costs`.
+    """Return [N] the relative FLOPs that each sample adds to its row; see `sample_costs`.
 
     Its own tokens attend to what they share and, causally, to themselves.
     """

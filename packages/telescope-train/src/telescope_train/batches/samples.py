@@ -22,12 +22,12 @@ from telescope_train.batches.batch import TrainingSample, TurnPart
 
 @dataclass(slots=True, kw_only=True)
 class _Line:
-    """Turns that each continue the one before."""
+    """Turns of which each continues the one before."""
 
     temperature: float
     places: list[SampledTokens]
     spans: list[Span]
-    """Which weights sampled the tokens of its completions."""
+    """Versions of the weights for the tokens of its completions."""
     turns: list[TurnPart]
 
 
@@ -53,7 +53,7 @@ def samples_from_rollout(
 
 
 def branched_fraction(samples: Sequence[TrainingSample], rollouts: Sequence[Rollout]) -> float:
-    """Return the share of turns, without the first of each agent, that began a new sample."""
+    """Return the share of turns that began a new sample, without the first of each agent."""
     # A sub-agent, or another seat of a match, has a history of its own from the beginning.
     num_first = sum(len({turn.agent for turn in rollout.turns}) for rollout in rollouts)
     num_later = sum(len(rollout.turns) for rollout in rollouts) - num_first
@@ -94,7 +94,7 @@ def _begin_with(prompt_ids: "array[int]", earlier: SampledTokens) -> bool:
 
 
 def _checked(rollout: Rollout, number: int, completion: Completion) -> SampledTokens:
-    """Return the tokens of a turn; raises EndpointError if something was not recorded."""
+    """Return the tokens of a turn; raises EndpointError if some were not recorded."""
     place = completion.tokens
     num_prompt_ids = place.prompt_end if place is not None else 0
     num_ids = place.num_completion_ids if place is not None else 0
@@ -115,7 +115,7 @@ def _checked(rollout: Rollout, number: int, completion: Completion) -> SampledTo
 
 
 def _line_of(place: SampledTokens, temperature: float, lines: Sequence[_Line]) -> _Line | None:
-    """Return the longest line that the prompt begins with."""
+    """Return the longest line with which the prompt begins."""
     # A sample has one temperature, by which the trainer divides the logits of all its tokens.
     alike = [line for line in lines if line.temperature == temperature]
     # The turns of one chain are in order, so nothing is compared for them.
@@ -158,7 +158,7 @@ def _sample(line: _Line, rollout: Rollout, advantage: float) -> TrainingSample:
 
 
 def _routes(place: SampledTokens) -> NDArray[np.int16] | None:
-    """Return [L, layers, chosen] of a whole line, which its last turn is the end of."""
+    """Return [L, layers, chosen] the routes of a whole line, up to its last turn."""
     routes = place.routes
     if routes is None:
         return None

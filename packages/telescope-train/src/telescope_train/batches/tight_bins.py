@@ -1,4 +1,4 @@
-"""A plan that leaves hardly any gap, for lengths with which first-fit decreasing leaves gaps.
+"""A plan with hardly any gap, for lengths for which first-fit decreasing leaves gaps.
 
 Taking the largest sample that fits uses up the short samples, and the last bins hold a few long
 samples and a hole that no other fits. Here a bin ends with a pair that fills it exactly. Among such
@@ -51,13 +51,13 @@ class _Left:
 
     def __init__(self, lengths: Sequence[int], counts: Sequence[int], capacity: int) -> None:
         self.lengths = list(lengths)
-        """Lengths in tokens of which samples are left, ascending."""
+        """Lengths in tokens of the samples that are left, ascending."""
         self.counts = dict(zip(lengths, counts, strict=True))
         self.num_samples = sum(counts)
         self.num_tokens = sum(length * count for length, count in zip(lengths, counts, strict=True))
         self._first_counts = dict(self.counts)
         self._shares = np.zeros(capacity + 1, np.float32)
-        """[capacity + 1] the share of a length's samples that is left, by length; 0 if none."""
+        """[capacity + 1] by length: the share of its samples that is left; 0 if none."""
         self._shares[self.lengths] = 1.0
 
     def take(self, length: int, times: int = 1) -> None:
@@ -77,7 +77,7 @@ class _Left:
         return self.lengths[end - 1] if end else None
 
     def pair(self, total: int) -> tuple[int, int] | None:
-        """Return the least used up pair of lengths that add up to `total`; None = no such pair."""
+        """Return the pair of lengths with sum `total` of which most is left; None without one."""
         # The longer of the two runs from low to high - 1. It is more than half, so the lengths
         # differ and one sample of each is enough.
         low, high = total // 2 + 1, total - self.lengths[0] + 1
@@ -104,7 +104,7 @@ def _one_bin(left: _Left, capacity: int) -> list[int]:
 
 
 def _next(left: _Left, room: int, *, tolerance: int, is_empty: bool) -> Sequence[int]:
-    """Return the lengths to add to a bin with `room` tokens left; none when nothing fits."""
+    """Return the lengths to add to a bin with `room` tokens left; none if nothing fits."""
     largest = left.largest(room) if left.lengths else None
     if largest is None:
         return ()

@@ -28,7 +28,7 @@ def token_weights(
 
 
 def numerators(samples: Sequence[TrainingSample], weighting: Weighting) -> NDArray[np.float64]:
-    """Return [N] the part of each weight that follows from the rollout of the sample alone.
+    """Return [N] the part of each weight that depends only on the rollout of the sample.
 
     So it is known before the rest of the batch is. `samples` holds all chains of its rollouts.
     """
@@ -41,7 +41,7 @@ def numerators(samples: Sequence[TrainingSample], weighting: Weighting) -> NDArr
 def denominator(
     samples: Sequence[TrainingSample], weighting: Weighting, *, max_tokens: int
 ) -> float:
-    """Return the one denominator of all numerators of an optimizer step.
+    """Return the denominator of all numerators of an optimizer step.
 
     It is 1 if there are none. Only `constant` reads `max_tokens`.
     """
@@ -54,7 +54,7 @@ def denominator(
 
 
 def _rollouts(samples: Sequence[TrainingSample]) -> NDArray[np.int64]:
-    """Return [N] the number of the rollout of each sample, counted from 0."""
+    """Return [N] the index of each sample's rollout, counted from 0."""
     rollouts: dict[tuple[str, int], int] = {}
     numbers = [rollouts.setdefault(sample.rollout_key, len(rollouts)) for sample in samples]
     return np.array(numbers, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Conversations: what a rollout has sampled so far, and prompts that continue it.
+"""Conversations: the sampled tokens of a rollout, and prompts that continue them.
 
 A request reuses the ids of an answer if its messages and its text both begin with those up to and
 including that answer. Any other request is rendered anew, and answers that are still in it keep
@@ -22,14 +22,14 @@ class _Answer:
     """A prompt and the completion that was sampled for it."""
 
     line: list[Message]
-    """The conversation, and what later answers of the same line added to it."""
+    """The conversation, and later additions to it in the same line of answers."""
     num_messages: int
-    """How many messages of `line` the conversation has, the sampled one included."""
+    """Number of messages of `line` in the conversation, including the sampled one."""
     tokens: SampledTokens
     tools: Tools
     num_ends_added: int
     text: str | None
-    """Text of the prompt; None once an answer goes on from this one, because it is long."""
+    """Text of the prompt; None once a later answer continues this one, to save memory."""
 
     @property
     def said(self) -> Message:
@@ -38,7 +38,7 @@ class _Answer:
 
 
 class Conversations:
-    """The answers of one rollout. A conversation may be continued from any of them."""
+    """The answers of one rollout; any of them can be continued."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
@@ -70,7 +70,7 @@ class Conversations:
         later: Mapping[int, _Answer],
         tools: Tools,
     ) -> Prompt:
-        """Return the prompt for `messages`, with the ids of the answers as far as they can be kept.
+        """Return the prompt for `messages`, with the ids of earlier answers where they can be kept.
 
         `messages` begin with the conversation of `first`; `later` are answers by their places.
         """
@@ -89,7 +89,7 @@ class Conversations:
     def add(
         self, prompt: Prompt, said: Message, tokens: SampledTokens, *, tools: Tools = ()
     ) -> None:
-        """Remember that `prompt` was answered with `said`."""
+        """Record that `said` was the answer to `prompt`."""
         line, num_messages = [*prompt.messages], len(prompt.messages)
         before = self._longest(prompt.messages)
         if before is not None:
@@ -114,7 +114,7 @@ class Conversations:
         )
 
     def _longest(self, messages: Sequence[Message]) -> _Answer | None:
-        """Return the answer with the longest conversation that `messages` begin with."""
+        """Return the answer with the longest conversation that begins `messages`."""
         # The longest comes first, so that a conversation that only grows is compared with one
         # answer. Of two answers with the same messages the later one is taken, because a caller
         # that asked the same thing twice goes on from the latest answer.
@@ -123,7 +123,7 @@ class Conversations:
         return next((answer for answer in by_length if _covers(answer, messages)), None)
 
     def _answers_in(self, messages: Sequence[Message], start: int) -> dict[int, _Answer]:
-        """Return the answers of this rollout among `messages` from `start` on, by their places."""
+        """Return this rollout's answers among `messages` from `start` on, by position."""
         found: dict[int, _Answer] = {}
         # Something has to come before an answer.
         for place in range(max(start, 1), len(messages)):
@@ -149,7 +149,7 @@ class Conversations:
 
 
 def _not_in(ids: "array[int]", answers: Mapping[int, _Answer]) -> dict[int, _Answer]:
-    """Return those of `answers` whose ids do not stand in `ids`, one behind the other."""
+    """Return those of `answers` whose ids do not occur in `ids` one after the other."""
     content, at = ids.tobytes(), 0
     missing: dict[int, _Answer] = {}
     for place, answer in answers.items():

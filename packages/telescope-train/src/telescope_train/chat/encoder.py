@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 MAX_REMEMBERED = 2**24
-"""How many characters of pieces are remembered; their ids take as much again, or less."""
+"""Most characters of cached pieces; their ids take as much memory again, or less."""
 
 
 class Encoder:
@@ -67,7 +67,7 @@ def _cut(text: str, mark: str) -> Iterator[str]:
 
 
 def _marks(tokenizer: Any, stop_token_ids: Sequence[int]) -> list[str]:
-    """Return the special tokens in front of which a text may be cut.
+    """Return the special tokens before which a text may be cut.
 
     They are found in the raw text whatever stands beside them, and touch nothing but themselves.
     """
@@ -86,7 +86,7 @@ def _marks(tokenizer: Any, stop_token_ids: Sequence[int]) -> list[str]:
 
 
 def _overlap(mark: str, other: str) -> bool:
-    """Return whether a text can have both tokens at places that overlap."""
+    """Return whether both tokens can occur in overlapping places of a text."""
     ends = range(1, min(len(mark), len(other)))
     return (
         mark in other

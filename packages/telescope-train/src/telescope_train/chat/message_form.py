@@ -1,4 +1,4 @@
-"""How one chat template takes messages: names of fields, text or parts, arguments of calls.
+"""The form in which a chat template takes messages: field names, text or parts, arguments.
 
 What the text of a template does not show, such as whether it takes a message's content as a string
 or as a list of parts, is found by rendering.
@@ -21,7 +21,7 @@ Render = Callable[[Sequence[dict[str, Any]], Sequence[Mapping[str, Any]]], str]
 REFUSALS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)
 
 _REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
-"""Names of the thinking in the messages that templates read."""
+"""Names that templates use for the thinking in messages."""
 _WORD = "Quillberg"
 _TOOLS = ({"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}},)
 _ASKED = Message(role="user", content=_WORD)
@@ -37,14 +37,14 @@ class MessageForm:
     """The form in which a template takes messages."""
 
     reasoning_name: str = _REASONING_NAMES[0]
-    """Under which name the template reads the thinking."""
+    """Name under which the template reads the thinking."""
     as_parts: bool = False
     """Whether content is a list of text parts; a string would be rendered as nothing."""
     arguments_as_text: bool = False
     """Whether the arguments of calls are JSON text; most templates take an object."""
 
     def plain(self, message: Message, *, wrap_broken: bool = False) -> dict[str, Any]:
-        """Return `message` as the template takes it.
+        """Return `message` in the form that the template takes.
 
         Arguments that are not a JSON object stay the text that the policy wrote. With
         `wrap_broken` they become an object that holds this text, for templates that iterate over
@@ -79,7 +79,7 @@ class MessageForm:
 
 
 def message_form(template: str, render: Render) -> MessageForm:
-    """Return the form in which `template`, rendered by `render`, shows what messages say."""
+    """Return the form in which `template`, rendered by `render`, shows the whole content."""
     names = [name for name in _REASONING_NAMES if _reads(template, name)]
     form = MessageForm(reasoning_name=names[0] if names else _REASONING_NAMES[0])
     in_parts = replace(form, as_parts=True)
@@ -93,7 +93,7 @@ def message_form(template: str, render: Render) -> MessageForm:
 
 
 def _shows(render: Render, form: MessageForm, messages: Sequence[Message]) -> bool:
-    """Return whether every word of `messages`, one in each of them, is rendered."""
+    """Return whether every one of the words in `messages`, one in each, is rendered."""
     tools = _TOOLS if any(message.tool_calls for message in messages) else ()
     try:
         text = render([form.plain(message) for message in messages], tools)
@@ -103,7 +103,7 @@ def _shows(render: Render, form: MessageForm, messages: Sequence[Message]) -> bo
 
 
 def _reads(template: str, name: str) -> bool:
-    """Return whether the template reads `name` from a message, as an attribute or a quoted key."""
+    """Return whether the template reads `name` from a message, as an attribute or a key."""
     return re.search(rf"\.{name}\b|['\"]{name}['\"]", template) is not None
 
 

@@ -1,4 +1,4 @@
-"""Tries on short conversations what a chat template does to turns that were sampled. Pure.
+"""Test with short conversations what a chat template does to sampled turns. Pure.
 
 What it loses is refused by `proof`, for each use of the template.
 
@@ -29,33 +29,33 @@ _IMPLIED = {
     Use.TURNS: (Use.SYSTEM_IN_TURNS,),
     Use.TOOLS: (Use.SYSTEM_WITH_TOOLS, Use.CALLS, Use.PARALLEL_CALLS, Use.TEXT_WITH_CALLS),
 }
-"""Use that is refused -> uses that there cannot be without it, which need not be told."""
+"""Refused use -> uses that are impossible without it, which need not be reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateReport:
-    """What was found; None for parts of a conversation that the template cannot write at all."""
+    """The findings; None for parts of a conversation that the template cannot write at all."""
 
     tool_call_parser: str
     reasoning_parser: str
     takes_system: bool
     no_end: str | None
-    """What to know if no token ends an answer in the history; None if one does."""
+    """Remark for the case that no token ends an answer in the history; else None."""
     keeps_answers: bool | None
-    """Whether an answer stays as it was written when the user writes again."""
+    """Whether an answer stays unchanged when the user writes again."""
     keeps_thinking: bool | None
-    """Whether an answer with thinking stays as it was written when the user writes again."""
+    """Whether an answer with thinking stays unchanged when the user writes again."""
     keeps_calls: bool | None
-    """Whether a call with its thinking stays as it was written when its result follows."""
+    """Whether a call with its thinking stays unchanged when its result follows."""
     keeps_text_with_calls: bool | None
     """Whether later prompts show what the policy says beside a call. Where they do not, such a
     turn is a training sample of its own."""
     refused: Mapping[str, str]
-    """Use of the template -> why it is refused as soon as it happens."""
+    """Use of the template -> reason for refusing it as soon as it happens."""
 
     @property
     def text(self) -> str:
-        """One line that describes the findings to a person."""
+        """One line with the findings, for people."""
         kept = {"answers": self.keeps_answers, "thinking": self.keeps_thinking}
         if self.keeps_calls is not None:
             kept["tool calls"] = self.keeps_calls
@@ -89,7 +89,7 @@ class TemplateReport:
 
 
 def probe_template(renderer: Renderer) -> TemplateReport:
-    """Try the conversations that break templates: thinking, a call, its result, another turn."""
+    """Try conversations that break templates: thinking, a call, its result, another turn."""
     form = renderer.format
     refused = {use.value: reason for use in Use if (reason := renderer.refusal(use)) is not None}
     # Some templates are for conversations with tools alone.
@@ -143,7 +143,7 @@ def _keeps(
 def declared_uses(
     config: TrainConfig, described: Iterable[EnvironmentDescription] = ()
 ) -> list[Use]:
-    """Return what the settings, or the environments themselves, say the template is used for."""
+    """Return the uses of the template that settings or environments declare."""
     entries = (*config.environments, *config.evals.evals)
     is_native = any(entry.env.get("tool_call_format") == "native" for entry in entries)
     declared = uses_declared(offers_tools=True) if is_native else []

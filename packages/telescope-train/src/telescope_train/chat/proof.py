@@ -1,4 +1,4 @@
-"""Proves that nothing is lost between a model and its chat template, for each use of the template.
+"""Prove that nothing is lost between a model and its chat template, for each use of it.
 
 A short conversation is rendered with the template, read back as a reply, and looked for in the next
 prompt. What does not hold is refused for that use alone: a run without tools is not refused over
@@ -54,7 +54,7 @@ _SYSTEM_ELSEWHERE = "put its text into what the user says"
 
 
 def refusal(rendering: Rendering, use: Use) -> str | None:
-    """Return why the template cannot be used for `use`; None = it can."""
+    """Return the reason why the template cannot be used for `use`; None = it can."""
     try:
         return _PROOFS[use](rendering)
     except ConfigError as error:  # the template's own refusal
@@ -64,7 +64,7 @@ def refusal(rendering: Rendering, use: Use) -> str | None:
 def _with_tools_if_needed(
     prove: Callable[[Rendering, Tools], str | None], rendering: Rendering
 ) -> str | None:
-    """Return what `prove` finds without tools; with them if the template is for tools alone."""
+    """Return the result of `prove` without tools; with tools if the template requires them."""
     try:
         return prove(rendering, ())
     except ConfigError as error:
@@ -205,7 +205,7 @@ def _prove_tools(rendering: Rendering) -> str | None:
 
 
 def _second_unread(rendering: Rendering) -> str | None:
-    """A reader that finds one of two written calls would lose the other without a word."""
+    """Return why a reader finds only one of two calls, which would silently lose the other."""
     try:
         return None if _call_is_lost(rendering, 2) else _call_is_unread(rendering, 2)
     except ConfigError:
@@ -233,7 +233,7 @@ def _prove_text_with_calls(rendering: Rendering) -> str | None:
 
 
 def _call_with_text_is_unread(rendering: Rendering) -> str | None:
-    """Return why a call is not read where the template itself writes a text beside it."""
+    """Return why a call is not read if the template writes text beside it."""
     said = _calling(1, text=_REMARK)
     prompt = rendering.text([_USER], tools=PROBE_TOOLS, add_generation_prompt=True)
     turn = written_turn(rendering, [_USER], said, tools=PROBE_TOOLS)
@@ -308,7 +308,7 @@ def _call_is_unread(rendering: Rendering, count: int) -> str | None:
 
 
 def _unread_behind_calls(rendering: Rendering, said: Message) -> str | None:
-    """Return why `said` is not read in a place that a conversation comes to by a call.
+    """Return why `said` is not read in one of the places that follow a call.
 
     A template may begin a turn in a way of its own there: behind one result or two, and where the
     user speaks behind a result or behind the answer to it.
@@ -347,7 +347,7 @@ def _calling(count: int, *, text: str = "") -> Message:
 
 
 def _read(rendering: Rendering, turn: str, prompt: str, *, tools: Tools = ()) -> ParsedReply:
-    """Read `turn` as what is sampled is read: by way of token ids."""
+    """Parse `turn` in the way of a sampled turn: through token ids."""
     ids = rendering.special.encode_after(None, turn)
     return rendering.read(rendering.special.decode_reply(ids), prompt, tools=tools)
 
@@ -378,7 +378,7 @@ _PROOFS: Mapping[Use, Callable[[Rendering], str | None]] = {
 
 
 def thinking_mark(rendering: Rendering) -> str:
-    """Return the text that begins thinking in the template's own form; empty = not known."""
+    """Return the text that begins thinking in the template's form; empty = not known."""
     try:
         turn = written_turn(rendering, [_USER], replace(_ANSWER, reasoning=_THOUGHT))
     except ConfigError:

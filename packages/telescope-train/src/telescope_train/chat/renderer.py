@@ -1,4 +1,4 @@
-"""Turns messages into tokens and back with the model's own tokenizer and chat template.
+"""Convert messages to tokens and back with the model's own tokenizer and chat template.
 
 What the model sampled is only decoded and never encoded again. `extended` appends to the sampled
 ids what the template writes after them, or finds that the template shows the turn differently.
@@ -31,17 +31,17 @@ from telescope_train.chat.uses import Use, uses_of
 from telescope_train.config.schema import ModelSection
 
 MAX_REMEMBERED = 1024
-"""How many conversations are remembered: a group's rollouts share their first prompt."""
+"""Most cached conversations: a group's rollouts share their first prompt."""
 _ANYBODY = (Message(role="user", content="hello"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """The conversation that a completion is requested for, with its text and its token ids."""
+    """A conversation to be completed, with its text and its token ids."""
 
     messages: tuple[Message, ...]
     text: str
-    """The text as the template writes it now. Sampled turns may be spelled otherwise in the ids."""
+    """The text as the template writes it now. The ids of sampled turns may spell it differently."""
     ids: "array[int]"
     """[P] int32 ids of the prompt; never changed."""
     num_ends_added: int = 0
@@ -49,7 +49,7 @@ class Prompt:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """[P] the ids as a tuple, which takes an object per token."""
+        """[P] the ids as a tuple; takes an object per token."""
         return tuple(self.ids)
 
 
@@ -65,7 +65,7 @@ class Renderer:
         tool_call_parser: str = AUTO,
         reasoning_parser: str = AUTO,
     ) -> None:
-        """`arguments` are variables of the template, such as `enable_thinking`."""
+        """`arguments`: variables of the template, such as `enable_thinking`."""
         if not tokenizer.chat_template:
             raise ConfigError(
                 "the model's tokenizer has no chat template; set chat_template to a Jinja "
@@ -109,7 +109,7 @@ class Renderer:
         return self.rendering.form.plain(message)
 
     def encode(self, text: str) -> list[int]:
-        """Tokenize rendered text. The template wrote the special tokens, so none are added."""
+        """Tokenize rendered text; no special tokens are added, as the template wrote them."""
         return self._encoder.encode(text).tolist()
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -201,7 +201,7 @@ class Renderer:
         sampled: Message,
         tools: Tools,
     ) -> bool:
-        """Return whether `shown`, the turn in the template's spelling, is what was sampled."""
+        """Return whether `shown`, the turn as the template spells it, equals the sampled one."""
         # A token that the template gives a meaning, and no parser knows, is not in the message, so
         # the template cannot have shown it.
         if any(mark in self.template for mark in self._special.unknown_in(completion_ids)):
@@ -217,7 +217,7 @@ class Renderer:
         )
 
     def shown_turn(self, prompt: Prompt, text: str, *, tools: Tools = ()) -> Message | None:
-        """Return the answer to `prompt` as `text` shows it, the template's text of further turns.
+        """Return the answer to `prompt` in `text`, the template's text of further turns.
 
         Returns None if `text` does not continue the prompt, or if no end of a turn follows.
         """
@@ -227,7 +227,7 @@ class Renderer:
         return self._message(text[len(prompt.text) :][: end.start], tools, prompt)
 
     def no_end(self, *, tools: Tools = ()) -> str | None:
-        """Return what to know if the template ends answers with no token; None if it does."""
+        """Return a remark if the template ends answers with no token; None if it does."""
 
         def text(told: Sequence[Message], opens: bool) -> str:
             return self.text(told, tools=tools, add_generation_prompt=opens)
@@ -246,7 +246,7 @@ class Renderer:
         )
 
     def refusal(self, use: Use) -> str | None:
-        """Return why the template cannot be used for `use`; None = it can. Tried once."""
+        """Return the reason why the template cannot be used for `use`; None = it can. Cached."""
         if use not in self._refusals:
             self._refusals[use] = refusal(self.rendering, use)
         return self._refusals[use]
@@ -277,7 +277,7 @@ class Renderer:
 def _with_ids(
     calls: Sequence[CallText], messages: Sequence[Message], sampled: Sequence[int]
 ) -> tuple[ToolCall, ...]:
-    """Return the calls of an answer to `messages` with the ids that the model wrote, or made here.
+    """Return the calls of an answer to `messages` with their sampled or newly made ids.
 
     Ids that are made follow from what was sampled and from its place in the conversation. Reading
     the same completion again gives the same ids; different samples of one turn differ. An id that
@@ -295,13 +295,13 @@ def _with_ids(
 
 
 def _ids_differ(written: Sequence[CallText], shown: Sequence[CallText]) -> bool:
-    """Return whether the template shows another id for a call than the one that was sampled."""
+    """Return whether the template shows a call id that differs from the sampled one."""
     pairs = zip(written, shown, strict=False)
     return any(one.id and other.id and one.id != other.id for one, other in pairs)
 
 
 def load_renderer(model: ModelSection, *, uses: Iterable[Use] = ()) -> Renderer:
-    """Return the renderer of the config's model, which is used for `uses` and for answers.
+    """Return the renderer of the config's model, for `uses` and for answers.
 
     Raises TemplateLossError if something would be lost with its template.
     """
@@ -321,5 +321,5 @@ def load_renderer(model: ModelSection, *, uses: Iterable[Use] = ()) -> Renderer:
 
 
 def _call_id(of: str) -> str:
-    """Return 9 letters and digits, which is the form that the strictest templates require."""
+    """Return 9 letters and digits: the form that the strictest templates require."""
     return b32encode(hashlib.blake2b(of.encode(), digest_size=6).digest()).decode()[:9]

@@ -31,16 +31,16 @@ _TOOLS: Tools = [{"type": "function", "function": {"name": "choose", "parameters
 
 
 class _Margins(NamedTuple):
-    """White space that the template itself writes around an answer."""
+    """White space that the template writes around an answer."""
 
     opening: str = ""
-    """The text of the generation prompt in front of the answer."""
+    """Text of the generation prompt before the answer."""
     leading: str = ""
     trailing: str = ""
 
 
 class Rendering:
-    """Writes conversations exactly as the model's template does, and reads what it writes."""
+    """Writes conversations exactly as the model's template does, and reads replies."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Rendering:
         tool_call_parser: str = AUTO,
         reasoning_parser: str = AUTO,
     ) -> None:
-        """`arguments` are variables of the template, such as `enable_thinking`."""
+        """`arguments`: variables of the template, such as `enable_thinking`."""
         self.tokenizer = tokenizer
         # Some templates write today's date in their header. If it changed between two turns, the
         # later prompt would no longer begin with the tokens of the earlier one.
@@ -111,7 +111,7 @@ class Rendering:
         )
 
     def shows_tools(self, tools: Tools) -> bool:
-        """Return whether the template writes the tools that it is given into the prompt."""
+        """Return whether the template writes the given tools into the prompt."""
         # Asked once: it depends on the template and not on which tools there are.
         if self._shows_tools is None:
             shown = self.text(_ANYBODY, tools=tools, add_generation_prompt=True)
@@ -139,7 +139,7 @@ class Rendering:
 
     @cached_property
     def _margins(self) -> tuple[_Margins, _Margins]:
-        """The white space around an answer to the user, and around one behind a tool result."""
+        """The white space around an answer to the user, and around one after a tool result."""
         plain = self._margins_behind(_ANYBODY, ())
         return plain, self._margins_behind(_CALLED, _TOOLS)
 

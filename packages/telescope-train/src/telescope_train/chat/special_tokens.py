@@ -1,4 +1,4 @@
-"""Special tokens at the borders of a turn: decoding up to them and encoding behind them."""
+"""Special tokens at the borders of a turn: decoding up to them and encoding after them."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -17,11 +17,11 @@ class End(NamedTuple):
     start: int
     """Index of its first character."""
     stop: int
-    """Index behind its last character."""
+    """Index after its last character."""
 
 
 def decoded(tokenizer: Any, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-    """Return the text of `token_ids` as `tokenizer` has it, every space kept."""
+    """Return the text of `token_ids` from `tokenizer`, with every space kept."""
     # A tokenizer looks at each element of a list, in Python, before it decodes. Of an array it
     # does not, which is twice as fast for an answer, and costs as much as it saves for few ids.
     ids = list(token_ids) if len(token_ids) < _FEW else np.array(token_ids, np.int32)
@@ -32,12 +32,12 @@ def decoded(tokenizer: Any, token_ids: Sequence[int], *, skip_special_tokens: bo
 
 
 class SpecialTokens:
-    """The special tokens of one tokenizer, and what they do to the text beside them."""
+    """The special tokens of one tokenizer, and their effect on adjacent text."""
 
     def __init__(
         self, tokenizer: Any, *, stop_token_ids: Sequence[int], marks: Collection[str]
     ) -> None:
-        """`marks` are special tokens that are kept when a reply is decoded."""
+        """`marks`: special tokens that are kept when a reply is decoded."""
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
         texts = {token_id: self._text([token_id]) for token_id in stop_token_ids}
@@ -47,7 +47,7 @@ class SpecialTokens:
             if tokenizer.encode(text, add_special_tokens=False) == [token_id]
         }
         self.anchor = self._find_anchor()
-        """A special token that leaves the white space beside it unchanged; None = there is none."""
+        """A special token that leaves adjacent white space unchanged; None = there is none."""
         self._dropped = frozenset(
             token_id
             for token_id, token in tokenizer.added_tokens_decoder.items()
@@ -72,7 +72,7 @@ class SpecialTokens:
         ]
 
     def decode_exactly(self, token_ids: Sequence[int]) -> str:
-        """Return the text of `token_ids` in the middle of a text, special tokens included.
+        """Return the text of `token_ids` from the middle of a text, with special tokens.
 
         A decoder may drop the space at the beginning of a text, so the ids are decoded behind a
         special token.
@@ -82,7 +82,7 @@ class SpecialTokens:
         return self._text([self.anchor, *token_ids])[len(self._text_of(self.anchor)) :]
 
     def encode_after(self, end_id: int | None, text: str) -> list[int]:
-        """Return the ids of `text` behind the end-of-turn token `end_id`; None = behind any token.
+        """Return the ids of `text` after the end-of-turn token `end_id`; None = after any token.
 
         A tokenizer may put a space in front of a text, and a special token may absorb the white
         space that follows it. Encoding behind the token gives the same ids as in the whole text.
@@ -90,7 +90,7 @@ class SpecialTokens:
         return self.encode_each([(self.anchor if end_id is None else end_id, text)])[0]
 
     def encode_each(self, pieces: Sequence[tuple[int | None, str]]) -> list[list[int]]:
-        """Return the ids of each (token before it, text); None = it is the beginning of a text."""
+        """Return the ids of each (token before it, text); None = at the beginning of a text."""
         before = [self._text_of(one) if one is not None else "" for one, _ in pieces]
         texts = [start + text for start, (_, text) in zip(before, pieces, strict=True)]
         encoded = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -126,7 +126,7 @@ class SpecialTokens:
 
     @property
     def end_ids(self) -> Collection[int]:
-        """The tokens that end a turn."""
+        """The ids of the tokens that end a turn."""
         return self._ends.keys()
 
     @property
@@ -135,7 +135,7 @@ class SpecialTokens:
         return ", ".join(f"{text!r}, token {token_id}" for token_id, text in self._ends.items())
 
     def _find_anchor(self) -> int | None:
-        """Return a special token that leaves the white space beside it unchanged."""
+        """Return a special token that leaves adjacent white space unchanged."""
         plain = [
             token_id
             for token_id, token in self._tokenizer.added_tokens_decoder.items()
@@ -149,7 +149,7 @@ class SpecialTokens:
         return decoded(self._tokenizer, token_ids, skip_special_tokens=False)
 
     def _text_of(self, token_id: int) -> str:
-        """Return the text of one token, which is asked for in every turn."""
+        """Return the text of one token, cached because every turn needs it."""
         if token_id not in self._texts:
             self._texts[token_id] = self._text([token_id])
         return self._texts[token_id]

@@ -1,4 +1,4 @@
-"""Where a model's chat template comes from, and what it shows about replies.
+"""Find the chat template of a model, and what it shows about replies.
 
 Imports no transformers. What a template does to turns that were sampled is tried at the start of a
 run, in `chat.probe`, because that requires the model's tokenizer.
@@ -15,7 +15,7 @@ from telescope_train.config.schema import ModelSection
 
 _SHIPPED = Path(__file__).parent / "templates"
 SHIPPED_MARKS = {"chatml-keeps-thinking": ("<|im_start|>", "<|im_end|>")}
-"""Shipped template -> tokens that a model must have for it."""
+"""Shipped template -> tokens that a model must have to use it."""
 
 
 def read_chat_template(name: str) -> str:
@@ -45,7 +45,7 @@ def require_thinking_choice(model: ModelSection, template: str) -> None:
 
 
 def template_problems(model: ModelSection) -> Iterator[str]:
-    """Yield why the chat template cannot be used, as far as the files on this machine show."""
+    """Yield the reasons why the chat template cannot be used, as far as local files show."""
     try:
         template = _template_here(model)
         if template is not None:

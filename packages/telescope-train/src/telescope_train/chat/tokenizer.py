@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ModelSettings(Protocol):
-    """The settings that a tokenizer depends on, wherever they are declared."""
+    """The settings that a tokenizer depends on, in whatever section they are declared."""
 
     @property
     def model(self) -> str:
@@ -51,7 +51,7 @@ def load_tokenizer(settings: ModelSettings) -> "PreTrainedTokenizerBase":
 
 
 def vocabulary_size(settings: ModelSettings) -> int:
-    """Return the number of tokens of the model's tokenizer, with those that were added."""
+    """Return the number of tokens of the model's tokenizer, including added ones."""
     return len(bare_tokenizer(settings))
 
 

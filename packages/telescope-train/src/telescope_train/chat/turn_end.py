@@ -1,4 +1,4 @@
-"""Which token ends an answer in a chat template, and whether the model knows it as an end. Pure."""
+"""Find the token that ends answers in a chat template, and whether the model ends with it. Pure."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -13,19 +13,19 @@ _SHOWN = 40
 
 
 class TurnEnd(NamedTuple):
-    """The text and tokens that a template writes behind an answer."""
+    """Text and tokens that a template writes after an answer."""
 
     is_known: bool
-    """Whether it has a token there that ends a completion."""
+    """Whether one of the tokens ends a completion."""
     token: str
-    """The first special token there; empty = there is none."""
+    """The first special token; empty = there is none."""
     token_id: int | None
     text: str
-    """What stands there, up to what somebody says next."""
+    """The text up to the next message."""
 
 
 def turn_end(text: Callable[[Sequence[Message], bool], str], special: SpecialTokens) -> TurnEnd:
-    """Return how answers end.
+    """Return how the template ends answers.
 
     `text` renders messages, with a generation prompt or without.
     """
@@ -44,7 +44,7 @@ def turn_end(text: Callable[[Sequence[Message], bool], str], special: SpecialTok
 
 
 def wrong_end(found: TurnEnd, special: SpecialTokens) -> str | None:
-    """Return the remedy if answers end with a token that the model does not end at; else None."""
+    """Return a remedy if answers end with a token that does not end the model's; else None."""
     if found.is_known or found.token_id is None:
         return None
     known = special.ends_text
@@ -58,7 +58,7 @@ def wrong_end(found: TurnEnd, special: SpecialTokens) -> str | None:
 
 
 def no_end(found: TurnEnd, special: SpecialTokens) -> str | None:
-    """Return what to know if answers end with no token at all; else None."""
+    """Return a remark if no token ends answers; else None."""
     if found.is_known or found.token_id is not None:
         return None
     return (

@@ -1,4 +1,4 @@
-"""What a run may use a chat template for: each use is proved, and refused, by itself. Pure."""
+"""The uses of a chat template; each is proved, and refused, separately. Pure."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -8,18 +8,18 @@ from telescope_train.chat.rendering import Tools
 
 
 class Use(StrEnum):
-    """What a run may use a chat template for."""
+    """A use of a chat template."""
 
     ANSWERS = "answers"
-    """Every run: the user's text is in the prompt, and the answer is read as it was written."""
+    """Every run: the prompt contains the user's text, and answers are read as written."""
     SYSTEM = "system messages"
     """A conversation has a system message."""
     SYSTEM_IN_TURNS = "system messages in later turns"
-    """A conversation with a system message goes on after an answer."""
+    """A conversation with a system message continues after an answer."""
     SYSTEM_WITH_TOOLS = "system messages with tools"
     """A conversation with a system message has tools, or calls and their results."""
     TURNS = "several turns"
-    """A conversation goes on after an answer."""
+    """A conversation continues after an answer."""
     THINKING = "thinking"
     """The model writes the marks of thinking."""
     TOOLS = "tools"
@@ -33,7 +33,7 @@ class Use(StrEnum):
 
 
 def uses_of(messages: Sequence[Message], tools: Tools) -> list[Use]:
-    """Return the uses of the template that a prompt for `messages` makes."""
+    """Return the uses that a prompt for `messages` makes of the template."""
     calling = [message for message in messages if message.tool_calls]
     goes_on = any(message.role == "assistant" and not message.tool_calls for message in messages)
     has_system = any(message.role == "system" for message in messages)
@@ -54,7 +54,7 @@ def uses_of(messages: Sequence[Message], tools: Tools) -> list[Use]:
 def uses_declared(
     *, sends_system: bool = False, offers_tools: bool = False, goes_on: bool = False
 ) -> list[Use]:
-    """Return the uses of an environment that says this of itself."""
+    """Return the uses that an environment declares by its properties."""
     is_used = {
         Use.SYSTEM: sends_system,
         Use.SYSTEM_IN_TURNS: sends_system and goes_on,

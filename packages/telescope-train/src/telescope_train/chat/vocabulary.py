@@ -1,4 +1,4 @@
-"""Whether every token that a text can become has a row in the embedding."""
+"""Check that every token that a text can contain has a row in the embedding."""
 
 from typing import TYPE_CHECKING
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 _SHOWN = 3
-"""Tokens that a message names."""
+"""Most tokens that a message names."""
 
 
 def require_rows(name: str, tokenizer: "PreTrainedTokenizerBase", num_rows: int) -> str | None:
-    """Raise ConfigError if a token that texts or templates use has no row in the embedding.
+    """Raise ConfigError if a token of texts or templates has no row in the embedding.
 
     Some models keep special tokens without one, such as that of a picture in a model that reads
     text alone. Returns a note about them, None if there are none.

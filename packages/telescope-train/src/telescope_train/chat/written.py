@@ -1,4 +1,4 @@
-"""What a model writes as its next turn, in the spelling of its own template. Pure.
+"""The model's next turn, in the spelling of its own template. Pure.
 
 The template renders the turn as history, and what stands behind the generation prompt is cut out.
 """
@@ -58,7 +58,7 @@ def _behind_prompt(prompt: str, whole: str, said: Message, form: ReplyFormat) ->
 
 
 def _behind_last_word(prompt: str, whole: str, word: str) -> str | None:
-    """Return what `whole` has behind `word` and the generation prompt, white space there aside.
+    """Return the text of `whole` after `word` and the generation prompt, ignoring white space.
 
     For templates whose history is another text than the prompt: each turn is then a sample of its
     own, and yet the model writes it behind the same marks.
@@ -72,7 +72,7 @@ def _behind_last_word(prompt: str, whole: str, word: str) -> str | None:
 
 
 def _without_thinking_marks(prompt: str, opening: str, closing: str) -> str:
-    """Return `prompt` without the thinking that it begins, or begins and ends."""
+    """Return `prompt` without the thinking that it opens, or opens and closes."""
     bare = prompt.rstrip()
     for mark in (closing, opening):
         if mark and bare.endswith(mark):
@@ -104,7 +104,7 @@ def _with_thinking(rendering: Rendering, prompt: str, turn: str, thought: str) -
 
 
 def _around_thinking(rendering: Rendering, thought: str) -> tuple[str, str] | None:
-    """Return what the template writes before and after the thinking in front of a call."""
+    """Return the template's text before and after the thinking that precedes a call."""
     try:
         prompt = rendering.text(_ASKED, tools=_TOOLS, add_generation_prompt=True)
         shown, bare = (

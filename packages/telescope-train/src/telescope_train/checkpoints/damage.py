@@ -1,4 +1,4 @@
-"""Checkpoints whose files are not those that were written: which are refused, which passed over.
+"""Checkpoints with damaged files: those that are refused, and those that are skipped.
 
 One that lacks a part is passed over for the one before it, as after a crash. One whose contents
 have changed is refused, because a disk or memory that changes bits, or a copy of two folders into
@@ -19,27 +19,27 @@ from telescope_train.checkpoints.folders import (
 )
 
 GoOn = Callable[[Path, Path], str]
-"""(damaged checkpoint, the newest whole one before it) -> what to do to go on from there."""
+"""(damaged checkpoint, newest complete one before it) -> advice for continuing from there."""
 
 
 def by_moving_it(damaged: Path, older: Path) -> str:
-    """Return how the run that wrote both goes on."""
+    """Return the advice for the run that wrote both."""
     away = damaged.parent.parent / f"damaged-{damaged.name}"
     return f"to go on from there, move it away (mv {damaged} {away}) and resume the run again"
 
 
 def by_its_path(damaged: Path, older: Path) -> str:
-    """Return how another run begins at the older one."""
+    """Return the advice for another run, which begins at the older one."""
     return f"give that one: --resume_from_checkpoint {older}"
 
 
 def by_exporting(damaged: Path, older: Path) -> str:
-    """Return how to export the older one."""
+    """Return the advice for exporting the older one."""
     return f"to export that one: telescope export {older}"
 
 
 def read_whole(path: Path, go_on: GoOn) -> RunCheckpoint:
-    """Return the checkpoint in `path`, whose files all have their sizes; ConfigError if not."""
+    """Return the checkpoint in `path` if all files have their sizes; ConfigError if not."""
     checkpoint = read_checkpoint(path)
     if wrong := checkpoint.wrong_parts():
         raise _refused(checkpoint, wrong, go_on)
@@ -47,7 +47,7 @@ def read_whole(path: Path, go_on: GoOn) -> RunCheckpoint:
 
 
 def require_start(checkpoint: RunCheckpoint, go_on: GoOn, *, samples: bool = True) -> None:
-    """Raise ConfigError if what this process reads of a checkpoint is not what was written.
+    """Raise ConfigError if the files that this process reads of a checkpoint are damaged.
 
     The large files of the ranks are read by them, in `restore`. `samples`: whether it is of a run
     that samples what it trains on, whose state must be there and readable.
@@ -68,13 +68,13 @@ def require_start(checkpoint: RunCheckpoint, go_on: GoOn, *, samples: bool = Tru
 
 
 def require_whole(checkpoint: RunCheckpoint, go_on: GoOn) -> None:
-    """Read all of a checkpoint and raise ConfigError if a file is not what was written."""
+    """Read all of a checkpoint and raise ConfigError if a file is damaged."""
     if wrong := wrong_in_parallel(checkpoint.path, checkpoint.used):
         raise _refused(checkpoint, wrong, go_on)
 
 
 async def restore(ranks: Ranks, checkpoint: RunCheckpoint, go_on: GoOn) -> None:
-    """Give the ranks the state of a checkpoint; ConfigError if a file is not what was written."""
+    """Load a checkpoint into the ranks; ConfigError if a file is damaged."""
     try:
         # Absolute, because a rank may work in another folder.
         await ranks.load_checkpoint(checkpoint.state_path.absolute(), checkpoint.state_proofs)
@@ -85,7 +85,7 @@ async def restore(ranks: Ranks, checkpoint: RunCheckpoint, go_on: GoOn) -> None:
 
 
 def unproved(checkpoint: RunCheckpoint) -> list[str]:
-    """Return notes about a checkpoint whose files nothing proves."""
+    """Return notes about a checkpoint without proofs of its files."""
     if checkpoint.manifest.files:
         return []
     return [

@@ -51,9 +51,9 @@ class Exported:
 
     path: Path
     step: int
-    """Number of steps done when its checkpoint was written."""
+    """Number of steps that its training had taken."""
     num_parameters: int
-    """Numbers in the exported weights."""
+    """Number of values in the exported weights."""
     num_files: int
     """Number of files that hold weights."""
 
@@ -61,7 +61,7 @@ class Exported:
 def export_checkpoint(
     checkpoint: RunCheckpoint, output: Path, *, dtype: str | None, max_shard_size: str
 ) -> Exported:
-    """Write the model of `checkpoint` to `output`, whole or not at all.
+    """Write the model of `checkpoint` to `output`, completely or not at all.
 
     Raises ConfigError, before anything is written, if a file is not what was written then.
 
@@ -128,7 +128,7 @@ def _export_megatron(
 
 
 def read_weights(state_path: Path) -> dict[str, Tensor]:
-    """Return the weights that the ranks saved, as whole CPU tensors with Hugging Face names."""
+    """Return the saved weights of all ranks, as whole CPU tensors with Hugging Face names."""
     reader = FileSystemReader(state_path)
     state = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -215,7 +215,7 @@ def _itself(value: Tensor) -> Tensor:
 def _model_with(
     weights: Mapping[str, Tensor], checkpoint: RunCheckpoint, dtype: torch.dtype
 ) -> PreTrainedModel:
-    """Return the model of the checkpoint around `weights`, which are not copied."""
+    """Return the model of the checkpoint with `weights`, which are not copied."""
     trust = bool(checkpoint.manifest.config["model"]["trust_remote_code"])
     config = AutoConfig.from_pretrained(checkpoint.model_path, trust_remote_code=trust)
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""The checkpoints of a run as folders: what one holds, which are complete, which may be removed.
+"""The checkpoints of a run as folders: their content, their completeness, their removal.
 
 A folder gets the name of a checkpoint by a rename once everything is in it. What a crash leaves
 behind has a name that begins with a dot, and is never taken for a checkpoint. What has lost a part
@@ -25,17 +25,17 @@ from telescope_train.rollouts.sampled import SamplerState
 
 FINAL = "final"
 NO_INPUTS: Mapping[str, str] = MappingProxyType({})
-"""Of a run that reads no files, or of which none are known."""
+"""Inputs of a run that reads no files, or whose files are not known."""
 _MANIFEST = "checkpoint.json"
 _STATE = "state/"
 _PARTS = (".distcp", ".pkl")
-"""Endings of the files that each rank writes for itself."""
+"""File name endings of the parts that each rank writes."""
 FORMAT_VERSION = 2
 """2: the sampler's state holds chains of tokens (`sampler.msgpack`). 1 is still read."""
 
 
 class CheckpointManifest(BaseModel):
-    """`checkpoint.json`: which run and step a checkpoint belongs to."""
+    """`checkpoint.json`: run and step of a checkpoint, with its settings and files."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -43,17 +43,17 @@ class CheckpointManifest(BaseModel):
     run: str
     """Name of the run."""
     step: int
-    """Number of steps done, which is also the version of the weights."""
+    """Number of steps taken, which is also the version of the weights."""
     created_at: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     """UTC time in ISO 8601."""
     num_ranks: int
-    """How many trainer ranks wrote it."""
+    """Number of trainer ranks that wrote it."""
     has_training_state: bool
-    """Whether a run can continue from it; if not, it holds weights alone."""
+    """Whether a run can continue from it; if not, it holds only weights."""
     config: dict[str, Any]
     """Every setting of the run, defaults included."""
     environment_records: dict[str, EnvironmentRecord] = Field(default_factory=dict)
-    """Name of each environment in the settings -> which code it was."""
+    """Name of each environment in the settings -> record of its code."""
     inputs: dict[str, str] = Field(default_factory=dict)
     """Each file that the run reads beside its environments -> digest, see `inputs_of`; empty in
     checkpoints of earlier versions."""
@@ -71,12 +71,12 @@ class RunCheckpoint:
 
     @property
     def step(self) -> int:
-        """Number of steps done."""
+        """Number of steps taken."""
         return self.manifest.step
 
     @property
     def state_path(self) -> Path:
-        """The part of the trainer ranks: a distributed checkpoint of torch."""
+        """The trainer ranks' part: a distributed checkpoint of torch."""
         return self.path / "state"
 
     @property
@@ -91,7 +91,7 @@ class RunCheckpoint:
 
     @property
     def used(self) -> dict[str, FileProof]:
-        """The proofs of all files that a resume or an export reads: not those of an export."""
+        """The proofs of all files that a resume or an export reads."""
         files = self.manifest.files
         return {name: proof for name, proof in files.items() if not name.startswith("hf/")}
 
@@ -119,11 +119,11 @@ class RunCheckpoint:
         return wrong
 
     def ends(self, number_of_steps: int) -> bool:
-        """Return whether it is the last of a run of so many steps, which is exported as well."""
+        """Return whether it is the last one of a run with so many steps, which also exports it."""
         return self.path.name == FINAL and self.step == number_of_steps
 
     def sampler_state(self) -> SamplerState:
-        """Return where sampling stood, including the rollouts that waited to be trained on."""
+        """Return the state of sampling, including rollouts that waited for training."""
         return read_sampler_state(self.path)
 
 
@@ -154,7 +154,7 @@ def write_manifest(
 
 
 def read_checkpoint(path: Path) -> RunCheckpoint:
-    """Return the checkpoint in `path`; raises ConfigError if it holds no complete one."""
+    """Return the checkpoint in `path`; raises ConfigError if there is no complete one."""
     fields = read_json(path / _MANIFEST)
     if fields is None or not (path / "state" / ".metadata").is_file():
         raise ConfigError(
@@ -174,12 +174,12 @@ class FoundCheckpoints:
     """The checkpoints in a folder."""
 
     complete: list[RunCheckpoint]
-    """Those whose files are all there with their sizes, the oldest first."""
+    """Checkpoints whose files all exist with their sizes, oldest first."""
     broken: dict[Path, str]
-    """Each other folder of a checkpoint -> what it lacks."""
+    """Each other checkpoint folder -> the reason why it is not complete."""
 
     def broken_after(self, checkpoint: RunCheckpoint) -> list[str]:
-        """Return one line for each broken checkpoint whose name says that it is newer."""
+        """Return one line for each broken checkpoint with a newer step in its name."""
         name = checkpoint.path.name
         return [
             f"{path} is not whole: {why}"
@@ -189,7 +189,7 @@ class FoundCheckpoints:
 
 
 def find_checkpoints(folder: Path) -> FoundCheckpoints:
-    """Return the checkpoints in `folder`; their contents are not read."""
+    """Return the checkpoints in `folder`, without reading the content of their files."""
     complete: list[RunCheckpoint] = []
     broken: dict[Path, str] = {}
     for path in folder.glob("[!.]*/"):
@@ -215,7 +215,7 @@ def find_checkpoints(folder: Path) -> FoundCheckpoints:
 
 
 def complete_checkpoints(folder: Path) -> list[RunCheckpoint]:
-    """Return the complete checkpoints in `folder`, the oldest first."""
+    """Return the complete checkpoints in `folder`, oldest first."""
     return find_checkpoints(folder).complete
 
 
@@ -226,7 +226,7 @@ def expendable(
     keep_every: int | None,
     never: Path | None,
 ) -> list[RunCheckpoint]:
-    """Return the checkpoints of a run that retention removes. The newest is never one of them.
+    """Return the checkpoints that retention removes, which never include the newest one.
 
     `keep_last`: how many of the newest to keep; None = all. `keep_every`: checkpoints at multiples
     of this many steps are kept as well. `never`: the checkpoint that the run was resumed from,

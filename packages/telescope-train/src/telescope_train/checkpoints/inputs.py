@@ -1,4 +1,4 @@
-"""The files that a run reads beside its environments, each with a digest of its content.
+"""The files that a run reads besides its environments, each with a digest of its content.
 
 A setting says where a model, a template or a function is, and not what is in it. Imports no torch.
 """
@@ -15,7 +15,7 @@ from telescope_train.rollouts.accept import BUILT_IN
 
 _MODEL = "model.model"
 FIXED = (_MODEL, "model.chat_template", "dataset", "environments")
-"""Inputs without which the saved state or the place in the data means something else."""
+"""Inputs that must not change, because the saved state depends on them."""
 _MODEL_FILES = ("*.json", "*.safetensors", "*.bin", "*.model", "*.jinja", "*.txt", "*.py")
 
 
@@ -26,7 +26,7 @@ def inputs_of(
     accept_fn: str | None = None,
     dataset: str | None = None,
 ) -> dict[str, str]:
-    """Return the digest of each file that is read, by `setting: file`; of a Hub id its commit.
+    """Return the digest of each input, by `setting: file`; for a Hub id, its commit.
 
     `accept_fn`: `module:function` in the settings. `dataset`: a file of examples. What is not there
     is left out: whoever reads it says so.

@@ -1,4 +1,4 @@
-"""What `resume_from_checkpoint` means for a run: where it continues, and what may differ.
+"""Resolve `resume_from_checkpoint`: where a run continues, and what may differ.
 
 `latest` continues a run in its own folder. The path of a checkpoint starts another run from it.
 With `resume_if_saved`, a run goes on in its folder if it can, and begins there if it cannot, as
@@ -47,26 +47,26 @@ _FIXED = re.compile(
     r"|environments\[\d+\]\.(name|weight|env)|trainer\.(train_backend|optimizer|use_lora|lora_)"
     r"|megatron\.megatron_use_distributed_optimizer)"
 )
-"""Settings on which the meaning of weights, optimizer state and place in the data depends."""
+"""Settings that define the meaning of weights, optimizer state and place in the data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """Where a run continues."""
+    """The point at which a run continues."""
 
     checkpoint: RunCheckpoint
     is_same_run: bool
-    """Whether the run goes on in its folder; if not, a new run begins with this checkpoint."""
+    """Whether the run continues in its folder; if not, a new run begins with this checkpoint."""
     changed: tuple[str, ...]
     """Permitted differences from the checkpoint's settings and environments, one line each."""
     is_at_last_step: bool
-    """Whether the same run has no step left, only what comes after its last one."""
+    """Whether the run has taken its last step, so that only the work after it is left."""
     notes: tuple[str, ...]
-    """What to know of the checkpoint: newer ones that are not whole, and what nothing proves."""
+    """Remarks on the checkpoint: newer damaged ones, and files without proof."""
 
     @property
     def lines(self) -> list[str]:
-        """The lines about it that a person reads."""
+        """The lines about it for people."""
         begins = f"continuing from {self.checkpoint.path} ({self.checkpoint.step} steps done)"
         if not self.changed:
             return [begins]
@@ -74,7 +74,7 @@ class ResumePoint:
 
 
 Records: TypeAlias = Mapping[str, EnvironmentRecord]
-"""Name of each environment in the settings -> which code it is now."""
+"""Name of each environment in the settings -> record of its present code."""
 
 
 def resume_point(
@@ -148,13 +148,13 @@ def resume_point(
 
 
 def is_over(config: TrainConfig, checkpoint: RunCheckpoint) -> bool:
-    """Return whether a run that goes on from `checkpoint` has nothing left but its summary."""
+    """Return whether a run that continues from `checkpoint` needs only its summary."""
     is_last = checkpoint.ends(config.run.number_of_steps)
     return is_last and not evals_left(config, RunFolder.open(run_folder(config)))
 
 
 def newest_to_go_on(config: TrainConfig, point: ResumePoint | None) -> RunCheckpoint | None:
-    """Return where a run that began at `point` goes on while it runs: its newest checkpoint.
+    """Return the newest checkpoint of a run that began at `point`, to continue from.
 
     None = at its beginning, because there is none yet from which training can continue.
     """
@@ -169,7 +169,7 @@ def newest_to_go_on(config: TrainConfig, point: ResumePoint | None) -> RunCheckp
 
 
 def location_problems(config: TrainConfig, point: ResumePoint | None) -> list[str]:
-    """Return why the run cannot be written where the config says, or not be continued there."""
+    """Return why the run cannot be written to, or continued in, the folder of the config."""
     is_same_run = point is not None and point.is_same_run
     if not is_same_run and not _begins_again(config, point):
         return run_folder_problems(config)
@@ -188,14 +188,14 @@ def location_problems(config: TrainConfig, point: ResumePoint | None) -> list[st
 
 
 def _begins_again(config: TrainConfig, point: ResumePoint | None) -> bool:
-    """Return whether an earlier try that has saved nothing is repeated in its folder."""
+    """Return whether an earlier try that saved nothing is repeated in its folder."""
     is_same_run = point is not None and point.is_same_run
     has_folder = (run_folder(config) / "run.json").is_file()
     return config.checkpoint.resume_if_saved and not is_same_run and has_folder
 
 
 def _why_not_again(config: TrainConfig, folder: RunFolder, *, begun: int) -> list[str]:
-    """Return why a run that began after step `begun` may not begin again: its records would go."""
+    """Return why a run that began after step `begun` may not start over and lose its records."""
     where = f"checkpoint.resume_if_saved: the run in {folder.path}"
     none = f"{str(checkpoints_folder(config))!r} holds no complete checkpoint"
     if folder.info().state is RunState.FINISHED:
@@ -220,7 +220,7 @@ def open_run_folder(
     records: Records,
     inputs: Mapping[str, str] = NO_INPUTS,
 ) -> RunFolder:
-    """Return the run folder to write in: a new one, or the one that is continued."""
+    """Return the run folder to write to: a new one, or the one of the continued run."""
     folder = _opened(config, point)
     folder.note_environments(records)
     folder.note_inputs(inputs)
@@ -230,7 +230,7 @@ def open_run_folder(
 
 
 def trained_before(point: ResumePoint, folder: RunFolder) -> set[tuple[str, str]] | None:
-    """Return (environment, example id) of all that the checkpoint's weights were trained on.
+    """Return (environment, example id) of all examples that trained the checkpoint's weights.
 
     None if nobody knows, because the checkpoint is no longer in the folder of its run.
     """
@@ -292,7 +292,7 @@ def _newest(found: FoundCheckpoints, folder: Path, config: TrainConfig) -> RunCh
 
 
 def _nothing_to_resume(folder: Path, config: TrainConfig) -> str:
-    """Return why a run cannot go on, and what to do; `folder`: where its checkpoints would be."""
+    """Return why a run cannot continue, and what to do; `folder`: that of its checkpoints."""
     run = run_folder(config)
     if not (run / "run.json").is_file():
         return (
@@ -312,7 +312,7 @@ def _nothing_to_resume(folder: Path, config: TrainConfig) -> str:
 def _require_not_finished(
     checkpoint: RunCheckpoint, passed_over: Sequence[str], config: TrainConfig
 ) -> None:
-    """Raise where going on from an older checkpoint would take steps of a finished run again."""
+    """Raise if an older checkpoint would repeat steps of a finished run."""
     if RunFolder.open(run_folder(config)).info().state is RunState.FINISHED:
         raise ConfigError(
             f"the run is finished, and {'; '.join(passed_over)}. The newest whole one is "
@@ -336,7 +336,7 @@ def _no_step_left(checkpoint: RunCheckpoint, config: TrainConfig) -> str:
 def _allowed_changes(
     before: Mapping[str, Any], after: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Return the settings that differ; raises ConfigError if one of them must not differ.
+    """Return the settings that differ; raises ConfigError for one that must not differ.
 
     A setting that an earlier version did not know is no difference at its default.
     """
@@ -357,7 +357,7 @@ def _allowed_changes(
 
 
 def input_changes(checkpoint: RunCheckpoint, inputs: Mapping[str, str]) -> list[str]:
-    """Return the files that differ; raises ConfigError if one of them must not differ."""
+    """Return the input files that differ; raises ConfigError for one that must not differ."""
     changed = file_changes(checkpoint.manifest.inputs, inputs)
     fixed = [line for line in changed if line.startswith(tuple(f"file {one}" for one in FIXED))]
     if fixed:
@@ -372,7 +372,7 @@ def input_changes(checkpoint: RunCheckpoint, inputs: Mapping[str, str]) -> list[
 def _environment_changes(
     checkpoint: RunCheckpoint, config: TrainConfig, records: Records
 ) -> list[str]:
-    """Return the differences in the environments' code; raises ConfigError if not allowed."""
+    """Return the differences in environments' code; raises ConfigError if not allowed."""
     changed = all_changes(checkpoint.manifest.environment_records, records)
     if changed and not config.checkpoint.allow_changed_environments:
         raise ConfigError(
@@ -386,7 +386,7 @@ def _environment_changes(
 
 
 def _other_differences(checkpoint: RunCheckpoint, config: TrainConfig) -> Iterator[str]:
-    """Yield why another run that begins at `checkpoint` differs by more than its settings."""
+    """Yield differences, besides settings, of another run that begins at `checkpoint`."""
     chance = "so this run and the one that wrote the checkpoint differ by chance too"
     if not config.rollout.seed_sampling:
         yield f"rollout.seed_sampling is off: tokens are drawn at random, {chance}"
@@ -421,7 +421,7 @@ def _lines(changed: Sequence[str]) -> str:
 
 
 def _run_of(checkpoint: RunCheckpoint) -> RunFolder | None:
-    """Return the run that wrote `checkpoint`, if it is where it was or around the checkpoint."""
+    """Return the run that wrote `checkpoint`, at its recorded place or around the checkpoint."""
     name = checkpoint.manifest.run
     own = checkpoint.manifest.config.get("run", {})
     # The second one with `checkpoint_dir`, which keeps checkpoints apart from their runs.

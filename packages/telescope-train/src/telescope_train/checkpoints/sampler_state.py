@@ -22,19 +22,19 @@ class _Chain(msgspec.Struct, array_like=True):
     parent: int | None
     num_shared: int
     token_ids: bytes
-    """int32 in the byte order of the machine, as all that writes and reads them is."""
+    """int32 in the byte order of the machine that writes and reads them."""
     logprobs: bytes
     """float32."""
     routes: bytes = b""
-    """int16, of a mixture whose servers say which experts computed a token."""
+    """int16; for a mixture of experts whose servers report the expert of each token."""
     routes_shape: tuple[int, int] | None = None
 
 
 class _File(msgspec.Struct):
     chains: list[_Chain]
-    """Of all rollouts, parents before their children."""
+    """Chains of all rollouts, parents before their children."""
     state: msgspec.Raw
-    """The `SamplerState`, in which a number stands for a chain."""
+    """The `SamplerState`, with numbers in place of chains."""
 
 
 _FILE = msgspec.msgpack.Decoder(_File)
@@ -120,7 +120,7 @@ def _old_state(content: bytes) -> SamplerState:
 
 
 def _move_tokens(turns: list[dict[str, Any]]) -> None:
-    """Replace the ids and log-probs of each turn by its place in a chain."""
+    """Replace the tokens of each turn by its place in a chain."""
     columns = [[turn["completion"].pop(name) for turn in turns] for name in PER_TURN]
     for turn, tokens in zip(turns, tokens_of_turns(*columns), strict=True):
         turn["completion"]["tokens"] = tokens

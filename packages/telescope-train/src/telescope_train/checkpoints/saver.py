@@ -40,24 +40,24 @@ from telescope_train.rollouts.sampled import SamplerState
 _LOGGER = logging.getLogger(__name__)
 
 _POLL_S = 0.2
-"""Seconds between two questions whether the ranks have written everything."""
+"""Seconds between two checks whether the ranks have written everything."""
 Call: TypeAlias = Callable[..., Awaitable[Any]]
 """Calls a function outside the event loop, and returns when it has ended."""
 Describe: TypeAlias = Callable[[Path, ModelSection], None]
-"""Writes to a folder what the model is, without its weights."""
+"""Writes the description of the model, without its weights, to a folder."""
 
 
 class ResumableSampler(Protocol):
     """The part of the sampler that saving needs."""
 
     async def settled(self, version: WeightVersion) -> SamplerState:
-        """Return where sampling stands now that weight version `version` is live."""
+        """Return the state of sampling now that weight version `version` is live."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRun:
-    """What is saved, where and how often."""
+    """Content, folder and frequency of the checkpoints of a run."""
 
     name: str
     folder: Path
@@ -67,13 +67,13 @@ class SavedRun:
     section: CheckpointSection
     model: ModelSection
     config: Mapping[str, Any]
-    """Every setting, for the manifest."""
+    """All settings, for the manifest."""
     environments: Mapping[str, EnvironmentRecord] = field(
         default_factory=dict[str, EnvironmentRecord]
     )
-    """Name of each environment in the settings -> which code it is."""
+    """Name of each environment in the settings -> record of its code."""
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Digests of the other files that it reads, see `inputs_of`."""
+    """Digests of the other input files, see `inputs_of`."""
 
     @classmethod
     def from_config(
@@ -82,7 +82,7 @@ class SavedRun:
         environments: Mapping[str, EnvironmentRecord],
         inputs: Mapping[str, str] = NO_INPUTS,
     ) -> "SavedRun":
-        """Return the model, folder and intervals that the settings of a run name.
+        """Return the model, folder and intervals in the settings of a run.
 
         `environments` and `inputs` are the code and the files that it began with.
         """
@@ -112,7 +112,7 @@ class Checkpointer:
         call: Call = asyncio.to_thread,
         describe: Describe | None = None,
     ) -> None:
-        """`call`: how to handle files while the event loop goes on.
+        """`call`: runs work on files outside of the event loop.
 
         `describe`: writes what the model is; None = `save_model_description`.
         """
@@ -144,7 +144,7 @@ class Checkpointer:
         await self.written()
 
     async def close(self) -> None:
-        """Give up a checkpoint that is still being written; its folder never gets its name."""
+        """Give up a checkpoint that is being written; its folder never gets its name."""
         writing, self._writing = self._writing, None
         if writing is None:
             return
@@ -199,7 +199,7 @@ class Checkpointer:
     async def _complete(
         self, path: Path, manifest: CheckpointManifest, state: SamplerState | None
     ) -> None:
-        """Write the driver's part, wait until the ranks have written theirs, and publish both."""
+        """Write the driver's part, wait for the parts of the ranks, and publish all."""
         partial = partial_folder(path)
         span = self._timeline.span(
             f"write {path.name}", step=manifest.step, version=manifest.step, source=CHECKPOINTS
@@ -223,7 +223,7 @@ class Checkpointer:
             await self._in_thread(self._publish, path)
 
     async def _until_ranks_are_done(self) -> Mapping[str, FileProof]:
-        """Return the proofs of what the ranks have written, by the names of their files."""
+        """Return the proofs of the files that the ranks have written, by name."""
         # A rank handles its calls one after the other. A call that waited for the writing would
         # keep the rank from training, so it gets short questions, which it answers between steps.
         while not await self._ranks.checkpoint_is_written():  # noqa: ASYNC110
@@ -250,7 +250,7 @@ class Checkpointer:
 
     @asynccontextmanager
     async def _removed_on_failure(self, partial: Path) -> AsyncIterator[None]:
-        """Remove `partial` if the block fails: what cannot become whole must not take room."""
+        """Remove `partial` if the block fails, because it could only waste disk space."""
         try:
             yield
         except Exception:
@@ -258,7 +258,7 @@ class Checkpointer:
             raise
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
-        """Call `function` in a thread; if this is canceled, it ends when the function has.
+        """Call `function` in a thread; a cancellation waits until it has returned.
 
         Whoever goes on after a checkpoint was given up finds its folder as it will stay.
         """
@@ -272,7 +272,7 @@ class Checkpointer:
 
 
 def _size_of_newest(folder: Path) -> int | None:
-    """Return how many bytes the newest checkpoint has, as the next one will; None without one."""
+    """Return the size in bytes of the newest checkpoint, to estimate the next; None without one."""
     whole = complete_checkpoints(folder)
     if not whole:
         return None
@@ -280,13 +280,13 @@ def _size_of_newest(folder: Path) -> int | None:
 
 
 def _tell_failure(given_up: "asyncio.Future[Any]") -> None:
-    """Log why something failed that nobody asks for any more, because something else ends it."""
+    """Log the reason of a failure that nobody awaits any more."""
     if not given_up.cancelled() and (error := given_up.exception()) is not None:
         _LOGGER.warning("a checkpoint that was given up had failed: %s", error)
 
 
 def save_model_description(folder: Path, settings: ModelSection) -> None:
-    """Write the description to `folder`, so that the weights can become a model again anywhere."""
+    """Write the description to `folder`, with which the weights can become a model anywhere."""
     from transformers import GenerationConfig
 
     config = trained_config(

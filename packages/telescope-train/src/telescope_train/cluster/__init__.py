@@ -1,1 +1,1 @@
-"""Ray: the cluster, places for processes, ports, and noticing their death. Runs in the driver."""
+"""Ray: the cluster, places for processes, ports, and detecting their death. Runs in the driver."""

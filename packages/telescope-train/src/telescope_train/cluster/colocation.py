@@ -1,4 +1,4 @@
-"""One GPU for a trainer rank and a server: who of them has its memory.
+"""One GPU for a trainer rank and a server, which take turns using its memory.
 
     sampling -> the server sleeps -> training -> the rank frees its cache -> the server wakes
              -> new weights -> sampling
@@ -17,37 +17,37 @@ from telescope_train.config.schema import TrainConfig
 
 
 class Sleeps(Protocol):
-    """Servers that can give their memory back; see `inference.sleep`."""
+    """Servers that can free their GPU memory; see `inference.sleep`."""
 
     async def sleep(self) -> None:
-        """Give the memory back; a server that does not is ended."""
+        """Free the memory; a server that does not is ended."""
         ...
 
     async def wake(self) -> None:
-        """Take it again; a server that does not is lost."""
+        """Allocate the memory again; a server that does not is lost."""
         ...
 
 
 class FreesMemory(Protocol):
-    """Trainer ranks that can give back what they do not use."""
+    """Trainer ranks that can free unused GPU memory."""
 
     async def free_cached_memory(self) -> None:
-        """Give memory that no tensor is in back to the GPU."""
+        """Return GPU memory that holds no tensor."""
         ...
 
 
 class GpuSharing:
-    """Everybody has a GPU of their own: nobody waits for a turn."""
+    """Trainer and servers have separate GPUs, so that nobody waits."""
 
     async def trainer_works(self) -> None:
-        """Return when ranks may use the memory of their GPU."""
+        """Return when ranks may use the memory of their GPUs."""
 
     async def servers_work(self) -> None:
         """Return when servers may use the memory of theirs."""
 
     @asynccontextmanager
     async def servers_turn(self) -> AsyncIterator[None]:
-        """Hold the servers' turn: what is done within needs their memory."""
+        """Hold the servers' turn during the block, which needs their memory."""
         yield
 
 
@@ -62,7 +62,7 @@ class SharedGpu(GpuSharing):
         self._changed = asyncio.Condition()
 
     async def trainer_works(self) -> None:
-        """Put the servers to sleep, if they are awake and nobody starts one or sends to it."""
+        """Put the servers to sleep if they are awake; first waits for blocks in `servers_turn`."""
         if not self._is_servers_turn:
             return
         # First of all: nobody else may begin to use their memory.
@@ -72,7 +72,7 @@ class SharedGpu(GpuSharing):
         await self._servers.sleep()
 
     async def servers_work(self) -> None:
-        """Wake the servers, if they sleep; they hold no weights before the next update."""
+        """Wake the servers if they sleep; they have no weights until the next update."""
         if self._is_servers_turn:
             return
         await self._ranks.free_cached_memory()
@@ -83,7 +83,7 @@ class SharedGpu(GpuSharing):
 
     @asynccontextmanager
     async def servers_turn(self) -> AsyncIterator[None]:
-        """Wait for the servers' turn, and hold it; the trainer's turn begins after that."""
+        """Wait for the servers' turn, and hold it during the block."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._is_servers_turn)
             self._num_holding += 1
@@ -96,7 +96,7 @@ class SharedGpu(GpuSharing):
 
 
 def sleep_level(config: TrainConfig) -> int:
-    """Return how deep servers sleep."""
+    """Return vLLM's level of sleep for the servers."""
     given = config.inference.colocate_sleep_level
     if given is not None:
         return given

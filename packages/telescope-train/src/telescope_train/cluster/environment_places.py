@@ -1,4 +1,4 @@
-"""Places of environment workers on the nodes of the cluster, as they are known before Ray runs.
+"""Places of environment workers on the nodes of the cluster, before Ray runs.
 
 Environments are opened before anything is started, and their workers start with the first request.
 Here is what joins both: places that are told later who starts a worker at them. Without Ray.
@@ -16,16 +16,16 @@ from telescope_core.processes.launch import Lifeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOrder:
-    """A worker that is to be started on some node."""
+    """A worker to be started on some node."""
 
     number: int
-    """Among all workers of the run."""
+    """Number among all workers of the run."""
     environment: str
-    """What it plays, as it is named in the settings."""
+    """Its environment, as named in the settings."""
     index: int
-    """Among those of its environment."""
+    """Index among the workers of its environment."""
     label: str
-    """What it is called in messages."""
+    """Its name in messages."""
     processes: ProcessSettings
 
 
@@ -77,7 +77,7 @@ class ClusterPlace:
     places: EnvironmentPlaces
     token: str = ""
     gets_secrets: bool = False
-    """They are taken from the node: what goes over the network is not encrypted."""
+    """False: the node has the secrets, because the connection is not encrypted."""
 
     @property
     def label(self) -> str:

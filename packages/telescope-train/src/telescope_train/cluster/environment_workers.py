@@ -1,4 +1,4 @@
-"""Environment workers on other nodes: an actor beside each, which passes its bytes on.
+"""Environment workers on other nodes: an actor beside each forwards its bytes.
 
     pool in the driver  <-- TCP, after a secret -->  WorkerRelay (actor)  <-- socket -->  worker
 
@@ -32,12 +32,12 @@ from telescope_train.cluster.starting import Stages, stages, until_started
 _LOGGER = logging.getLogger(__name__)
 _CHUNK_BYTES = 2**18
 _CONNECT_S = 20.0
-"""Longest wait for a connection to a relay, and for the secret of who connects."""
+"""Longest wait in seconds for a connection to a relay, and for the secret that must begin it."""
 _EPITAPH_S = 3.0
 
 
 class Listening(NamedTuple):
-    """Where a relay waits for the driver."""
+    """The address at which a relay waits for the driver."""
 
     host: str
     port: int
@@ -46,10 +46,10 @@ class Listening(NamedTuple):
 
 
 class WorkerRelay:
-    """An actor on a node: starts a worker once the driver connects, and passes bytes both ways."""
+    """An actor on a node: starts a worker when the driver connects, and forwards its bytes."""
 
     def __init__(self, order: WorkerOrder, own_variables: Sequence[str], network: Network) -> None:
-        """`own_variables`: names of this node's variables that the worker sees, its secrets."""
+        """`own_variables`: names of this node's variables for the worker, such as its secrets."""
         self._order = order
         self._own_variables = tuple(own_variables)
         self._network = network
@@ -75,7 +75,7 @@ class WorkerRelay:
         return Listening(host, self._server.sockets[0].getsockname()[1], socket.gethostname())
 
     async def until_ended(self) -> None:
-        """Return once the worker or the driver is gone."""
+        """Return when the worker or the driver has ended."""
         await self._ended.wait()
 
     async def epitaph(self) -> str:
@@ -125,7 +125,7 @@ class WorkerRelay:
 
 
 class _WorkerEnd(asyncio.StreamReaderProtocol):
-    """The connection to the worker, which remembers its transport."""
+    """The connection to the worker; keeps its transport."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         super().__init__(reader)
@@ -147,7 +147,7 @@ async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
 
 
 class RayLauncher:
-    """Starts workers in the room that is reserved for them."""
+    """Starts workers on the resources that are reserved for them."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class RayLauncher:
         *,
         look: Stages = stages,
     ) -> None:
-        """`places`: Ray's options of each worker.
+        """`places`: Ray's options for each worker.
 
         `secret_names`: the variables that an environment declares as its secrets, by its name.
         `look`: what shows that the cluster starts processes.
@@ -225,7 +225,7 @@ class ClusterWorker:
         self._transport.abort()
 
     def hide(self, values: Iterable[str]) -> None:
-        """Do nothing: its secrets are those of its node, which leaves them out of its output."""
+        """Do nothing: its secrets are on its node, which removes them from its output."""
 
     async def epitaph(self) -> str:
         """Return how the worker ended and its last output, for an error message."""

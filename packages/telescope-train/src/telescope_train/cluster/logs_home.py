@@ -1,4 +1,4 @@
-"""Logs of nodes that do not share the run folder come home: what is new is fetched again and again.
+"""Fetch the logs of nodes that do not share the run folder, again and again.
 
     a node's own disk:  LOGS/*.jsonl  --> LogReader (an actor there) --> LogsHome --> LOGS here
 
@@ -22,11 +22,11 @@ from telescope_train.cluster.nodes import Node, on_node
 
 _LOGGER = logging.getLogger(__name__)
 EVERY_S = 2.0
-"""Seconds between two questions to a node."""
+"""Seconds between two requests to a node."""
 LAST_S = 10.0
-"""Longest wait for what a node has written last."""
+"""Longest wait in seconds for the last output of a node."""
 MOST_BYTES = 8 * 2**20
-"""Most that a node sends at once."""
+"""Most bytes in one answer of a node."""
 
 
 class LogPart(NamedTuple):
@@ -34,25 +34,25 @@ class LogPart(NamedTuple):
 
     name: str
     was: str
-    """Its name before: a file that is full is renamed."""
+    """Its earlier name, if it was renamed because it was full."""
     content: bytes
 
 
 class _Known(NamedTuple):
-    """What was read of a file."""
+    """The known part of a file."""
 
     name: str
     num_bytes: int
 
 
 class LogReader:
-    """Reads, on a node, what was added to the logs there."""
+    """Reads the additions to the logs on a node."""
 
     def __init__(self, folder: Path) -> None:
-        """What is there already is of an earlier start of the run, and was fetched then."""
+        """Files that already exist are of an earlier start of the run, which has fetched them."""
         self._folder = folder
         self._known: dict[int, _Known] = {}
-        """By inode, which a file keeps when it is renamed."""
+        """By inode, which a renamed file keeps."""
         for path in self._files():
             with suppress(OSError):
                 found = path.stat()
@@ -75,7 +75,7 @@ class LogReader:
         return parts
 
     def _files(self) -> list[Path]:
-        """Return the files, the oldest of each log first, as they have to be renamed."""
+        """Return the files, the oldest of each log first, in the order for renaming."""
         with suppress(OSError):
             return sorted(self._folder.iterdir(), key=lambda path: -base_name(path.name)[1])
         return []
@@ -85,7 +85,7 @@ class RemoteReader(Protocol):
     """The way to a `LogReader`."""
 
     async def more(self) -> Sequence[LogPart]:
-        """Return the new parts; raises RayError if the node is gone."""
+        """Return the new parts; raises RayError if the node has gone."""
         ...
 
 
@@ -93,13 +93,13 @@ class LogsHome:
     """Fetches the logs of other nodes into the folder of the run."""
 
     def __init__(self, folder: Path, readers: Mapping[str, RemoteReader]) -> None:
-        """`readers`: by the name of the node, for messages."""
+        """`readers`: by name of the node, for messages."""
         self._folder = folder
         self._readers = dict(readers)
 
     @classmethod
     def of_none(cls) -> "LogsHome":
-        """Return one for a run whose processes all write here."""
+        """Return one without nodes, for a run whose processes all write here."""
         return cls(Path(), {})
 
     @property
@@ -108,17 +108,17 @@ class LogsHome:
         return sorted(self._readers)
 
     async def run(self) -> None:
-        """Fetch again and again, until canceled."""
+        """Fetch repeatedly, until canceled."""
         while True:
             await asyncio.sleep(EVERY_S)
             await self.fetch()
 
     async def fetch(self) -> None:
-        """Fetch all that there is now; a node that is gone is left out from then on."""
+        """Fetch all new parts; a node that has gone is skipped from then on."""
         await asyncio.gather(*(self._fetch_of(name) for name in list(self._readers)))
 
     async def finish(self) -> None:
-        """Fetch the rest, as far as nodes answer soon."""
+        """Fetch the rest, from nodes that answer soon."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_S):
                 await self.fetch()
@@ -155,5 +155,5 @@ class _RayReader:
 
 
 def logs_home(folder: Path, nodes: Iterable[Node]) -> LogsHome:
-    """Return the `LogsHome` for logs in `folder` of `nodes`, which do not share it."""
+    """Return the `LogsHome` for logs in `folder` of those `nodes` that do not share it."""
     return LogsHome(folder, {node.label: _RayReader(node, folder) for node in nodes})

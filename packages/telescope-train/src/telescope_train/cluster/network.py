@@ -1,4 +1,4 @@
-"""Under which address a process can be reached, and over which interface it speaks with others.
+"""The address and the network interface of a process in a run.
 
 Decided in the process itself, on its own node. gloo would otherwise take the address that the name
 of the machine resolves to, which is 127.0.0.1 in many containers, and NCCL the first interface.
@@ -15,17 +15,17 @@ from telescope_core.base.addresses import reached_directly
 from telescope_train.config.inference_section import LOOPBACK
 
 ANY_ADDRESS = ("0.0.0.0", "::")
-"""Hosts that stand for all addresses of a machine."""
+"""Hosts that mean all addresses of a machine."""
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-"""Variables with which torch's libraries are told their interface."""
+"""Variables that tell torch's libraries which interface to use."""
 NCCL_VARIABLE = "NCCL_SOCKET_IFNAME"
 
 
 class Network(NamedTuple):
-    """How the processes of a run reach each other."""
+    """Addresses by which the processes of a run reach each other."""
 
     is_local: bool
-    """Whether all of them are on one machine: then they speak over its loopback."""
+    """Whether all of them run on one machine, so that they use its loopback."""
     driver: str = ""
     """The address of the driver's node; empty = this machine."""
 
@@ -34,7 +34,7 @@ class Network(NamedTuple):
         return LOOPBACK if self.is_local else str(ray.util.get_node_ip_address())
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that libraries of this node need; what is set stays as it is."""
+        """Return the variables that libraries on this node need; variables that are set stay."""
         name = interface_of(self.address(), addresses_by_interface())
         if name is None:
             return {}
@@ -43,24 +43,24 @@ class Network(NamedTuple):
         return {variable: name for variable in wanted if variable not in environ}
 
     def reached_directly(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that keep proxies away from this node and the driver's."""
+        """Return the variables that make programs bypass proxies for this node and the driver's."""
         hosts = {self.address(), self.driver} - {""}
         return reached_directly(environ, tuple(sorted(hosts)))
 
     def apply(self, environ: MutableMapping[str, str] | None = None) -> None:
-        """Set all of those variables in this process, before it makes a process group."""
+        """Set all of these variables in this process, before it creates a process group."""
         environ = os.environ if environ is None else environ
         environ.update(self.variables(environ) | self.reached_directly(environ))
 
 
 def addresses_by_interface() -> dict[str, list[str]]:
-    """Return the addresses of this machine by the name of their interface."""
+    """Return the addresses of this machine by network interface."""
     found = psutil.net_if_addrs()
     return {name: [one.address for one in addresses] for name, addresses in found.items()}
 
 
 def interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str | None:
-    """Return the interface that has `address`; None if none has, as behind a translation."""
+    """Return the interface with `address`; None if there is none, as with address translation."""
     for name, addresses in interfaces.items():
         # A local IPv6 address comes with its interface behind a percent sign.
         if address in [one.partition("%")[0] for one in addresses]:

@@ -1,4 +1,4 @@
-"""The machines of a run, as far as their meters go: this one, and the others over Ray.
+"""The machines of a run with their meters: this one directly, the others through Ray.
 
 Machines join a cluster, leave it and come back, so that Ray is asked again and again which there
 are.
@@ -18,11 +18,11 @@ from telescope_train.observability.meters import MeteredNode
 from telescope_train.observability.system import NodeMeters, Reading
 
 LIST_EVERY_S = 10.0
-"""Seconds between two questions to Ray which machines there are."""
+"""Seconds between two requests to Ray for the list of machines."""
 
 
 class RayNode(MeteredNode, Protocol):
-    """A machine of the cluster whose meters are read."""
+    """A machine of the cluster with a reader of its meters."""
 
     @property
     def is_gone(self) -> bool:
@@ -31,7 +31,7 @@ class RayNode(MeteredNode, Protocol):
 
 
 class ClusterNodes:
-    """The machines that there are; call it before each reading."""
+    """The present machines; call it before each reading."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ClusterNodes:
         *,
         list_every_s: float = LIST_EVERY_S,
     ) -> None:
-        """`list_nodes` returns what `ray.nodes` does; it may take a while.
+        """`list_nodes` returns the rows of `ray.nodes()`; it may be slow.
 
         `open_node` is given the name of a machine and its id, and returns the way to its meters.
         """
@@ -49,10 +49,10 @@ class ClusterNodes:
         self._list_every_s = list_every_s
         self._listed_s: float | None = None
         self._known: dict[str, RayNode] = {}
-        """By id: a machine that comes back has another one."""
+        """By id, which is new for a machine that comes back."""
 
     async def __call__(self) -> Sequence[MeteredNode]:
-        """Return every machine of the cluster; those known before if Ray does not say."""
+        """Return every machine of the cluster, or the last known ones if Ray does not answer."""
         now_s = asyncio.get_running_loop().time()
         if self._listed_s is None or now_s - self._listed_s >= self._list_every_s:
             self._listed_s = now_s
@@ -80,7 +80,7 @@ class ClusterNodes:
 
 
 def metered_nodes(folder: Path) -> ClusterNodes:
-    """Return the machines of the cluster; `folder` is where this one writes."""
+    """Return the machines of the cluster; `folder` is the run's on this machine."""
     here = ray.get_runtime_context().get_node_id()
 
     def open_node(name: str, node_id: str) -> RayNode:
@@ -104,7 +104,7 @@ class _ThisNode:
 
 
 class _OtherNode:
-    """Another machine, on which an actor without a processor of its own reads."""
+    """Another machine, read by an actor that reserves no processor."""
 
     def __init__(self, name: str, node_id: str) -> None:
         self.name = name
@@ -114,7 +114,7 @@ class _OtherNode:
         self._actor = actor.options(num_cpus=0, scheduling_strategy=place).remote()
 
     async def read(self) -> Sequence[Reading]:
-        """Return the readings of its meters; none once the machine or the reader there is gone."""
+        """Return the readings of its meters; none if the machine or its reader has gone."""
         try:
             return await self._actor.read.remote()
         except RayError:

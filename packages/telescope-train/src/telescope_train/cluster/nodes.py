@@ -1,4 +1,4 @@
-"""The nodes of the cluster: what each has, what a function finds there, and which are gone."""
+"""The nodes of the cluster: their resources, calls of a function on each, and lost ones."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,24 +12,24 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 Found = TypeVar("Found")
 
 ANSWER_S = 120.0
-"""Longest wait for the answer of a node, which has to start a process for it first."""
+"""Longest wait in seconds for the answer of a node, which must first start a process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One machine of the cluster, as Ray knows it."""
+    """One machine of the cluster, as Ray reports it."""
 
     id: str
     address: str
     host: str
-    """The name that it gives itself."""
+    """Its own host name."""
     is_alive: bool
     cpus: float
     gpus: float
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Node":
-        """Return the node of a row of `ray.nodes()`."""
+        """Return the node in a row of `ray.nodes()`."""
         resources = row["Resources"]
         return cls(
             id=row["NodeID"],
@@ -42,17 +42,17 @@ class Node:
 
     @property
     def label(self) -> str:
-        """Its name in messages: two containers may give themselves the same name."""
+        """Its name in messages; host names alone are not unique, as with containers."""
         return f"{self.host} ({self.address})"
 
 
 def all_nodes() -> list[Node]:
-    """Return the nodes that there are or were."""
+    """Return all nodes, including those that have gone."""
     return [Node.from_row(row) for row in ray.nodes()]
 
 
 def living_nodes() -> list[Node]:
-    """Return the nodes that there are."""
+    """Return the nodes that are alive."""
     return [node for node in all_nodes() if node.is_alive]
 
 
@@ -64,7 +64,7 @@ def nodes_text() -> str:
 
 
 def on_node(node_id: str) -> dict[str, Any]:
-    """Return the options of a task or an actor without a processor of its own on a node."""
+    """Return the options of a task or actor on a node that reserves no processor."""
     place = NodeAffinitySchedulingStrategy(node_id, soft=False)
     return {"num_cpus": 0, "scheduling_strategy": place}
 
@@ -72,7 +72,7 @@ def on_node(node_id: str) -> dict[str, Any]:
 async def ask_nodes(
     nodes: Iterable[Node], function: Callable[..., Found], *arguments: Any
 ) -> dict[Node, Found]:
-    """Return what `function` returns on each node; nodes that do not answer are left out."""
+    """Return the result of `function` on each node that answers."""
     asked = list(nodes)
     remote: Any = ray.remote(function)
     answers: Sequence[Found | None] = await asyncio.gather(

@@ -1,4 +1,4 @@
-"""Where the processes of a run go: what each one needs, and its place on the cluster.
+"""Places for the processes of a run on the cluster, according to their needs.
 
 Servers and trainer ranks have a placement group each, so that each kind follows its own strategy.
 Whatever a server consists of is one bundle, which Ray never divides over nodes.
@@ -31,12 +31,12 @@ Ray says that it is there."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """CPUs and GPUs of one process, or of one server with all of its processes."""
+    """CPUs and GPUs for one process, or for one server with all of its processes."""
 
     cpus: float
     """CPUs that Ray reserves; they need not be whole."""
     gpus: float = 0
-    """Whole GPUs, or a half of one that two processes share: Ray shows it to both."""
+    """Whole GPUs, or half of one that two processes share: Ray shows it to both."""
 
     def resources(self) -> dict[str, float]:
         """Return the bundle as resources of Ray."""
@@ -44,17 +44,17 @@ class Bundle:
 
 
 class RoomRequest(NamedTuple):
-    """Room for processes of one kind."""
+    """A request for the resources of several processes of one kind."""
 
     what: str
-    """What they are, for messages."""
+    """Name of the processes, for messages."""
     settings: str
-    """Which settings say how much room they need."""
+    """Names of the settings that determine their needs."""
     bundles: Sequence[Bundle]
     strategy: Strategy
 
     def shortage(self) -> str:
-        """Say what was asked for."""
+        """Return a sentence with the requested resources."""
         cpus = sum(bundle.cpus for bundle in self.bundles)
         gpus = sum(bundle.gpus for bundle in self.bundles)
         where = {
@@ -65,24 +65,24 @@ class RoomRequest(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What Ray has reserved, and asks of actors that go there."""
+    """Resources that Ray has reserved, for actors that are started there."""
 
     group: PlacementGroup
     bundles: Sequence[Bundle]
 
     def places(self) -> list[dict[str, Any]]:
-        """Return the options of one actor for each bundle, those of a node next to each other."""
+        """Return the options of one actor for each bundle; those of a node are adjacent."""
         order = in_order_of_nodes(self.nodes())
         return [placed(self.group, index, self.bundles[index]) for index in order]
 
     def nodes(self) -> list[str]:
-        """Return the id of the node of each bundle; empty for one that has none now."""
+        """Return the id of each bundle's node; empty if it has none now."""
         table = placement_group_table(self.group)
         by_bundle: Mapping[int, str] = table["bundles_to_node_id"]
         return [by_bundle.get(index) or "" for index in range(len(self.bundles))]
 
     def give_back(self) -> None:
-        """Let others have it."""
+        """Release the resources."""
         try:
             remove_placement_group(self.group)
         except RayError:
@@ -90,22 +90,22 @@ class Room(NamedTuple):
 
 
 class RankRoom:
-    """The room of the trainer ranks, which go elsewhere together when a node of theirs is gone."""
+    """The resources of the trainer ranks, which all move if one of their nodes is lost."""
 
     def __init__(self, room: Room, reserve_again: Callable[[], Room]) -> None:
         self._room = room
         self._reserve_again = reserve_again
 
     def places(self) -> list[dict[str, Any]]:
-        """Return Ray's options for the actor of each rank, neighbors on the same node."""
+        """Return Ray's options for the actor of each rank; neighbors are on the same node."""
         return self._room.places()
 
     def nodes(self) -> list[str]:
-        """Return the ids of the nodes that it is on."""
+        """Return the ids of its nodes."""
         return self._room.nodes()
 
     async def renew(self) -> None:
-        """Reserve other room if a node is gone; raises ConfigError if there is none."""
+        """Reserve other resources if a node is lost; raises ConfigError if there are none."""
         living = {node.id for node in await asyncio.to_thread(living_nodes)}
         if not living.issuperset(self._room.nodes()):
             # Ray would find room for the lost bundles alone, and separate the ranks.
@@ -114,7 +114,7 @@ class RankRoom:
 
 
 class Rooms(NamedTuple):
-    """The room of a run."""
+    """All reserved resources of a run."""
 
     servers: Room
     ranks: RankRoom
@@ -136,7 +136,7 @@ def rank_bundles(config: TrainConfig, device: str) -> list[Bundle]:
 
 
 def _share(config: TrainConfig) -> float:
-    """Return the part of each GPU that a process takes."""
+    """Return the part of each GPU that a process gets."""
     return 0.5 if config.inference.colocate else 1
 
 
@@ -146,7 +146,7 @@ def bundles_of(config: TrainConfig, device: str) -> list[Bundle]:
 
 
 def place_processes(config: TrainConfig, device: str) -> Rooms:
-    """Reserve room for all processes; raises ConfigError if the cluster has too little."""
+    """Reserve resources for all processes; raises ConfigError if the cluster has too few."""
     # Ranks first: they need each other's neighborhood more than servers do.
     deadline_s = _deadline_s(config)
     reserve_ranks = partial(reserve, _asked_ranks(config, device), deadline_s=deadline_s)
@@ -169,7 +169,7 @@ def _asked_ranks(config: TrainConfig, device: str) -> RoomRequest:
 
 
 def place_environments(config: TrainConfig, num_workers: int) -> Room:
-    """Reserve room for environment processes; raises ConfigError if the cluster has too little."""
+    """Reserve resources for environment processes; ConfigError if the cluster has too few."""
     strategy = config.ray.ray_environment_placement
     assert strategy != "driver", "those are started without Ray"
     bundle = Bundle(cpus=config.ray.ray_environment_cpus_per_worker)
@@ -197,7 +197,7 @@ def _deadline_s(config: TrainConfig) -> float:
 
 
 def reserve(request: RoomRequest, *, deadline_s: float) -> Room:
-    """Reserve room for all of `request` at once.
+    """Reserve all resources of `request` at once.
 
     Raises ConfigError if the cluster has no room `deadline_s` seconds after a node joined or left.
     """
@@ -230,7 +230,7 @@ def reserve(request: RoomRequest, *, deadline_s: float) -> Room:
 
 
 def _has_room_in_time(group: PlacementGroup, deadline_s: float) -> bool:
-    """Wait for room as long as nodes come and go: a cluster may grow one node at a time."""
+    """Wait for room while nodes come and go, because a cluster may grow one node at a time."""
     known: set[str] | None = None
     while (nodes := {node.id for node in living_nodes()}) != known:
         known = nodes
@@ -240,7 +240,7 @@ def _has_room_in_time(group: PlacementGroup, deadline_s: float) -> bool:
 
 
 def in_order_of_nodes(node_of_bundle: Sequence[str]) -> list[int]:
-    """Return the indices of bundles such that those of a node are next to each other.
+    """Return the indices of bundles in an order in which those of a node are adjacent.
 
     Nodes come in the order of their first bundle, and bundles of a node in their own.
     """
@@ -251,7 +251,7 @@ def in_order_of_nodes(node_of_bundle: Sequence[str]) -> list[int]:
 
 
 def placed(group: PlacementGroup, index: int, bundle: Bundle) -> dict[str, Any]:
-    """Return the actor options that put an actor into bundle `index`."""
+    """Return the options that put an actor into bundle `index`."""
     return {
         "num_cpus": bundle.cpus,
         "num_gpus": bundle.gpus,

@@ -1,4 +1,4 @@
-"""TCP ports of this machine: sockets that hold them, free ones, and who has one that is taken."""
+"""TCP ports of this machine: reserve one, find a free one, and find who uses a taken one."""
 
 import errno
 import random
@@ -16,13 +16,13 @@ from telescope_train.config.schema import TrainConfig
 
 MOST_PORT = 65535
 _BELOW_CONNECTIONS = (20_000, 32_000)
-"""Linux gives connections ports from 32,768 on, unless its administrator chose others."""
+"""Linux uses ports from 32,768 on for connections, unless configured otherwise."""
 _TRIES = 20
 _COMMAND_CHARACTERS = 60
 
 
 def listening(host: str, port: int = 0) -> socket.socket:
-    """Return a socket that listens at `host`: from now on, nothing else can take its port.
+    """Return a socket that listens at `host`, so that nothing else can take its port.
 
     `port` 0 = a free one. Raises OSError.
     """
@@ -41,7 +41,7 @@ def listening(host: str, port: int = 0) -> socket.socket:
 
 
 def listening_from(host: str, first: int, *, every: int) -> socket.socket:
-    """Return a socket that listens at the first free port of `first`, `first + every` and so on.
+    """Return a socket at the first free port of `first`, `first + every` and so on.
 
     Servers of a run on the same machine have other remainders, so none takes another one's. Raises
     ConfigError if there is none.
@@ -59,7 +59,7 @@ def listening_from(host: str, first: int, *, every: int) -> socket.socket:
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
-    """Return the error of a server that cannot listen: what is wrong, and what to set."""
+    """Return the error of a server that cannot listen, with the cause and settings to change."""
     place = f"{in_url(host)}:{port} of {socket.gethostname()}"
     if error.errno == errno.EADDRINUSE:
         return ConfigError(
@@ -80,7 +80,7 @@ def cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
 
 
 def holder_of(port: int) -> str:
-    """Return ` by process PID (its command)` for who listens on `port`; empty if not known."""
+    """Return ` by process PID (its command)` for the listener on `port`; empty if not known."""
     # Processes of other users are not shown to everybody.
     with suppress(psutil.Error, OSError):
         for one in psutil.net_connections("tcp"):
@@ -113,7 +113,7 @@ def port_problems(config: TrainConfig) -> list[str]:
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """Return a port of `host` on which nothing listens now, for a server that starts soon.
+    """Return a port of `host` without a listener, for a server that starts soon.
 
     It is below the ports that Linux gives to connections by itself, so that none of them takes it
     before the server does. When every port that was tried there is in use, it is one that the
@@ -132,13 +132,13 @@ def free_port(host: str = LOOPBACK) -> int:
 
 
 class HeldPort:
-    """A port that nothing else can take between the moment it is told and the first listener."""
+    """A port that is reserved from its choice until its user listens on it."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
 
     def hold(self, host: str = LOOPBACK) -> int:
-        """Return a port of `host` that connections reach from now on.
+        """Reserve a port of `host`, to which connections can be made from now on.
 
         One that was held before is let go.
         """
@@ -147,7 +147,7 @@ class HeldPort:
         return int(self._socket.getsockname()[1])
 
     def hand_over(self, port: int) -> int | None:
-        """Return the descriptor of the listening socket, which the caller owns from now on.
+        """Return the descriptor of the listening socket, which the caller now owns.
 
         None when `port` is not the one that is held.
         """
@@ -157,7 +157,7 @@ class HeldPort:
         return held.detach()
 
     def close(self) -> None:
-        """Let the port go. Idempotent."""
+        """Release the port. Idempotent."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

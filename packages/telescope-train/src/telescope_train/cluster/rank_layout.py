@@ -1,4 +1,4 @@
-"""`RankLayout`: what each trainer rank does, by its number; a backend declares it.
+"""`RankLayout`: the role of each trainer rank by its number; a backend declares it.
 
 Ranks are numbered in Megatron's order `tp-cp-ep-dp-pp`: tensor parallelism varies fastest, then
 context, then data, and pipeline stages are furthest apart. Experts are dealt to the ranks of a
@@ -14,7 +14,7 @@ Dimension: TypeAlias = Literal["tensor", "context", "data", "pipeline", "expert"
 
 
 class Coordinates(NamedTuple):
-    """The place of a rank in each dimension, 0 first."""
+    """The position of a rank in each dimension, from 0."""
 
     tensor: int
     context: int
@@ -25,7 +25,7 @@ class Coordinates(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RankLayout:
-    """How the work of a step and the weights are divided among ranks. Sizes are numbers of ranks.
+    """The division of a step's work and of the weights among ranks. Sizes are numbers of ranks.
 
     Raises ValueError for sizes that do not fit together; backends check first, by the names of
     their settings.
@@ -48,7 +48,7 @@ class RankLayout:
     weights (FSDP); 1 = each keeps all that its tensor and pipeline place has."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes that do not divide the ranks that they are dealt to."""
+        """Raise if the sizes do not divide the ranks to which they apply."""
         sizes = (self.data, self.tensor, self.context, self.pipeline, self.expert)
         if min(*sizes, self.expert_tensor, self.weight_shards) < 1:
             raise ValueError(f"every size of a layout must be at least 1, got {self}")
@@ -80,7 +80,7 @@ class RankLayout:
 
     @property
     def num_copies(self) -> int:
-        """Times that every weight outside experts exists, over all ranks."""
+        """Number of copies of every weight outside experts, over all ranks."""
         return self.context * self.data // self.weight_shards
 
     @property
@@ -95,7 +95,7 @@ class RankLayout:
         return max(self.tensor * peers, experts)
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Return the place of `rank`."""
+        """Return the position of `rank`."""
         rest, tensor = divmod(rank, self.tensor)
         rest, context = divmod(rest, self.context)
         pipeline, data = divmod(rest, self.data)
@@ -104,7 +104,7 @@ class RankLayout:
         return Coordinates(tensor, context, data, pipeline, expert)
 
     def shard_of(self, rank: int) -> int:
-        """Return which shard of the rows `rank` computes, alone or with others."""
+        """Return the shard of rows that `rank` computes, alone or with others."""
         return self.coordinates(rank).data
 
     def ranks_of(self, shard: int) -> tuple[int, ...]:
@@ -113,7 +113,7 @@ class RankLayout:
 
     @cached_property
     def speakers(self) -> tuple[int, ...]:
-        """The rank that answers for each shard: the first of those with the last layers.
+        """The rank that reports for each shard: the first of those with the last layers.
 
         Log-probs and losses are known where the last layers are; of ranks that know the same, one
         is counted.
@@ -126,13 +126,13 @@ class RankLayout:
         )
 
     def copy_of(self, rank: int) -> int:
-        """Return which copy of the weights outside experts `rank` keeps a part of."""
+        """Return the copy of the weights outside experts of which `rank` has a part."""
         place = self.coordinates(rank)
         return (place.context + self.context * place.data) // self.weight_shards
 
     @cached_property
     def exporters(self) -> tuple[int, ...]:
-        """The ranks that together hold every weight, experts included; ascending.
+        """Ranks that together hold every weight, experts included, ascending.
 
         A weight may be at more than one of them: one outside experts is exported by those with
         `copy_of` 0, an expert by the first that has it.
@@ -145,7 +145,7 @@ class RankLayout:
         )
 
     def groups(self, dimension: Dimension) -> list[list[int]]:
-        """Return the ranks that differ in `dimension` only, group by group, each ascending.
+        """Return groups of ranks that differ only in `dimension`, each ascending.
 
         Those of `expert` are neighbors: each has other experts of the same layers.
         """

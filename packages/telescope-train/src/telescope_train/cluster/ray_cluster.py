@@ -1,4 +1,4 @@
-"""The Ray cluster of a run: join one or start one, and await the answers of its processes."""
+"""The Ray cluster of a run: join or start one, and await the answers of its processes."""
 
 import asyncio
 import math
@@ -38,7 +38,7 @@ OBJECT_STORE_BYTES = 512 * 2**20
 CONNECT_S = 10.0
 """Longest wait for a connection to a cluster, in seconds."""
 UNREACHABLE_S = 120.0
-"""Longest wait until an actor that cannot be reached answers again or is known to be dead.
+"""Seconds after which an unreachable actor must answer again or is known to be dead.
 
 Ray declares a node dead that has not answered for about half a minute."""
 LOOK_AGAIN_S = 1.0
@@ -46,23 +46,23 @@ HEAD_EVERY_S = 0.25
 """Seconds between two looks at Ray's own processes. Ray tells the death of a rank at once, and that
 its own processes died is to be known first."""
 ENDED_WITHIN_S = 3.0
-"""Seconds after the end of a cluster of the run's own within which its processes have to end."""
+"""Seconds after the end of our own cluster within which its processes have to end."""
 TOKEN_PATH_VARIABLE = "RAY_AUTH_TOKEN_PATH"
 _PID = re.compile(r"\bpid: (\d+)")
 KEPT_LOG_BYTES = 2**20
-"""Most that is kept of each log of a cluster of the run's own that failed."""
+"""Most bytes that are kept of each log of our own cluster after a failure."""
 TIMED_OUT = "timed out during startup"
-"""Stands in what Ray says when one of its processes took longer to start than it waits."""
+"""Text in Ray's error for a process that took too long to start."""
 SESSION_PREFIX = "telescope-ray-"
-"""How the folder of a cluster's token, sockets and logs begins."""
+"""Prefix of the folder for a cluster's token, sockets and logs."""
 RAY_FOLDER = "ray"
-"""Ray's folder, within one that only this user can enter: Ray lets everybody write into its own."""
+"""Ray's folder, inside one that only this user can enter; Ray's own is writable for all."""
 MAX_TEMP_PATH = 16
-"""Bytes of the longest temporary folder in which Ray's sockets have room for their paths."""
+"""Longest temporary folder, in bytes, in which the paths of Ray's sockets fit."""
 
 
 class Watched(Protocol):
-    """A process that says whether it moves on."""
+    """A process that shows whether it makes progress."""
 
     async def signs_of_life(self) -> int:
         """Return a number that changes whenever the process has made progress."""
@@ -70,15 +70,15 @@ class Watched(Protocol):
 
 
 class UnreachableError(ProcessDiedError):
-    """The connection to an actor broke while it had a call; whether the call was made is open."""
+    """The connection to an actor broke during a call; whether the call was made is unknown."""
 
 
 class RayDiedError(ProcessDiedError):
-    """A process of Ray has died without which nothing of the run goes on."""
+    """An essential process of Ray has died."""
 
 
 class _RayProcess(subprocess.Popen[bytes]):
-    """A process of Ray that signals for this one do not end: this one ends it, in order.
+    """A process of Ray that ignores signals to this process, which ends it at the right time.
 
     A terminal sends its signals to a group of processes, and a queue or systemd to all processes of
     a job. Without `gcs_server`, this process would wait for Ray until Ray ended it.
@@ -98,7 +98,7 @@ class _RayProcess(subprocess.Popen[bytes]):
         super().__init__(command, preexec_fn=prepare, start_new_session=True, **options)
 
     def terminate(self) -> None:
-        """Ask it to end, as Ray does before it kills it; `gcs_server` would not hear that."""
+        """Ask it to end, as Ray does before killing it, by a signal that `gcs_server` obeys."""
         if self._is_gcs:
             self.kill()
         else:
@@ -106,14 +106,14 @@ class _RayProcess(subprocess.Popen[bytes]):
 
 
 class HeadProcesses:
-    """The processes of Ray, started by this one, that a run cannot do without."""
+    """The essential processes of Ray that this process has started."""
 
     def __init__(self, processes: Sequence[psutil.Process]) -> None:
         self._names = {one: one.name() for one in processes}
 
     @classmethod
     def found(cls) -> "HeadProcesses":
-        """Return those of the cluster that was just started; on one that was joined, none."""
+        """Return those of the cluster that was just started; none for a cluster that was joined."""
         found: list[psutil.Process] = []
         for child in psutil.Process().children():
             # Another child may end just now.
@@ -137,11 +137,11 @@ class HeadProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """Their process ids, which those have as their group that they have started."""
+        """Their process ids, which are also the process groups of their children."""
         return [one.pid for one in self._names]
 
     def started(self) -> list[psutil.Process]:
-        """Return them and all that they have started."""
+        """Return their processes and all descendants."""
         found: list[psutil.Process] = []
         for process in self._names:
             with suppress(psutil.NoSuchProcess):
@@ -159,7 +159,7 @@ class HeadProcesses:
 def ray_cluster(
     section: RaySection, bundles: Sequence[Bundle], *, debug: bool, keep_logs: Path | None = None
 ) -> Iterator[HeadProcesses]:
-    """Be connected to a cluster that can hold `bundles`, for as long as the context lasts.
+    """Connect to a cluster that can hold `bundles`, until the context ends.
 
     `keep_logs`: where the logs of a cluster of the run's own go if the context ends in a failure.
     """
@@ -228,7 +228,7 @@ def _shut_down(head: HeadProcesses) -> None:
 
 @contextmanager
 def _token_of_its_own(folder: Path) -> Iterator[None]:
-    """Give the cluster in `folder` a token that nobody but this user can read.
+    """Give the cluster in `folder` a token that only this user can read.
 
     Ray's own goes to `~/.ray`, which there need not be, and where everybody may read it.
     """
@@ -250,7 +250,7 @@ def _token_of_its_own(folder: Path) -> Iterator[None]:
 
 
 def _keep_logs(session: Path, folder: Path) -> None:
-    """Copy what the processes of Ray wrote to their logs, of each at most its end."""
+    """Copy the ends of the logs of Ray's processes."""
     # What there is of it may help; that a disk is full must not hide the failure.
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
@@ -301,7 +301,7 @@ def _unreachable(address: str, error: Exception) -> ConfigError:
 
 
 def _asks_for_token(error: BaseException | None) -> bool:
-    """Return whether a failure to connect comes of a token that is missing or wrong."""
+    """Return whether a connection failed because of a missing or wrong token."""
     while error is not None:
         # Where Ray raises another class on the way, the name stands in its text.
         if isinstance(error, AuthenticationError) or "AuthenticationError" in str(error):
@@ -311,7 +311,7 @@ def _asks_for_token(error: BaseException | None) -> bool:
 
 
 def _own_cluster(bundles: Sequence[Bundle], folder: Path) -> dict[str, Any]:
-    """Return the options of a cluster that is started here and that nobody else joins."""
+    """Return the options of a cluster that is started here and joined by nobody else."""
     # Ray only counts CPUs and does not bind processes to them. A machine with fewer cores than
     # the run has processes still works, so it is declared large enough for all of them.
     needed = sum(bundle.cpus for bundle in bundles)
@@ -405,7 +405,7 @@ async def answer(
     timeout_s: float,
     limit: str = "worker_progress_timeout_s",
 ) -> Any:
-    """Await an actor's answer. Its death or silence is raised as ProcessDiedError with `process`.
+    """Await an actor's answer; its death or silence raises ProcessDiedError with `process`.
 
     Silence is `timeout_s` seconds without an answer in which `watched` shows no sign of life
     either; `limit` names the setting of that. A connection that was lost is an UnreachableError.
@@ -450,7 +450,7 @@ async def is_back(ask: Callable[[], Any], *, bound_s: float = UNREACHABLE_S) -> 
 
 
 async def result_of(reference: Any) -> Any:
-    """Await the value of `reference` of Ray; a coroutine, of which a task can be made."""
+    """Await the value of Ray's `reference`; a coroutine, for use in tasks."""
     return await reference
 
 
@@ -465,7 +465,7 @@ async def _signs_of_life(watched: Watched | None, timeout_s: float) -> int | Non
 
 
 def _printed_by(death: str) -> str:
-    """Return the first error that a process of Ray printed, whose `death` Ray tells with its id.
+    """Return the first error that the dead process printed; Ray's `death` names its id.
 
     Empty if it printed none, or on another machine.
     """
@@ -480,7 +480,7 @@ def _printed_by(death: str) -> str:
 
 
 def _shown(answered: "asyncio.Future[Any]", process: str) -> Any:
-    """Return the answer, or raise what a user should see instead of Ray's error."""
+    """Return the answer, or raise an error for users in place of Ray's."""
     try:
         return answered.result()
     except ActorUnavailableError as error:

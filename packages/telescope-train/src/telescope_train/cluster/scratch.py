@@ -1,4 +1,4 @@
-"""`ScratchFolder`: a temporary folder that is deleted in the end even if its process is killed."""
+"""`ScratchFolder`: a temporary folder that is deleted even if its process is killed."""
 
 import fcntl
 import os
@@ -8,17 +8,17 @@ from contextlib import suppress
 from pathlib import Path
 
 OWNER_FILE = "owner"
-"""A file in the folder, which its process has locked for as long as it lives."""
+"""File in the folder that its process keeps locked while it lives."""
 
 
 class ScratchFolder:
-    """A new folder that only this user enters, among the temporary files of this machine.
+    """A new temporary folder that only this user can enter.
 
     Sockets are made in it, whose paths may have 107 bytes.
     """
 
     def __init__(self, prefix: str, *, max_parent_bytes: int) -> None:
-        """Make it, and delete the folders with `prefix` whose processes were killed.
+        """Create it, and delete folders with `prefix` whose processes were killed.
 
         `max_parent_bytes`: it is in `/tmp` where the path of the temporary files is longer.
         """
@@ -36,12 +36,12 @@ class ScratchFolder:
         unnamed.rename(self.path / OWNER_FILE)
 
     def remove(self) -> None:
-        """Delete it, as far as that is possible. Idempotent."""
+        """Delete it as far as possible. Idempotent."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 
     def leave(self) -> None:
-        """Let it stay, for a person who will read what is in it."""
+        """Keep it, for a person who will read its content."""
         (self.path / OWNER_FILE).unlink(missing_ok=True)
         self._lock.close()
 

@@ -1,4 +1,4 @@
-"""Waits for processes that the cluster starts, for as long as anything shows that it moves on.
+"""Wait for processes that the cluster starts, as long as there is any progress.
 
 Ray says how far each actor is: waiting for room, sent to a node, running. A node that is busy
 starts one after the other, so what becomes of any process of the run is a sign for all of them.
@@ -17,11 +17,11 @@ from telescope_train.cluster.nodes import living_nodes
 Result = TypeVar("Result")
 LOOK_EVERY_S = 5.0
 Stages = Callable[[], Hashable]
-"""What changes while the cluster does something for the run; may take a while to say it."""
+"""Returns a value that changes with the cluster's work for the run; may be slow."""
 
 
 def stages() -> Hashable:
-    """Return how far all processes of the run are, and which nodes there are; None = not known."""
+    """Return the stages of all processes of the run, and the nodes; None = not known."""
     try:
         # The public API says the same by way of a dashboard, which a run does not start.
         rows = actors(job_id=ray.JobID.from_hex(ray.get_runtime_context().get_job_id()))
@@ -37,7 +37,7 @@ def stages() -> Hashable:
 async def until_started(
     started: Awaitable[Result], *, silence_s: float, look: Stages = stages
 ) -> Result:
-    """Return what `started` returns.
+    """Return the result of `started`.
 
     Raises TimeoutError after `silence_s` seconds in which `look` said nothing new.
     """

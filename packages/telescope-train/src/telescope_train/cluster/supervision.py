@@ -1,4 +1,4 @@
-"""Work while the run's processes are watched, so that a death is reported as the cause."""
+"""Run code while the run's processes are watched, so that a death is reported as the cause."""
 
 import asyncio
 from collections.abc import Coroutine, Sequence
@@ -9,7 +9,7 @@ Result = TypeVar("Result")
 # The slowest way to notice a death takes several waits: Ray reports that a process is gone, the
 # actors are asked every second, and each question waits for a health request of up to 5 s.
 DEATH_SHOWS_WITHIN_S = 20.0
-"""Seconds after a failure within which a process's death is still taken for its cause."""
+"""Seconds after a failure within which the death of a process counts as its cause."""
 
 
 async def supervised(
@@ -18,7 +18,7 @@ async def supervised(
     *,
     grace_s: float = DEATH_SHOWS_WITHIN_S,
 ) -> Result:
-    """Return what `work` returns, while `watches` run.
+    """Return the result of `work`, while `watches` run.
 
     A watch ends only by raising the death of a process.
     When a process dies, the first sign is often elsewhere: a request fails, or a connection is
@@ -45,7 +45,7 @@ async def supervised(
 
 
 async def _all_ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Wait for tasks that were cancelled, to their end also if this is cancelled meanwhile."""
+    """Wait for canceled tasks to end, even if this task is canceled meanwhile."""
     cancelled: asyncio.CancelledError | None = None
     while not all(task.done() for task in tasks):
         try:

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 class Watchdog:
-    """A process that kills groups of processes once this process is gone.
+    """A process that kills process groups once this process has died.
 
     It waits for a line on a pipe. Only this process holds the other end, which the operating system
     closes even after SIGKILL; the watchdog then reads no line, and kills.
@@ -36,7 +36,7 @@ class Watchdog:
         os.close(read_end)
 
     def end(self) -> None:
-        """End it, and no group with it: its number may be that of another one by now."""
+        """End it without killing a group, whose number may be reused by now."""
         # Somebody may have killed it.
         with suppress(BrokenPipeError):
             os.write(self._write_end, b"closed\n")

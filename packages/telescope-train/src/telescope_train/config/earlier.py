@@ -1,4 +1,4 @@
-"""Settings of earlier versions in what a run recorded, under the names that they have today.
+"""Convert recorded settings of earlier versions to their present names.
 
 Who writes such a name is answered by `names` and `no_equal_names`. What was recorded is read here,
 so that a run of an earlier version is resumed, and forked, as if it had been started today.
@@ -18,9 +18,9 @@ ONE_VALUE: Mapping[str, Any] = {
     "megatron.megatron_overlap_cpu_optimizer_d2h_h2d": True,
     "evals.eval_start_end_use_all_servers": True,
 }
-"""Setting that is gone -> the value that always holds now."""
+"""Removed setting -> the value that always applies now."""
 FREE = frozenset({"observability.wandb_run_name", "ray.ray_namespace"})
-"""Settings that are gone and changed nothing that is computed."""
+"""Removed settings that never changed a result."""
 _OPTIMIZER = ("main_grads", "main_params", "exp_avg", "exp_avg_sq")
 TAKEN_IN: Mapping[str, str] = {
     "algorithm.seq_is_mask_low": "algorithm.seq_is_mask_range",
@@ -35,16 +35,16 @@ TAKEN_IN: Mapping[str, str] = {
         for name in _OPTIMIZER
     },
 }
-"""Setting that is gone -> the one that says it now."""
+"""Removed setting -> the setting that replaces it."""
 
 
 def names_of_today(names: Collection[str]) -> set[str]:
-    """Return `names`, which are `section.key`, each as it is called today."""
+    """Return `names`, each a `section.key`, with their present names."""
     return {TAKEN_IN.get(name, name) for name in names}
 
 
 def in_names_of_today(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return recorded settings, all of them by section, as this version would have recorded them.
+    """Return recorded settings by section, as the present version would record them.
 
     A setting that has one value today stays if it had another: it is refused or told as a change
     where the settings are used.

@@ -1,4 +1,4 @@
-"""Where each eval of a run is recorded, and which have no result yet."""
+"""The folder of each eval of a run, and the evals without a result."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,7 +45,7 @@ def missing_evals(entries: Sequence[EvalEntry], folder: RunFolder, tag: str) -> 
 
 
 def evals_left(config: TrainConfig, folder: RunFolder) -> list[EvalEntry]:
-    """Return the evals that are yet to be played in a run that has taken its last step."""
+    """Return the evals that remain to be played after the last step of a run."""
     last = config.run.number_of_steps
     left = missing_evals(due_evals(config, last), folder, step_tag(last))
     if config.evals.eval_after_training:

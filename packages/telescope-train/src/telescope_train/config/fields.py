@@ -44,7 +44,7 @@ def was_set(section: BaseModel, field: str) -> bool:
 
 
 class Redundant(str):
-    """A setting with its value, which changes nothing: that value holds without it too."""
+    """A setting with its value that has no effect, because the value applies anyway."""
 
     __slots__ = ()
 
@@ -52,7 +52,7 @@ class Redundant(str):
 def unused(
     section: BaseModel, name: str, why: str, *, holds: Collection[object] | None = None
 ) -> Iterator[str]:
-    """Yield a problem if a setting that has no effect was given, as `name has no effect why`.
+    """Yield a problem if a setting without effect was given, as `name has no effect why`.
 
     `name` is the setting as messages call it and ends in the name of the field. `holds` are the
     values that say what is so anyway; None = the default. One of them contradicts nothing and is
@@ -72,7 +72,7 @@ def unused(
 
 
 MOST_NAMED = 12
-"""Settings that change nothing which a note names; a file of every default has many more."""
+"""Most redundant settings in a note; a file with all defaults has many more."""
 
 
 class Found(NamedTuple):
@@ -80,7 +80,7 @@ class Found(NamedTuple):
 
     problems: tuple[str, ...]
     redundant: tuple[str, ...]
-    """Settings that were given and change nothing, each with its value."""
+    """Settings that were given without effect, each with its value."""
 
     @property
     def note(self) -> str:
@@ -93,7 +93,7 @@ class Found(NamedTuple):
 
 
 def sorted_out(found: Iterable[str]) -> Found:
-    """Return refused settings apart from redundant ones, each once."""
+    """Return refused settings and redundant ones, each once."""
     messages = tuple(dict.fromkeys(found))
     return Found(
         problems=tuple(one for one in messages if not isinstance(one, Redundant)),

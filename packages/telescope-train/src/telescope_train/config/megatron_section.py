@@ -13,11 +13,11 @@ _OPTIMIZER_DTYPES = {
     "exp_avg": ("float32", "float16", "bfloat16", "fp8"),
     "exp_avg_sq": ("float32", "float16", "bfloat16", "fp8"),
 }
-"""What the optimizer keeps -> types that it may have."""
+"""Part of the optimizer -> types that it may have."""
 
 
 def _all_dtypes(given: Mapping[str, str] | None) -> dict[str, str] | None:
-    """Return a type for each number of the optimizer, float32 where none is given."""
+    """Return the type of each part of the optimizer; float32 if none is given."""
     if given is None:
         return None
     for name, dtype in given.items():

@@ -1,4 +1,4 @@
-"""Names that other systems have for settings, each with its name here.
+"""Names of settings in other systems, each with its name here.
 
 A name may be the end of a path (`wandb.project`), where its last part alone would not say what is
 meant. The names are those of verifiers, TRL, AReaL, prime-rl, verl, SkyRL, slime, OpenRLHF and
@@ -87,7 +87,7 @@ _SAMPLES = {
     "agent.num_workers": "env_workers",
     **dict.fromkeys(("rollout_seed", "random_seed"), "seed"),
 }
-"""Prompts, rollouts and how they are sampled."""
+"""Prompts, rollouts and sampling."""
 
 _AHEAD = {
     **dict.fromkeys(
@@ -110,7 +110,7 @@ _AHEAD = {
     "async_grpo.enabled": "max_async_rollout: above 0",
     "oversampling_factor": "max_open_rollouts: rollouts that have begun and not ended",
 }
-"""How far sampling runs ahead of training."""
+"""Lead of sampling over training."""
 
 _LOSSES = {
     **dict.fromkeys(
@@ -211,7 +211,7 @@ _LOSSES = {
         "ppo_epochs: how often a batch is gone through",
     ),
 }
-"""From rewards to a loss, and optimizer steps of a batch."""
+"""From rewards to a loss, and the optimizer steps of a batch."""
 
 _OPTIMIZER = {
     **dict.fromkeys(("lr", "actor_learning_rate", "policy_lr"), "learning_rate"),
@@ -297,7 +297,7 @@ _MODELS = {
         "routing_replay",
     ),
 }
-"""The model and its types."""
+"""The model and its dtypes."""
 
 _PARALLEL = {
     **dict.fromkeys(
@@ -352,7 +352,7 @@ _PARALLEL = {
     "sequence_parallel_backend": "fsdp_context_parallel_size",
     "ray_wait_register_center_timeout": "ray_placement_timeout_s",
 }
-"""How ranks share the model."""
+"""Division of the model among ranks."""
 
 _SERVERS = {
     **dict.fromkeys(
@@ -409,7 +409,7 @@ _SERVERS = {
     "layered_summon": "weight_broadcast_bucket_mb: 0 = each tensor by itself",
     "enable_auto_tool_choice": "tool_call_parser",
 }
-"""The servers and how they get weights."""
+"""The servers and their weights."""
 
 _RUNS = {
     **dict.fromkeys(
@@ -513,9 +513,9 @@ _EARLIER = {
     ),
     "max_num_batched_tokens": 'vllm_arguments: ["--max-num-batched-tokens", "8192"]',
 }
-"""Settings of earlier versions that others have taken in; `earlier` reads what runs recorded."""
+"""Settings of earlier versions that became parts of others; `earlier` converts recorded ones."""
 
 FOREIGN_NAMES = (
     _SAMPLES | _AHEAD | _LOSSES | _OPTIMIZER | _MODELS | _PARALLEL | _SERVERS | _RUNS | _EARLIER
 )
-"""Name in other systems -> name here; what to know about it stands behind a colon."""
+"""Name in other systems -> name here; a remark may follow after a colon."""

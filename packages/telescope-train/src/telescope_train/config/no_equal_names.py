@@ -1,4 +1,4 @@
-"""Names of settings that people may expect and that do not exist here, each with the reason.
+"""Names of settings that people may expect and that do not exist here, with reasons.
 
 They are names of other systems, of `telescope sft`, and of evaluations. `critic.**` is a whole
 section, and `data.*` what of one has no answer of its own in `names` or here.
@@ -20,7 +20,7 @@ REFUSED_NAMES = {
     "min_p": _TRUNCATED,
     "repetition_penalty": _PENALIZED,
 }
-"""Setting of evals -> why rollouts that are trained on do not have it."""
+"""Setting of evals -> reason why training rollouts do not have it."""
 
 _PACKED = (
     "samples are packed into rows of seq_len tokens, so there is no micro batch; lower seq_len, or "
@@ -267,11 +267,11 @@ NO_EQUAL_NAMES = {
         ("ref.**", "ref_load", "ref_num_nodes", "ref_num_gpus_per_node", "ref_pretrain"), _REFERENCE
     ),
 }
-"""Name in other systems -> why there is none like it here, and what to do instead."""
+"""Name in other systems -> reason why there is no such setting, and what to do instead."""
 
 _SUPERVISED = "it is a setting of `telescope sft`, and this is `telescope train`"
 SUPERVISED_NAMES = dict.fromkeys(
     ("make_tiny_model", "output", "dataset", "num_examples", "num_held_out", "stop_at_accuracy"),
     _SUPERVISED,
 )
-"""Setting of `telescope sft` that a file for it often has -> that it is one."""
+"""Setting that is often in files for `telescope sft` -> a remark that it belongs there."""

@@ -1,4 +1,4 @@
-"""What is recorded and shown of a run beside its rows of metrics and rollouts."""
+"""Records and displays of a run besides its metrics and rollouts."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from telescope_train.config.fields import Host, Section
 
 
 class ObservabilitySection(Section):
-    """Meters, traces, and who may read them."""
+    """Meters, traces, and access to them."""
 
     system_metrics_collection_interval_seconds: Annotated[float, Field(ge=0)] = 1.0
     """Seconds between two readings of the meters of nodes, GPUs and inference servers; 0 = they are

@@ -1,4 +1,4 @@
-"""Which settings somebody set, and which are not as by default: for who reads the run later."""
+"""Record which settings were set, and which differ from their defaults, for later readers."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple, cast
@@ -10,18 +10,18 @@ from telescope_core.base.types import JsonValue
 
 
 class SettingOrigin(NamedTuple):
-    """Of all settings, by `section.key`; entries of a list of tables go by their `name`."""
+    """Names of settings, as `section.key`; entries of a list of tables go by their `name`."""
 
     given: list[str]
     """Set in a file or by a flag, also to the value that they have by default. Of a table without a
     fixed form, its own name stands for all."""
     chosen: list[str]
-    """Other than by default: somebody set them, or another setting decides them."""
+    """Settings that differ from their defaults, because they were set or follow from others."""
     defaults: dict[str, JsonValue]
 
 
 def origin_of(config: BaseModel) -> SettingOrigin:
-    """Return the settings that were set, those that are not as by default, and all defaults."""
+    """Return settings that were set, settings that differ from defaults, and all defaults."""
     fields = list(_walk(config, ""))
     return SettingOrigin(
         given=[one.name for one in fields if one.is_given],
@@ -33,7 +33,7 @@ def origin_of(config: BaseModel) -> SettingOrigin:
 def chosen_settings(
     config: Mapping[str, JsonValue], names: Collection[str], prefix: str = ""
 ) -> dict[str, JsonValue]:
-    """Return the settings of `config` among `names`, which are those of `SettingOrigin`."""
+    """Return the settings of `config` among `names`, which are in the form of `SettingOrigin`."""
     found: dict[str, JsonValue] = {}
     for name, value in config.items():
         full = f"{prefix}{name}"

@@ -1,1 +1,1 @@
-"""Checks that find what is wrong before and during a run. Runs in the driver and in the ranks."""
+"""Checks that find errors before and during a run. Run in the driver and in the ranks."""

@@ -1,4 +1,4 @@
-"""The check before training that inference engine and trainer agree on log-probs.
+"""Check before training that inference engine and trainer agree on log-probs.
 
 A few short answers are sampled through the run's own policy and template, and then scored by the
 trainer. A wrong temperature, template, dtype or set of weights shows up here instead of as a slow
@@ -24,9 +24,9 @@ PROMPTS = ("2 + 2 =", "one, two, three", "Hello!", "a b c d")
 MAX_TOKENS = 8
 """Most tokens of each answer."""
 DEADLINE_S = 120.0
-"""Seconds that all answers together may take."""
+"""Time limit in seconds for all answers together."""
 LIMITS = {"float32": 1e-3, "bfloat16": 5e-2}
-"""Type that both sides compute in -> largest mean difference, nats, that rounding explains."""
+"""Type of both sides' computation -> largest mean difference, nats, due to rounding."""
 
 
 async def check_engine(
@@ -38,7 +38,7 @@ async def check_engine(
     dtype: str,
     why_silent: Callable[[], str] = lambda: "",
 ) -> SelfTest:
-    """Return the mean difference of the log-probs, nats, over the tokens of a few answers.
+    """Return the mean difference of log-probs, nats, over the tokens of a few answers.
 
     `logprobs` is the trainer's function; `why_silent` says why a server was lost. Raises
     ConfigError if the difference is larger than rounding explains, and EndpointError if the

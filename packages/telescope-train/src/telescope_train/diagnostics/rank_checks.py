@@ -1,4 +1,4 @@
-"""Checks of a trainer rank at its start, so that no wrong number is trained on silently.
+"""Checks of a trainer rank at its start, which prevent training on wrong numbers.
 
 The output head must do what transformers does with the same hidden states, a soft cap or a scale
 included. Packing samples must not change their log-probs, as it would if attention ignored their
@@ -24,19 +24,20 @@ from telescope_train.models.head_check import HEAD_LIMIT
 Logprobs: TypeAlias = NDArray[np.float32]
 LogprobsOf: TypeAlias = Callable[[Sequence[PackedBatch]], list[Logprobs]]
 SPREADS = 4.0
-"""How many times as far as single samples packed ones may be from transformers' log-probs."""
+"""Factor by which packed samples may differ more from transformers' log-probs than single ones
+do."""
 LENGTH_SPREADS = 2.0
-"""How many times as far as transformers' own log-probs in longer rows packed ones may be."""
+"""Factor by which packed samples may differ more than transformers' own longer rows do."""
 LENGTHS = (23, 9)
-"""Tokens of the samples that are checked."""
+"""Numbers of tokens of the samples for the checks."""
 
 
 class Tolerance(NamedTuple):
-    """How far this backend's log-probs may be from transformers'; the larger of both counts."""
+    """Largest difference of log-probs from transformers'; the larger of both limits counts."""
 
     nats: float
     share_of_leak: float
-    """Share of what it does to a sample's log-probs if another one comes before it."""
+    """Share of the effect that another sample before it has on a sample's log-probs."""
 
     @classmethod
     def from_dtype(cls, dtype: str) -> "Tolerance":
@@ -46,7 +47,7 @@ class Tolerance(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTest:
-    """One measurement that was made before training."""
+    """One measurement before training."""
 
     name: str
     value: float
@@ -55,18 +56,18 @@ class SelfTest:
     """Largest value that passes, in `unit`."""
     unit: str
     remedy: str
-    """What is wrong if the value is larger, and what to do."""
+    """Meaning of a larger value, and what to do."""
     note: str = ""
-    """Anything else that a reader should know."""
+    """Further remark for readers."""
 
     @property
     def is_passed(self) -> bool:
-        """Whether the value is within the limit; NaN and infinity never are."""
+        """Whether the value is within the limit; NaN and infinity are not."""
         return self.value <= self.limit
 
     @property
     def text(self) -> str:
-        """Name and value in a form for people."""
+        """Name and value, formatted for people."""
         return f"{self.name} ({self.value:.2g} {self.unit})"
 
     def require(self) -> "SelfTest":
@@ -87,7 +88,7 @@ def check_rank(
     exactness: float | None,
     shares_prefixes: bool = False,
 ) -> list[SelfTest]:
-    """Run every check of a rank; returns what was measured, or raises ConfigError at a failure.
+    """Run every check of a rank; returns the measurements, or raises ConfigError at a failure.
 
     `exactness`: largest difference of importance weights from 1; None if dropout makes every
     forward pass with a gradient different. Every rank calls this, and before the backend has taken
@@ -166,18 +167,18 @@ def check_head(backend: TrainerBackend) -> SelfTest:
 
 
 class PackingDifference(NamedTuple):
-    """How far log-probs of packed samples are from those of single ones; root mean squares."""
+    """Difference of log-probs between packed and single samples; root mean squares, nats."""
 
     found: float
     """Nats."""
     limit: float
-    """Nats; what rounding explains."""
+    """Nats; largest difference due to rounding."""
 
 
 def check_packing(
     backend: TrainerBackend, *, vocab_size: int, tolerance: Tolerance
 ) -> PackingDifference:
-    """Compare packed samples with single ones through transformers' own forward.
+    """Compare packed samples with single ones computed by transformers.
 
     What rounding explains grows with depth and with the size of logits, so it is measured; see
     `_rounding`. That single samples are those of the same model at all is judged by what a real
@@ -218,7 +219,7 @@ def _require(found: float, limit: float, samples: str) -> None:
 
 
 def check_sharing(backend: TrainerBackend, *, vocab_size: int, tolerance: Tolerance) -> SelfTest:
-    """Compare samples that share prefixes in a row with single ones in transformers' own forward.
+    """Compare samples that share prefixes with single ones computed by transformers.
 
     The samples branch twice. The limit is that of `check_packing`. Every rank calls this.
     """
@@ -246,7 +247,7 @@ def check_sharing(backend: TrainerBackend, *, vocab_size: int, tolerance: Tolera
 def _rounding(
     samples: list[TrainingSample], alone: Logprobs, expected: Logprobs, logprobs: LogprobsOf
 ) -> float:
-    """Return the nats that rounding explains, of samples that are `expected` by transformers.
+    """Return the difference, in nats, due to rounding for samples with `expected` log-probs.
 
     A backend rounds in another order, as it does for samples that are `alone`. And in rows of other
     lengths libraries take other kernels, which round differently as well: what follows a token does
@@ -259,7 +260,7 @@ def _rounding(
 
 
 def _continued(sample: TrainingSample) -> TrainingSample:
-    """Return `sample` with itself behind it until it is as long as a row of packed samples."""
+    """Return `sample` repeated until it is as long as a row of packed samples."""
     length = sum(LENGTHS)
     mask = np.arange(length) > 0
     return replace(
@@ -271,7 +272,7 @@ def _continued(sample: TrainingSample) -> TrainingSample:
 
 
 def _each_alone(samples: list[TrainingSample], logprobs: LogprobsOf) -> Logprobs:
-    """Return the log-probs of all samples, each computed in a row of its own."""
+    """Return the log-probs of all samples, each computed in its own row."""
     return np.concatenate([_logprobs_of([one], logprobs)[0] for one in samples])
 
 

@@ -1,1 +1,1 @@
-"""Evals that a run itself plays, with its current weights. Runs in the driver."""
+"""Evals that a run plays itself, with its current weights. Runs in the driver."""

@@ -1,4 +1,4 @@
-"""The servers that evals ask, as one: those of their own, those of rollouts, or both."""
+"""The servers for evals as one: their own, those of rollouts, or both."""
 
 from dataclasses import replace
 
@@ -16,45 +16,45 @@ class EvalServers:
     """Routes the requests of evals; see `inference.pool.RolloutServers`."""
 
     def __init__(self, rollouts: ServerPool, own: ServerPool | None = None) -> None:
-        """`own`: servers that sample evals only; None = evals share those of rollouts."""
+        """`own`: servers that sample only evals; None = evals share those of rollouts."""
         self.rollouts = rollouts
         self.own = own
         self._used: tuple[ServerPool, ...] = (rollouts if own is None else own,)
         self._routes: dict[str, ServerPool] = {}
         self.playing = ""
-        """The folder of the eval that is being played, for the records of its calls."""
+        """Folder of the current eval, for the records of its calls."""
 
     @property
     def are_shared(self) -> bool:
-        """Whether evals beside training are sampled by the servers of rollouts."""
+        """Whether the servers for rollouts also sample evals beside training."""
         return self.own is None
 
     @property
     def is_down(self) -> bool:
-        """Whether no server takes requests now."""
+        """Whether no server accepts requests now."""
         return all(pool.is_down for pool in self._used)
 
     @property
     def why_down(self) -> str:
-        """Why one of the servers was lost."""
+        """Reason for the loss of one of the servers."""
         return next((one.reason for pool in self._used for one in pool.servers if one.reason), "")
 
     @property
     def num_servers(self) -> int:
-        """Servers that are asked, those that are about to come back too; at least 1."""
+        """Number of servers, including those that are about to come back; at least 1."""
         servers = [one for pool in self._used for one in pool.servers]
         return max(1, sum(one.state is not ServerState.GIVEN_UP for one in servers))
 
     def use_own(self) -> None:
-        """Ask the servers of evals; those of rollouts if there are no others."""
+        """Use the servers of evals, or those of rollouts if there are no others."""
         self._use(self.rollouts if self.own is None else self.own)
 
     def use_all(self) -> None:
-        """Ask all servers of the run."""
+        """Use all servers of the run."""
         self._use(self.rollouts, *(() if self.own is None else (self.own,)))
 
     async def generate(self, request: Request) -> Generation:
-        """Sample one continuation, after all requests of rollouts that wait."""
+        """Sample one continuation, after all waiting requests of rollouts."""
         return await self._pool_of(request.group_id).generate(
             replace(request, priority=request.priority + BEHIND_ROLLOUTS)
         )
@@ -64,7 +64,7 @@ class EvalServers:
         self._routes.clear()
 
     def _pool_of(self, group_id: str) -> ServerPool:
-        """Return the pool of a group's server; a group that is new goes to the least busy."""
+        """Return the pool of a group's server; a new group goes to the least busy one."""
         pool = self._routes.get(group_id)
         if pool is None or pool.is_down:
             pool = self._routes[group_id] = min(self._used, key=_requests_per_server)
@@ -72,7 +72,7 @@ class EvalServers:
 
 
 class EvalCalls:
-    """The servers of evals, as one rollout asks them; each call is recorded."""
+    """The servers of evals, for one rollout; each call is recorded."""
 
     def __init__(self, servers: EvalServers, calls: CallLog, rollout_id: str) -> None:
         self._servers = servers

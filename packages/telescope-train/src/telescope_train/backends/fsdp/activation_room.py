@@ -1,4 +1,4 @@
-"""How much memory a rank has for activations: measured once, when everything else was in memory."""
+"""The memory of a rank for activations, measured once when everything else is in memory."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -11,18 +11,18 @@ from telescope_train.config.trainer_section import TrainerSection
 from telescope_train.models.adaptive_checkpointing import GIB, AdaptiveCheckpointing
 
 LEFT_SHARE = 0.1
-"""Share of a GPU that is left free: blocks of memory do not fit each other without gaps."""
+"""Share of a GPU's memory that is left free, because blocks of memory leave gaps."""
 LOGITS_BYTES = 2**28
-"""Two blocks of logits in float32 on a GPU, which `logprobs` limits to this."""
+"""Size of two blocks of float32 logits on a GPU, which `logprobs` limits to this."""
 CPU_SHARE = 0.5
-"""Share of a machine's free memory that its ranks use: servers and environments grow as well."""
+"""Share of a machine's free memory that its ranks use; servers and environments grow too."""
 
 CONTROL_GROUP = Path("/sys/fs/cgroup")
-"""Where Linux shows a container what it may use."""
+"""Folder in which Linux shows a container its limits."""
 
 
 class ActivationRoom(NamedTuple):
-    """The memory that is left for activations."""
+    """The memory that is left for activations, and a reason for people."""
 
     num_bytes: float
     reason: str
@@ -31,7 +31,7 @@ class ActivationRoom(NamedTuple):
 def limit_activations(
     checkpointing: AdaptiveCheckpointing, trainer: TrainerSection, device: torch.device
 ) -> str:
-    """Limit what is kept for backward passes to the room of the rank that has least.
+    """Limit the memory for backward passes to the room of the rank that has least.
 
     Returns a sentence that says how much that is, and why. Every rank calls this, when weights,
     gradients and moments have been in memory at the same time.
@@ -66,7 +66,7 @@ def _room(trainer: TrainerSection, device: torch.device) -> ActivationRoom:
 
 
 def _free_bytes() -> int:
-    """Return the free memory of this machine, or of the container if it may use less."""
+    """Return the free memory of this machine, or of the container if that is less."""
     free = psutil.virtual_memory().available
     try:
         allowed = (CONTROL_GROUP / "memory.max").read_text().strip()

@@ -70,7 +70,7 @@ class FsdpBackend:
         self.sharing = loaded.sharing
         self._checkpointing = loaded.checkpointing
         self.activations = ""
-        """Why as many layers are recomputed as are, for people; empty where settings say it."""
+        """Reason, for people, for the number of recomputed layers; empty if the settings fix it."""
         if spans is not None:
             time_reductions(self._policy, spans)
         self._reference = self._make_reference(loaded)
@@ -217,13 +217,13 @@ class FsdpBackend:
 
     @torch.no_grad()
     def transformers_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
-        """Like `logprobs`, through the model's own head."""
+        """Return log-probs like `logprobs`, computed through the model's own head."""
         with self._computing():
             return [self._logprobs(self._policy, batch, by_transformers=True) for batch in batches]
 
     @torch.no_grad()
     def head_difference(self) -> float:
-        """Compare log-probs of the head with transformers', both in float32."""
+        """Compare log-probs of our head with those of transformers', both in float32."""
         with self._computing():
             return self._policy.head_difference()
 
@@ -282,12 +282,12 @@ class FsdpBackend:
             yield name, value.cpu()
 
     def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield all weights, or with LoRA adapted blocks or adapters: servers loaded the rest."""
+        """Yield all weights; with LoRA only adapted blocks or adapters: servers have the rest."""
         reshard(self._policy)
         return self._transferred(self._whole)
 
     def transfer_headers(self) -> Sequence[TensorHeader]:
-        """Describe what `transfer_weights` yields; nothing is gathered or computed."""
+        """Describe the tensors of `transfer_weights`; nothing is gathered or computed."""
         return [TensorHeader.from_tensor(*one) for one in self._transferred(without_content)]
 
     def without_gradient_buffers(self) -> AbstractContextManager[None]:
@@ -310,7 +310,7 @@ class FsdpBackend:
     def _in_files(
         self, weights: Iterator[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield whole parameters under the names of files, which servers know: experts apart."""
+        """Yield whole parameters under their names in model files, with experts apart."""
         for name, value in weights:
             yield from as_in_files(name, value, self._policy.lm.config.model_type)
 

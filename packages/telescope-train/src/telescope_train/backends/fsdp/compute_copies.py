@@ -1,4 +1,4 @@
-"""A policy that one rank has whole: nothing is gathered, and weights are rounded once for all rows.
+"""Compute with rounded copies of the weights where one rank holds the whole policy.
 
 Master weights are the parameters of the modules. While the policy computes, copies in the dtype of
 its layers stand in their places, and each gradient of a copy is added to that of its master, so
@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 
 class _CopyPlace(NamedTuple):
-    """A name under which a module has a parameter; tied weights have several places."""
+    """A name under which a module has a parameter; tied weights have several of them."""
 
     module: torch.nn.Module
     name: str

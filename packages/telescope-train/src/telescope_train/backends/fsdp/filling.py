@@ -1,4 +1,4 @@
-"""Give a model that was sharded without memory its weights: each rank reads its own rows.
+"""Load the weights of a model that was sharded without memory: each rank reads its own rows.
 
 Beyond its shards, a rank holds the rows of one tensor at a time. Nothing is sent between ranks.
 """
@@ -58,7 +58,7 @@ def fill(
 
 @torch.no_grad()
 def fill_adapters(lm: PreTrainedModel, *, seed: int) -> None:
-    """Give adapters their first values, drawn from `seed`, the same on all ranks."""
+    """Initialize the adapters from `seed`, equally on all ranks."""
     for parameter, first in first_adapters(lm, seed=seed):
         start, stop = local_rows(parameter)
         local_part(parameter).copy_(first[start:stop])

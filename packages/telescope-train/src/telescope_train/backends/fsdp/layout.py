@@ -1,4 +1,4 @@
-"""How backend `fsdp` divides a run among its ranks, from settings alone. Imports no torch.
+"""The division of a run among the ranks of backend `fsdp`. Imports no torch.
 
 Whole copies of the model (`fsdp_replicate_size`) are blocks of consecutive ranks, which `cluster`
 puts on one node where it can; within a block every weight is sharded over all ranks, those that

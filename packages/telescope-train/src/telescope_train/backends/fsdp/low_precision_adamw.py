@@ -17,18 +17,18 @@ from telescope_train.models.rounding import round_at_random
 
 
 class LowPrecisionAdamW(ShardAdamW):
-    """All arithmetic is in float32; only the moments kept between steps are narrow."""
+    """AdamW with float32 arithmetic; only the moments kept between steps have less precision."""
 
     def kept(self, moment: Tensor) -> Tensor:
-        """Keep it narrow."""
+        """Return the moment in bfloat16."""
         return moment.to(torch.bfloat16)
 
     def first_moment(self, parameter: Tensor) -> Tensor:
-        """Keep it narrow."""
+        """Return zeros in bfloat16."""
         return torch.zeros_like(parameter, dtype=torch.bfloat16)
 
     def update(self, parameter: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        """Step, on shards; see the top of the file."""
+        """Update one shard; the module docstring says how."""
         beta1, beta2 = group["betas"]
         number = state["step"].item()
         # On shards, because the arithmetic is elementwise: no rank needs the others for it. For

@@ -19,15 +19,15 @@ class OffloadedAdamW(ShardAdamW):
     """The same arithmetic as torch's fused AdamW on a CPU, to the bit."""
 
     def kept(self, moment: Tensor) -> Tensor:
-        """Keep it on the CPU."""
+        """Return the moment in CPU memory."""
         return moment.cpu()
 
     def first_moment(self, parameter: Tensor) -> Tensor:
-        """Keep it on the CPU."""
+        """Return zeros in CPU memory."""
         return torch.zeros_like(parameter, device="cpu")
 
     def update(self, parameter: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        """Step, on shards; see the top of the file."""
+        """Update one shard; the module docstring says how."""
         beta1, beta2 = group["betas"]
         weights = local_part(parameter)
         # On a CPU these are the shards themselves.

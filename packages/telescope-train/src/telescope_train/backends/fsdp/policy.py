@@ -1,4 +1,4 @@
-"""From settings to the policies of a rank: load, choose attention, adapt, shard."""
+"""Build the policies of a rank from settings: load, choose attention, adapt, shard."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -38,22 +38,22 @@ from telescope_train.models.packed import PackedPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedPolicy:
-    """A model that is ready to use, and what was decided while preparing it."""
+    """A model that is ready to use, and the choices made while preparing it."""
 
     policy: PackedPolicy
     attention: AttentionChoice
     context: ContextGroup | None
-    """The ranks that this one shares rows with; None = it shares none."""
+    """The group of ranks that share rows with this one; None = there is none."""
     sharing: PrefixSharing
     """Whether samples of a row share prefixes."""
     checkpointing: AdaptiveCheckpointing | None
-    """What decides how many layers of a row are recomputed; None = the settings say it."""
+    """Chooses the number of layers of a row to recompute; None = the settings fix it."""
     mesh: DeviceMesh
     """The ranks over which weights are sharded and copied."""
     computing: Callable[[], AbstractContextManager[None]]
-    """The block in which it may compute."""
+    """Context in which the model may compute."""
     is_whole: bool
-    """Whether this rank has all of it, and FSDP none."""
+    """Whether this rank holds the whole model, without FSDP."""
 
     @property
     def attention_in_use(self) -> AttentionKind:
@@ -68,7 +68,7 @@ def load_policy(
     *,
     moved: Callable[[], None] = lambda: None,
 ) -> ShardedPolicy:
-    """Return the model that is trained, ready and sharded; `moved` hears of each tensor read."""
+    """Return the trained model, ready and sharded; `moved` is called for each tensor read."""
     trainer, dtype = settings.trainer, torch_dtype(settings.compute_dtype)
     for name in ("optimizer_cpu_offload", "fsdp_cpu_offload"):
         if getattr(trainer, name) and device.type == "cpu":
@@ -150,7 +150,7 @@ def load_reference(
     *,
     moved: Callable[[], None] = lambda: None,
 ) -> PackedPolicy:
-    """Return a frozen copy of the initial model in the dtype of the layers, run like `like`."""
+    """Return a frozen copy of the initial model in the layers' dtype, prepared like `like`."""
     dtype = torch_dtype(settings.compute_dtype)
     loaded = _prepared(settings)
     # It is never updated, so master weights would only cost memory.
@@ -195,7 +195,7 @@ def _fill(
 
 
 def _speed_up(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Replace the most expensive forwards with faster ones, where no compiler does.
+    """Replace the most expensive forwards with faster ones, unless they are compiled.
 
     Nobody trains in float64 for speed: there all is computed in it.
     """

@@ -20,7 +20,7 @@ _KEY = "reference"
 
 
 class Reference(Protocol):
-    """The model whose log-probs the policy's are compared with."""
+    """The model to whose log-probs those of the policy are compared."""
 
     @property
     def has_moved(self) -> bool:
@@ -29,11 +29,11 @@ class Reference(Protocol):
 
     @contextmanager
     def ready(self) -> Iterator[PackedPolicy]:
-        """Yield the policy to call; it is the reference inside the block only."""
+        """Yield the model to call; it is the reference inside the block only."""
         ...
 
     def update(self) -> None:
-        """Become equal to the policy that is trained."""
+        """Copy the weights of the trained policy."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class Reference(Protocol):
         ...
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take over the weights that `state` returned."""
+        """Load the weights that `state` returned."""
         ...
 
 
@@ -90,7 +90,7 @@ class FrozenCopy:
 
 
 class AdaptersAside:
-    """With LoRA: the same model with its adapters off, or as they were at the last update."""
+    """With LoRA: the policy itself with its adapters off, or as they were at the last update."""
 
     def __init__(self, policy: PackedPolicy) -> None:
         self._policy = policy
@@ -98,7 +98,7 @@ class AdaptersAside:
 
     @property
     def has_moved(self) -> bool:
-        """Whether it has adapters, those of the last update."""
+        """Whether it has adapters of its own, those of the last update."""
         return self._kept is not None
 
     @contextmanager
@@ -117,7 +117,7 @@ class AdaptersAside:
             self._put(current)
 
     def update(self) -> None:
-        """Keep a copy of the adapters as they are now."""
+        """Copy the present adapters."""
         # The frozen weights below them never change, so adapters are all that a copy needs.
         self._kept = self._adapters()
 
@@ -126,7 +126,7 @@ class AdaptersAside:
         return self._adapters() if self._kept is None else dict(self._kept)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take over the adapters that `state` returned."""
+        """Load the adapters that `state` returned."""
         self._kept = state
 
     def _adapters(self) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What AdamW over shards has in common, whatever form it keeps its moments in.
+"""The part of AdamW over shards that is independent of how moments are stored.
 
 Paper: arXiv:1711.05101, algorithm 2.
 """
@@ -12,13 +12,13 @@ from torch import Tensor
 
 
 class ShardAdamW(torch.optim.Optimizer):
-    """Updates one parameter after the other; subclasses say how, and what moments are kept in."""
+    """Updates one parameter after the other; subclasses define the update and the moments."""
 
     def __init__(self, params: Any, *, lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the form of moments; torch gives loaded ones the dtype and place of weights."""
+        """Convert loaded moments, to which torch gives the dtype and device of the weights."""
         super().__setstate__(state)
         for moments in self.state.values():
             for name in ("exp_avg", "exp_avg_sq"):
@@ -43,12 +43,12 @@ class ShardAdamW(torch.optim.Optimizer):
 
     @abstractmethod
     def kept(self, moment: Tensor) -> Tensor:
-        """Return a moment in the form that is kept between steps."""
+        """Return a moment in the form in which it is kept between steps."""
 
     @abstractmethod
     def first_moment(self, parameter: Tensor) -> Tensor:
-        """Return the moment before the first step, zeros in the form that is kept."""
+        """Return the moment before the first step: zeros in the form that is kept."""
 
     @abstractmethod
     def update(self, parameter: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        """Change this rank's shard of `parameter` and its moments; `step` is counted already."""
+        """Update this rank's shard of `parameter` and its moments; `step` includes this one."""

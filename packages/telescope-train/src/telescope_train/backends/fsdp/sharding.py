@@ -36,7 +36,7 @@ def decoder_layers(lm: PreTrainedModel) -> torch.nn.ModuleList:
 
 
 def weight_mesh(layout: RankLayout, device: torch.device) -> DeviceMesh:
-    """Return the ranks of one copy of the model, or [copy, rank of it] if there are several."""
+    """Return the ranks of one copy of the model, or [copy, rank in it] if there are several."""
     # With one copy the mesh has one dimension: torch would otherwise reduce twice.
     sizes, names = (layout.weight_shards,), ("shard",)
     if layout.num_copies > 1:
@@ -84,7 +84,7 @@ def shard(
 
 
 def time_reductions(policy: PackedPolicy, spans: SpanRecorder) -> None:
-    """Record each sum of gradients over ranks as a span."""
+    """Record each reduction of gradients over ranks as a span."""
     if dist.get_world_size() == 1:
         return  # nothing is summed
     for module in policy.modules():
@@ -93,7 +93,7 @@ def time_reductions(policy: PackedPolicy, spans: SpanRecorder) -> None:
 
 
 class _TimedReduction:
-    """What FSDP does by itself, timed. It runs in a stream of its own, beside backward."""
+    """FSDP's own reduction, timed; it runs in its own stream, beside the backward pass."""
 
     def __init__(self, spans: SpanRecorder) -> None:
         self._spans = spans
@@ -118,7 +118,7 @@ class _TimedReduction:
 
 
 def reshard(policy: torch.nn.Module) -> None:
-    """Free whole parameters, some of which are left after a forward pass without backward.
+    """Free whole parameters, some of which remain after a forward pass without backward.
 
     A whole parameter is a copy in the dtype of the layers. Writes to it are lost, and values read
     from it are rounded.
@@ -129,7 +129,7 @@ def reshard(policy: torch.nn.Module) -> None:
 
 
 def whole(value: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return `value` whole on `device`, where the ranks communicate; every rank calls it."""
+    """Return `value` whole on `device`, which communicates; every rank must call it."""
     if not isinstance(value, DTensor):
         return value.to(device)
     # An offloaded shard is on the CPU, where NCCL cannot gather it. from_local is told shape and
@@ -148,7 +148,7 @@ def whole(value: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def without_content(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor like `whole(value)` that has no content and needs no memory."""
+    """Return a tensor like `whole(value)` without content, which needs no memory."""
     return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
 

@@ -66,7 +66,7 @@ def weights_of(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def set_weights(model: torch.nn.Module, weights: dict[str, Any]) -> None:
-    """Load what `weights_of` returned."""
+    """Load the weights that `weights_of` returned."""
     # Not strict, because with LoRA the frozen weights are absent.
     set_model_state_dict(model, weights, options=StateDictOptions(strict=False))
 

@@ -1,4 +1,4 @@
-"""What the backend must know of a model's architecture, from its Hugging Face config.
+"""The architecture of a model as the backend needs it, from its Hugging Face config.
 
 It covers decoders built like Llama: Llama, Mistral, Qwen2 and Qwen3, and the mixtures Mixtral and
 Qwen3-MoE. What they can do and this backend cannot is refused by name.
@@ -16,12 +16,12 @@ from telescope_train.backends.megatron.layout import ModelSizes, family_problems
 from telescope_train.models.head import HeadRule, head_rule
 
 _VOCABULARY_MULTIPLE = 128
-"""The embedding is padded to a multiple of this, so that other numbers of ranks can read it."""
+"""The embedding is padded to a multiple of this, so that it fits other numbers of ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """The sizes and choices of a decoder built like Llama."""
+    """Sizes and options of a decoder like Llama."""
 
     family: str
     num_layers: int
@@ -34,22 +34,22 @@ class Architecture:
     """Rows of the embedding that are tokens."""
     norm_eps: float
     is_tied: bool
-    """The output head is the embedding."""
+    """Whether the output head is the embedding."""
     has_qk_norm: bool
     has_qkv_bias: bool
     head_rule: HeadRule
-    """What the model does with the product of hidden states and head."""
+    """Processing of the product of hidden states and head."""
     padding_id: int | None
-    """The token whose embedding gets no gradient from where it is read, as in transformers."""
+    """Token whose embedding gets no gradient where it is an input, as in transformers."""
     num_experts: int | None = None
     num_experts_per_token: int = 1
     expert_ffn_size: int = 0
     renormalizes: bool = True
-    """The weights of the chosen experts sum to 1."""
+    """Whether the weights of the chosen experts are scaled to sum to 1."""
 
     @property
     def sizes(self) -> ModelSizes:
-        """What a division over ranks has to fit."""
+        """Sizes that a division over ranks must fit."""
         return ModelSizes(
             num_layers=self.num_layers,
             num_heads=self.num_heads,
@@ -61,12 +61,12 @@ class Architecture:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the embedding as it is held, for every number of ranks the same."""
+        """Rows of the embedding with padding, the same for every number of ranks."""
         return -(-self.vocab_size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
 
 
 def architecture_of(config: PretrainedConfig) -> Architecture:
-    """Return the architecture; ConfigError for what this backend cannot train."""
+    """Return the architecture; ConfigError if this backend cannot train it."""
     family = str(config.model_type)
     for problem in family_problems(family):
         raise ConfigError(problem)
@@ -118,7 +118,7 @@ def _refuse(family: str, c: Any) -> None:
 def empty_model(
     config: PretrainedConfig, *, trust_remote_code: bool, dtype: torch.dtype
 ) -> PreTrainedModel:
-    """Return the Hugging Face model, to compute in `dtype`, without memory for its weights."""
+    """Return the Hugging Face model with layers of `dtype`, without memory for its weights."""
     with torch.device("meta"):
         lm = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     if dtype == torch.float64 and hasattr(lm, "set_experts_implementation"):

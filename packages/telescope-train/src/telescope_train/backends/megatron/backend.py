@@ -171,7 +171,7 @@ class MegatronBackend:
 
     @torch.no_grad()
     def transformers_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
-        """Like `logprobs`, through transformers' own layers, each with its exported weights."""
+        """Return log-probs like `logprobs`, by transformers' layers with exported weights."""
         found: list[NDArray[np.float32]] = []
         for batch in batches:
             row = packed_row(batch, self._device, share=False)
@@ -180,7 +180,7 @@ class MegatronBackend:
         return found
 
     def head_difference(self) -> float:
-        """Compare log-probs of a head like this with transformers', both in float32."""
+        """Compare log-probs of a head like ours with those of transformers', both in float32."""
         arch = self._loaded.architecture
         # No rank has the whole head; the arithmetic beside its matrix is that of any other.
         weight_VH = torch.linspace(-2.0, 3.0, 64 * arch.hidden_size).sin().view(64, -1)
@@ -210,14 +210,14 @@ class MegatronBackend:
         return self._weights.export()
 
     def transfer_headers(self) -> list[TensorHeader]:
-        """Describe what `transfer_weights` yields; nothing is gathered for it."""
+        """Describe the tensors of `transfer_weights`; nothing is gathered."""
         dtype = str(self._loaded.dtype).removeprefix("torch.")
         shapes = hugging_face_shapes(self._loaded.architecture)
         return [TensorHeader(name=n, dtype=dtype, shape=shape) for n, shape in shapes.items()]
 
     @contextmanager
     def without_gradient_buffers(self) -> Iterator[None]:
-        """Give the memory of gradients back inside the block."""
+        """Free the memory of gradients inside the block."""
         with using(self._device):
             self._stepper.clear()
             self._wrapped.offload_grad_buffers()
@@ -243,7 +243,7 @@ class MegatronBackend:
             yield name, value.cpu()
 
     def num_state_values(self) -> int:
-        """Return how many numbers of optimizer state this rank keeps; for checks."""
+        """Return the number of optimizer state values on this rank; for checks."""
         return self._stepper.num_state_values()
 
     def save_checkpoint(self, folder: str | Path) -> None:
@@ -286,7 +286,7 @@ class MegatronBackend:
 def _in_batch(
     batch: PackedBatch, trained_M: NDArray[np.int64], values_M: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Return [T] `values_M` where they belong and 0 elsewhere."""
+    """Return [T] `values_M` at the trained tokens, and 0 elsewhere."""
     logprobs_T = np.zeros(len(batch.token_ids_T), dtype=np.float32)
     logprobs_T[trained_M] = values_M
     # A row of padding has one token that is trained only so that all ranks run backward.

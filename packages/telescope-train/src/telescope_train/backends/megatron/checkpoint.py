@@ -1,4 +1,4 @@
-"""Checkpoints by megatron-core's dist_checkpointing: parts that any other layout can read.
+"""Checkpoints by megatron-core's dist_checkpointing, which any other layout can read.
 
 Every rank calls every function, and `read` inside `library.using`. Beside the library's files a
 folder holds `megatron.json` and the state of each rank's random generators.
@@ -27,25 +27,25 @@ from telescope_train.backends.progress import Progress
 from telescope_train.backends.seeding import random_state, set_random_state
 
 _FACTS = "megatron.json"
-"""File of what is not in the library's own files."""
+"""File for facts that the library's own files lack."""
 _METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
-"""The form of the distributed optimizer's state that other numbers of ranks can read."""
+"""Format of the distributed optimizer's state that other numbers of ranks can read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """The objects that a checkpoint holds the state of."""
+    """The objects whose state a checkpoint holds."""
 
     model: Any
     stepper: Stepper
     reference: Any | None
-    """The reference model, once it was updated."""
+    """The reference model, if it has been updated."""
     is_distributed: bool
     """Whether the optimizer's state is divided over data-parallel ranks."""
 
 
 def save(folder: Path, trained: Trained, progress: Progress, *, device: torch.device) -> None:
-    """Write everything to `folder`, whole or not at all."""
+    """Write everything to `folder`, completely or not at all."""
     with folder_of_all_ranks(folder) as partial:
         start(partial, trained, progress, device=device, with_training_state=True).wait()
 
@@ -86,7 +86,7 @@ def _start(
     started: list[Saving] = []
 
     class InThisProcess(strategies.TorchDistSaveShardedStrategy):
-        """The library's own form of saving starts processes, which a rank with threads cannot."""
+        """Saves in this process: the library starts processes, which needs one without threads."""
 
         def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
             by_key, _, _ = strategies._replace_state_dict_keys_with_sharded_keys(
@@ -112,7 +112,7 @@ def _start(
 
 
 def read(folder: Path, trained: Trained) -> Progress:
-    """Read what `write` wrote, under any layout; returns the progress."""
+    """Load a checkpoint into a rank of any layout; returns the progress."""
     from megatron.core import dist_checkpointing
 
     facts = _facts(folder)
@@ -164,7 +164,7 @@ def _facts(folder: Path) -> dict[str, Any]:
 def _state(
     trained: Trained, progress: Progress, *, with_training_state: bool, is_loading: bool
 ) -> dict[str, Any]:
-    """Return the sharded state; of an optimizer that took no step there is none."""
+    """Return the sharded state; without that of an optimizer that has taken no step."""
     metadata = {**_METADATA, "non_homogeneous_layers": True}
     state: dict[str, Any] = {"model": trained.model.sharded_state_dict(metadata=dict(metadata))}
     if not with_training_state:

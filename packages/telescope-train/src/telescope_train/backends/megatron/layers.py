@@ -1,4 +1,4 @@
-"""The parts of a layer that are Telescope's own, on a CPU and on a GPU alike.
+"""The layers that are Telescope's own, for CPU and GPU.
 
 A norm, attention over packed rows, and experts; the matrices that tensor-parallel ranks divide are
 the library's. With `megatron_use_transformer_engine` none of these is used.
@@ -21,7 +21,7 @@ from telescope_train.models.attention.kinds import AttentionKind
 
 
 class Norm(torch.nn.Module):
-    """Root-mean-square norm, also of tokens that are divided over ranks."""
+    """Root-mean-square norm, also for tokens that are divided over ranks."""
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Norm(torch.nn.Module):
 
 
 class PackedAttention(torch.nn.Module):
-    """Causal attention inside each sequence of a row, by the kind that the run has chosen.
+    """Causal attention within each sequence of a row, of the kind chosen for the run.
 
     Context-parallel ranks exchange heads for tokens as those of backend `fsdp` do.
     """
@@ -62,7 +62,7 @@ class PackedAttention(torch.nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: Any, **__: Any
     ) -> Tensor:
-        """[T, heads, D] of this rank's tokens in, [T, heads * D] out."""
+        """Map this rank's tokens: [T, heads, D] to [T, heads * D]."""
         states = [one.transpose(0, 1).unsqueeze(0) for one in (query, key, value)]
         sequences, order = packed_seq_params.sequences, packed_seq_params.order
         if self._group.size == 1:
@@ -73,7 +73,7 @@ class PackedAttention(torch.nn.Module):
         return heads_for_tokens(output[:, order.ranks_from_row], self._group)[0].flatten(1)
 
     def _attend(self, states: list[Tensor], sequences: Sequences) -> Tensor:
-        """[1, heads, T, D] each in, [1, T, heads, D] out."""
+        """Map [1, heads, T, D], three times, to [1, T, heads, D]."""
         attend = AttentionInterface()[self._kind.implementation]
         output, _ = attend(
             self,
@@ -87,7 +87,7 @@ class PackedAttention(torch.nn.Module):
 
 
 class GroupedExperts(torch.nn.Module):
-    """The experts of a rank, whole, in two tensors; one grouped product for all of them."""
+    """The whole experts of a rank in two tensors, with one grouped product for all."""
 
     def __init__(self, num_local_experts: int, config: Any, pg_collection: Any, **_: Any) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class GroupedExperts(torch.nn.Module):
         hidden, columns = config.hidden_size, config.moe_ffn_hidden_size
         place = {"dtype": config.params_dtype, "device": torch.cuda.current_device()}
         self.fc1 = torch.nn.Parameter(torch.empty(num_local_experts, 2 * columns, hidden, **place))
-        """[E, 2 F, H] gate above up."""
+        """[E, 2 F, H] the gate matrix above the up matrix."""
         self.fc2 = torch.nn.Parameter(torch.empty(num_local_experts, hidden, columns, **place))
         """[E, H, F]."""
         for weight in (self.fc1, self.fc2):
@@ -109,7 +109,7 @@ class GroupedExperts(torch.nn.Module):
     def forward(
         self, states_TH: Tensor, tokens_per_expert: Tensor, probs_T: Tensor
     ) -> tuple[Tensor, None]:
-        """Tokens come sorted by expert, each with the weight of its expert."""
+        """Map tokens that are sorted by expert, each with the weight of its expert."""
         counts_E = torch.as_tensor(tokens_per_expert).to(states_TH.device)
         both = _grouped_product(states_TH, self.fc1, counts_E)
         gate, up = both.chunk(2, -1)
@@ -140,7 +140,7 @@ class GroupedExperts(torch.nn.Module):
 
 
 def _grouped_product(states_TX: Tensor, weight_EYX: Tensor, counts_E: Tensor) -> Tensor:
-    """Return [T, Y]: each token times the matrix of its expert; tokens are sorted by expert."""
+    """Return [T, Y]: each token times its expert's matrix; tokens are sorted by expert."""
     if states_TX.dtype == torch.float64:
         # torch's grouped product knows no float64, which only tests use.
         pieces = states_TX.split(counts_E.tolist())

@@ -1,4 +1,4 @@
-"""How backend `megatron` divides a run among its ranks, from settings alone. Imports no torch.
+"""The division of a run among the ranks of backend `megatron`. Imports no torch.
 
 The order of ranks is the library's own, `RankLayout`'s. Experts are divided over the ranks of a
 pipeline stage, and are themselves never divided.
@@ -12,7 +12,7 @@ from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.config.megatron_section import MegatronSection
 
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
-"""Values of `model_type` that the conversion of weights covers."""
+"""Values of `model_type` for which the conversion of weights works."""
 
 
 def megatron_layout(section: MegatronSection, num_ranks: int) -> RankLayout:
@@ -34,19 +34,19 @@ def megatron_layout(section: MegatronSection, num_ranks: int) -> RankLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """The sizes of a model that a division over ranks has to fit."""
+    """The sizes of a model that a division over ranks must fit."""
 
     num_layers: int
     num_heads: int
     num_kv_heads: int
     ffn_size: int
-    """Columns between the two products of a dense feed-forward layer; experts are not divided."""
+    """Width of a dense feed-forward layer; experts are not divided."""
     num_experts: int | None
     """None = a dense model."""
 
 
 def why_not_shared(section: MegatronSection) -> str | None:
-    """Return why samples of a row cannot share their first tokens; None = the settings let them."""
+    """Return why samples of a row cannot share their first tokens; None = they can."""
     if section.megatron_context_parallel_size > 1:
         return "context-parallel ranks of Megatron each hold pieces of every sample"
     if section.megatron_use_transformer_engine:
@@ -55,7 +55,7 @@ def why_not_shared(section: MegatronSection) -> str | None:
 
 
 def layout_problems(section: MegatronSection, num_ranks: int) -> Iterator[str]:
-    """Yield why `num_ranks` ranks cannot be laid out as the settings ask."""
+    """Yield the reasons why `num_ranks` ranks cannot be laid out as the settings say."""
     tensor = section.megatron_tensor_parallel_size
     pipeline = section.megatron_pipeline_parallel_size
     context = section.megatron_context_parallel_size
@@ -76,7 +76,7 @@ def layout_problems(section: MegatronSection, num_ranks: int) -> Iterator[str]:
 
 
 def family_problems(family: str) -> Iterator[str]:
-    """Yield why models of this `model_type` cannot be trained."""
+    """Yield the reasons why models of this `model_type` cannot be trained."""
     if family not in FAMILIES:
         yield (
             f"train_backend 'megatron' converts the weights of {', '.join(FAMILIES)}, got a model "
@@ -85,7 +85,7 @@ def family_problems(family: str) -> Iterator[str]:
 
 
 def model_problems(section: MegatronSection, sizes: ModelSizes) -> Iterator[str]:
-    """Yield why the model of these sizes cannot be divided as the settings ask."""
+    """Yield the reasons why a model of these sizes cannot be divided as the settings say."""
     tensor = section.megatron_tensor_parallel_size
     pipeline = section.megatron_pipeline_parallel_size
     context = section.megatron_context_parallel_size

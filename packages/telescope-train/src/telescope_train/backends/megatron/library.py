@@ -1,4 +1,4 @@
-"""megatron-core itself: found or refused, and made to work with torch's own optimizers.
+"""Import megatron-core, or say why not, and adapt it to torch's own optimizers.
 
 Everything else of this folder imports the library late and inside `using()`, because it is an
 optional dependency and its import already asks for a GPU.
@@ -42,11 +42,11 @@ _QUIET = (
     # Its own norms are not used.
     "Apex is not installed",
 )
-"""Beginnings of warnings that nobody who trains can do anything about."""
+"""Beginnings of warnings about which users cannot do anything."""
 
 
 def _prepare() -> None:
-    """Import the library once, quietly, and mend what is broken in it without extensions."""
+    """Import the library once, without its output, and fix it for use without extensions."""
     global _is_prepared
     if _is_prepared:
         return
@@ -74,7 +74,7 @@ def _prepare() -> None:
 
 
 def _mend() -> None:
-    """Mend what 0.16.1 gets wrong where Transformer Engine or a GPU is absent."""
+    """Fix errors of version 0.16.1 that appear without Transformer Engine or a GPU."""
     moe_utils = importlib.import_module("megatron.core.transformer.moe.moe_utils")
     if not hasattr(moe_utils, "te_general_gemm"):
         # The router asks whether it is None, and without Transformer Engine it is not defined.
@@ -100,7 +100,7 @@ def _nothing(*_: Any, **__: Any) -> None: ...
 
 
 def _loading(original: Callable[..., None]) -> Callable[..., None]:
-    """Return what loads the optimizer's state of one parameter, in place of `original`.
+    """Return a function that loads a parameter's optimizer state, in place of `original`.
 
     The original fails on the key `step` of torch's AdamW, which a checkpoint keeps by group.
     """

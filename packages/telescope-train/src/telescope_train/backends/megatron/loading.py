@@ -53,11 +53,11 @@ _GENERATION = "generation_config.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """One rank's part of a model, and what was decided while building it."""
+    """One rank's part of a model, and the choices made while building it."""
 
     weights: RankWeights
     reference: RankWeights | None
-    """The frozen initial model, if the algorithm needs one."""
+    """The frozen initial model; None if the algorithm needs none."""
     config: Any
     """The library's TransformerConfig."""
     architecture: Architecture
@@ -145,7 +145,7 @@ def _choose_sharing(
 
 
 def _few_experts(config: PretrainedConfig) -> PretrainedConfig:
-    """Return the config with the fewest experts, as attention does not depend on their number."""
+    """Return the config with the fewest experts, on which attention does not depend."""
     small = copy.deepcopy(config)
     for name in ("num_experts", "num_local_experts"):
         if getattr(small, name, None):
@@ -172,7 +172,7 @@ def _join(layout: RankLayout, seed: int) -> None:
 
 
 def row_multiple(settings: BackendSettings, layout: RankLayout) -> int:
-    """Return the number of which the tokens of a row must be a multiple."""
+    """Return the number that must divide the number of tokens of a row."""
     section = settings.megatron
     multiple = settings.trainer.pad_to_multiple_of
     if layout.context > 1:

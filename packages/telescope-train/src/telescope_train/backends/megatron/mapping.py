@@ -1,4 +1,4 @@
-"""How each parameter in Megatron's model is made of tensors of the Hugging Face model, and back.
+"""The relation between the parameters of Megatron's model and Hugging Face tensors.
 
 Both ways are exact: tensors are only cut, joined and put in another order. Megatron keeps queries,
 keys and values in one matrix, interleaved by key-value head, and the gate and up projections in
@@ -26,17 +26,17 @@ class WeightPart:
     """Names of the Hugging Face tensors that it is made of."""
     form: Form = "plain"
     split: Literal[0, 1] | None = None
-    """Dimension that tensor-parallel ranks divide; None = each has all of it."""
+    """Dimension that tensor-parallel ranks divide; None = each holds all of it."""
     layer: int | None = None
     """Number of its layer; None = outside the layers."""
     expert: int | None = None
-    """Number of the expert; None = it is no expert's."""
+    """Number of the expert; None = it belongs to no expert."""
     is_padded: bool = False
-    """It has a row for each token, and rows of padding behind them."""
+    """Whether it has one row for each token, followed by rows of padding."""
 
 
 def parts_of(architecture: Architecture) -> list[WeightPart]:
-    """Return every part of the model, in the order in which a forward pass uses them."""
+    """Return all parts of the model, in the order of a forward pass."""
     parts = [
         WeightPart(
             name="embedding.word_embeddings.weight",
@@ -125,7 +125,7 @@ def _expert_parts(architecture: Architecture, layer: int) -> list[WeightPart]:
 def join(
     part: WeightPart, tensors: Sequence[torch.Tensor], architecture: Architecture
 ) -> torch.Tensor:
-    """Return the whole parameter from its Hugging Face tensors, in the order of `sources`."""
+    """Build the whole parameter from its Hugging Face tensors, in the order of `sources`."""
     if part.form == "qkv":
         # Each key-value head with the queries that attend to it, so that ranks can divide them.
         groups, size = architecture.num_kv_heads, architecture.head_dim
@@ -147,7 +147,7 @@ def join(
 def take_apart(
     part: WeightPart, value: torch.Tensor, architecture: Architecture
 ) -> list[torch.Tensor]:
-    """Return the Hugging Face tensors of a whole parameter, in the order of `sources`."""
+    """Split a whole parameter into its Hugging Face tensors, in the order of `sources`."""
     if part.form == "qkv":
         groups, size = architecture.num_kv_heads, architecture.head_dim
         queries = architecture.num_heads // groups * size
@@ -171,7 +171,7 @@ def shard(part: WeightPart, value: torch.Tensor, rank: int, size: int) -> torch.
 
 
 def unshard(part: WeightPart, shards: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the whole parameter from the shards of all tensor-parallel ranks, in their order."""
+    """Build the whole parameter from the shards of all tensor-parallel ranks, in their order."""
     if part.split is None or len(shards) == 1:
         return shards[0]
     if part.form == "gate_up":

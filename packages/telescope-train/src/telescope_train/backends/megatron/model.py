@@ -25,12 +25,12 @@ from telescope_train.models.logprobs import Head, chunked_logprobs
 from telescope_train.models.packed import TrainedLogprobs
 
 FP8_MULTIPLE = 16
-"""Tokens of a rank that products in 8 bits take at a time."""
+"""8-bit products need a multiple of this many tokens on each rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Building:
-    """The parts that a model is built from."""
+    """The parts from which a model is built."""
 
     settings: BackendSettings
     architecture: Architecture
@@ -103,7 +103,7 @@ def transformer_config(building: Building) -> Any:
 
 
 def is_sequence_parallel(building: Building) -> bool:
-    """Return whether tokens are divided between the matrices."""
+    """Return whether tokens are divided over ranks between the matrices."""
     section = building.settings.megatron
     return section.megatron_sequence_parallel and building.layout.tensor > 1
 
@@ -125,7 +125,7 @@ def _expert_values(building: Building, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def build_model(building: Building, config: Any) -> Any:
-    """Return this rank's part of the model, its weights not yet set.
+    """Return this rank's part of the model, with weights not yet set.
 
     It is called with a `RankRow` and returns the log-probs of its trained tokens, or on all stages
     but the last one the hidden states.
@@ -159,7 +159,7 @@ def build_model(building: Building, config: Any) -> Any:
 def _without_padding(
     padding_id: int, is_divided: bool, _: Any, args: Any, kwargs: Any, output: Tensor
 ) -> Tensor:
-    """Return the embeddings [C, 1, H], those of padding without gradient."""
+    """Return the embeddings [C, 1, H], without gradient for those of padding."""
     from megatron.core import parallel_state
 
     ids_C = (kwargs["input_ids"] if "input_ids" in kwargs else args[0])[0]
@@ -202,7 +202,7 @@ def _block_spec(building: Building, config: Any) -> Any:
 
 
 def _experts_of(mlp: Any) -> Any:
-    """Return the submodules of the library's layer of experts; newer versions use a partial."""
+    """Return the submodules of the library's expert layer; newer versions use a partial."""
     return mlp.keywords["submodules"] if isinstance(mlp, partial) else mlp.submodules
 
 
@@ -235,13 +235,13 @@ def run_model(model: Callable[..., Any], row: RankRow) -> Any:
 
 
 class SharedRotations:
-    """Rotates each token of a row by its place in its sample, where samples share tokens.
+    """Rotates each token of a row by its position in its sample, where samples share tokens.
 
     The library rotates by the place in a sequence, and a shared token is in several samples.
     """
 
     def __init__(self, model: Any) -> None:
-        """Take part in every pass of `model`, the library's own."""
+        """Apply to every pass of `model`, one of the library's."""
         self._positions_T: Tensor | None = None
         model.register_forward_pre_hook(self._note, with_kwargs=True)
         model.rotary_pos_emb.register_forward_hook(self._choose)
@@ -251,7 +251,7 @@ class SharedRotations:
         self._positions_T = None if sequences.shared is None else sequences.positions_T
 
     def _choose(self, _: Any, __: Any, table: Tensor) -> Tensor:
-        """Return [T, ...] of the table of all places, which the library takes for such a row."""
+        """Return [T, ...] of the table of all positions, which the library uses for such a row."""
         return table if self._positions_T is None else table.index_select(0, self._positions_T)
 
 
@@ -264,7 +264,7 @@ def _score(
     labels: RankRow | None = None,
     **__: Any,
 ) -> Tensor | TrainedLogprobs:
-    """Return what the last stage makes of its hidden states; other stages hand them on."""
+    """Return the last stage's result for hidden states; other stages pass them on."""
     from megatron.core import parallel_state, tensor_parallel
 
     if not model.post_process:

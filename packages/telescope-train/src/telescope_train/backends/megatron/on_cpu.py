@@ -1,4 +1,4 @@
-"""Lets megatron-core run on ranks without a GPU: it says "cuda" where it means "here".
+"""Let megatron-core run on ranks without a GPU, where "cuda" then means the CPU.
 
 `on_cpu()` wraps every use of the library, its import included. Inside the block, tensors that are
 asked for on "cuda" are on the CPU, and the functions of torch.cuda that the library calls have a
@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 @contextmanager
 def on_cpu() -> Iterator[None]:
-    """Answer for a GPU that is not there, in this thread and inside the block."""
+    """Replace functions of torch.cuda for this thread, inside the block."""
     places = [
         *((torch.cuda, name, answer) for name, answer in _ANSWERS.items()),
         (torch.cuda.random, "get_rng_state", _ANSWERS["get_rng_state"]),
@@ -37,7 +37,7 @@ def _itself(module: torch.nn.Module, *_: Any, **__: Any) -> torch.nn.Module:
 
 
 class _Stream:
-    """Work on a CPU is done when the call returns, so there is nothing to wait for."""
+    """A stream for the CPU, whose work is done when a call returns."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.cuda_stream = 0
@@ -69,7 +69,7 @@ class _Event:
 
 
 def _always(answer: Any) -> Callable[..., Any]:
-    """Return a new function, as torch's compiler wants a different one under each name."""
+    """Return a new function each time: torch's compiler wants a separate one for each name."""
 
     def function(*_: Any, **__: Any) -> Any:
         return answer
@@ -90,11 +90,11 @@ _ANSWERS: dict[str, Any] = {
     "Stream": _Stream,
     "Event": _Event,
 }
-"""Function or class of torch.cuda -> what stands in for it."""
+"""Function or class of torch.cuda -> its replacement."""
 
 
 class _CudaMeansCpu(TorchFunctionMode):
-    """Also holds in backward, which the CPU runs in the thread that calls it."""
+    """Replaces the device "cuda" by "cpu", also in backward passes, which run in this thread."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -122,7 +122,7 @@ def _is_cuda(device: object) -> bool:
 
 
 def _name_of_type(tensor: torch.Tensor) -> str:
-    """Return what `Tensor.type()` says of such a tensor on a GPU.
+    """Return the value of `Tensor.type()` for the same tensor on a GPU.
 
     Megatron's optimizers choose by these names. They know no float64, which only tests use: it is
     handled like float32, as the type that needs no copy of its own.

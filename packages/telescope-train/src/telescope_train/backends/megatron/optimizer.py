@@ -1,4 +1,4 @@
-"""The library's data-parallel wrapper and optimizer, stepped as the protocol asks.
+"""The library's data-parallel wrapper and optimizer, behind the backend protocol.
 
 Gradients are summed over batches and ranks and never divided. The global norm is taken before
 anything is clipped, so that a gradient that is not finite leaves no trace.
@@ -88,7 +88,7 @@ def precision_values(dtypes: Mapping[str, str]) -> dict[str, Any]:
 
 
 class Stepper:
-    """The gradient of one wrapped model, and the optimizer that uses it."""
+    """The gradient of one wrapped model, and the optimizer that applies it."""
 
     def __init__(self, settings: BackendSettings, wrapped: Any) -> None:
         from megatron.core.optimizer import get_megatron_optimizer
@@ -104,7 +104,7 @@ class Stepper:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the gradient."""
+        """Clear the gradient."""
         # Both: the optimizer's gradients are views of the buffers that the wrapper clears.
         self.optimizer.zero_grad()
         self._wrapped.zero_grad_buffer()
@@ -120,14 +120,14 @@ class Stepper:
             self._is_summed = False
 
     def after_backward(self) -> None:
-        """Note that there is a gradient; one that was summed on the way is complete."""
+        """Record that there is a gradient; one that was reduced meanwhile is complete."""
         self._has_gradient = True
         if self._wrapped.ddp_config.overlap_grad_reduce:
             # The buckets are on their way, and only this pass knows them.
             self.sum_over_ranks()
 
     def sum_over_ranks(self) -> None:
-        """Sum the gradient over the ranks that hold the same parameters. Once is enough."""
+        """Sum the gradient over the ranks that hold the same parameters, if not done yet."""
         from megatron.core.distributed import finalize_model_grads
 
         assert self._has_gradient, "apply_gradient before accumulate_gradient"
@@ -169,7 +169,7 @@ class Stepper:
         self.optimizer.step_with_ready_grads()
 
     def forget_steps(self) -> None:
-        """Return the optimizer to what it was before its first step."""
+        """Reset the optimizer to its state before the first step."""
         for inner in self.inner_optimizers():
             inner.state.clear()
             for group in inner.param_groups:
@@ -178,7 +178,7 @@ class Stepper:
                     del group["step"]
 
     def make_state(self) -> None:
-        """Make the optimizer's state if there is none, as a place for what is loaded."""
+        """Create the optimizer's state if there is none, as a target for loading."""
         if self.num_state_values():
             return
         # By a step at rate 0 without gradient; its count of steps is overwritten as well.
@@ -188,7 +188,7 @@ class Stepper:
         self.clear()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what the library has read, but for the settings of the run that wrote it."""
+        """Load the state that the library has read, without the settings of the earlier run."""
         self.optimizer.load_state_dict(state)
         for inner in self.inner_optimizers():
             for group in inner.param_groups:
@@ -210,7 +210,7 @@ class Stepper:
             yield from getattr(inner, "sub_optimizers", ())
 
     def num_state_values(self) -> int:
-        """Return how many numbers of optimizer state this rank keeps."""
+        """Return the number of optimizer state values on this rank."""
         return sum(
             value.numel()
             for inner in self.inner_optimizers()
@@ -220,7 +220,7 @@ class Stepper:
         )
 
     def whole_gradient(self) -> dict[str, Tensor]:
-        """Return this rank's gradient by parameter, also those parts that others have summed."""
+        """Return this rank's gradient by parameter, with the parts that other ranks have summed."""
         self.sum_over_ranks()
         if self._wrapped.ddp_config.use_distributed_optimizer:
             self._gather_summed()

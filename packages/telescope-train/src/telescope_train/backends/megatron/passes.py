@@ -23,7 +23,7 @@ def run_rows(
     *,
     backward: bool,
 ) -> None:
-    """Pass each row through all stages; `use` gets its number and log-probs, and returns a loss.
+    """Run each row through all stages; `use` maps its number and log-probs to a loss.
 
     It is called on the last stage. With `backward` the gradient of its loss is added to the others.
     """
@@ -54,7 +54,7 @@ def run_rows(
 
 
 def share_results(found: Found) -> Found:
-    """Return the results of the last pipeline stage, on every stage."""
+    """Copy the results of the last pipeline stage to every stage."""
     from megatron.core import parallel_state
 
     group = parallel_state.get_pipeline_model_parallel_group()

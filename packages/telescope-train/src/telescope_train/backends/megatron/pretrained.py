@@ -11,7 +11,7 @@ from torch import Tensor
 from telescope_core.records.files import write_json
 
 MAX_SHARD = "5GB"
-"""Largest file of weights."""
+"""Largest weights file."""
 
 
 def write_weights(

@@ -21,7 +21,7 @@ from telescope_train.backends.megatron.mapping import parts_of, take_apart
 from telescope_train.backends.megatron.weights import canonical_name
 
 _OF_ENGINE = ".experts.experts.linear_fc"
-"""What Transformer Engine's experts are called in a checkpoint, in place of `.experts.fc`."""
+"""Names of Transformer Engine's experts in a checkpoint, in place of `.experts.fc`."""
 
 
 def read_weights(folder: Path, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
@@ -56,7 +56,7 @@ def read_weights(folder: Path, architecture: Architecture) -> Iterator[tuple[str
 
 
 def _name_of(key: str) -> str:
-    """Return the name of a parameter by the key that the library stores it under."""
+    """Return the name of a parameter from the library's key for it."""
     if _OF_ENGINE in key:
         return key.replace(_OF_ENGINE, ".experts.fc").removesuffix(".weight")
     return canonical_name(key)

@@ -1,4 +1,4 @@
-"""A packed row as Megatron's ranks take it: padded where they divide it, and cut for one of them.
+"""A packed row in the form that Megatron's ranks take: padded, and cut for one rank.
 
 Context-parallel ranks divide every sequence into twice as many chunks as there are ranks, and rank
 r takes chunks r and 2n - 1 - r: the library's rotary embedding expects this order.
@@ -21,30 +21,30 @@ from telescope_train.models.row import PackedRow, packed_row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextOrder:
-    """Tokens in the order of the row, and as the ranks hold them one after the other."""
+    """The order of tokens in the row, and in the ranks one after the other."""
 
     ranks_from_row: torch.Tensor
-    """[T] int64: entry i is the place in the row of token i of all ranks."""
+    """[T] int64: entry i is the position in the row of token i of all ranks."""
     row_from_ranks: torch.Tensor
     """[T] int64, the inverse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRow:
-    """The tokens of a row that one rank sees, and those that it predicts."""
+    """The part of a row that one rank sees, and the tokens that it predicts."""
 
     token_ids_C: torch.Tensor
     """[C] int64."""
     sequences: Sequences
-    """Of the whole row."""
+    """The sequences of the whole row."""
     order: ContextOrder | None
     """None = this rank has the whole row."""
     trained_M: NDArray[np.int64]
-    """[M] where each trained token is in the batch."""
+    """[M] position of each trained token in the batch."""
     predictors_P: torch.Tensor
-    """[P] int64, places among this rank's tokens."""
+    """[P] int64, positions among this rank's tokens."""
     places_P: torch.Tensor
-    """[P] int64, places among the M trained tokens."""
+    """[P] int64, positions among the M trained tokens."""
     targets_P: torch.Tensor
     """[P] int64, the trained tokens."""
     temperatures_P: torch.Tensor
@@ -119,7 +119,7 @@ def _shared_row(row: PackedRow) -> RankRow:
 def _padded(
     starts: NDArray[np.int32], *, chunk: int, multiple_of: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where each token goes, and the positions of the padded row.
+    """Return the new position of each token, and the positions of the padded row.
 
     Every sequence is padded at its end to a multiple of `chunk`; what the row still lacks is a
     sequence of padding alone.
@@ -136,7 +136,7 @@ def _padded(
 
 
 def context_order(starts: NDArray[np.integer], ranks: int) -> NDArray[np.int64]:
-    """Return the places in the row of the tokens of rank 0, then those of rank 1, and so on."""
+    """Return the row positions of the tokens of rank 0, then of rank 1, and so on."""
     order: list[NDArray[np.int64]] = []
     for rank in range(ranks):
         for first, last in pairwise(starts):

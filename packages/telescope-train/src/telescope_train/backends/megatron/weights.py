@@ -1,4 +1,4 @@
-"""Weights from Hugging Face files into the parts that a rank holds, and back, tensor by tensor.
+"""Convert weights between Hugging Face files and the parts of a rank, tensor by tensor.
 
 No rank ever has more of the whole model than one tensor beside its own part.
 """
@@ -27,13 +27,13 @@ _IN_ANOTHER_MODULE = {
     "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
     "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
 }
-"""Transformer Engine's name of a norm, which it joins to the next matrix -> its own name."""
+"""Transformer Engine's name of a norm, which it merges with the next matrix -> its own name."""
 _SHARED_HEAD = "output_layer.weight"
 _EMBEDDING = "embedding.word_embeddings.weight"
 
 
 def canonical_name(name: str) -> str:
-    """Return the name of a parameter as Telescope's own layers have it."""
+    """Return the name of a parameter in Telescope's own layers."""
     for joined, own in _IN_ANOTHER_MODULE.items():
         if name.endswith(joined):
             return name.removesuffix(joined) + own
@@ -57,7 +57,7 @@ class RankWeights:
         self._mark_divided()
 
     def _mark_divided(self) -> None:
-        """Tell the gradient norm which parameters are divided: others it counts on one rank alone.
+        """Mark divided parameters for the gradient norm; others count on one rank alone.
 
         The library marks them only while it fills them with random numbers.
         """
@@ -81,7 +81,7 @@ class RankWeights:
                     target.copy_(mine)
 
     def _targets(self, part: WeightPart) -> list[Tensor]:
-        """Return what this rank holds of `part`: mostly one tensor or none."""
+        """Return the tensors of this rank that hold `part`: usually one or none."""
         names = [part.name]
         if part.name == _EMBEDDING and self._architecture.is_tied:
             # The last pipeline stage has a copy of its own for the head.
@@ -147,7 +147,7 @@ def _broadcast(value: Tensor, owner: int, group: dist.ProcessGroup) -> None:
 
 
 def _named(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters of a rank, with the numbers of layers in the whole model."""
+    """Yield the parameters of a rank, named with layer numbers of the whole model."""
     layers = model.decoder.layers
     first = layers[0].layer_number - 1 if len(layers) else 0
     for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""The Hugging Face model, run layer by layer on weights that arrive one at a time, for checks.
+"""Run the Hugging Face model layer by layer on weights that arrive one at a time, for checks.
 
 Its forward pass is transformers' own. Before a layer runs, its weights are taken from the stream,
 and after it they are dropped, so the whole model is nowhere.
@@ -18,11 +18,12 @@ from telescope_train.models.row import PackedRow
 
 _EXPERT = re.compile(r"(.*\.)(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
 _HALF = {"gate_proj": 0, "w1": 0, "up_proj": 1, "w3": 1}
-"""Name of an expert's matrix -> its half of transformers' joined one; others are its down."""
+"""Name of an expert's matrix -> its half of transformers' joined one; others are the down
+matrix."""
 
 
 class StreamedModel:
-    """A model whose weights come and go while it runs."""
+    """A model whose weights are loaded and freed while it runs."""
 
     def __init__(self, lm: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> None:
         """`lm` has no memory for its weights."""
@@ -72,14 +73,14 @@ class StreamedModel:
                 left[target] -= 1
 
     def _parts_in(self, name: str) -> int:
-        """Return the number of tensors in the stream that parameter `name` is made of."""
+        """Return the number of tensors in the stream that form parameter `name`."""
         experts = self._lm.get_parameter(name).shape[0]
         if name.endswith("experts.gate_up_proj"):
             return 2 * experts
         return experts if name.endswith("experts.down_proj") else 1
 
     def _put(self, name: str, value: Tensor) -> str:
-        """Write a tensor of the stream where transformers has it; returns its name there."""
+        """Write a tensor of the stream to its place in transformers; return that name."""
         value = value.to(self._device, self._dtype)
         found = _EXPERT.fullmatch(name)
         if found is None:

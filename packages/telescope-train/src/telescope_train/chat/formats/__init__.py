@@ -1,4 +1,4 @@
-"""Parsers for the ways in which each family of models writes thinking and tool calls."""
+"""Parsers for the forms in which each family of models writes thinking and tool calls."""
 
 from telescope_train.chat.formats.choose import (
     REASONING_PARSERS,

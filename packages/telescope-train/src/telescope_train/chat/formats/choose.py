@@ -1,4 +1,4 @@
-"""Chooses the parsers for a model: by its chat template, or by name from the settings."""
+"""Choose the parsers for a model: by its chat template, or by name from the settings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -108,7 +108,7 @@ class ParsedReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyFormat:
-    """How the replies of one model are read."""
+    """The parsers for the replies of one model."""
 
     tool_calls: ToolCallParser
     reasoning: ReasoningParser
@@ -119,17 +119,17 @@ class ReplyFormat:
         return frozenset((*self.tool_calls.marks, *self.reasoning.marks))
 
     def opens_thinking(self, generation_prompt: str) -> bool:
-        """Return whether the prompt leaves the model in the middle of its thinking."""
+        """Return whether the prompt ends within the model's thinking."""
         opening = self.reasoning.opening
         return bool(opening) and generation_prompt.rstrip().endswith(opening)
 
     def forbids_thinking(self, generation_prompt: str) -> bool:
-        """Return whether the prompt closes the thinking before it has begun."""
+        """Return whether the prompt ends the thinking before it has begun."""
         closing = self.reasoning.closing
         return bool(closing) and generation_prompt.rstrip().endswith(closing)
 
     def marks_alike(self, one: str, other: str) -> bool:
-        """Return whether both texts have the marks of thinking, or neither.
+        """Return whether both texts contain marks of thinking, or neither.
 
         If a template removes an empty block of thinking, it shows a different turn.
         """
@@ -144,7 +144,7 @@ class ReplyFormat:
         opened: bool = False,
         margins: tuple[str, str] = ("", ""),
     ) -> ParsedReply:
-        """Separate the parts of `text`; `opened` if the prompt has begun the thinking.
+        """Separate the parts of `text`; `opened`: the prompt has begun the thinking.
 
         `margins`: white space around an answer that does not belong to it.
         Without tools there are no calls. Text that looks like a call stays in the content, where
@@ -161,7 +161,7 @@ class ReplyFormat:
 def choose_format(
     template: str, *, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO
 ) -> ReplyFormat:
-    """Return the parsers that are named, or those that fit the text of the chat template."""
+    """Return the named parsers, or those that fit the text of the chat template."""
     return ReplyFormat(
         tool_calls=_chosen(
             "tool_call_parser", tool_call_parser, TOOL_CALL_PARSERS, _fitting(template, _TOOL_CALLS)

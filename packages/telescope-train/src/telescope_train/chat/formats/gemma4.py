@@ -19,7 +19,7 @@ _PLAIN = re.compile(r"[^,\]}]*")
 
 
 def read_gemma4(text: str, tools: ToolSchemas) -> Calls:
-    """Read the calls; arguments that cannot be read are kept as they were written."""
+    """Read the calls; unreadable arguments are kept as they were written."""
     pieces: list[str] = []
     calls: list[CallText] = []
     position = 0
@@ -76,7 +76,7 @@ def _list(text: str, position: int, depth: int) -> tuple[JsonValue, int]:
 
 
 def _behind(text: str, position: int, closing: str) -> int:
-    """Return the index behind a comma, or that of `closing`."""
+    """Return the index after a comma, or that of `closing`."""
     if text.startswith(",", position) and not text.startswith(closing, position + 1):
         return position + 1
     if not text.startswith(closing, position):

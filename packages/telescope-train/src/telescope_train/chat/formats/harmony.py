@@ -49,7 +49,7 @@ def split_harmony(text: str) -> Thought:
 
 
 def read_harmony(text: str, tools: ToolSchemas) -> Calls:
-    """Return the text for the user and the calls; if no tools are offered, all of it is text."""
+    """Return the text for the user and the calls; without tools, everything is text."""
     said: list[str] = []
     calls: list[CallText] = []
     for part in _parts(text):
@@ -63,7 +63,7 @@ def read_harmony(text: str, tools: ToolSchemas) -> Calls:
 
 
 def _parts(text: str) -> list[_Part]:
-    """Cut `text` into messages; a piece without a header is plain text."""
+    """Split `text` into messages; a piece without a header is plain text."""
     parts: list[_Part] = []
     for piece in re.split(f"(?={re.escape(_START)})", text):
         header, found, body = piece.partition(_MESSAGE)

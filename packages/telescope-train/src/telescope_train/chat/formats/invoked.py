@@ -54,7 +54,7 @@ def _call(attributes: str, body: str, value: str, tools: ToolSchemas) -> CallTex
 
 
 def _declared(text: str, *, is_text: bool) -> JsonValue:
-    """Return the value as its own attribute types it."""
+    """Return the value in the type that its own attribute names."""
     if is_text:
         return text
     try:

@@ -1,4 +1,4 @@
-"""The replies of Kimi: K2 writes calls between marks, K3 puts every part into a channel.
+"""The replies of Kimi: K2 marks its calls, K3 puts every part into a channel.
 
 In K2, the id of a call holds the name of the tool, and the template shows the id alone.
 """
@@ -34,7 +34,7 @@ _RESPONSE, _TOOLS, _CALL = _channel("response"), _channel("tools"), _channel("ca
 _ARGUMENT, _JSON = _channel("argument"), _channel("json")
 _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 _END_OF_MESSAGE = re.compile(r"<\|close\|>(?:message<\|sep\|>|[a-z]*\Z)")
-"""Behind the parts of a message; a reply that was cut may end within it."""
+"""The end of a message, after its parts; a reply that was cut may stop within it."""
 
 
 def read_kimi_k2(text: str, tools: ToolSchemas) -> Calls:
@@ -55,7 +55,7 @@ def read_kimi_k2(text: str, tools: ToolSchemas) -> Calls:
 
 
 def read_kimi_k3(text: str, tools: ToolSchemas) -> Calls:
-    """Unwrap the response, and read the calls in the channel of tools if tools are offered."""
+    """Unwrap the response, and read the calls in the tools channel if tools are offered."""
     calls: list[CallText] = []
 
     def without_calls(section: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Tool calls as JSON behind a mark: Llama, Mistral, Phi-4, Command, DeepSeek and others."""
+"""Tool calls as JSON after a mark: Llama, Mistral, Phi-4, Command, DeepSeek and others."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from telescope_train.chat.formats.reply import Calls, ToolCallParser, ToolSchema
 
 _PYTHON_TAG = "<|python_tag|>"
 _OBJECTS = re.compile(r"[\s;,]*(?P<json>\{|\[\s*\{)")
-"""Where an object begins, or a list of objects, with what separates it from the one before."""
+"""Beginning of an object, or of a list of objects, with the separator before it."""
 _MISTRAL = "[TOOL_CALLS]"
 _MISTRAL_NAMED = re.compile(
     r"\s*(?P<name>[\w.\-]+)(?:\[CALL_ID\](?P<id>[^\[]*))?(?:\[ARGS\])?\s*(?P<arguments>\{.*)",
@@ -79,7 +79,7 @@ def read_mistral(text: str, tools: ToolSchemas) -> Calls:
 
 
 def _mistral_calls(block: str) -> tuple[tuple[CallText, ...], str]:
-    """Return the calls of one block and the text behind them."""
+    """Return the calls of one block and the text after them."""
     body = block.lstrip()
     if body.startswith(("[", "{")):
         try:
@@ -119,7 +119,7 @@ def read_command_r(text: str, tools: ToolSchemas) -> Calls:
 
 
 def read_lists(text: str, tools: ToolSchemas, *, pattern: re.Pattern[str]) -> Calls:
-    """Read the JSON inside each match of `pattern`: a list of calls, or calls one after another."""
+    """Read the JSON in each match of `pattern`: a list of calls, or consecutive calls."""
     return _lists(text, pattern)
 
 
@@ -141,7 +141,7 @@ def _lists(text: str, pattern: re.Pattern[str]) -> Calls:
 
 
 def _values(text: str) -> list[JsonValue]:
-    """Return the JSON values that `text` consists of; raises ValueError."""
+    """Return the JSON values that form `text`; raises ValueError for other text."""
     body, position = text.strip(), 0
     values: list[JsonValue] = []
     while position < len(body):

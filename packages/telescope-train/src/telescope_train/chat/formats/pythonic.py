@@ -32,10 +32,10 @@ _PIECE = re.compile(
     r"|(?<![\w.])(?P<zeros>0+)(?=[1-9]\d*\b(?!\.))",
     re.DOTALL,
 )
-"""What is not Python as it stands: line breaks in texts, keys that are keywords, and so on."""
+"""Text that is not valid Python: line breaks in strings, keywords as keys, and so on."""
 _LITERALS = {"true": "True", "false": "False", "null": "None"}
 _KEY = "k_"
-"""Put before each key, because a key may be a keyword of Python."""
+"""Prefix of each key, because a key may be a keyword of Python."""
 
 
 def read_pythonic(text: str, tools: ToolSchemas) -> Calls:

@@ -15,7 +15,7 @@ ToolSchemas = Sequence[Mapping[str, JsonValue]]
 
 
 class Calls(NamedTuple):
-    """The text of a reply, and the calls that it contained."""
+    """The text of a reply, and the calls that were in it."""
 
     content: str
     calls: tuple[CallText, ...] = ()
@@ -30,7 +30,7 @@ class Thought(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallParser:
-    """How one family of models writes tool calls."""
+    """Reads the tool calls of one family of models."""
 
     name: str
     read: Callable[[str, ToolSchemas], Calls]
@@ -42,15 +42,15 @@ class ToolCallParser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningParser:
-    """How one family of models marks its thinking."""
+    """Separates the thinking of one family of models."""
 
     name: str
     split: Callable[[str], Thought]
     marks: tuple[str, ...] = ()
     opening: str = ""
-    """The end of a generation prompt that lets the model begin by thinking."""
+    """End of a generation prompt after which the model begins to think."""
     closing: str = ""
-    """The end of a generation prompt that keeps the model from thinking."""
+    """End of a generation prompt that prevents the model from thinking."""
 
 
 def joined(pieces: Sequence[str]) -> str:
@@ -59,7 +59,7 @@ def joined(pieces: Sequence[str]) -> str:
 
 
 def functions_of(tools: ToolSchemas) -> dict[str, Mapping[str, JsonValue]]:
-    """Return the functions that are offered, by name."""
+    """Return the offered functions, by name."""
     found: dict[str, Mapping[str, JsonValue]] = {}
     for tool in tools:
         function = tool.get("function", tool)

@@ -1,4 +1,4 @@
-"""Whether two messages mean the same, even if callers or templates spell them differently. Pure."""
+"""Compare two messages by meaning, even if callers or templates spell them differently. Pure."""
 
 import json
 
@@ -7,7 +7,7 @@ from telescope_core.parsers.tool_calls import load_json
 
 
 def same_message(given: Message, sent: Message) -> bool:
-    """Return whether `sent` is the message `given` that a caller has sent back.
+    """Return whether `sent` is the message `given`, sent back by a caller.
 
     Callers strip white space and write the JSON of arguments again. If they leave something out,
     such as the thinking, it is another message, because a template would show it differently.
@@ -21,7 +21,7 @@ def same_message(given: Message, sent: Message) -> bool:
 
 
 def same_words(one: Message, other: Message) -> bool:
-    """Return whether content, thinking and calls agree, apart from the ids of the calls."""
+    """Return whether content, thinking and calls are equal, except for the ids of the calls."""
     return (
         one.content.strip() == other.content.strip()
         and one.reasoning.strip() == other.reasoning.strip()

@@ -1,4 +1,4 @@
-"""Tool calls between tags: as JSON (Qwen, Hermes) or as tags of their own (Qwen3-Coder, GLM)."""
+"""Tool calls between tags: as JSON (Qwen, Hermes) or as their own tags (Qwen3-Coder, GLM)."""
 
 import re
 from collections.abc import Iterator
@@ -27,10 +27,10 @@ class _Block(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """How a call of keys and values is written. All three are matched one behind the other."""
+    """The patterns of a call with keys and values; the three match one after the other."""
 
     head: re.Pattern[str]
-    """Up to the first key, with the group `name`, and `opening` if the tag may be left out."""
+    """Up to the first key, with the group `name`, and `opening` if the tag may be missing."""
     pair: re.Pattern[str]
     """One key and its value."""
     tail: re.Pattern[str]
@@ -74,7 +74,7 @@ def read_functionary(text: str, tools: ToolSchemas) -> Calls:
 
 
 def _written_in(shape: _Shape, text: str, tools: ToolSchemas) -> Iterator[_Block]:
-    """Yield the calls; the values are read first, because one may hold a closing tag."""
+    """Yield the calls; values are read first, because one may contain a closing tag."""
     position = 0
     while (head := shape.head.search(text, position)) is not None:
         pairs: list[tuple[str, str]] = []
@@ -105,7 +105,7 @@ def _named_blocks(text: str) -> Iterator[_Block]:
 
 
 def _around(text: str, blocks: Iterator[_Block]) -> Calls:
-    """Remove the readable blocks from `text`; unreadable ones stay in it."""
+    """Remove the readable blocks from `text`; unreadable ones stay."""
     pieces: list[str] = []
     calls: list[CallText] = []
     position = 0

@@ -30,7 +30,7 @@ def _unmarked(text: str) -> Thought:
 def _marked(
     name: str, opening: str, closing: str, *, marks: tuple[str, ...] = ()
 ) -> ReasoningParser:
-    """Return the parser; `marks` are the special tokens in the two marks, if these are several."""
+    """Return the parser; `marks`: the special tokens in the two marks, if there are several."""
     return ReasoningParser(
         name=name,
         split=partial(split_marked, opening=opening, closing=closing),

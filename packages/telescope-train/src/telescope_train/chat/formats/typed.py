@@ -1,4 +1,4 @@
-"""Arguments that are written as keys and values: typed by the schema of the tool. Pure."""
+"""Arguments written as keys and values, converted to the types in the tool's schema. Pure."""
 
 import ast
 import math
@@ -21,12 +21,12 @@ _TYPE_OF = {
 
 
 def typed_call(name: str, pairs: Sequence[tuple[str, str]], tools: ToolSchemas) -> CallText:
-    """Return the call, its values of the types that the tool's schema declares."""
+    """Return the call with values of the types that the tool's schema declares."""
     return CallText(name, dump_json(retyped(name, dict(pairs), tools)))
 
 
 def retyped(name: str, values: Mapping[str, JsonValue], tools: ToolSchemas) -> dict[str, JsonValue]:
-    """Return `values` with each text as the tool's schema types it: some templates quote all."""
+    """Return `values` with texts converted as the schema says: some templates quote everything."""
     declared = _properties(name, tools)
     return {
         key: _value(value, set(_types(declared.get(key)))) if isinstance(value, str) else value
@@ -35,12 +35,12 @@ def retyped(name: str, values: Mapping[str, JsonValue], tools: ToolSchemas) -> d
 
 
 def unwrapped(value: str) -> str:
-    """Drop the newline that a format puts on either side of a value."""
+    """Remove the newlines that a format puts before and after a value."""
     return value.removeprefix("\n").removesuffix("\n")
 
 
 def _value(text: str, types: set[str]) -> JsonValue:
-    """Return `text` as the first of `types` that it fits, in the order in which vLLM tries them.
+    """Return `text` as the first of `types` that fits, in the order of vLLM.
 
     A parameter without a type is text. What fits no type is read as JSON, or else stays text,
     which the tool refuses.
@@ -69,7 +69,7 @@ def _value(text: str, types: set[str]) -> JsonValue:
 
 
 def _literal(text: str) -> JsonValue:
-    """Return the list or object that is written as in Python, or `text` itself."""
+    """Return the list or object that is written in Python syntax, or `text` itself."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)
@@ -85,7 +85,7 @@ def _properties(name: str, tools: ToolSchemas) -> Mapping[str, JsonValue]:
 
 
 def _types(schema: JsonValue) -> Iterator[str]:
-    """Yield the types that a schema allows; nothing if it says none."""
+    """Yield the types that a schema allows; none if it names none."""
     if not isinstance(schema, Mapping):
         return
     declared = schema.get("type")
