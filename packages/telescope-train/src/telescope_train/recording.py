@@ -1,4 +1,4 @@
-"""What a run is recorded with: its logs, its rows, and who else is told of it."""
+"""Open the records of a run: its logs, its rows, and trackers and exports."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def run_logs(config: TrainConfig, folder: RunFolder) -> Logs:
-    """Return where the processes of a run write what they log."""
+    """Return the settings of the logs of the run's processes."""
     return Logs(folder=folder.logs_path.absolute(), is_debug=config.writes_debug)
 
 
@@ -36,7 +36,7 @@ def run_secrets(prepared: Prepared) -> set[str]:
 async def open_recording(
     prepared: Prepared, folder: RunFolder, view: LiveView, *, reached_at: str, secret: str
 ) -> AsyncIterator[Recording]:
-    """Open what the run is recorded with, beside its rows.
+    """Open the records of the run besides its rows.
 
     `reached_at`: the address of this machine for servers, who show `secret` where others reach it.
     """

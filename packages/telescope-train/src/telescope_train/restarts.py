@@ -1,4 +1,4 @@
-"""Restarts of a run: when trainer ranks die, its steps go on from the newest checkpoint.
+"""Restarts of a run: when trainer ranks die, its steps continue from the newest checkpoint.
 
     run_with_restarts
       |    take_steps(begun)    sampler and loop, from a checkpoint to the last step
@@ -18,11 +18,11 @@ from telescope_train.backends.protocol import RankDiedError
 from telescope_train.checkpoints.folders import RunCheckpoint
 
 Begun = TypeVar("Begun")
-"""Where the steps begin, or begin again."""
+"""Checkpoint at which the steps begin, or begin again."""
 
 
 class Restarts:
-    """Counts restarts in a row that brought the run no further."""
+    """Counts consecutive restarts without progress of the run."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -30,7 +30,7 @@ class Restarts:
         self._in_a_row = 0
 
     def count(self, died: RankDiedError, reached: int) -> None:
-        """Count one more restart; raises RankDiedError if it would be one too many.
+        """Count another restart; raises RankDiedError if it is one too many.
 
         `reached`: steps that were done when the rank died.
         """
@@ -49,7 +49,7 @@ class Restarts:
 
 
 def restart_at(begun: RunCheckpoint | None, died: RankDiedError, reached: int) -> Restart:
-    """Return the record of going back to `begun`; `reached`: steps that were done."""
+    """Return the record of going back to `begun`; `reached`: number of steps taken."""
     return Restart(
         time_s=time.time(),
         reason=str(died),
@@ -66,7 +66,7 @@ async def run_with_restarts(
     go_back: Callable[[RankDiedError], Awaitable[Begun]],
     died: Callable[[RankDiedError], None],
 ) -> None:
-    """Take the steps from `begun` on; each time ranks die, go back and take them from there.
+    """Take the steps after `begun`; each time ranks die, go back and continue.
 
     `died` is told of each death, and raises when it was one too many. Ranks may die in `go_back`
     as well.

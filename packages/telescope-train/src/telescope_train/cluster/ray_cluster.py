@@ -98,7 +98,7 @@ class _RayProcess(subprocess.Popen[bytes]):
         super().__init__(command, preexec_fn=prepare, start_new_session=True, **options)
 
     def terminate(self) -> None:
-        """Ask it to end, as Ray does before killing it, by a signal that `gcs_server` obeys."""
+        """Ask it to end, as Ray does before it kills it; kills `gcs_server`, which would not."""
         if self._is_gcs:
             self.kill()
         else:

@@ -50,7 +50,7 @@ RECENT_S = 0.9
 """Seconds for which a page of metrics says how busy a server is: it takes the server some of the
 time in which it could sample, and whoever reads meters asks for it every second."""
 _PAUSES_S = (0.25, 0.5, 1.0)
-"""Seconds to wait before each further try of a control call."""
+"""Seconds to wait before each further attempt at a control call."""
 _JSON = {"content-type": "application/json"}
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -70,7 +70,7 @@ class TokenClient:
         answer_within_s: float = ANSWER_WITHIN_S,
         expects_routes: bool = False,
     ) -> None:
-        """A control call with a deadline is made again after `answer_within_s` seconds.
+        """A control call with a deadline is repeated after `answer_within_s` seconds.
 
         `identity`: of the server's present life, as which alone it is asked; empty = whatever
         server is there. `secret`: what it asks for; empty = nothing. `expects_routes`: an answer
@@ -83,7 +83,7 @@ class TokenClient:
         self.num_in_flight = 0
         self.heard_s = 0.0
         self._page: tuple[float, str] | None = None
-        """The newest page of metrics, after when it came."""
+        """The newest page of metrics, and the time of its arrival."""
         # Each control call opens its own connection. vLLM closes a connection that has been idle
         # for 5 s, and between two steps it may do so at the moment the next call goes out.
         # There is no total timeout, because a generation may take as long as its rollout: the
@@ -97,10 +97,10 @@ class TokenClient:
         self._plane: Plane | None = None
         self._opening = asyncio.Lock()
         self._calling = dict[asyncio.Timeout, str]()
-        """The control calls that are open: what ends each, and why it was ended."""
+        """The open control calls: what ends each, and why it was ended."""
 
     async def generate(self, request: Request) -> Generation:
-        """Sample the rest of `request`; raises ServerLostError if this server is gone."""
+        """Sample the rest of `request`; raises ServerLostError if the server is gone."""
         if (whole := ended(request)) is not None:
             return whole
         prompt_ids, begun = request.prompt_ids, request.begun
@@ -161,7 +161,7 @@ class TokenClient:
             del self._calling[limit]
 
     async def is_alive(self, *, within_s: float = ALIVE_WITHIN_S) -> bool:
-        """Return whether the server's engine gives a sign of life within so many seconds."""
+        """Return whether the server's engine shows a sign of life within that many seconds."""
         url = f"{self._root}{ENGINE_PATH}"
         try:
             async with asyncio.timeout(within_s), self._session.get(url) as response:
@@ -170,7 +170,7 @@ class TokenClient:
             return False
 
     async def load(self) -> ServerLoad | None:
-        """Return how busy the server is; None if it does not say within a few seconds.
+        """Return the load of the server; None if it does not report it within a few seconds.
 
         By a page that somebody has just read, if there is one.
         """
@@ -180,7 +180,7 @@ class TokenClient:
         return None if page is None else parse_load(page)
 
     async def metrics_page(self) -> str | None:
-        """Return the server's Prometheus text; None if it does not come within a few seconds."""
+        """Return the server's Prometheus text; None if it does not arrive within a few seconds."""
         url = f"{self._root}/metrics"
         try:
             async with asyncio.timeout(_LOAD_S), self._session.get(url) as response:
@@ -274,7 +274,7 @@ class TokenClient:
 
 
 class _Waiting:
-    """A request, and what has arrived of its answer."""
+    """A request, and the part of its answer that has arrived."""
 
     def __init__(self) -> None:
         self.future: asyncio.Future[TokenReply] = asyncio.get_running_loop().create_future()
@@ -301,7 +301,7 @@ class _Waiting:
             self.future.set_result(reply)
 
     def lose(self, why: str) -> None:
-        """Fail, with what has arrived."""
+        """Fail the request, with the part of its answer that has arrived."""
         if not self.future.done():
             begun = None if self._so_far is None else _generation(self._so_far, "length")
             self.future.set_exception(ServerLostError(why, begun))
@@ -428,7 +428,7 @@ def _is_another(base_url: str, why: str) -> ServerLostError:
 
 
 def encoded_params(sampling: Sampling, stop_token_ids: Sequence[int]) -> msgspec.Raw:
-    """Return `sampling` as vLLM's parameters, which ask for each sampled token's log-prob."""
+    """Return `sampling` as vLLM's parameters, with log-probs of the sampled tokens."""
     params = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
@@ -491,5 +491,5 @@ def _spans(reply: TokenReply, num_tokens: int) -> tuple[Span, ...]:
 
 
 def parse_version(text: str) -> WeightVersion:
-    """Return the version that a server reports, which is `default` before the first update."""
+    """Return the version that a server reports: `default` before the first update."""
     return 0 if text == "default" else int(text)

@@ -9,27 +9,27 @@ from telescope_core.base.errors import EndpointError
 from telescope_train.inference.servers import CONTROL_DEADLINE_S, ServerClient
 
 MOST_AT_ONCE = 256
-"""Servers that are called at the same time: each call has a task and a connection of its own."""
+"""Servers that are called at once: each call has its own task and connection."""
 
 OnAnswer = Callable[[int, Any], None]
-"""Gets the number of a server among those called, and its answer or the EndpointError."""
+"""Called with the index of a server among those called, and its answer or EndpointError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlCall:
-    """A call that every server gets."""
+    """A call for all servers."""
 
     path: str
     body: dict[str, Any] | None = None
     own: Mapping[int, dict[str, Any]] | None = None
-    """Bodies of single servers, by their number; None = `body` is that of all."""
+    """Bodies for single servers, by index; None = all get `body`."""
     query: str = ""
     is_repeatable: bool = False
-    """Whether two calls have the same effect as one."""
+    """Whether repeating the call does no harm."""
     deadline_s: float | None = CONTROL_DEADLINE_S
-    """Longest that a server may take; None = until it is lost."""
+    """Time limit for a server; None = until it is lost."""
     is_collective: bool = False
-    """Whether no server answers before all are called: then they are called at the same time."""
+    """Whether no server answers before all are called, so that all are called at once."""
 
     def body_of(self, number: int) -> dict[str, Any] | None:
         """Return the body of the call to server `number`."""
@@ -37,7 +37,7 @@ class ControlCall:
 
 
 class CallServers(Protocol):
-    """Calls servers; `call_servers`, and what stands for it in a simulation."""
+    """Calls servers; `call_servers`, or its replacement in a simulation."""
 
     def __call__(
         self, clients: Sequence[ServerClient], call: ControlCall, on_answer: OnAnswer
@@ -49,7 +49,7 @@ class CallServers(Protocol):
 async def call_servers(
     clients: Sequence[ServerClient], call: ControlCall, on_answer: OnAnswer
 ) -> None:
-    """Make `call` to all of `clients`; `on_answer` hears each of them as soon as it answers."""
+    """Make `call` to all of `clients`; `on_answer` is called as soon as one answers."""
     left = iter(enumerate(clients))
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""`DeathCause`: the first error of a server that dies, found in what it prints.
+"""`DeathCause`: find the first error of a server that dies, in its output.
 
 The death of an engine is printed many times over: by the engine, by each request that waited for
 it, and by the server as it ends. Only the first traceback is the cause; of a chain of exceptions,
@@ -9,7 +9,7 @@ import re
 
 MAX_CHARACTERS = 400
 _MORE_LINES = 3
-"""Lines after that of an exception which are a part of its message, when they are indented."""
+"""Indented lines after that of an exception that belong to its message."""
 _WHO = re.compile(r"^\([\w .:/-]+ pid=\d+\) ")
 _LOGGED = re.compile(r"^(?:[A-Z]+ )?\d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ?")
 _TRACEBACK = "Traceback (most recent call last):"
@@ -18,31 +18,31 @@ _CHAINED = ("The above exception was the direct cause", "During handling of the 
 _ENGINE_FAILS = re.compile(
     r"the engine failed|(?:EngineCore|WorkerProc)\S* (?:failed|hit|encountered)", re.IGNORECASE
 )
-"""What the engine says before the traceback of what it dies of."""
+"""Texts of the engine before the traceback of a fatal error."""
 _FOLLOWS = re.compile(
     r"EngineDeadError|EngineCore failed to start|Engine core initialization failed|"
     r"WorkerProc initialization failed|cancelled|KeyboardInterrupt|SystemExit"
 )
-"""An exception that says no more than that another one came before."""
+"""An exception that only says that an earlier one was the cause."""
 
 
 class DeathCause:
-    """Give it each line that a server prints, in order."""
+    """Searches the lines of a server's output, which are passed to it in order."""
 
     def __init__(self) -> None:
         self._engine = ""
-        """The first exception after the engine said that it fails."""
+        """The first exception after the engine reported a failure."""
         self._last = ""
         """The innermost exception of the newest traceback."""
         self._num_more = 0
         self._process = ""
-        """Whose traceback it is."""
+        """The process of that traceback."""
         self._is_in_traceback = False
         self._is_of_engine = False
         self._is_chained = False
 
     def hear(self, line: str) -> None:
-        """Take in one line."""
+        """Read one line."""
         who = _WHO.match(line)
         process = who[0] if who else ""
         if self._is_in_traceback and process != self._process:
@@ -63,7 +63,7 @@ class DeathCause:
             self._is_of_engine = bool(_ENGINE_FAILS.search(text)) and not self._engine
 
     def found(self, *, has_ended_itself: bool) -> str:
-        """Return the exception and its message; empty if nothing printed tells.
+        """Return the exception and its message; empty if the output does not tell.
 
         `has_ended_itself`: the server was not ended by a signal, so that its last traceback is
         about its end even if the engine has said nothing.
@@ -85,7 +85,7 @@ class DeathCause:
 
 
 def is_same_cause(one: str, other: str) -> bool:
-    """Return whether two deaths have one cause, whatever numbers (addresses, sizes) differ."""
+    """Return whether two deaths have the same cause, ignoring numbers such as addresses."""
     return bool(one) and _without_numbers(one) == _without_numbers(other)
 
 

@@ -1,4 +1,4 @@
-"""`FirstPrompts`: renders and tokenizes what rollouts begin with, before they are played.
+"""`FirstPrompts`: render and tokenize the first prompts of rollouts before they are played.
 
 Which tools an environment offers is known when a rollout of it has asked for the first time: no
 environment declares them before, and some get them from servers that are connected in play.
@@ -11,12 +11,12 @@ from telescope_core.base.types import JsonValue, Message
 from telescope_train.chat.renderer import Renderer
 
 MOST_REMEMBERED = 4096
-"""Prompts that were made ready and have not been asked yet."""
+"""Most prepared prompts that have not been used yet."""
 Tools = Sequence[dict[str, JsonValue]]
 
 
 class FirstPrompts:
-    """Makes prompts ready with the tools that their environment offered last."""
+    """Prepares prompts with the tools that their environment offered last."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
@@ -24,7 +24,7 @@ class FirstPrompts:
         self._environments: OrderedDict[tuple[Message, ...], str] = OrderedDict()
 
     def prepare(self, environment: str, messages: Sequence[Message]) -> None:
-        """Make ready what a rollout of `environment` most likely begins with."""
+        """Prepare the most likely first prompt of a rollout of `environment`."""
         key = tuple(messages)
         self._environments[key] = environment
         if len(self._environments) > MOST_REMEMBERED:
@@ -32,7 +32,7 @@ class FirstPrompts:
         self._renderer.prompt(key, tools=self._tools.get(environment, ()))
 
     def is_asked(self, messages: tuple[Message, ...], tools: Tools) -> None:
-        """Hear with which tools a rollout begins; further ones are made ready with the same."""
+        """Record the tools with which a rollout begins; later prompts are prepared with them."""
         environment = self._environments.pop(messages, None)
         if environment is not None:
             self._tools[environment] = tools

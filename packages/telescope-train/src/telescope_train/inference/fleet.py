@@ -1,4 +1,4 @@
-"""The inference servers of a run, their settings, and the secrets that they ask for."""
+"""The inference servers of a run, their settings, and their secrets."""
 
 import asyncio
 import logging
@@ -25,12 +25,12 @@ from telescope_train.models.served_adapter import served_adapter
 
 _LOGGER = logging.getLogger(__name__)
 WATCH_EVERY_S = 1.0
-"""Seconds between two rounds of questions to the actors."""
+"""Seconds between two checks of the actors."""
 SHORTEST_SECRET = 16
 AT_ITS_NODE = ""
-"""Host of a server that takes the address of the node that it comes to."""
+"""Host of a server that is to use the address of its node."""
 PLACEMENT_S = 300.0
-"""Longest wait for a new actor, if nothing else is set; see `ray_placement_timeout_s`."""
+"""Longest wait for a new actor, unless set; see `ray_placement_timeout_s`."""
 
 
 class ServerGroup:
@@ -44,7 +44,7 @@ class ServerGroup:
         progress_s: float,
         placement_s: float = PLACEMENT_S,
     ) -> None:
-        """`silence_s`: longest that a server that starts may write nothing to its log.
+        """`silence_s`: longest time without output of a server that starts.
 
         `progress_s`: longest that one that serves may do nothing, or not answer. `placement_s`:
         longest wait for room on another node, when that of a server is gone.
@@ -79,7 +79,7 @@ class ServerGroup:
 
     @property
     def reached(self) -> list[Reached]:
-        """How all servers are reached, once they are healthy; of others what is known of it."""
+        """Addresses and identities of all servers; before they are healthy, the known ones."""
         return list(self._reached)
 
     async def wait_until_healthy(self, *, num_needed: int) -> dict[int, str]:
@@ -102,7 +102,7 @@ class ServerGroup:
         return {number: str(error) for number, error in failed.items()}
 
     async def until_lost(self, index: int, heard_s: Callable[[], float]) -> Loss:
-        """Return why a server has died or hangs, as soon as it does."""
+        """Return the reason as soon as a server has died or hangs."""
         # Nothing tells the driver about a death: the server is a child of the actor's, not of
         # Ray's. So the actor is asked. If the actor itself is dead, `answer` raises for it.
         server, clock = self.servers[index], asyncio.get_running_loop()
@@ -127,7 +127,7 @@ class ServerGroup:
             await asyncio.sleep(WATCH_EVERY_S)
 
     async def start_again(self, index: int) -> Reached:
-        """End what is left of a server, and start it; returns its address when it is healthy."""
+        """End the rest of a server, and start it; returns its address when it is healthy."""
         server = self.servers[index]
         try:
             await server.ask("start_again")
@@ -146,7 +146,7 @@ class ServerGroup:
         return self._reached[index]
 
     async def end(self, index: int) -> None:
-        """End what is left of a server, which gives its memory back."""
+        """End the rest of a server, which frees its memory."""
         server = self.servers[index]
         try:
             await server.ask("close")
@@ -156,7 +156,7 @@ class ServerGroup:
                 ray.kill(server.actor)
 
     async def _until_placed(self, server: ServerHandle, gone: ProcessDiedError) -> None:
-        """Return when a new actor runs; `gone` is why there is no old one any more."""
+        """Return when a new actor runs; `gone`: the reason for the end of the old one."""
         try:
             await server.until_started(self._placement_s)
         except TimeoutError:
@@ -166,7 +166,7 @@ class ServerGroup:
             ) from None
 
     async def _until_begun(self, index: int) -> None:
-        """Return when a server whose actor was just started is healthy."""
+        """Return when a server is healthy whose actor has just been started."""
         server = self.servers[index]
         try:
             await server.until_started(self._placement_s)
@@ -196,7 +196,7 @@ class ServerGroup:
             await asyncio.sleep(0.1)
 
     async def close(self) -> None:
-        """End all servers, and ignore those that are already gone."""
+        """Close all servers; those that are already gone are ignored."""
         # All are told first and then awaited, so that they end at the same time. 30 s cover the
         # longest `close`: a health request of 5 s before it, 5 s of grace, 10 s after SIGKILL.
         closing = [server.actor.close.remote() for server in self.servers]
@@ -211,7 +211,7 @@ class ServerGroup:
 
 
 def server_secret(environ: Mapping[str, str]) -> str:
-    """Return the secret that the servers of a run ask for: a new one, or the one that was chosen.
+    """Return the secret for the servers of a run: a new one, or the one in the settings.
 
     Raises ConfigError for one that could be guessed.
     """

@@ -1,4 +1,4 @@
-"""`Request` and `Generation`: what a policy asks servers for, and what one of them sampled."""
+"""`Request` and `Generation`: a policy's request to servers, and the sampled result."""
 
 from array import array
 from bisect import bisect_left
@@ -15,7 +15,7 @@ from telescope_train.observability.calls import UNWATCHED, ServerTiming, Watchin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What the server sampled, and under which weights."""
+    """Tokens that a server sampled, and the versions of its weights."""
 
     token_ids: "array[int]"
     """[T] int32, the end-of-turn token included if one was sampled."""
@@ -23,11 +23,11 @@ class Generation:
     """[T] float32, nats: log-prob of each token under the distribution it was sampled from."""
     finish_reason: Literal["stop", "length"]
     spans: tuple[Span, ...]
-    """At least one; in the order of the tokens, which they cover."""
+    """At least one; they cover the tokens, in order."""
     timing: ServerTiming | None = field(default=None, compare=False)
-    """Of the last server, if it has measured the request."""
+    """Timing by the last server, if it has measured the request."""
     routes: Routes | None = field(default=None, compare=False)
-    """Of the prompt and of these tokens, as the last server computed them; None = not said."""
+    """Routes of the prompt and of these tokens from the last server; None = not reported."""
     is_joined: bool = field(default=False, compare=False)
     """Whether it was sampled in more than one request."""
 
@@ -43,11 +43,11 @@ class Generation:
 
 
 class QueuePosition(NamedTuple):
-    """Whose request it is and for which step: of equal priority, the oldest step goes first."""
+    """The rollout of a request, and its step: of equal priorities, the oldest step goes first."""
 
     rollout_id: str
     step: int
-    """For whose batch the rollout was drawn, 1 first."""
+    """The step for whose batch the rollout was drawn, 1 first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,40 +57,40 @@ class Request:
     prompt_ids: Sequence[int]
     sampling: Sampling
     stop_token_ids: Sequence[int] = ()
-    """Tokens of which the first one that is sampled ends the answer; it is part of it."""
+    """Token ids of which the first to be sampled ends the answer and is part of it."""
     group_id: str = ""
-    """The requests of a group share a prompt, and so a server."""
+    """Id of its group, whose requests share a prompt, and so a server."""
     priority: int = 0
-    """The lowest one goes first. A pool replaces it by `pool.server_priority`."""
+    """Lower ones go first. A pool replaces it by `pool.server_priority`."""
     position: QueuePosition | None = None
-    """Of a rollout that holds a slot for it; None = it is not of any."""
+    """Position of a rollout that holds a slot for the request; None = there is none."""
     watching: Watching = UNWATCHED
     cache_salt: str = ""
-    """Cached prefixes are shared only between requests with the same one. A pool sets it."""
+    """Only requests with the same salt share cached prefixes. A pool sets it."""
     begun: Generation | None = None
-    """What another server has sampled of it already. A pool sets it."""
+    """The part that another server has already sampled. A pool sets it."""
 
 
 class ServerLostError(EndpointLostError):
     """The server of a request is gone, or does not answer any more."""
 
     def __init__(self, message: str, begun: Generation | None = None) -> None:
-        """`begun`: what had been sampled and had arrived; None = nothing."""
+        """`begun`: the sampled part that had arrived; None = nothing."""
         super().__init__(message)
         self.begun = begun
 
 
 class RequestAbortedError(EndpointError):
-    """The server has ended a request, which is to be sent again from where it was."""
+    """The server has ended a request, to be continued with another request."""
 
     def __init__(self, message: str, begun: Generation | None = None) -> None:
-        """`begun`: what had been sampled; None = nothing."""
+        """`begun`: the sampled part; None = nothing."""
         super().__init__(message)
         self.begun = begun
 
 
 def joined(begun: Generation | None, rest: Generation) -> Generation:
-    """Return as one what was sampled first and what was sampled after it."""
+    """Return two consecutive parts of a generation as one."""
     if begun is None:
         return rest
     return replace(
@@ -128,7 +128,7 @@ def until_stop(
 
 
 def in_a_row(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """Return `spans` with neighbors of the same version as one."""
+    """Return `spans` with adjacent ones of the same version merged."""
     merged: list[Span] = []
     for span in spans:
         if merged and merged[-1].version == span.version:
@@ -138,7 +138,7 @@ def in_a_row(spans: Sequence[Span]) -> tuple[Span, ...]:
 
 
 def ended(request: Request) -> Generation | None:
-    """Return what has begun of `request` if nothing is left to sample: only its end was lost."""
+    """Return the finished part of `request` if nothing is left to sample."""
     begun = request.begun
     if begun is None:
         return None
@@ -150,7 +150,7 @@ def ended(request: Request) -> Generation | None:
 
 
 def sampling_after(begun: Generation | None, sampling: Sampling) -> Sampling:
-    """Return how to sample what is left after `begun`.
+    """Return sampling settings for the rest of a generation after `begun`.
 
     The seed becomes another one: a request with the same seed would begin with the draws that
     `begun` was made with.

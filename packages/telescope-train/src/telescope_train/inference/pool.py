@@ -23,18 +23,18 @@ from telescope_train.inference.servers import ROUTABLE, ByLoad, Server, ServerCl
 from telescope_train.observability.calls import CallEnd, Watching
 
 MOST_STEPS = 2**20
-"""Steps that are told apart by what servers are sent. A run with more has equals among its last."""
+"""Steps that servers can distinguish; in a longer run, the last ones are equal to them."""
 MAX_ROUTES = 20_000
 """Groups, and rollouts that are elsewhere, whose server is remembered. What is forgotten loses only
 its cached prefix."""
 
 
 class RolloutServers(Protocol):
-    """What the policy of one rollout asks: the pool, or what stands in front of it."""
+    """Samples for the policy of one rollout: the pool, or a wrapper around it."""
 
     @property
     def is_down(self) -> bool:
-        """Whether no server takes requests now."""
+        """Whether no server accepts requests now."""
         ...
 
     async def generate(self, request: Request) -> Generation:
@@ -43,7 +43,7 @@ class RolloutServers(Protocol):
 
 
 def server_priority(priority: int, step: int, *, is_again: bool) -> int:
-    """Return as one number, as servers take it, what goes first: the lower one.
+    """Return the priority for servers as one number; lower ones go first.
 
     First by `priority`, such as that of a later turn; then by the `step` for whose batch a rollout
     was drawn, because the oldest batch is waited for; then those that have waited already.
@@ -65,7 +65,7 @@ class ServerPool:
         is_kept: bool = False,
         role: ServerRole = ServerRole.ROLLOUT,
     ) -> None:
-        """`is_kept`: a lost server comes back, so that requests wait if no other one serves."""
+        """`is_kept`: lost servers come back, so requests wait while no other one serves."""
         self.servers = [Server(client, role=role, on_event=on_event) for client in clients]
         self._by_load = ByLoad(self.servers)
         self.version: WeightVersion = 0
@@ -75,21 +75,21 @@ class ServerPool:
 
     @property
     def clients(self) -> list[ServerClient]:
-        """The ways to all servers, lost ones too."""
+        """The clients of all servers, including lost ones."""
         return [server.client for server in self.servers]
 
     @property
     def is_down(self) -> bool:
-        """Whether no server takes requests."""
+        """Whether no server accepts requests."""
         return not any(server.takes_requests for server in self.servers)
 
     @property
     def num_lost(self) -> int:
-        """Servers that take no requests now."""
+        """Number of servers that accept no requests now."""
         return sum(not server.takes_requests for server in self.servers)
 
     async def generate(self, request: Request) -> Generation:
-        """Sample one continuation on the group's server; see `server_priority` for who goes first.
+        """Sample one continuation on the group's server; see `server_priority` for the order.
 
         If the group's server has all it may have, a rollout with a slot goes on at another one,
         where its later turns go as well.
@@ -142,13 +142,13 @@ class ServerPool:
                 self._by_load.add(server, -1, in_slots=in_slots)
 
     async def until_down(self) -> None:
-        """Wait until no server takes requests."""
+        """Wait until no server accepts requests."""
         others = [state for state in ServerState if state not in ROUTABLE]
         while serving := next((one for one in self.servers if one.takes_requests), None):
             await serving.until(*others)
 
     def lose(self, server: Server, reason: str, *, life: int | None = None) -> None:
-        """Send nothing more to a server. What an earlier `life` of it says changes nothing."""
+        """Stop using a server. Later events of an earlier `life` of it have no effect."""
         if server.has_ended or (life is not None and life != server.life):
             return
         server.become(ServerState.LOST, reason=reason)
@@ -158,7 +158,7 @@ class ServerPool:
             self._serves.clear()
 
     def serve(self, server: Server, version: WeightVersion) -> None:
-        """Send requests to a server, which holds the weights `version`."""
+        """Start using a server, which has the weights `version`."""
         is_back = not server.takes_requests
         server.become(ServerState.SERVING, version=version)
         if is_back:
@@ -166,7 +166,7 @@ class ServerPool:
         self._serves.set()
 
     def limit(self, most_in_slots: int) -> None:
-        """Bound the requests with a slot of each server, as long as another one has room."""
+        """Limit each server's requests with a slot, as long as another server has room."""
         for server in self.servers:
             server.most_in_slots = most_in_slots
             self._by_load.add(server)
@@ -180,7 +180,7 @@ class ServerPool:
     # rollouts of the group, which ask at the same moment, therefore find its route, and the next
     # group sees how busy this server has become.
     def _route(self, request: Request) -> Server | None:
-        """Return the server of a rollout; None if none serves."""
+        """Return the server for a rollout; None if none serves."""
         group_id, position = request.group_id, request.position
         names = [group_id] if position is None else [position.rollout_id, group_id]
         found = {name: self._routes.get(name) for name in names}
@@ -214,14 +214,14 @@ class ServerPool:
 def _note_tokens(
     server: Server, life: int, begun: Generation | None, now: Generation | None
 ) -> None:
-    """Note that a server has sampled something, if `now` is more than `begun`."""
+    """Record that a server has sampled something, if `now` is more than `begun`."""
     num_begun = 0 if begun is None else len(begun.token_ids)
     if life == server.life and now is not None and len(now.token_ids) > num_begun:
         server.has_served = server.has_sampled = True
 
 
 class _Watched:
-    """One model call on its way through servers; each of them is told of at its end."""
+    """One model call on its way through servers; its end at each of them is reported."""
 
     def __init__(self, num_prompt_tokens: int, watching: Watching) -> None:
         self._num_prompt_tokens = num_prompt_tokens
@@ -232,7 +232,7 @@ class _Watched:
         self._sent_s = 0.0
 
     def is_sent(self, server: str, version: WeightVersion, begun: Generation | None) -> None:
-        """Note where the call goes now, with what was sampled of it elsewhere."""
+        """Record the present server of the call, and the part that was sampled elsewhere."""
         self._server, self._version = server, version
         self._num_begun = 0 if begun is None else len(begun.token_ids)
         self._sent_s = asyncio.get_running_loop().time()
@@ -258,7 +258,7 @@ class _Watched:
 def _version_at(
     generation: Generation | None, position: int, otherwise: WeightVersion
 ) -> WeightVersion:
-    """Return the weights of the token at `position`; `otherwise` if there is none."""
+    """Return the version for the token at `position`; `otherwise` if there is none."""
     end = 0
     for span in () if generation is None else generation.spans:
         end += span.num_tokens
@@ -268,4 +268,4 @@ def _version_at(
 
 
 _LOST = set[asyncio.Future[None]]()
-"""Connections that are being dropped: the event loop itself holds tasks only weakly."""
+"""Connections that are being dropped; kept here because the event loop holds tasks weakly."""

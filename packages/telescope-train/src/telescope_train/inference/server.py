@@ -1,4 +1,4 @@
-"""One vLLM server as a process of its own: start it, wait until it is healthy, notice its death.
+"""One vLLM server as a process: start it, wait until it is healthy, detect its death.
 
 `ServerSettings.arguments` holds everything that differs between CPU and GPU. Log-probs are those
 of the distribution that was sampled from (`processed_logprobs`).
@@ -58,9 +58,10 @@ from telescope_train.observability.genai_names import SERVER as SERVER_ATTRIBUTE
 
 SERVED_MODEL_NAME = "policy"
 ENGINE_THREAD_VARIABLE = "TELESCOPE_VLLM_ENGINE_THREAD"
-"""With the value 1, the engine runs in the API server's process (`vllm_plugin.engine_thread`)."""
+"""Environment variable; 1 = the engine runs in the API server's process
+(`vllm_plugin.engine_thread`)."""
 SCRATCH_PREFIX = "telescope-vllm-"
-"""How the folder of a server's temporary files begins."""
+"""Prefix of the folder for a server's temporary files."""
 MAX_TEMP_PATH = 46
 """Bytes of the longest temporary folder in which vLLM's sockets have room: of the 107 of a path, it
 uses 37, and the folder of a server 24."""
@@ -68,16 +69,16 @@ CPU_KERNELS_VARIABLE = "TELESCOPE_VLLM_CPU_KERNELS"
 """With the value 1, an engine in the API server's process computes with fused kernels on CPU
 (`vllm_plugin.cpu_kernels`)."""
 STARTUP_DEADLINE_S = 300.0
-"""Longest that a server that starts may print nothing, in seconds."""
+"""Longest time without output of a server that starts, in seconds."""
 _TRACES_EVERY_MS = 500
 _LAST_WORDS_S = 1.0
-"""Longest wait for what a server that has ended had printed, in seconds."""
+"""Longest wait for the remaining output of a server that has ended, in seconds."""
 _TAIL_LINES = 15
 _POLL_S = 0.1
 _ANSWER_S = 5.0
 """Longest wait for a sign of life, in seconds."""
 _GROUP_ENDS_S = 30.0
-"""Longest wait for processes that were sent SIGKILL, which the memory of a GPU may delay."""
+"""Longest wait for processes after SIGKILL, which releasing GPU memory may delay, in seconds."""
 _CPU_BLOCK_TOKENS = 32
 """Tokens of a block of vLLM's cache on CPU, the fewest that its kernels take. Requests share whole
 blocks of their prompts, so with vLLM's own 128 a group shares nothing of a shorter prompt."""
@@ -91,61 +92,62 @@ is given by its import path, because vLLM replaces the short name `uni` with tha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """What one server serves, and where."""
+    """Content and address of one server."""
 
     model_path: str
     """Folder of a Hugging Face model, or its id on the Hugging Face Hub."""
     host: str = LOOPBACK
     """Address on which it listens."""
     reached_at: str | None = None
-    """Address at which others reach it; None = `host`."""
+    """Address for others to reach it; None = `host`."""
     port: int = 0
-    """0 = a free one, which the settings of its process name."""
+    """0 = a free one, which is set for its process."""
     secret: str = field(default="", repr=False)
-    """What every request must show, whatever its path; empty = nothing is asked for."""
+    """Secret that every request must show, on every path; empty = none."""
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Further environment variables, those of its node."""
+    """Additional environment variables, those of its node."""
     log_path: Path
-    """What the server prints; a name that ends in `.jsonl` makes it a log like all others."""
+    """File for the output of the server; a name with `.jsonl` gives it the form of other logs."""
     number: int = 0
-    """Which of the run's servers it is, in its log."""
+    """Its number among the run's servers, for its log."""
     device: str = "cpu"
     """`cpu` or `cuda`."""
     num_threads: int = 1
-    """CPU threads that compute; has no meaning on a GPU."""
+    """Number of CPU threads for computing; has no effect on a GPU."""
     tensor_parallel_size: int = 1
-    """GPUs, or processes on CPU, that compute one model together."""
+    """Number of GPUs, or processes on CPU, that compute one model together."""
     data_parallel_size: int = 1
-    """Copies of the model, which share the requests."""
+    """Number of copies of the model, which share the requests."""
     dtype: str = "float32"
     """vLLM's name of the type that the model computes in, such as `bfloat16` or `auto`."""
     max_model_len: int | None = None
     """Tokens of prompt and answer together; None = the model's own limit."""
     max_num_seqs: int = 256
-    """Requests that the server works on at a time."""
+    """Requests that are processed at once."""
     scheduling_policy: str = "priority"
     """vLLM's name of the order of requests that wait: `priority` or `fcfs`."""
     gpu_memory_utilization: float = 0.9
     """Share of the GPU's memory that vLLM may use, from 0 to 1; has no meaning on CPU."""
     sleeps: bool = False
-    """Whether it can give the memory of its GPU back for a while."""
+    """Whether it can free the memory of its GPU for a while."""
     takes_weights: bool = False
     """Whether a trainer will send it weights."""
     trust_remote_code: bool = False
     chat_template: Path | None = None
-    """File of what replaces the chat template of the model; None = its own."""
+    """File with the replacement of the model's chat template; None = its own."""
     fp32_lm_head: bool = False
     """Compute logits in float32 whatever the `dtype`."""
     traces_endpoint: str | None = None
-    """Where the server sends its traces, as OTLP with protobuf over HTTP; None = it keeps none."""
+    """Address to which the server sends its traces, as OTLP with protobuf over HTTP; None =
+    none."""
     traces_secret: str = field(default="", repr=False)
-    """What is shown there; empty = nothing is asked for."""
+    """Secret for that address; empty = none."""
     returns_routes: bool = False
-    """Whether it says which experts computed each token; needs a GPU and a mixture."""
+    """Whether it reports the experts of each token; needs a GPU and a mixture of experts."""
     adapter: ServedAdapter | None = None
-    """The adapter that the trainer will send; None = the weights themselves change, or nothing."""
+    """The adapter that the trainer will send; None = weights change, or nothing does."""
     more_arguments: tuple[str, ...] = ()
-    """Arguments of vLLM's command line that nothing else here stands for."""
+    """Further arguments of vLLM's command line."""
 
     @property
     def base_url(self) -> str:
@@ -154,7 +156,7 @@ class ServerSettings:
 
     @property
     def num_processes(self) -> int:
-        """Processes that compute, each on a GPU of its own if there are GPUs."""
+        """Number of processes that compute, each on its own GPU if there are GPUs."""
         return self.tensor_parallel_size * self.data_parallel_size
 
     def arguments(self) -> list[str]:
@@ -196,7 +198,7 @@ class ServerSettings:
         return [*arguments, *self.more_arguments]
 
     def _engine_arguments(self) -> list[str]:
-        """Return what says how many engines there are, and what they compute on."""
+        """Return the arguments for the number of engines and their devices."""
         arguments = ["--enable-return-routed-experts"] if self.returns_routes else []
         if self.num_processes > 1:
             arguments += ["--tensor-parallel-size", str(self.tensor_parallel_size)]
@@ -252,7 +254,7 @@ class ServerSettings:
 
 
 class Silence:
-    """How long a server that starts has printed nothing.
+    """The time without output of a server that starts.
 
     It says what it does: it downloads, loads each file, compiles, captures graphs. A large model
     may take any time for that, while a server that hangs falls silent.
@@ -264,17 +266,17 @@ class Silence:
         self._spoke_s = time.monotonic()
 
     def is_too_long(self, log_bytes: int) -> bool:
-        """Return whether its log has had this size for longer than the limit."""
+        """Return whether its log has not grown for longer than the limit."""
         if log_bytes != self._log_bytes:
             self._log_bytes, self._spoke_s = log_bytes, time.monotonic()
         return time.monotonic() - self._spoke_s > self._limit_s
 
 
 class ServerProcess:
-    """A running server. `close` ends it and everything it started."""
+    """A running server. `close` ends it and all processes it started."""
 
     def __init__(self, settings: ServerSettings, listener: socket.socket | None = None) -> None:
-        """`listener`: where it listens, owned by this object; None = as its settings say.
+        """`listener`: socket of the server, owned by this object; None = as the settings say.
 
         Raises ConfigError when it cannot listen there.
         """
@@ -288,14 +290,14 @@ class ServerProcess:
             self._start(listener.fileno())
 
     def _start(self, descriptor: int) -> None:
-        """Start the process with the socket `descriptor`, of which it gets a copy."""
+        """Start the process, which inherits the socket `descriptor`."""
         settings = self.settings
         settings.log_path.parent.mkdir(parents=True, exist_ok=True)
         self.identity = secrets.token_hex(8)
-        """Of this start of the server; no other one has it."""
+        """Identity of this start of the server, which no other one has."""
         self._was_healthy = False
         self._asking: HTTPConnection | None = None
-        """The question for its health that waits for its answer."""
+        """The health check that is waiting for its answer."""
         self._cause = DeathCause()
         self._output = OutputLog(
             settings.log_path,
@@ -338,7 +340,7 @@ class ServerProcess:
 
     @property
     def root(self) -> str:
-        """The beginning of all URLs of this start of the server, at which no other one answers."""
+        """Prefix of all URLs of this start of the server, which no other one answers."""
         return root_of(self.settings.base_url, self.identity)
 
     @property
@@ -354,7 +356,7 @@ class ServerProcess:
             raise self._died(f"{what} {_describe_exit(code)}", has_ended_itself=code >= 0)
 
     def check_engine(self) -> bool:
-        """Return whether the engine of a server that runs gives a sign of life within 5 s.
+        """Return whether the engine of a running server shows a sign of life within 5 s.
 
         Raises ProcessDiedError if its engine is gone: it answers 503, or has stopped listening
         while it waits for requests that its dead engine will never answer.
@@ -416,11 +418,11 @@ class ServerProcess:
         connection.request("GET", url, headers=secret_headers(self.settings.secret))
 
     def log_bytes(self) -> int:
-        """Return how much it has printed."""
+        """Return the number of bytes of its output."""
         return self._output.num_bytes
 
     def _died(self, what: str, *, has_ended_itself: bool) -> ServerDiedError:
-        """Return that `what` has happened, with the first error of its log, or else its end."""
+        """Return an error that says `what` happened, with the log's first error, or its end."""
         self._output.drain(_LAST_WORDS_S)
         cause = escaped(self._cause.found(has_ended_itself=has_ended_itself))
         log = f"its log is {self.settings.log_path}"
@@ -471,7 +473,7 @@ class ServerProcess:
 def running(
     settings: ServerSettings, *, deadline_s: float = STARTUP_DEADLINE_S
 ) -> Iterator[ServerProcess]:
-    """Run a server for as long as the context lasts; it is healthy when the context begins.
+    """Run a server until the context ends; it is healthy when the context begins.
 
     What fails because the server has died is raised as its death.
     """
@@ -499,11 +501,11 @@ class ServedModel:
     """A model behind an OpenAI-compatible endpoint."""
 
     base_url: str
-    """Address with `/v1` at its end, which no other server answers."""
+    """Address with `/v1` at the end, which no other server answers."""
     model: str
     """Name of the model in requests."""
     api_key: str = field(repr=False)
-    """What requests have to show."""
+    """Key that requests must show."""
 
 
 @contextmanager
@@ -515,7 +517,7 @@ def serve_model(
     max_model_len: int | None = None,
     chat_template: Path | None = None,
 ) -> Iterator[ServedModel]:
-    """Serve `model_path` for as long as the context lasts, on a free port if `port` is 0.
+    """Serve `model_path` until the context ends, on a free port if `port` is 0.
 
     `max_model_len`: tokens of prompt and answer together; None = the model's own limit.
     `chat_template`: a file; None = the model's own template. Raises ProcessDiedError at the end if
@@ -553,7 +555,7 @@ def _signal_group(pid: int, signal_number: int) -> None:
 
 
 def _until_group_ended(group: int) -> None:
-    """Return once nothing of a group that was sent SIGKILL runs; after a while in any case."""
+    """Return when all processes of a killed group have ended; after a limit in any case."""
     # The engine of a GPU holds memory, and may hold the port, until the system has taken it down.
     end_s = time.monotonic() + _GROUP_ENDS_S
     while any(_is_running(pid, group) for pid in psutil.pids()):

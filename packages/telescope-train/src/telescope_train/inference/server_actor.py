@@ -1,4 +1,4 @@
-"""One inference server: the Ray actor on its node that keeps it, and how the driver asks that."""
+"""One inference server: the Ray actor that runs it on its node, and the driver's calls to it."""
 
 import logging
 import os
@@ -22,19 +22,19 @@ from telescope_train.inference.servers import Reached
 
 _LOGGER = logging.getLogger(__name__)
 PROGRESS_S = 120.0
-"""Longest that an actor may stand still, if not set; see `inference_progress_timeout_s`."""
+"""Longest time without progress of an actor, if not set; see `inference_progress_timeout_s`."""
 _WATCHED_S = 30 * 24 * 3600.0
-"""Longest wait for an answer where another watch ends it before."""
+"""Longest wait for an answer that another check would end earlier."""
 WATCHING = "watching"
-"""Name of the thread of an actor that answers questions about its progress."""
+"""Name of an actor's thread that answers questions about its progress."""
 
 
 class Startup(NamedTuple):
-    """How far a server is."""
+    """The progress of a server's start."""
 
     is_healthy: bool
     log_bytes: int
-    """Size of its log, which grows while it does something."""
+    """Size of its log, which grows during the start."""
     reached: Reached
 
 
@@ -67,7 +67,7 @@ class ServerActor:
     # In a thread of its own, so that it answers while another call waits.
     @ray.method(concurrency_group=WATCHING)
     def signs_of_life(self) -> int:
-        """Return a number that grows with what the actor does and what its server prints."""
+        """Return a number that grows with the actor's work and its server's output."""
         return self._num_done + (0 if self._failed else self._server.log_bytes())
 
     def _start(self, settings: ServerSettings, listener: socket.socket) -> None:
@@ -87,7 +87,7 @@ class ServerActor:
         return self._server.pid
 
     def startup(self) -> Startup:
-        """Return how far the server is.
+        """Return the progress of the server's start.
 
         Raises ProcessDiedError if it has ended, and ConfigError if it cannot be started.
         """
@@ -102,13 +102,13 @@ class ServerActor:
         return Startup(is_healthy, self._server.log_bytes(), reached)
 
     def check(self) -> bool:
-        """Return whether the engine gives a sign of life; raises ProcessDiedError if it ended."""
+        """Return whether the engine shows a sign of life; raises ProcessDiedError if it ended."""
         with telling_failure(_LOGGER, "the check of the server"):
             self._server.check()
             return self._server.check_engine()
 
     def start_again(self) -> None:
-        """End what is left of the server, and start it.
+        """End the rest of the server, and start it.
 
         Its port may be taken meanwhile, which is no failure of the server: it takes a later one.
         """
@@ -130,17 +130,17 @@ class ServerActor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPorts:
-    """How a server finds its address on the node that it has come to."""
+    """Chooses a server's address on its node."""
 
     network: Network
     num_servers: int = 1
-    """Of the run, whose ports are next to each other."""
+    """Number of servers of the run, whose ports are adjacent."""
     is_port_fixed: bool = True
-    """Whether it must start at the port of its settings, or takes a later one if that is taken."""
+    """Whether it must use the port in its settings; if not, a later one replaces a taken one."""
 
     @classmethod
     def from_config(cls, config: TrainConfig, network: Network) -> "ServerPorts":
-        """Return that of the servers of a run."""
+        """Return the ports for the servers of a run."""
         section = config.inference
         return cls(
             network=network,
@@ -163,7 +163,7 @@ class ServerPorts:
         )
 
     def listener(self, settings: ServerSettings) -> socket.socket:
-        """Return the socket of a server that starts; raises ConfigError if there is none."""
+        """Return the socket of a server that starts; raises ConfigError if no port is free."""
         if not self.is_port_fixed:
             return listening_from(settings.host, settings.port, every=self.num_servers)
         try:
@@ -172,24 +172,24 @@ class ServerPorts:
             raise cannot_listen(settings.host, settings.port, error) from None
 
     def listener_again(self, settings: ServerSettings) -> socket.socket:
-        """Return that of a server that had the port of `settings`: the same one, or a later one."""
+        """Return a socket with the port of `settings`, or a later one."""
         return replace(self, is_port_fixed=False).listener(settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerHandle:
-    """One server, as the driver sees it."""
+    """The driver's view of one server."""
 
     settings: ServerSettings
     ports: ServerPorts
     place: dict[str, Any]
-    """Where Ray puts the actor."""
+    """Ray's options for the place of the actor."""
     actor: Any
     """Ray's handle of the server's `ServerActor`."""
     progress_s: float = PROGRESS_S
-    """Longest that the actor may stand still while it has a question."""
+    """Longest time in seconds that the actor may be stuck during a call."""
     look: Stages = stages
-    """What shows that the cluster starts processes."""
+    """A value that changes while the cluster starts processes."""
 
     @classmethod
     def start(
@@ -207,7 +207,7 @@ class ServerHandle:
 
     @property
     def name(self) -> str:
-        """Its name before anybody knows where it is."""
+        """Its name before its address is known."""
         return f"inference server {self.settings.number}"
 
     async def until_started(self, silence_s: float) -> None:
@@ -219,7 +219,7 @@ class ServerHandle:
         await until_started(ready, silence_s=silence_s, look=self.look)
 
     async def ask(self, question: str) -> Any:
-        """Return the answer of the actor's method `question`; it must have started.
+        """Return the result of the actor's method `question`; it must have started.
 
         It may take any time for it as long as it moves on.
         """
@@ -232,7 +232,7 @@ class ServerHandle:
                     raise
 
     async def signs_of_life(self) -> int:
-        """Return a number that grows while the actor does something."""
+        """Return a number that grows while the actor makes progress."""
         return await self.actor.signs_of_life.remote()
 
     async def _answer(self, question: str, *, timeout_s: float) -> Any:

@@ -1,4 +1,4 @@
-r"""Inference servers and their states: each may be lost at any moment, and comes back.
+r"""Inference servers and their states; each may be lost at any time, and comes back.
 
     starting --> loading --> serving <--> updating
         \__________\___________\____________\___> lost --> starting | given up
@@ -25,14 +25,14 @@ from telescope_train.inference.generation import Generation, Request
 _LOGGER = logging.getLogger(__name__)
 
 CONTROL_DEADLINE_S = 120.0
-"""Longest that a control call may take, its retries included, in seconds."""
+"""Time limit of a control call with its repetitions, in seconds."""
 ANSWER_WITHIN_S = 30.0
 """Seconds after which a control call with a deadline is made again: its answer may be lost, though
 the connection is still there. The server does not do it twice."""
 ALIVE_WITHIN_S = 20.0
-"""Seconds for a sign of life: the engine gives it between two steps."""
+"""Seconds for a sign of life, which the engine gives between two steps."""
 UNLIMITED = 2**30
-"""Requests of a server whose number nobody bounds."""
+"""Number of requests of a server without a limit."""
 _NEXT = {
     ServerState.STARTING: {ServerState.LOADING, ServerState.LOST},
     ServerState.LOADING: {ServerState.SERVING, ServerState.UPDATING, ServerState.LOST},
@@ -42,58 +42,58 @@ _NEXT = {
     ServerState.GIVEN_UP: set[ServerState](),
 }
 ROUTABLE = {ServerState.SERVING, ServerState.UPDATING}
-"""States in which a server takes requests."""
+"""States in which a server accepts requests."""
 _MEMBERS = {*ROUTABLE, ServerState.LOADING}
 _LINE = re.compile(r"^vllm:(\w+)(?:\{[^}]*\})? ([0-9.eE+-]+|NaN)$", re.MULTILINE)
 _MOST_PER_SERVER = 4
 _FEW = 64
-"""Entries of `ByLoad` that are never too many."""
+"""Number of entries of `ByLoad` that is never too large."""
 Load = tuple[float, int]
-"""The lowest one has the most room: the share of its slots that is held, and its requests."""
+"""Share of a server's slots that is in use, and its requests; the lowest one has most room."""
 
 
 class Reached(NamedTuple):
-    """How a server is reached in one of its lives."""
+    """Address and identity of a server between two starts."""
 
     base_url: str
     identity: str = ""
-    """What it answers to there; empty = whatever server is there is meant."""
+    """Identity at that address; empty = any server there."""
 
 
 class Loss(NamedTuple):
-    """Why a server is lost."""
+    """The reason for the loss of a server."""
 
     reason: str
     cause: str = ""
-    """The first error that it printed; empty if it printed none, as when it was killed."""
+    """The first error in its output; empty if there is none, as when it was killed."""
 
 
 class ServerDiedError(ProcessDiedError):
     """An inference server or its engine has died."""
 
     cause = ""
-    """As of `Loss`."""
+    """As in `Loss`."""
 
     @property
     def loss(self) -> Loss:
-        """The same, as of a server that is lost."""
+        """The same as a `Loss`."""
         return Loss(str(self), self.cause)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLoad:
-    """What a server is doing at one moment."""
+    """The load of a server at one moment."""
 
     cache_use: float
     """Share of the key-value cache that is in use, 0 to 1; the fullest engine counts."""
     num_preemptions: int
-    """Requests that lost their cache to others since the server started, and are computed again."""
+    """Number of requests that lost their cache to others, and are recomputed, since the start."""
     num_running: int
     num_waiting: int
 
 
 def parse_load(text: str) -> ServerLoad | None:
-    """Return the load in vLLM's Prometheus text; None if what is needed is not there."""
+    """Return the load in vLLM's Prometheus text; None if values are missing."""
     found: dict[str, list[float]] = {}
     for name, value in _LINE.findall(text):
         found.setdefault(name, []).append(float(value))
@@ -110,15 +110,15 @@ def parse_load(text: str) -> ServerLoad | None:
 
 
 class ServerClient(Protocol):
-    """The way to one server; see `client.TokenClient`."""
+    """The connections to one server; see `client.TokenClient`."""
 
     base_url: str
     identity: str
-    """Of the present life of the server: nothing else is asked."""
+    """Identity of the present start of the server, to which requests are restricted."""
     num_in_flight: int
-    """Requests that it has not answered yet."""
+    """Number of requests without an answer yet."""
     heard_s: float
-    """When it last answered a request, or a part of one, on the clock of the event loop."""
+    """Time of the last answer, or part of one, on the clock of the event loop."""
 
     async def generate(self, request: Request) -> Generation:
         """Sample the rest of `request`; raises ServerLostError if the server is gone."""
@@ -140,11 +140,11 @@ class ServerClient(Protocol):
         ...
 
     async def is_alive(self, *, within_s: float = ALIVE_WITHIN_S) -> bool:
-        """Return whether the server's engine gives a sign of life within so many seconds."""
+        """Return whether the server's engine shows a sign of life within that many seconds."""
         ...
 
     async def load(self) -> ServerLoad | None:
-        """Return how busy the server is; None if it does not say."""
+        """Return the load of the server; None if it does not report it."""
         ...
 
     async def drop(self, why: str) -> None:
@@ -157,7 +157,7 @@ class ServerClient(Protocol):
 
 
 class Server:
-    """One server under its address, through all of its lives."""
+    """One server at its address, over all its starts."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class Server:
         role: ServerRole = ServerRole.ROLLOUT,
         on_event: Callable[[ServerEvent], None] | None = None,
     ) -> None:
-        """A server that is healthy, with the weights that it was started with.
+        """Create a healthy server, with the weights that it was started with.
 
         `on_event` is told of each state; None = nobody is.
         """
@@ -175,38 +175,38 @@ class Server:
         self.life = 1
         self.state = ServerState.SERVING
         self.version: WeightVersion = 0
-        """The weights that it holds, or held when it was lost."""
+        """Version of its present weights, or of those when it was lost."""
         self.reason = ""
-        """Why it was lost."""
+        """The reason for its loss."""
         self.has_served = False
-        """Whether it has sampled a token or gone through an update in its present life."""
+        """Whether it has sampled a token or been updated since its start."""
         self.has_sampled = False
-        """Whether it has sampled a token in its present life."""
+        """Whether it has sampled a token since its start."""
         self.num_requests = 0
-        """Requests that its pool has sent there and that have not ended."""
+        """Requests from its pool that have not ended."""
         self.num_in_slots = 0
-        """Those of them that hold a slot: the requests of rollouts that are trained on."""
+        """Those of them that hold a slot: requests of rollouts for training."""
         self.most_in_slots = UNLIMITED
-        """Most requests with a slot that are sent there while another server has room for them."""
+        """Most requests with a slot, as long as another server has room for them."""
         self._ended_identity = ""
-        """Of the life before, while that of the present one is not known."""
+        """Identity before the last start, while the present one is not known."""
         self._on_event = on_event
         self._changed: asyncio.Event | None = None
-        """Is set when another state begins; None = nobody waits for that."""
+        """Event that is set on the next change of state; None = nobody waits for it."""
 
     @property
     def takes_requests(self) -> bool:
-        """Whether requests may be sent to it."""
+        """Whether it accepts requests."""
         return self.state in ROUTABLE
 
     @property
     def has_room(self) -> bool:
-        """Whether it may be sent one more request with a slot."""
+        """Whether it has room for another request with a slot."""
         return self.num_in_slots < self.most_in_slots
 
     @property
     def takes_weights(self) -> bool:
-        """Whether it is to get the next weights."""
+        """Whether it takes part in the next update."""
         return self.state in _MEMBERS
 
     @property
@@ -217,7 +217,7 @@ class Server:
     def become(
         self, state: ServerState, *, version: WeightVersion | None = None, reason: str = ""
     ) -> None:
-        """Begin another state; the same one again changes nothing."""
+        """Change to another state; the same state has no effect."""
         if state is self.state:
             return
         if state not in _NEXT[self.state]:
@@ -272,19 +272,19 @@ class Server:
 
 
 class Member(NamedTuple):
-    """A server in one of its lives, such as while it takes part in an update."""
+    """A server between two starts, such as while it takes part in an update."""
 
     server: Server
     life: int
 
     @property
     def is_left(self) -> bool:
-        """Whether that life goes on, and takes weights."""
+        """Whether it is still the same start of the server, and takes weights."""
         return self.server.life == self.life and self.server.takes_weights
 
 
 def load_of(server: Server) -> Load:
-    """Return how busy a server is."""
+    """Return the load of a server for `ByLoad`."""
     return server.num_in_slots / server.most_in_slots, server.num_requests
 
 
@@ -302,7 +302,7 @@ class ByLoad:
         self._make_anew()
 
     def least(self) -> Server | None:
-        """Return the server with the most room of those that take requests; None if none does."""
+        """Return the server with most room among those that accept requests; None if none does."""
         while self._entries:
             load, number = self._entries[0]
             server = self._servers[number]
@@ -312,7 +312,7 @@ class ByLoad:
         return None
 
     def add(self, server: Server, num_requests: int = 0, *, in_slots: bool = False) -> None:
-        """Note that a server has that many requests more, or that its room has changed."""
+        """Update the number of a server's requests, or its room."""
         server.num_requests += num_requests
         server.num_in_slots += num_requests if in_slots else 0
         if len(self._entries) >= _FEW + _MOST_PER_SERVER * len(self._servers):

@@ -1,4 +1,4 @@
-"""Servers that sleep: vLLM gives the memory of its GPU back, and takes it again.
+"""Sleeping servers: vLLM frees the memory of its GPU, and allocates it again.
 
 One may die or hang at any moment, also while it sleeps. What does not give its memory back is
 ended, and started again when it is the servers' turn (`cluster.colocation`).
@@ -24,15 +24,15 @@ class Ends(Protocol):
     """Can end the process of a server; see `fleet.ServerGroup`."""
 
     async def end(self, index: int) -> None:
-        """Return when nothing is left of server `index`, whether it had died or hangs."""
+        """Return when nothing is left of server `index`, whether it had died or hung."""
         ...
 
 
 class Sleeping:
-    """Puts servers that are there to sleep and wakes them, all together."""
+    """Puts servers to sleep and wakes them, all together."""
 
     def __init__(self, clients: Sequence[ServerClient], *, level: int) -> None:
-        """`level`: 1 = weights wait in CPU memory, 2 = they are forgotten.
+        """`level`: 1 = weights are kept in CPU memory, 2 = they are discarded.
 
         After level 2 a server must get all weights before anything is sampled.
         """
@@ -40,12 +40,12 @@ class Sleeping:
         self._level = level
 
     async def sleep(self) -> None:
-        """Return when all memory has been given back. Nothing may be in flight."""
+        """Return when all memory is freed. No request may be running."""
         _require_idle(self._clients)
         await self._all(SLEEP_PATH, _query(self._level))
 
     async def wake(self) -> None:
-        """Return when servers have their memory again; what is in it is not said."""
+        """Return when servers have their memory again; its content is undefined."""
         await self._all(WAKE_PATH, "")
 
     async def _all(self, path: str, query: str) -> None:
@@ -56,7 +56,7 @@ class Sleeping:
 
 
 class SleepingServers:
-    """Puts the servers of a pool to sleep and wakes them; those that do not obey are lost."""
+    """Puts the servers of a pool to sleep and wakes them; those that fail are lost."""
 
     def __init__(self, pool: ServerPool, processes: Ends, *, level: int) -> None:
         """`level`: as for `Sleeping`."""
@@ -108,7 +108,7 @@ class SharedGpuFleet:
         self._gpu_sharing = gpu_sharing
 
     async def until_lost(self, index: int, heard_s: Callable[[], float]) -> Loss:
-        """Return why a server has died or hangs; see `supervisor.Fleet`."""
+        """Return the reason when a server has died or hangs; see `supervisor.Fleet`."""
         return await self._fleet.until_lost(index, heard_s)
 
     async def start_again(self, index: int) -> Reached:
@@ -120,7 +120,7 @@ class SharedGpuFleet:
 def bring_in_when_awake(
     give: Callable[[Server], Coroutine[Any, Any, None]], gpu_sharing: GpuSharing
 ) -> Callable[[Server], Coroutine[Any, Any, None]]:
-    """Return a function that gives a server the present weights by `give`, in the servers' turn."""
+    """Return a function that updates a server by `give` in the servers' turn."""
 
     async def bring_in(server: Server) -> None:
         async with gpu_sharing.servers_turn():

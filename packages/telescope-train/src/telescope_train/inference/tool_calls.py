@@ -1,4 +1,4 @@
-"""Chooses by the chat template which of vLLM's readers of tool calls a chat endpoint starts with.
+"""Choose vLLM's parser of tool calls for a chat endpoint, by the model's chat template.
 
 Runs read the calls in replies themselves, from tokens (`chat.formats`). This is for clients that
 ask the endpoint of a server for calls, as evals of a model folder do: vLLM refuses every request
@@ -12,12 +12,12 @@ _SAME_NAME = (
     *("kimi_k2", "kimi_k3", "lfm2", "llama3_json", "llama4_json", "minicpm5", "minimax_m2"),
     *("mistral", "phi4_mini_json", "pythonic", "qwen3_coder", "seed_oss", "xlam"),
 )
-"""Parsers that are called there as here."""
+"""Parsers that have the same name in vLLM."""
 _NAME_THERE = {**{name: name for name in _SAME_NAME}, "harmony": "openai"}
 
 
 def tool_call_arguments(template: str) -> tuple[str, ...]:
-    """Return vLLM's arguments by which a model with `template` can be offered tools.
+    """Return vLLM's arguments that let a model with `template` be offered tools.
 
     Nothing for a template that shows no tools, or whose calls vLLM has no reader for: then it
     refuses requests with tools, rather than to leave them out.

@@ -20,7 +20,7 @@ PROGRESS_S = 0.5
 """Seconds after which the tokens that a request has so far are sent, so that they are not lost with
 the server. A shorter request has one reply."""
 WEIGHT_ENGINE = "telescope"
-"""What vLLM knows our engine of weight transfers by."""
+"""vLLM's name for our engine of weight transfers."""
 TOKEN_PLANE_PATH = "/telescope/v1/tokens"
 ENGINE_PATH = "/telescope/v1/engine"
 """Answers between two steps of the engine, at once while weights are changed, and with 503 if the
@@ -29,48 +29,48 @@ ONCE_HEADER = "x-telescope-once"
 """The number of a control call that is to be made once. A second call with the same number gets the
 answer of the first."""
 SECRET_VARIABLE = "TELESCOPE_SERVER_SECRET"
-"""Environment variable of a server with what every request must show; empty = nothing."""
+"""Environment variable of a server with the secret of its requests; empty = none."""
 IDENTITY_VARIABLE = "TELESCOPE_SERVER_IDENTITY"
-"""Environment variable of a server with the identity of this life of it."""
+"""Environment variable of a server with the identity of this start."""
 SOCKET_VARIABLE = "TELESCOPE_SERVER_SOCKET"
-"""Environment variable of a server with the descriptor of the socket that it is to listen on."""
+"""Environment variable of a server with the descriptor of its listening socket."""
 LIVES_PATH = "/telescope/lives/"
 """`/telescope/lives/IDENTITY/PATH` is PATH of the server with that identity. Any other server of
 Telescope answers 421 there, and other programs do not know it: an answer proves whose it is."""
 OTHER_SERVER_STATUS = 421
-"""HTTP's "misdirected request"; vLLM answers it to nothing."""
+"""HTTP's "misdirected request", which vLLM never answers."""
 PAUSE_PATH = "/telescope/v1/pause"
 """Stops the engine between two steps and keeps its requests, until `/resume`. vLLM's own `/pause`
 sleeps for 20 ms after the engine has paused, and always drops the caches."""
 PAUSE_AND_CLEAR = "cache=clear"
-"""The query that drops all caches, so that running requests compute their prefix again."""
+"""Query that drops all caches, so that running requests compute their prefix again."""
 PAUSE_AND_KEEP = "cache=keep"
-"""The query that leaves the running requests what they have computed."""
+"""Query that keeps the cached prefixes of running requests."""
 PAUSE_AND_ABORT = "requests=abort"
-"""The query that drops all caches and ends the running requests, with the tokens that they have."""
+"""Query that drops all caches and ends running requests, which keep their tokens."""
 PAUSE_QUERIES = (PAUSE_AND_CLEAR, PAUSE_AND_KEEP, PAUSE_AND_ABORT)
 SLEEP_PATHS = ("/sleep", "/wake_up", "/is_sleeping")
-"""vLLM's routes of sleep, refused where it has none."""
+"""vLLM's routes for sleep, refused by servers without it."""
 FRAME_BYTES = 4 * 2**20
-"""A frame holds items of at most this size together, or one item that is larger by itself."""
+"""Size limit of a frame, except for a single item that is larger."""
 MAX_FRAME_BYTES = 256 * 2**20
 """Largest frame that either end accepts: a prompt or an answer of 32 million tokens."""
 _ITEM_OVERHEAD_BYTES = 64
-"""More than the numbers, tags and lengths of an item take on the wire."""
+"""Upper limit for the numbers, tags and lengths of an item on the wire."""
 
 
 def secret_headers(secret: str) -> dict[str, str]:
-    """Return the headers with which a request shows `secret`; none if there is none."""
+    """Return the headers that show `secret`; none if it is empty."""
     return {"authorization": f"Bearer {secret}"} if secret else {}
 
 
 def root_of(base_url: str, identity: str) -> str:
-    """Return the beginning of all URLs of one life of a server; `identity` empty = of any."""
+    """Return the prefix of all URLs of one start of a server; `identity` empty = any."""
     return f"{base_url}{LIVES_PATH}{identity}" if identity else base_url
 
 
 class SizedItem(Protocol):
-    """An item that an outbox sends."""
+    """An item for an outbox."""
 
     @property
     def num_bytes(self) -> int:
@@ -85,13 +85,13 @@ class TokenRequest(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     """A request for one continuation of `prompt_ids`."""
 
     id: int
-    """Chosen by the client, unique on its connection."""
+    """Id chosen by the client, unique on its connection."""
     prompt_ids: bytes
     """[P] int32 column."""
     sampling: msgspec.Raw
     """vLLM's sampling parameters as a MessagePack map; equal maps are decoded only once."""
     cache_salt: str
-    """Requests share cached prefixes only with requests that have the same salt."""
+    """Salt; requests share cached prefixes only with those of the same salt."""
     priority: int
     """Requests with a lower priority are scheduled first."""
     traceparent: str = ""
@@ -107,7 +107,7 @@ class TokenRequest(msgspec.Struct, frozen=True, array_like=True, tag="r"):
 
 
 class CancelRequest(msgspec.Struct, frozen=True, array_like=True, tag="c"):
-    """Stop request `id` and free its slot. It gets no reply; unknown ids are ignored."""
+    """Stop request `id` and free its slot. There is no reply; unknown ids are ignored."""
 
     id: int
 
@@ -118,7 +118,7 @@ class CancelRequest(msgspec.Struct, frozen=True, array_like=True, tag="c"):
 
 
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens from `start` on were sampled under weight version `version`."""
+    """The tokens from `start` on were sampled with weight version `version`."""
 
     version: str
     """A number, or `default` before the first weight update."""
@@ -127,7 +127,7 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenReply(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens of one request that its earlier replies did not have; the last one ends it."""
+    """New tokens of one request; the last reply ends it."""
 
     id: int
     token_ids: bytes = b""
@@ -135,17 +135,17 @@ class TokenReply(msgspec.Struct, frozen=True, array_like=True):
     logprobs: bytes = b""
     """[T] float32 column, nats: log-probs under the distribution that was sampled from."""
     finish_reason: str = ""
-    """`stop`, `length`, `abort` or `error`; empty if it goes on, or was refused."""
+    """`stop`, `length`, `abort` or `error`; empty if it continues, or was refused."""
     versions: tuple[VersionSpan, ...] = ()
-    """In the order of the tokens; of all tokens so far."""
+    """For all tokens so far, in order."""
     error: str = ""
-    """Why the request failed; the columns are empty then."""
+    """Reason for the failure of the request; the columns are then empty."""
     is_dead: bool = False
-    """Whether it failed because the engine is dead, and all others will."""
+    """Whether it failed because the engine is dead, as all others will."""
     timing: ServerTiming | None = None
-    """On the last reply."""
+    """In the last reply."""
     routes: Routes | None = None
-    """On the last reply, if the server was told to return them."""
+    """In the last reply, if the server was asked for them."""
 
     @property
     def is_last(self) -> bool:
@@ -198,7 +198,7 @@ def frames(items: Sequence[Item], *, max_bytes: int = FRAME_BYTES) -> Iterator[l
 
 
 class Outbox(Generic[Item]):
-    """Collects items, and sends those that have gathered together, in the order they came."""
+    """Collects items, and sends those that have accumulated together, in order."""
 
     def __init__(self, send: Callable[[list[Item]], Awaitable[None]]) -> None:
         self._send = send

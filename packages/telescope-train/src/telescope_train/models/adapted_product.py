@@ -1,4 +1,4 @@
-"""Products with an adapter in bfloat16 that are rounded once, when the adapter is in them.
+"""Products with a bfloat16 adapter that are rounded only once, after adding the adapter.
 
 peft adds the adapter to the result of the frozen matrix, which is rounded by then: what is smaller
 than half of its last place is lost, and that is most of an adapter for its first tens of steps.

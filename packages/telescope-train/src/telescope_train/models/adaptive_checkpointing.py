@@ -24,7 +24,7 @@ token. Before a longer one was measured, all its layers but the last are recompu
 
 
 class Measured(NamedTuple):
-    """What one layer kept of the longest row so far; the greatest is the one to go by."""
+    """The memory that one layer kept for the longest row so far; the largest value counts."""
 
     num_tokens: int
     num_bytes: int
@@ -34,16 +34,16 @@ UNMEASURED = Measured(0, 0)
 
 
 class _Row(NamedTuple):
-    """What was chosen for one row."""
+    """The choice for one row."""
 
     num_tokens: int
     input_bytes: int
-    """Of the input of one layer."""
+    """Size of the input of one layer."""
     num_recomputed: int
 
 
 class AdaptiveCheckpointing:
-    """Decides anew for each row that is computed with a gradient."""
+    """Chooses the recomputed layers of each row that is computed with a gradient."""
 
     def __init__(self, layers: Iterable[torch.nn.Module]) -> None:
         """Take over the forward of each of `layers`, those of one model in their order."""
@@ -56,23 +56,23 @@ class AdaptiveCheckpointing:
             layer.forward = partial(self._run, index, layer.forward)
 
     def limit(self, room_bytes: float) -> None:
-        """Keep at most `room_bytes` for the backward pass of a row, from the next row on."""
+        """Limit the memory for the backward pass of a row to `room_bytes`, from the next row on."""
         self._room_bytes = room_bytes
 
     @property
     def found(self) -> Measured:
-        """The measurements of this rank, those since `agree` included."""
+        """The measurements of this rank, including those since `agree`."""
         return self._found
 
     def agree(self, found: Sequence[Measured]) -> None:
-        """Go by the greatest of what all ranks have measured.
+        """Use the largest measurement of all ranks.
 
         Ranks that share rows exchange tokens inside of layers, so they must recompute the same.
         """
         self._agreed = self._found = max(found)
 
     def take_metrics(self) -> dict[str, MetricSum]:
-        """Return what was chosen for each row since this was called last."""
+        """Return the choices since the last call."""
         rows, self._rows = self._rows, []
         num_layers = len(self._layers)
         kept = [kept_bytes(num_layers, self._layer(row), row.num_recomputed) for row in rows]

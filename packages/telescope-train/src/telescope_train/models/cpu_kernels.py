@@ -1,4 +1,4 @@
-"""Faster forwards of modules, and a faster product, where both ways give equal results."""
+"""Faster forwards of modules, and a faster product, where results are equal."""
 
 import copy
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _FEW = 64
-"""Outputs of the Linear that stands for one without memory."""
+"""Number of outputs of a Linear that replaces one without memory."""
 
 
 @torch.no_grad()
@@ -33,7 +33,7 @@ def replace_forward(
 
 
 def _with_memory(module: Any) -> Any:
-    """Return a module of the same kind with values of its own; of a Linear, only a few outputs."""
+    """Return a module of the same kind with new values; a Linear gets only a few outputs."""
     if type(module) is torch.nn.Linear:
         has_bias, num_outputs = module.bias is not None, min(module.out_features, _FEW)
         made: Any = torch.nn.Linear(
@@ -89,7 +89,7 @@ class _CpuRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        """For x: s * (g w - n * mean(g w n)). For w: the sum of g n over all rows."""
+        """Gradients: of x, s * (g w - n * mean(g w n)); of w, the sum of g n over all rows."""
         normed, weight, scale = ctx.saved_tensors
         product = grad * normed
         grad_weight = product.flatten(0, -2).sum(0)
@@ -134,7 +134,7 @@ def _is_made_by_amd(cpuinfo: Path) -> bool:
 
 @cache
 def has_onednn_product() -> bool:
-    """Return whether oneDNN is the faster one here, and its product of float32 is right."""
+    """Return whether oneDNN is faster here, and computes float32 products correctly."""
     left = torch.linspace(-3.0, 2.0, 15, dtype=torch.float32).cos().reshape(3, 5)
     right = torch.linspace(-2.0, 3.0, 20, dtype=torch.float32).sin().reshape(4, 5)
     try:
@@ -176,7 +176,7 @@ class _OnednnLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """For x: g @ w. For w: g.T @ x over all rows. For b: the sum of g."""
+        """Gradients: of x, g @ w; of w, g.T @ x over all rows; of b, the sum of g."""
         values, weight = ctx.saved_tensors
         for_values, for_weight, for_bias = ctx.needs_input_grad
         rows = grad.flatten(0, -2)

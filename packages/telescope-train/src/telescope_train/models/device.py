@@ -1,4 +1,4 @@
-"""Which device this machine computes on, and in which dtype, decided here for all processes.
+"""Choose the device and dtype of this machine, in one place for all processes.
 
 Does not import torch, so that a dry run stays fast.
 """
@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 Device: TypeAlias = Literal["cpu", "cuda"]
 
 DEVICES = Path("/dev")
-"""Where Linux lists GPUs: `nvidia0` and so on, or `dxg` under WSL on Windows."""
+"""Paths under which Linux lists GPUs: `nvidia0` and so on, or `dxg` under WSL on Windows."""
 
 
 def machine_device() -> Device:
@@ -29,7 +29,7 @@ def machine_device() -> Device:
 
 
 def machine_gpus() -> list[int]:
-    """Return the bytes of each GPU that this process may use; 0 = it does not say.
+    """Return the bytes of each GPU that this process may use; 0 = not reported.
 
     Asks NVIDIA's library, or counts the GPUs without it.
     """
@@ -63,7 +63,7 @@ def _sizes_of_gpus() -> list[int]:
 
 
 def compute_dtype(mixed_precision_dtype: str | None, device: str) -> str:
-    """Return the name of the dtype that layers compute in; None = the default of the device."""
+    """Return the name of the dtype of the layers; None = the default of the device."""
     return mixed_precision_dtype or ("bfloat16" if device == "cuda" else "float32")
 
 

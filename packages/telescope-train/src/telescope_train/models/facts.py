@@ -18,23 +18,23 @@ from telescope_train.models.location import locate_model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Sizes that memory and length checks need."""
+    """Sizes that are needed for checks of memory and lengths."""
 
     num_parameters: int | None
     """All parameters, tied ones once."""
     vocab_size: int | None
     """Rows of the embedding."""
     max_positions: int | None
-    """Tokens of the longest sequence that the model was made for."""
+    """Longest sequence, in tokens, for which the model was made."""
     kv_values_per_token: int | None
-    """Numbers in the key-value cache for one token, over all layers."""
+    """Values in the key-value cache for one token, over all layers."""
     hidden_size: int | None = None
     """Width of the hidden states."""
     num_body_parameters: int | None = None
     """Parameters that a token meets in all layers and the final norm, without embeddings and output
     head: of a mixture, those of the experts that it is sent to."""
     num_head_parameters: int | None = None
-    """Numbers in the matrix of the output head, whether or not it is tied."""
+    """Values in the matrix of the output head, whether or not it is tied."""
     attention_width: int | None = None
     """Heads times their size, summed over all layers."""
     num_layers: int | None = None
@@ -46,19 +46,19 @@ class ModelFacts:
     num_kv_heads: int | None = None
     """Key and value heads in a layer."""
     ffn_size: int | None = None
-    """Columns between the two products of a dense feed-forward layer."""
+    """Width of a dense feed-forward layer."""
     num_experts: int | None = None
-    """Experts of a layer; None = a dense model."""
+    """Number of experts in a layer; None = a dense model."""
     family: str | None = None
-    """What the config calls `model_type`."""
+    """Value of `model_type` in the config."""
 
 
 EXPERT_SETTINGS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""What configs call the number of experts in a layer."""
+"""Names in configs for the number of experts in a layer."""
 _TIED_BY_THEMSELVES = frozenset(
     {"cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "smollm3", "starcoder2"}
 )
-"""Model types whose embedding is the output head where config.json does not say it."""
+"""Model types with a tied output head even if config.json does not say so."""
 UNKNOWN_FACTS = ModelFacts(
     num_parameters=None, vocab_size=None, max_positions=None, kv_values_per_token=None
 )
@@ -151,7 +151,7 @@ class _MlpSizes(NamedTuple):
     kept: int
     """Parameters of the MLPs of all layers."""
     met: int
-    """Those that one token meets."""
+    """Parameters that one token uses."""
 
 
 def _mlp_sizes(

@@ -1,4 +1,4 @@
-"""Which tensors of a model's files make up a parameter, for loading and for exporting.
+"""Map the tensors in a model's files to its parameters, for loading and for exporting.
 
 For dense models each parameter is one tensor of the same name. transformers keeps the experts of a
 layer in one parameter for gate and up [E, 2I, H] and one for down [E, H, I]; files (and servers)
@@ -17,19 +17,19 @@ Index = tuple[int | slice, ...]
 
 
 class FilePart(NamedTuple):
-    """A tensor of a file, and which part of a parameter it is."""
+    """A tensor in a file, and the part of a parameter that it holds."""
 
     name: str
     index: Index
-    """Of the parameter; empty = all of it."""
+    """Index into the parameter; empty = all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ExpertNames:
-    """How the files of an architecture call the mixture in a layer."""
+    """Names of an architecture's files for the mixture of experts in a layer."""
 
     block: str
-    """What files say for `mlp`."""
+    """Name in the files for `mlp`."""
     gate: str
     up: str
     down: str
@@ -40,13 +40,13 @@ _EXPERT_NAMES: Mapping[str, _ExpertNames] = {
     "qwen3_moe": _QWEN,
     "mixtral": _ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2"),
 }
-"""By `model_type`."""
+"""Names by `model_type`."""
 KNOWN_MIXTURES = tuple(_EXPERT_NAMES)
 """Model types with experts that this version can train."""
 
 
 def file_parts(name: str, shape: tuple[int, ...], model_type: str) -> Iterator[FilePart]:
-    """Yield the tensors of files that make up the parameter `name` of `shape`."""
+    """Yield the tensors in files that form the parameter `name` of `shape`."""
     names = _EXPERT_NAMES.get(model_type)
     layer, _, leaf = name.rpartition(".mlp.")
     if names is None or not layer:
@@ -67,6 +67,6 @@ def file_parts(name: str, shape: tuple[int, ...], model_type: str) -> Iterator[F
 
 
 def as_in_files(name: str, value: "Tensor", model_type: str) -> "Iterator[tuple[str, Tensor]]":
-    """Yield a whole parameter under the names of files; parts are views."""
+    """Yield a whole parameter under its names in files; parts are views."""
     for part in file_parts(name, tuple(value.shape), model_type):
         yield part.name, value[part.index] if part.index else value

@@ -1,4 +1,4 @@
-"""Whether the files of a model hold what its config.json describes: names, shapes, types, tying.
+"""Check that a model's files match its config.json: names, shapes, types, tying.
 
 The loader of transformers is run on tensors that have the shapes of the files' headers and no
 memory, so what it finds is what it would do with the weights: renaming, stacking of experts and
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
-"""What safetensors calls the types of plain numbers."""
+"""Names in safetensors for the types of plain numbers."""
 _SHOWN = 3
-"""Tensors that an error names of each kind."""
+"""Most tensors of each kind that an error names."""
 _QUANTIZED = re.compile(r"(qweight|qzeros|scales|weight_scale\w*|absmax|weight_packed|SCB)$")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _ADAPTER = re.compile(r"\.lora_|\.base_layer\.|\.modules_to_save\.")
 _ROWS = 4096
-"""Rows of two tensors that are in memory while they are compared."""
+"""Rows of two tensors that are in memory for a comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misfit:
-    """Where the files of a model and its module differ, by names of the module where it has one."""
+    """Differences between a model's files and its module, by names in the module if possible."""
 
     missing: Sequence[str] = ()
-    """Parameters that no file has, which would be random numbers."""
+    """Parameters in no file, which would be random numbers."""
     unexpected: Sequence[str] = ()
-    """Tensors that have no place in the module and are not known to be harmless."""
+    """Tensors without a place in the module that are not known to be harmless."""
     mismatched: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     """Parameter -> its shape in the files and in the module."""
 
@@ -121,7 +121,7 @@ def require_fit(name: str, config: "PreTrainedConfig", files: WeightFiles, dtype
 def _sources(
     model: "PreTrainedModel", files: WeightFiles, transforms: Sequence[Any]
 ) -> dict[str, list[str]]:
-    """Return parameter -> the tensors of the files from which transformers would make it."""
+    """Return parameter -> the tensors in files from which transformers would make it."""
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
     renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
@@ -139,7 +139,7 @@ def _sources(
 def _require_plain(
     name: str, files: WeightFiles, sources: Mapping[str, Sequence[str]], model: "PreTrainedModel"
 ) -> None:
-    """Raise ConfigError where transformers would guess: what it loads, a server may not."""
+    """Raise ConfigError where transformers would guess: a server may guess differently."""
     packed = [
         tensor
         for parameter, _ in model.named_parameters()
@@ -169,7 +169,7 @@ def _require_plain(
 
 
 def _differ(files: WeightFiles, ones: Sequence[str], others: Sequence[str], dtype: str) -> bool:
-    """Return whether two parameters have different numbers, as far as `dtype` holds them."""
+    """Return whether two parameters differ in values that `dtype` can hold."""
     import torch
 
     if len(ones) != 1 or len(others) != 1:
@@ -213,7 +213,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _reason(found: Misfit, config: "PreTrainedConfig") -> str:
-    """Return the most likely cause of what differs, and what to do."""
+    """Return the most likely cause of the differences, and what to do."""
     reason = _reason_in_names(found) or _reason_in_config(found, config.get_text_config())
     if reason is not None:
         return reason
@@ -268,7 +268,7 @@ def _reason_in_config(found: Misfit, config: "PreTrainedConfig") -> str | None:
 
 
 def _prefix(found: Misfit) -> str:
-    """Return what all unexpected names begin with where missing ones do not; "" if nothing."""
+    """Return a prefix of all unexpected names that missing ones lack; "" if there is none."""
     wanted = set(found.missing)
     for parameter in found.missing:
         first = next((one for one in found.unexpected if one.endswith(f".{parameter}")), None)

@@ -1,4 +1,4 @@
-"""Decoder layers with the fused kernels of `gpu_kernels`, wherever these compute the same.
+"""Decoder layers with the fused kernels of `gpu_kernels`, where results are the same.
 
 Norms, rotations and gated MLPs of a model get other forwards, each after it agreed with the
 module's own on a few rows. What a model computes in another way keeps its own code. Parameters and
@@ -20,26 +20,27 @@ from torch.autograd.function import once_differentiable
 
 _LOGGER = logging.getLogger(__name__)
 _ROTATION = "apply_rotary_pos_emb"
-"""The function by which the attention of transformers' models rotates queries and keys."""
+"""The function that rotates queries and keys in transformers' models."""
 _TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-5}
-"""Of the largest output: what a few roundings explain. Another activation is ten times as far."""
+"""Share of the largest output that a few roundings explain. Another activation gives ten times
+that."""
 
 
 class Fused(NamedTuple):
-    """How many modules of a model got another forward; rotations are of a whole architecture."""
+    """Number of modules with a new forward; rotations are counted per architecture."""
 
     norms: int
     mlps: int
     rotations: int
     kept: tuple[str, ...] = ()
-    """Norms, MLPs and rotations that keep their own code, by class or function, sorted."""
+    """Classes or functions of norms, MLPs and rotations that keep their own code, sorted."""
 
 
 class _NormForm(NamedTuple):
     offset: float
-    """What is added to the weight: 1 in Gemma."""
+    """Added to the weight: 1 in Gemma."""
     rounds: bool
-    """Whether x / rms(x) is rounded before it is multiplied by the weight."""
+    """Whether x / rms(x) is rounded before the multiplication by the weight."""
 
 
 _NORM_FORMS = [_NormForm(0.0, True), _NormForm(1.0, False), _NormForm(0.0, False)]
@@ -91,7 +92,7 @@ def fuse_layers(
 
 
 def _kind(module: torch.nn.Module) -> tuple[Any, ...]:
-    """Return all that decides what a module computes, but for its weights.
+    """Return everything that determines a module's computation, except its weights.
 
     Layers of one class may differ in a number, as in how many activations they keep, or in the
     activation itself.
@@ -142,7 +143,7 @@ def _nearest(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Callable[..., Tensor] | None:
-    """Return the candidate that is nearest to the forward of `module`; None = none is near.
+    """Return the candidate closest to the forward of `module`; None = none is close.
 
     Judged by a copy with weights of its own, by which activations are between -3 and 3, where
     those of different kinds differ most.
@@ -210,7 +211,7 @@ def _fuse_rotations(
 
 
 class _Rotation:
-    """Stands for the rotation of an architecture, and calls it for all but packed rows.
+    """Replaces the rotation of an architecture; calls the original except for packed rows.
 
     Other models of the architecture may be on another device, or compute in float64.
     """

@@ -1,4 +1,4 @@
-"""Turn a GGUF file, the format of llama.cpp, into a model folder that can be trained and served.
+"""Convert a GGUF file, the format of llama.cpp, into a model folder for training and serving.
 
 transformers reads the file and unpacks its quantized weights; what is written is an ordinary folder
 of safetensors with a tokenizer and the file's chat template. What a GGUF file says only to
@@ -38,31 +38,31 @@ SENTENCE = (
     "The sun rises in the east and sets in the west. Water freezes at zero degrees, and two plus "
     "two is four."
 )
-"""Plain text that any model of language finds likely."""
+"""Plain text that any language model finds likely."""
 SPLIT_AT_DIGITS = ("smollm", "refact", "command-r", "starcoder")
 """Values of `tokenizer.ggml.pre` that put each digit in a token of its own and then split as GPT-2
 does, which transformers does not know."""
 SPLIT_AS_GPT2 = ("gpt-2", "default", "")
-"""Values for which what transformers does is right."""
+"""Values for which transformers is right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedModel:
-    """A model that was written, and what is known about it."""
+    """The written model, and facts about it."""
 
     path: Path
     architecture: str
     """`model_type` in its config.json."""
     num_parameters: int
-    """Numbers in its weights, tied ones once."""
+    """Number of values in its weights, tied ones once."""
     nats_per_token: float
     """Mean surprise at a plain English sentence; log(vocabulary) for a model that knows nothing."""
     notes: tuple[str, ...]
-    """What a user should know about this import; empty if there is nothing."""
+    """Remarks on this import; empty if there are none."""
 
 
 def import_gguf(source: Path, output: Path, *, dtype: str = "float32") -> ImportedModel:
-    """Write the model in the GGUF file `source` to the folder `output`, whole or not at all.
+    """Write the model in the GGUF file `source` to the folder `output`, completely or not at all.
 
     `dtype` is that of the written weights. Quantized weights are unpacked in float32 first. Raises
     ConfigError for what is no GGUF file, for a model that transformers cannot read from one, and
@@ -162,12 +162,12 @@ def _tokenizer(source: Path) -> tuple[PreTrainedTokenizerFast, tuple[str, ...]]:
 
 
 def _has_own_split(tokenizer: Any) -> bool:
-    """Whether transformers knew how the file's vocabulary splits text; else it does as GPT-2."""
+    """Return whether transformers knew the text splitting of the file; else it splits as GPT-2."""
     return isinstance(tokenizer.backend_tokenizer.pre_tokenizer, pre_tokenizers.Sequence)
 
 
 def _split_of(source: Path) -> tuple[str, bool]:
-    """Return what the file says about splitting text, and whether its tokens are bytes (BPE)."""
+    """Return the splitting in the file, and whether its tokens are bytes (BPE)."""
     from gguf import GGUFReader  # only those who import a GGUF file have it
 
     fields = GGUFReader(source).fields
@@ -180,7 +180,7 @@ def _split_of(source: Path) -> tuple[str, bool]:
 
 
 def _model(source: Path) -> PreTrainedModel:
-    """Return the model with plain float32 weights, without a trace of how they were stored."""
+    """Return the model with plain float32 weights, as if they had never been quantized."""
     with _translate_errors(source):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(source.parent),
@@ -203,7 +203,7 @@ def _model(source: Path) -> PreTrainedModel:
 
 
 def _surprise(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> float:
-    """Return the mean nats per token of a plain sentence; nan if it has no two tokens."""
+    """Return the mean nats per token of a plain sentence; nan if it has less than two tokens."""
     ids = torch.tensor([tokenizer(SENTENCE)["input_ids"]])
     if ids.shape[1] < 2:
         return math.nan

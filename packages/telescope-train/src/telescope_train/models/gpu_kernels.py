@@ -1,4 +1,4 @@
-"""Triton kernels for what a step does between its products: norms, rotations, gates, and logits.
+"""Triton kernels for the work between the products of a step: norms, rotations, gates, logits.
 
 Each reads its inputs once and writes its outputs once, and computes in float32 whatever the dtype
 of either. Functions take tensors on the GPU and leave autograd to their callers. Every kernel also
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 Activation = Literal["silu", "gelu_tanh"]
 
 _ROW_PART = 4096
-"""Numbers of a tensor that one program has in registers at a time."""
+"""Values of a tensor in the registers of one program at a time."""
 _PROGRAMS_PER_PROCESSOR = 4
 _FALLBACK_PROGRAMS = 8
-"""Where there is no GPU to ask for its processors: in the interpreter."""
+"""Number of programs if there is no GPU to ask, as in the interpreter."""
 
 
 class Normed(NamedTuple):
-    """A norm's output, and what its backward pass needs."""
+    """The output of a norm, and the values for its backward pass."""
 
     values_RN: Tensor
     scales_R: Tensor
@@ -426,13 +426,13 @@ def _arguments(rule: HeadRule, width: int) -> dict[str, Any]:
 
 
 def _row_block(width: int) -> tuple[int, int]:
-    """Return how many rows a program has at a time, and the width that they are padded to."""
+    """Return the rows of a program at a time, and the width to which they are padded."""
     padded = triton.next_power_of_2(width)
     return max(1, _ROW_PART // padded), padded
 
 
 def _num_warps(numbers: int) -> int:
-    """Return the warps of a program: each of their 32 threads has 16 of its numbers or so."""
+    """Return the number of warps of a program, with about 16 values for each thread."""
     return max(1, min(16, triton.next_power_of_2(numbers) // 512))
 
 

@@ -1,4 +1,4 @@
-"""What a model does between its last hidden states and its logits, from its config. No torch.
+"""The arithmetic between a model's last hidden states and its logits, from its config. No torch.
 
 logits = capped(scale * (hidden @ weight.T + bias)), with capped(x) = cap * tanh(x / cap).
 Weight and bias are in the module. Scale and cap are in the config, where one name has several
@@ -17,19 +17,19 @@ from telescope_core.base.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadRule:
-    """The arithmetic of an output head beside its matrix and bias."""
+    """The arithmetic of an output head besides its matrix and bias."""
 
     scale: float = 1.0
-    """Multiplies the product of hidden states and matrix, bias included."""
+    """Factor of the product of hidden states and matrix, bias included."""
     cap: float | None = None
-    """No logit is further from 0; applied to what was scaled. None = no cap."""
+    """Largest absolute value of a logit, applied after the scale. None = no cap."""
 
 
 PLAIN = HeadRule()
 """A product, with or without a bias."""
 
 _Reading: TypeAlias = Callable[[float, Mapping[str, object]], HeadRule]
-"""From the value of a field and the config that it stands in."""
+"""Function of the value of a field and the config that contains it."""
 
 
 def _multiplies(value: float, _: Mapping[str, object]) -> HeadRule:
@@ -68,12 +68,12 @@ _READINGS: Mapping[str, Mapping[str, _Reading]] = {
     "nanochat": _CAPPED,
     "vaultgemma": _CAPPED,
 }
-"""`model_type` -> the field that says what its head does."""
+"""`model_type` -> the field about its head."""
 _TELLING = re.compile(
     r"(logit|lm_head|output|unembed)\w*(scal|cap|mult|divi|temper)|dim_model_base|mup_width"
 )
 _ELSEWHERE = re.compile(r"router|attn|attention|init_value")
-"""In names of fields that are about other logits than those of tokens."""
+"""Parts of field names that are about other logits than those of tokens."""
 
 
 def head_rule(config: Mapping[str, object]) -> HeadRule:

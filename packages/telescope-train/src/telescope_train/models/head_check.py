@@ -1,4 +1,4 @@
-"""Whether the output head is what its `HeadRule` says, by transformers' own forward.
+"""Check that the output head follows its `HeadRule`, against transformers' own forward.
 
 The forward gets hidden states instead of computing them, so that nothing but the head is compared,
 in float32 whatever the layers compute in. Some of them give logits far beyond any soft cap. And the
@@ -20,9 +20,9 @@ from telescope_core.base.errors import ConfigError
 from telescope_train.models.logprobs import Head, chunked_logprobs
 
 NUM_ROWS = 1024
-"""Rows of the head that are compared, its first: a few megabytes in float32, and all alike."""
+"""Number of the head's first rows that are compared: a few megabytes in float32."""
 HEAD_LIMIT = 1e-3
-"""Nats; largest difference that rounding in float32 explains, with logits of up to 400."""
+"""Nats; largest difference due to rounding in float32, for logits of up to 400."""
 _SIZES = (0.5, 5.0, 30.0, 100.0)
 """Root mean square of the logits of a token."""
 _TOKENS_OF_A_SIZE = 4
@@ -30,7 +30,7 @@ _TEMPERATURE = 0.7
 
 
 class _GivenOutput(MoeModelOutputWithPast):
-    """What layers return, of which a forward may read anything; it has hidden states only."""
+    """The output of the layers, with hidden states only, whatever a forward reads from it."""
 
     def __getattr__(self, name: str) -> None:
         return None
@@ -79,7 +79,7 @@ def head_difference(lm: PreTrainedModel, head: Head) -> float:
 def _own_logits(
     lm: PreTrainedModel, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None
 ) -> Tensor:
-    """Return the logits [N, V] that the forward of `lm` makes of these, with these weights."""
+    """Return the logits [N, V] that the forward of `lm` computes from these hidden states."""
     module = lm.get_output_embeddings()
     (prefix,) = (name for name, other in lm.named_modules() if other is module)
     weights = {f"{prefix}.weight": weight_VH}
@@ -100,7 +100,7 @@ def _own_logits(
 
 
 def _given_hidden_states(lm: PreTrainedModel, hidden_NH: Tensor) -> AbstractContextManager[None]:
-    """Let the layers of `lm` return `hidden_NH`, whatever they are given."""
+    """Make the layers of `lm` return `hidden_NH`, whatever their input."""
 
     def forward(*_: Any, **__: Any) -> _GivenOutput:
         return _GivenOutput(last_hidden_state=hidden_NH[None])
@@ -109,7 +109,7 @@ def _given_hidden_states(lm: PreTrainedModel, hidden_NH: Tensor) -> AbstractCont
 
 
 def head_in_float32(lm: PreTrainedModel) -> AbstractContextManager[None]:
-    """Let the head of `lm` compute in float32 or wider, so that what is compared are its layers.
+    """Make the head of `lm` compute in float32 or wider, so that the layers are compared.
 
     Rows of the head are widened a few at a time: a wide copy of all would take gigabytes.
     """

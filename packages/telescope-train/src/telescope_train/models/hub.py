@@ -1,4 +1,4 @@
-"""One short look at the Hugging Face Hub, before a library tries for minutes to reach it.
+"""A short check of the Hugging Face Hub, before a library tries for minutes to reach it.
 
 Imports huggingface_hub, which takes a second, only where an id is looked for.
 """
@@ -11,11 +11,11 @@ from telescope_train.models.location import ADAPTER_CONFIG, first_line
 
 TRIES = 2
 TIMEOUT_S = 5.0
-"""Of each try, for the connection and for the answer."""
+"""Time limit of each try, for the connection and for the answer."""
 
 
 class Kind(StrEnum):
-    """What an id on the Hub names."""
+    """The kind of repository that an id on the Hub names."""
 
     MODEL = "model"
     """A repository with a config.json."""
@@ -24,11 +24,11 @@ class Kind(StrEnum):
 
 
 _FILES = {Kind.MODEL: "config.json", Kind.DATASET: "README.md"}
-"""The file by which it is seen whether the content of a repository may be read."""
+"""File whose access shows whether the content of a repository may be read."""
 
 
 def look_on_hub(kind: Kind, name: str) -> Path | None:
-    """Raise ConfigError, with what to do, unless `name` can be read from the Hub or from here.
+    """Raise ConfigError, with advice, unless `name` can be read from the Hub or from here.
 
     Returns None if the Hub has it, and the folder of the copy in this machine's cache if the Hub
     cannot be asked.
@@ -96,7 +96,7 @@ def _require_no_adapter(name: str) -> None:
 
 
 def _ask(kind: Kind, name: str, file: str) -> None:
-    """Raise what the library raises, the second time at the latest, unless the file is there."""
+    """Raise the library's error, at the second failure at the latest, unless the file is there."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
 

@@ -1,4 +1,4 @@
-"""How decoder layers run: activation checkpointing, compilation, and products of experts.
+"""The execution of decoder layers: activation checkpointing, compilation, and products of experts.
 
 With checkpointing a layer keeps less for backward and computes it again there. "full" keeps only
 the inputs of a layer. "selective" also keeps the results of attention and matrix products, so only
@@ -31,7 +31,7 @@ _KEPT_PRODUCTS = frozenset(
     }
 )
 _KEPT_WORDS = ("attention", "attn", "flex")
-"""Every operator of attention has one of these words in its name."""
+"""Words of which every attention operator has one in its name."""
 
 
 def checkpoint_activations(layers: Iterable[torch.nn.Module], kind: CheckpointingKind) -> None:
@@ -60,7 +60,7 @@ def use_grouped_experts(lm: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 class _Wide(TorchFunctionMode):
-    """Computes in float64 whatever a model's code asks float32 for."""
+    """Computes in float64 where a model's code asks for float32."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -94,6 +94,6 @@ def stay_wide(lm: PreTrainedModel, layers: Iterable[torch.nn.Module]) -> None:
 
 
 def compile_layers(layers: Iterable[torch.nn.Module]) -> None:
-    """Compile the forward of each layer when it first runs; parameter names do not change."""
+    """Compile the forward of each layer on first use; parameter names do not change."""
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=True)

@@ -31,13 +31,13 @@ _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model and what the trainer needs to know about it."""
+    """A model, and facts about it for the trainer."""
 
     model: PreTrainedModel
     vocab_size: int
-    """Rows of the output head that are tokens, which are those that a server samples from."""
+    """Rows of the output head that are tokens, from which a server samples."""
     files: WeightFiles | None = None
-    """Where the weights are that `model` does not have yet; None = it has them."""
+    """Location of the weights that `model` does not have yet; None = it has them."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -107,7 +107,7 @@ def require_loaded(name: str, model: PreTrainedModel, info: Mapping[str, Any]) -
 
 
 def _empty(source: ModelSource, dtype: str) -> LoadedModel | None:
-    """Return the model without weights; None if they must be loaded in another way."""
+    """Return the model without weights; None if it must be loaded in another way."""
     files, config = source.files, source.config
     if files is None:
         return None
@@ -142,7 +142,7 @@ def _is_rotation(module: torch.nn.Module) -> bool:
 
 @torch.no_grad()
 def init_buffers(model: PreTrainedModel) -> None:
-    """Compute the buffers of a model that `prepare_model` returned and that has memory now."""
+    """Compute the buffers of a model from `prepare_model` that has memory now."""
     for module in model.modules():
         if _is_rotation(module):
             model._init_weights(module)

@@ -1,4 +1,4 @@
-"""What a model name means: a folder on this machine, or an id on the Hugging Face Hub."""
+"""Resolve a model name: a folder on this machine, or an id on the Hugging Face Hub."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ from telescope_core.base.file_proofs import SUMS, wrong_sums
 from telescope_core.records.files import read_json
 
 ADAPTER_CONFIG = "adapter_config.json"
-"""What peft writes beside the weights of an adapter."""
+"""File of peft beside the weights of an adapter."""
 
 
 def locate_model(name: str, *, output_dir: str = "runs") -> str:
@@ -48,7 +48,7 @@ def _adapter(name: str, path: Path) -> str:
 
 
 def require_written(name: str) -> None:
-    """Raise ConfigError if weights in the folder `name` are not those that its checksums prove.
+    """Raise ConfigError if weights in the folder `name` do not match its checksums.
 
     Reads all of them, where an export of this project has left checksums; about 1 GB/s and thread.
     """
@@ -94,7 +94,7 @@ def require_replaceable(folder: Path) -> None:
 
 
 def _is_model(folder: Path) -> bool:
-    """Return whether `folder` has a model's config.json; those of runs have no model_type."""
+    """Return whether `folder` has a model's config.json; that of a run has no model_type."""
     fields = read_json(folder / "config.json")
     return fields is not None and "model_type" in fields
 

@@ -22,29 +22,29 @@ from telescope_train.models.head import PLAIN, HeadRule
 from telescope_train.models.row import require_known_tokens
 
 CPU_BLOCK = 2**20
-"""Logits in one block on the CPU: 4 MiB of float32 stay in cache, and the product is fast."""
+"""Logits in a block on the CPU: 4 MiB of float32 stay in cache, and the product is fast."""
 DEVICE_BLOCK = 2**25
-"""Logits in one block elsewhere: few kernels, each long enough to keep the device busy."""
+"""Logits in a block on other devices: few kernels, each long enough to keep them busy."""
 _DEVICE_WIDTH = 2**10
 """Least vocabulary of a block elsewhere. Blocks have as many tokens as that allows: one that has
 all of them finishes the gradient of its part of the head, and nothing has to be added up."""
 
 
 class Head(NamedTuple):
-    """The output head, or the part of it that this rank has; others of the group have the rest."""
+    """The output head, or this rank's part of it; other ranks of the group have the rest."""
 
     weight_VH: Tensor
-    """Rows for consecutive token ids, without those of padding, which would get a probability."""
+    """Rows for consecutive token ids, without padding, which would get a probability."""
     first: int
     """Token id of the first row."""
     vocab_size: int
     """Tokens in the whole vocabulary."""
     group: dist.ProcessGroup | None
-    """None = this rank has all of it."""
+    """The ranks with the other parts; None = this rank has all of it."""
     bias_V: Tensor | None = None
-    """Of the same token ids; None = the head has none."""
+    """Bias of the same token ids; None = the head has none."""
     rule: HeadRule = PLAIN
-    """What the model does with the product."""
+    """The arithmetic after the product."""
 
 
 class TokenLogprobs(NamedTuple):
@@ -102,14 +102,14 @@ def _slices(size: int, step: int) -> Iterator[slice]:
 
 
 class _Blocks(NamedTuple):
-    """How tokens and vocabulary are cut into blocks."""
+    """The division of tokens and vocabulary into blocks."""
 
     num_tokens: int
     width: int
 
     @classmethod
     def from_hidden(cls, hidden_TH: Tensor, chunk_size: int) -> "_Blocks":
-        """Return those for `hidden_TH`, of at most `chunk_size` tokens on a CPU."""
+        """Return the blocks for `hidden_TH`, of at most `chunk_size` tokens on a CPU."""
         is_device = _kernels(hidden_TH) is not None
         size = DEVICE_BLOCK if is_device else CPU_BLOCK
         most = size // _DEVICE_WIDTH if is_device else chunk_size
@@ -118,7 +118,7 @@ class _Blocks(NamedTuple):
 
 
 def _kernels(hidden_TH: Tensor) -> Any:
-    """Return `gpu_kernels` where they are used."""
+    """Return `gpu_kernels` if they can be used."""
     is_used = hidden_TH.device.type != "cpu" and hidden_TH.dtype != torch.float64
     return gpu_kernels() if is_used else None
 
@@ -133,10 +133,10 @@ class _Options(NamedTuple):
 
 
 class LogitsUpstream(NamedTuple):
-    """All that the gradient of a block of logits depends on besides the logits, each [C]."""
+    """Everything that the gradient of a block of logits depends on besides the logits, each [C]."""
 
     targets_C: Tensor
-    """Counted from the block's first column."""
+    """Target ids, counted from the block's first column."""
     temperatures_C: Tensor
     normaliser_C: Tensor
     """Log of the sum of exp(logit) over the whole vocabulary."""
@@ -144,7 +144,7 @@ class LogitsUpstream(NamedTuple):
     grad_C: Tensor
     """Gradient of each token's log-prob."""
     grad_entropy_C: Tensor | None
-    """Gradient of each token's entropy; None = it has none."""
+    """Gradient of each token's entropy; None = there is none."""
 
 
 def _products(
@@ -162,7 +162,7 @@ def _products(
 
 
 def _wide_product(left_XY: Tensor, right_YZ: Tensor, wide: torch.dtype) -> Tensor:
-    """Return left @ right, added up in `wide` and not rounded."""
+    """Return left @ right, accumulated in `wide` and not rounded."""
     if left_XY.device.type != "cpu":
         # The tensor cores multiply bfloat16 exactly and add up in float32 anyway.
         return torch.mm(left_XY, right_YZ, out_dtype=wide)
@@ -189,7 +189,7 @@ def _logits(products_CW: Tensor, temperatures_C: Tensor, rule: HeadRule) -> _Log
 
 
 class _Running:
-    """Sums over the vocabulary seen so far, relative to the largest logit so far."""
+    """Sums over the vocabulary so far, relative to the largest logit so far."""
 
     def __init__(self, num_tokens: int, like: Tensor) -> None:
         wide = torch.promote_types(like.dtype, torch.float32)
@@ -197,7 +197,7 @@ class _Running:
         # distance from it, and 0 * -inf is NaN.
         self.largest_T = like.new_full((num_tokens,), torch.finfo(wide).min, dtype=wide)
         self.sum_T = torch.zeros_like(self.largest_T)
-        """Of exp(logit - largest)."""
+        """Sum of exp(logit - largest)."""
         self.weighted_T = torch.zeros_like(self.largest_T)
         """Of exp(logit - largest) * (logit - largest). Sums of p * logit instead would be large
         numbers that cancel in the entropy."""
@@ -230,7 +230,7 @@ class _Running:
         self.largest_T[chunk] = largest_C
 
     def add_ranks(self, group: dist.ProcessGroup) -> None:
-        """Add what the other ranks of `group` have seen."""
+        """Add the sums of the other ranks of `group`."""
         own_T = self.largest_T.clone()
         dist.all_reduce(self.largest_T, op=dist.ReduceOp.MAX, group=group)
         # As in `add`, where the maximum moves.

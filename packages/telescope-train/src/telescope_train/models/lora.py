@@ -1,4 +1,4 @@
-"""LoRA adapters through peft: adding them, turning them off, and merging them into the weights.
+"""LoRA adapters by peft: add them, turn them off, and merge them into the weights.
 
 Paper: arXiv:2106.09685. An adapted matrix is W + (alpha / rank) B A with W frozen. peft renames
 `x.weight` to `x.base_layer.weight`. Exports are merged and have the base names. What servers get is
@@ -21,14 +21,14 @@ from telescope_core.base.errors import ConfigError
 from telescope_train.config.trainer_section import TrainerSection
 
 ADAPTER = "default"
-"""The name that peft gives to an adapter without one."""
+"""peft's name for an adapter without one."""
 ADAPTER_FOLDER = "adapter"
 """Folder inside an export that holds the adapter alone."""
 _HINT = "use_lora needs peft; install telescope-train[lora]"
 
 
 def add_adapters(lm: PreTrainedModel, trainer: TrainerSection, *, model_name: str) -> None:
-    """Freeze `lm` and add float32 adapters to the matrices that `lora_target_modules` names."""
+    """Freeze `lm` and add float32 adapters to the matrices in `lora_target_modules`."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What servers are given of a model that is trained with LoRA: merged matrices, or the adapter.
+"""The tensors for servers of a model that is trained with LoRA: merged matrices, or the adapter.
 
 An update of an adapter is far smaller than the spacing of bfloat16 numbers around the weights that
 it is added to. Rounded to nearest, almost all of the sum would stay where the frozen weights are,

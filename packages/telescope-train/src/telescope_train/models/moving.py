@@ -1,4 +1,4 @@
-"""Arrays of the host on the device of a model."""
+"""Move arrays from the host to the device of a model."""
 
 import torch
 from numpy.typing import NDArray
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 def to_device(
     values: NDArray, device: torch.device, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Return `values` as a tensor on `device`; nobody waits for the copy to a GPU.
+    """Return `values` as a tensor on `device`; the copy to a GPU is not awaited.
 
     From pinned memory it is made while the GPU computes what was launched before. A plain copy
     would wait until all of that is done.

@@ -26,7 +26,7 @@ from telescope_train.models.row import PackedRow
 
 
 class TrainedLogprobs(NamedTuple):
-    """What the policy assigns to the trained tokens."""
+    """The policy's values for the trained tokens."""
 
     logprobs_M: torch.Tensor
     """[M] nats."""
@@ -61,7 +61,7 @@ class PackedPolicy(torch.nn.Module):
         self._entropy_grad = entropy_grad
         self._wide_logits = wide_logits
         self._replay: RoutingReplay | None = None
-        """Of a mixture, once a row had routes."""
+        """Replay of routes for a mixture, from the first row with routes on."""
         self.use_attention(EAGER)
 
     def use_attention(self, kind: AttentionKind, context: ContextGroup | None = None) -> None:

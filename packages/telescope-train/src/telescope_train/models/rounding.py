@@ -1,4 +1,4 @@
-"""Rounding to bfloat16 that is right on average, where rounding to nearest would lose a small part.
+"""Rounding to bfloat16 that is right on average, where rounding to nearest loses small changes.
 
 A bfloat16 is the upper half of a float32. Adding a number below one unit of the upper half and
 cutting off the lower half rounds up for as many of these numbers as the part cut off is large.
@@ -22,7 +22,7 @@ def round_at_random(values: Tensor, generator: torch.Generator | None = None) ->
 
 
 def round_steadily(values: Tensor, name: str) -> Tensor:
-    """Return float32 `values` in bfloat16; each is rounded at a place of its own, drawn by `name`.
+    """Return float32 `values` in bfloat16, each with its own rounding threshold drawn by `name`.
 
     It is right on average over many values, and the same values are always rounded the same way. A
     value that bfloat16 holds stays as it is.

@@ -21,14 +21,14 @@ _NORMALIZES: dict[str, Callable[[Any], bool]] = {
     "Qwen3MoeTopKRouter": lambda router: router.norm_topk_prob,
     "MixtralTopKRouter": lambda router: True,
 }
-"""Class of a router -> whether the weights of the chosen experts are made to add up to 1."""
+"""Class of a router -> whether the weights of the chosen experts are scaled to sum to 1."""
 
 
 class RoutingReplay:
-    """The routers of a model, which choose what they are told to."""
+    """The routers of a model, which use the experts that they are given."""
 
     def __init__(self, lm: PreTrainedModel) -> None:
-        """Replace the forward of each router; ConfigError if the model has none that is known."""
+        """Replace the forward of each router; ConfigError if no router is of a known class."""
         self._routers: dict[int, Any] = {}
         self._chosen: dict[int, torch.Tensor | None] = {}
         for name, module in lm.named_modules():
@@ -46,7 +46,7 @@ class RoutingReplay:
         self._num_layers = lm.config.get_text_config().num_hidden_layers
 
     def use(self, routes_TLK: torch.Tensor | None) -> None:
-        """Choose these experts in every pass from now on; -1 and None = by the model itself.
+        """Use these experts in every pass from now on; -1 and None = the model chooses.
 
         A pass backward that computes layers again finds them, until the next call.
         """

@@ -24,19 +24,19 @@ class PackedRow:
     """The model's view of one PackedBatch."""
 
     token_ids_T: torch.Tensor
-    """[T] int64; tokens that samples share stand once."""
+    """[T] int64; tokens that samples share are stored once."""
     sequences: Sequences
-    """Where the sequences begin and end; padding is one of them."""
+    """The borders of the sequences; padding is one of them."""
     trained_M: NDArray[np.int64]
-    """[M], the index in the batch of each trained token; on the host, which asks for it."""
+    """[M], the index in the batch of each trained token; on the host, where it is used."""
     predictors_M: torch.Tensor
-    """[M] int64, the index in the row of the token before it. Samples may have it in common."""
+    """[M] int64, the index in the row of the token before it, which samples may share."""
     targets_M: torch.Tensor
     """[M] int64, the id of each trained token."""
     temperatures_M: torch.Tensor
     """[M] the sampler's temperature of each trained token."""
     routes_TLK: torch.Tensor | None = None
-    """[T, layers, chosen] int64, the experts of each token, -1 where not known; None = of none."""
+    """[T, layers, chosen] int64, the experts of each token, -1 if not known; None = no routes."""
 
 
 def require_known_tokens(token_ids: NDArray[np.integer], vocab_size: int) -> None:

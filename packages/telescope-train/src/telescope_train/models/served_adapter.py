@@ -1,4 +1,4 @@
-"""Whether servers compute a LoRA adapter, and what they must know before the trainer sends it.
+"""Whether servers compute a LoRA adapter, and facts they need before the trainer sends it.
 
 Imports no torch.
 """
@@ -9,17 +9,17 @@ from telescope_train.config.schema import TrainConfig
 from telescope_train.config.trainer_section import TrainerSection
 
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM reserves room for; a smaller adapter is padded with zeros."""
+"""Ranks for which vLLM reserves memory; a smaller adapter is padded with zeros."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedAdapter:
-    """The adapter that all requests of a server use."""
+    """The adapter for all requests of a server."""
 
     rank: int
     """At most the last of `VLLM_RANKS`."""
     target_modules: tuple[str, ...]
-    """Last part of the name of each matrix that has an adapter."""
+    """Last part of the name of each matrix with an adapter."""
 
     @classmethod
     def from_settings(cls, trainer: TrainerSection) -> "ServedAdapter":
@@ -27,7 +27,7 @@ class ServedAdapter:
         return cls(rank=trainer.lora_rank, target_modules=trainer.lora_target_modules)
 
     def arguments(self) -> list[str]:
-        """Return its arguments on vLLM's command line."""
+        """Return the arguments for it on vLLM's command line."""
         room = next(one for one in VLLM_RANKS if one >= self.rank)
         # Without the names vLLM would compute empty adapters for all other matrices as well.
         return [

@@ -1,4 +1,4 @@
-"""Read the config of a model, and compare it with the headers of its files before anything starts.
+"""Read the config of a model, and compare it with its files' headers before anything starts.
 
 Imports neither torch nor transformers before it reads a model, so that a plan that refuses settings
 stays fast.
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 QUANTIZATION_SETTINGS = ("quantization_config", "compression_config")
-"""What configs call the way in which their weights are packed."""
+"""Names in configs for the packing of quantized weights."""
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-"""Weights that transformers reads where there are no safetensors."""
+"""Weights that transformers reads if there are no safetensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """Where a model comes from, of which config and files were compared."""
+    """A model whose config and files have been compared."""
 
     name: str
     location: str
     """Folder or Hub id."""
     config: "PreTrainedConfig"
-    """As transformers would load the model: with a head of its own where the files have one."""
+    """Config with which transformers loads the model: with its own head if the files have one."""
     files: WeightFiles | None
     """None = they are not safetensors, or transformers must find them."""
     has_own_head: bool = False
-    """Whether the files have a head of their own, though config.json says that it is tied."""
+    """Whether the files have a head of their own, although config.json says that it is tied."""
 
 
 def read_source(
@@ -73,7 +73,7 @@ def read_source(
 def trained_config(
     name: str, *, dtype: str = "float32", trust_remote_code: bool = False
 ) -> "PreTrainedConfig":
-    """Return the config of a model as it is trained: untied where its files have another head."""
+    """Return the config for training: untied if the files have a different head."""
     from transformers import AutoConfig
 
     location = locate_model(name)
@@ -85,7 +85,7 @@ def trained_config(
 
 
 def served_source(name: str) -> ModelSource | None:
-    """Like `read_source`, for a folder that is only served; None if the server alone can read it.
+    """Do the same as `read_source` for a folder to be served; None if only the server can read it.
 
     Those are quantized models, and architectures that transformers does not know.
     """
@@ -142,7 +142,7 @@ def _compared(
 
 
 def require_tensors(source: ModelSource, names: Iterable[str]) -> WeightFiles:
-    """Return the files of `source`; ConfigError unless they have tensors of these very `names`."""
+    """Return the files of `source`; ConfigError unless their tensors are exactly `names`."""
     if source.files is None:
         raise ConfigError(
             f"model {source.name!r} has no safetensors files, the only ones that train_backend "
@@ -160,7 +160,7 @@ def require_tensors(source: ModelSource, names: Iterable[str]) -> WeightFiles:
 
 @contextmanager
 def problems_of(what: str) -> Iterator[None]:
-    """Tell whatever a library raises inside the block as a ConfigError that names `what`."""
+    """Raise any error of a library inside the block as a ConfigError that names `what`."""
     try:
         yield
     except TelescopeError:
@@ -203,14 +203,14 @@ def _require_weights(name: str, folder: Path) -> None:
 
 
 def untie(config: "PreTrainedConfig") -> None:
-    """Write into `config` that the output head is a matrix of its own."""
+    """Set in `config` that the output head is a matrix of its own."""
     for one in (config, config.get_text_config()):
         one.tie_word_embeddings = False
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Let transformers write neither bars nor warnings inside the block."""
+    """Suppress progress bars and warnings of transformers inside the block."""
     from transformers.utils import logging
 
     level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

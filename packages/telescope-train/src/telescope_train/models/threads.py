@@ -1,18 +1,18 @@
-"""How many threads a rank computes with where there is no GPU. Does not import torch."""
+"""Number of threads of a rank without a GPU. Does not import torch."""
 
 import os
 
 from telescope_train.models.facts import ModelFacts
 
 WORTH_ALL_CORES = 20_000_000
-"""Parameters of a model whose products are large enough to be divided among cores.
+"""Parameters of a model whose products are large enough to use all cores.
 
 A model of unknown size is taken for such a one.
 """
 
 
 def threads_of(facts: ModelFacts, *, num_ranks: int, is_alone: bool) -> int:
-    """Return the threads of each of `num_ranks`.
+    """Return the number of threads of each of `num_ranks`.
 
     `is_alone`: they are all on this machine and nothing of the run is beside them.
     """
@@ -23,5 +23,5 @@ def threads_of(facts: ModelFacts, *, num_ranks: int, is_alone: bool) -> int:
 
 
 def usable_cores() -> int:
-    """Return the cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0))

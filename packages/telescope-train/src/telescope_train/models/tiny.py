@@ -16,7 +16,7 @@ from telescope_train.models.location import require_replaceable
 
 PAD, UNK, END = "<|pad|>", "<|unk|>", "<|end|>"
 MAX_TOKENS = 2048
-"""Tokens of the longest sequence."""
+"""Longest sequence, in tokens."""
 INITIAL_STD = 0.08
 """About 1 / sqrt(128), the hidden size: at 0.02 the model learns several times slower."""
 ROLES = ("system", "user", "assistant", "tool")
@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
 )
-"""Appending a message only appends tokens: no separator depends on what follows."""
+"""Template in which a new message only appends tokens: no separator depends on what follows."""
 
 
 def make_tiny_model(folder: str | Path, *, seed: int) -> Path:

@@ -1,4 +1,4 @@
-"""`WeightFiles`: the safetensors files of a model, of which any rows are read without the rest.
+"""`WeightFiles`: the safetensors files of a model, with access to any rows alone.
 
 Imports no torch before it reads.
 """
@@ -22,12 +22,12 @@ _REMEDY = "download the model again, or save it again with transformers"
 
 
 class StoredTensor(NamedTuple):
-    """What the header of a file says of one tensor."""
+    """The description of one tensor in the header of a file."""
 
     path: Path
     shape: tuple[int, ...]
     dtype: str
-    """As safetensors calls it, such as "BF16"."""
+    """Name of the dtype in safetensors, such as "BF16"."""
 
 
 class WeightFiles:
@@ -39,10 +39,10 @@ class WeightFiles:
     def __init__(self, location: str, tensors: dict[str, StoredTensor]) -> None:
         self._location = location
         self.tensors = tensors
-        """Name of each tensor in any of the files -> what its header says."""
+        """Name of each tensor in any of the files -> its description."""
         self._open: dict[Path, Any] = {}
         self.on_read: Callable[[], None] = lambda: None
-        """Is called after each tensor or part of one that was read."""
+        """Called after each read of a tensor or a part of one."""
         self.is_here = True
         """Whether tensors can be read."""
 
@@ -76,7 +76,7 @@ class WeightFiles:
 
     @classmethod
     def on_hub(cls, name: str) -> "WeightFiles | None":
-        """Return what the headers of an id on the Hub say, of which nothing else is downloaded.
+        """Return the headers of an id on the Hub, without downloading anything else.
 
         Its tensors cannot be read.
         """
@@ -99,7 +99,7 @@ class WeightFiles:
         return files
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Return those of `names` that no file has."""
+        """Return those of `names` that are in no file."""
         return [name for name in names if name not in self.tensors]
 
     def read(self, name: str) -> "Tensor":
@@ -168,7 +168,7 @@ def _weight_map(location: str, index: Path) -> dict[str, str]:
 def _joined(
     location: str, names: Mapping[str, str], parts: Iterable[Mapping[str, StoredTensor]]
 ) -> dict[str, StoredTensor]:
-    """Return the tensors of several files, which must be where `names`, the index, has them."""
+    """Return the tensors of several files, which must be where the index `names` says."""
     tensors: dict[str, StoredTensor] = {}
     for part in parts:
         for name, stored in part.items():
@@ -188,7 +188,7 @@ def _joined(
 
 
 def _stored(location: str, path: Path) -> dict[str, StoredTensor]:
-    """Return what the header of one file says; the file must be as long as that."""
+    """Return the header of one file, whose length must match it."""
     try:
         with safe_open(path, framework="numpy") as opened:
             parts = {name: opened.get_slice(name) for name in sorted(opened.keys())}

@@ -1,1 +1,1 @@
-"""What a run shows and sends beside its rows: the terminal, meters, spans, traces, trackers."""
+"""Displays and exports of a run besides its rows: the terminal, meters, spans, traces, trackers."""

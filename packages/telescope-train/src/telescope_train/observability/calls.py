@@ -1,4 +1,4 @@
-"""Each request to a server as a row of `calls/`: who asked which server, where the time went."""
+"""Each request to a server as a row of `calls/`: its rollout, its server, and its times."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from telescope_train.observability.traces import Traces
 
 
 class ServerTiming(msgspec.Struct, frozen=True, array_like=True):
-    """Where the time of a request went, as its server measured it; it travels on the wire."""
+    """The division of a request's time, as its server measured it; sent over the wire."""
 
     queue_s: float
-    """In the server's queue."""
+    """Seconds in the server's queue."""
     first_token_s: float
     """From its arrival to its first token."""
     prefill_s: float
@@ -24,7 +24,7 @@ class ServerTiming(msgspec.Struct, frozen=True, array_like=True):
     decode_s: float
     """From its first token to its last."""
     num_cached_tokens: int
-    """Tokens of the prompt that the server had computed before."""
+    """Prompt tokens that the server found in its cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class CallEnd:
     server: str
     """Its address."""
     version: WeightVersion
-    """Weights of its first token, or those that were live when it was sent."""
+    """Version of the weights for its first token, or the live one when it was sent."""
     sent_s: float
     """On the clock of the event loop."""
     ended_s: float
@@ -43,19 +43,19 @@ class CallEnd:
     num_completion_tokens: int = 0
     timing: ServerTiming | None = None
     error: str = ""
-    """Why there is no answer."""
+    """The reason why there is no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watching:
-    """Callbacks of a model call on its way."""
+    """Callbacks for a model call on its way."""
 
     on_sent: Callable[[str, WeightVersion], None] = lambda server, version: None
-    """Gets the address of each server that it goes to, and the live weights."""
+    """Called with the address of each server that it goes to, and the live weights."""
     on_end: Callable[[CallEnd], None] = lambda end: None
-    """Gets what became of it at each of them."""
+    """Called with the outcome at each of them."""
     traceparent: str = ""
-    """The trace that servers put it in; empty = none."""
+    """Trace context for servers; empty = none."""
 
 
 UNWATCHED = Watching()
@@ -63,7 +63,7 @@ UNWATCHED = Watching()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Which model call of which attempt it is."""
+    """The attempt of a model call, and its number there."""
 
     environment: str
     group_id: str
@@ -79,7 +79,7 @@ class CallLog:
     """Records calls. `add` must be quick, and must not fail."""
 
     def __init__(self, add: Callable[[ModelCall], None], traces: Traces | None = None) -> None:
-        """`traces`: what servers are told of each call; None = they keep no traces."""
+        """`traces`: used to derive the trace of each call; None = servers keep no traces."""
         self._add = add
         self._traces = traces
         self._clock = Clock()
@@ -89,7 +89,7 @@ class CallLog:
         caller: Caller,
         on_sent: Callable[[str, WeightVersion], None] = UNWATCHED.on_sent,
     ) -> Watching:
-        """Return callbacks that record a model call."""
+        """Return the callbacks that record a model call."""
         traceparent = ""
         if self._traces is not None:
             traceparent = self._traces.traceparent(
@@ -100,7 +100,7 @@ class CallLog:
         )
 
     def ended(self, caller: Caller, end: CallEnd) -> None:
-        """Record that a request has ended."""
+        """Record the end of a request."""
         timing = end.timing
         self._add(
             ModelCall(
@@ -127,4 +127,4 @@ class CallLog:
 
 
 UNRECORDED_CALLS = CallLog(lambda call: None)
-"""For servers that are no run's, such as simulated ones."""
+"""For servers outside of a run, such as simulated ones."""

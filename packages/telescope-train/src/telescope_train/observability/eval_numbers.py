@@ -1,4 +1,4 @@
-"""The numbers of an eval for those who draw curves: rewards and pass@k with their 95% intervals."""
+"""The numbers of an eval for curves: rewards and pass@k with their 95% intervals."""
 
 from telescope_core.evals.result import EvalResult
 from telescope_core.evals.stats import Estimate
@@ -6,7 +6,7 @@ from telescope_core.records.eval_points import EvalPoint
 
 
 def eval_numbers(point: EvalPoint, result: EvalResult) -> dict[str, float]:
-    """Return name -> number; what cannot be said, such as an interval of one task, is left out."""
+    """Return name -> number; unknown values, such as an interval of one task, are left out."""
     estimates: dict[str, Estimate | None] = {"reward": result.reward}
     estimates |= {f"pass@{k}": estimate for k, estimate in sorted(result.pass_at.items())}
     numbers: dict[str, float | None] = {

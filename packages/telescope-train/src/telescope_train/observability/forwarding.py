@@ -1,4 +1,4 @@
-"""`Forwarding`: passes on what servers send of their traces, in one thread that nobody waits for.
+"""`Forwarding`: forward the traces of servers, in a thread that nobody waits for.
 
 receiver  -->  a bounded queue  -->  thread  -->  collector of the user's
 """
@@ -16,18 +16,18 @@ from telescope_core.base.addresses import is_loopback
 from telescope_core.base.errors import ConfigError
 
 MOST_WAITING = 256
-"""Requests that the collector may be behind; further ones are dropped."""
+"""Most requests in the queue; further ones are dropped."""
 SEND_S = 10.0
-"""Seconds in which the collector has to take one."""
+"""Seconds in which the collector must accept a request."""
 _PROTOBUF = {"content-type": "application/x-protobuf"}
 _LOGGER = logging.getLogger(__name__)
 
 
 class Forwarding:
-    """Sends requests on as they came. Call `close` at the end."""
+    """Forwards requests unchanged. Call `close` at the end."""
 
     def __init__(self, endpoint: str, *, warn: Callable[[str], None] = lambda text: None) -> None:
-        """`warn` tells a person, once, that something is lost; any thread may call it."""
+        """`warn` is called once, from any thread, with a text for people about lost requests."""
         self._endpoint = endpoint
         is_here = is_loopback(urlsplit(endpoint).hostname or "")
         try:
@@ -44,19 +44,19 @@ class Forwarding:
         self._closes_s: float | None = None
         self.num_sent = 0
         self.num_lost = 0
-        """Requests that the collector did not take."""
+        """Number of requests that the collector did not accept."""
         self._thread = Thread(target=self._work, name="traces of servers", daemon=True)
         self._thread.start()
 
     def put(self, content: bytes) -> None:
-        """Pass `content` on, from any thread; returns at once."""
+        """Forward `content`, from any thread; returns at once."""
         try:
             self._waiting.put_nowait(content)
         except queue.Full:
             self._lose(f"it is {MOST_WAITING} requests behind")
 
     def close(self, *, within_s: float) -> None:
-        """Send the spans that wait, within `within_s` seconds; the rest is lost, and counted."""
+        """Send the waiting spans, within `within_s` seconds; the rest is lost, and counted."""
         self._closes_s = time.monotonic() + within_s
         while self._thread.is_alive():
             try:

@@ -1,4 +1,4 @@
-"""The names of spans and attributes that other systems know: the one place that has them.
+"""Names of spans and attributes that other systems know, defined only here.
 
 OpenTelemetry's conventions for generative AI are still in development. These are those of release
 1.38 of the semantic conventions, and what vLLM 0.32 calls its own latencies.
@@ -17,7 +17,7 @@ SERVER_ADDRESS = "server.address"
 ERROR_TYPE = "error.type"
 
 VLLM_REQUEST = "llm_request"
-"""The span of one request to vLLM."""
+"""Name of the span of one request to vLLM."""
 VLLM_REQUEST_ID = "gen_ai.request.id"
 VLLM_PROMPT_TOKENS = "gen_ai.usage.prompt_tokens"
 VLLM_COMPLETION_TOKENS = "gen_ai.usage.completion_tokens"
@@ -27,7 +27,7 @@ VLLM_PREFILL_S = "gen_ai.latency.time_in_model_prefill"
 VLLM_DECODE_S = "gen_ai.latency.time_in_model_decode"
 
 SERVER = "telescope.server"
-"""Resource attribute: the address of the inference server that a span is of."""
+"""Resource attribute: the address of the inference server of a span."""
 STEP = "telescope.step"
 ATTEMPT = "telescope.attempt"
 WEIGHT_VERSION = "telescope.weight_version"

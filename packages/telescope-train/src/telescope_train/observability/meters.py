@@ -1,4 +1,4 @@
-"""Reads the meters of all machines and servers of a run again and again, into `gauges/`.
+"""Read the meters of all machines and servers of a run repeatedly, into `gauges/`.
 
     every machine  --NodeMeters, asked by Ray--.
     every server   --GET /metrics--------------+-->  Meters  -->  gauges/, Prometheus, trackers
@@ -19,11 +19,11 @@ from telescope_train.observability.vllm_metrics import Page, meters, parse_page
 ANSWER_S = 5.0
 """Seconds in which a machine or a server has to answer."""
 READ_PER_S = 200
-"""Machines and servers that are asked in a second at most."""
+"""Most machines and servers that are read per second."""
 
 
 class MeteredServer(Protocol):
-    """The way to a server."""
+    """The connection to a server."""
 
     @property
     def base_url(self) -> str:
@@ -36,11 +36,11 @@ class MeteredServer(Protocol):
 
 
 class MeteredNode(Protocol):
-    """The way to a machine."""
+    """The connection to a machine."""
 
     @property
     def name(self) -> str:
-        """How people call it."""
+        """Its name for people."""
         ...
 
     async def read(self) -> Sequence[Reading]:
@@ -49,11 +49,11 @@ class MeteredNode(Protocol):
 
 
 def show_nobody(source: str, samples: Sequence[GaugeSample]) -> None:
-    """Show it nowhere."""
+    """Do nothing with a reading."""
 
 
 class Meters:
-    """Reads all meters and hands on what they show."""
+    """Reads all meters and passes on the readings."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Meters:
         interval_s: float,
         show: Callable[[str, Sequence[GaugeSample]], None] = show_nobody,
     ) -> None:
-        """`nodes` and `servers` return those that there are now.
+        """`nodes` and `servers` return the present ones.
 
         `add` gets each reading. `show` gets all that a machine or a server shows now, which is
         nothing if it does not answer or is gone. Both must be quick and must not fail.
@@ -79,7 +79,7 @@ class Meters:
         self._shown: set[str] = set()
 
     async def run(self) -> None:
-        """Read again and again, until canceled."""
+        """Read repeatedly, until canceled."""
         loop = asyncio.get_running_loop()
         while True:
             begun_s = loop.time()
@@ -88,7 +88,7 @@ class Meters:
             await asyncio.sleep(max(0.0, begun_s + interval_s - loop.time()))
 
     async def read(self) -> int:
-        """Read all meters once; returns how many machines and servers were asked."""
+        """Read all meters once; returns the number of machines and servers that were asked."""
         nodes, servers = await self._nodes(), self._servers()
         await asyncio.gather(
             *(self._note(f"node {node.name}", _in_time(_node(node))) for node in nodes),

@@ -1,4 +1,4 @@
-"""Sends the attempts and model calls of a run to a collector of the user's, as OpenTelemetry spans.
+"""Send the attempts and model calls of a run to the user's collector, as OpenTelemetry spans.
 
     attempt at a rollout          invoke_agent ENVIRONMENT
       model call                    chat MODEL
@@ -30,7 +30,7 @@ _CLOSE_S = 2.0
 
 
 class TraceExport:
-    """Sends spans in threads of its own. Call `close` at the end."""
+    """Sends spans in its own threads. Call `close` at the end."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class TraceExport:
         `warn` tells a person that spans of servers are lost; any thread may call it.
         """
         self.forwarding = Forwarding(endpoint, warn=warn)
-        """Passes on what servers send."""
+        """Forwards the traces of servers."""
         self._traces = traces
         self._model = model
         self._clock = Clock()
@@ -58,7 +58,7 @@ class TraceExport:
         logging.getLogger(type(self._exporter).__module__).addFilter(_Once())
 
     def attempt(self, event: AttemptEvent) -> None:
-        """Hear of a stage of an attempt; its span is sent when it ends."""
+        """Process a stage of an attempt; its span is sent when it ends."""
         key = (event.group_id, event.index, event.attempt)
         now_s = self._clock.at(event.time_s)
         if event.stage is Stage.DRAWN:
@@ -112,7 +112,7 @@ class TraceExport:
         )
 
     def forward(self, content: bytes) -> None:
-        """Pass on what a server has sent, as it is."""
+        """Forward the traces of a server unchanged."""
         self.forwarding.put(content)
 
     def close(self) -> None:

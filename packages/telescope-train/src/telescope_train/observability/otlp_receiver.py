@@ -1,4 +1,4 @@
-"""Takes spans of inference servers, as OTLP over HTTP with protobuf.
+"""Receive spans of inference servers, as OTLP over HTTP with protobuf.
 
 A request of this run is in `calls/` anyway, with the same numbers; its span is only passed on. Any
 other request that a server answered, such as one of a person who tries the model, becomes a row of
@@ -26,7 +26,7 @@ from telescope_train.observability.traces import Traces
 PATH = "/v1/traces"
 PROTOBUF = "application/x-protobuf"
 MOST_BYTES = 64 * 2**20
-"""Largest request, once it is unpacked."""
+"""Largest request after unpacking."""
 Row = ModelCall | TimelineSpan
 
 
@@ -43,7 +43,7 @@ class OtlpReceiver:
         secret: str = "",
         forward: Callable[[bytes], None] = lambda content: None,
     ) -> None:
-        """`forward` is given each request as it came. `port` 0 = a free one.
+        """`forward` is called with each unchanged request. `port` 0 = a free one.
 
         `secret` is what who sends spans has to show; empty = nothing.
         """
@@ -59,7 +59,7 @@ class OtlpReceiver:
 
     @property
     def endpoint(self) -> str:
-        """Where exporters send to."""
+        """Address for exporters."""
         return f"http://{in_url(self._host)}:{self._port}{PATH}"
 
     async def __aenter__(self) -> "OtlpReceiver":

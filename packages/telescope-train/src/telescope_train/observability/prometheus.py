@@ -29,13 +29,13 @@ class ServerStanding:
     address: str
     is_serving: bool
     version: int
-    """The weights that it holds."""
+    """Version of its present weights."""
     life: int
-    """1 = as the run started it; one more after each loss."""
+    """Number of its start: 1 for the first, and one more after each loss."""
 
 
 class PrometheusEndpoint:
-    """Answers scrapes from a thread of its own. Use it as a context manager."""
+    """Answers scrapes in its own thread. Use it as a context manager."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class PrometheusEndpoint:
         self.servers: Callable[[], Sequence[ServerStanding]] = tuple
         """Returns the inference servers; set once there are any."""
         self._meters: dict[str, Sequence[GaugeSample]] = {}
-        """By the machine or server that they are of."""
+        """Readings by machine or server."""
         self._row: dict[str, float] = {}
         self._evals: dict[str, Mapping[str, float]] = {}
         self._holding = Lock()
@@ -59,7 +59,7 @@ class PrometheusEndpoint:
 
     @property
     def address(self) -> str:
-        """Where Prometheus finds it."""
+        """Address for Prometheus."""
         return f"http://{in_url(self._host)}:{self._port}/metrics"
 
     def __enter__(self) -> "PrometheusEndpoint":
@@ -80,19 +80,19 @@ class PrometheusEndpoint:
         self._server.server_close()
 
     def meters(self, source: str, samples: Sequence[GaugeSample]) -> None:
-        """Replace the readings of a machine or a server by new ones; none = it is gone."""
+        """Replace the readings of a machine or a server; no readings = it has gone."""
         with self._holding:
             self._meters.pop(source, None)
             if samples:
                 self._meters[source] = tuple(samples)
 
     def eval_point(self, name: str, numbers: Mapping[str, float]) -> None:
-        """Show the numbers of an eval in place of those before."""
+        """Replace the numbers of the previous eval by those of a new one."""
         with self._holding:
             self._evals[name] = dict(numbers)
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Show the metrics of a step in place of those of the step before."""
+        """Replace the metrics of the previous step by those of a new one."""
         numbers = {
             name: float(value)
             for name, value in row.items()
@@ -102,7 +102,7 @@ class PrometheusEndpoint:
             self._row = numbers
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield everything; `prometheus_client` calls it for each scrape."""
+        """Yield all metrics; `prometheus_client` calls it for each scrape."""
         with self._holding:
             meters = [one for samples in self._meters.values() for one in samples]
             row, evals = dict(self._row), dict(self._evals)
@@ -131,7 +131,7 @@ class PrometheusEndpoint:
         yield from families.values()
 
     def _parts(self, key: str) -> tuple[str, str]:
-        """Return the metric and the environment that `key` names; empty = all of them."""
+        """Return the metric and the environment in `key`; empty = all of them."""
         for name in self._environments:
             before, found, after = f"/{key}/".partition(f"/{name}/")
             if found:

@@ -1,4 +1,4 @@
-"""The logs of calls and spans that are open as long as a run records, and the ways of traces.
+"""The logs of calls and spans, open while a run records, and the paths of traces.
 
 driver, ranks --> Timeline --> timeline/        servers --OTLP--> receiver --> calls/, timeline/
 model calls   --> CallLog  --> calls/           all of them  --> collector of the user's, if any
@@ -39,57 +39,57 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingSettings:
-    """What is recorded beside the rows of every run."""
+    """The optional records of a run."""
 
     folder: Path
-    """Of the run."""
+    """Folder of the run."""
     run: str
-    """Its name."""
+    """Name of the run."""
     model: str
     """Name of the model, for spans."""
     receives_traces: bool = False
-    """Servers send their traces to the driver."""
+    """Whether servers send their traces to the driver."""
     receiver_secret: str = field(default="", repr=False)
-    """What senders of traces have to show; empty = nothing."""
+    """Secret for senders of traces; empty = none."""
     receiver_host: str = "127.0.0.1"
     receiver_port: int = 0
     """0 = a free one."""
     export_to: str | None = None
-    """Address of a collector that gets the spans of the run."""
+    """Address of a collector for the spans of the run."""
     trackers: Mapping[str, Tracker] = field(default_factory=dict[str, Tracker])
-    """By name."""
+    """Trackers by name."""
     uploads: Mapping[str, LogUploads] = field(default_factory=dict[str, LogUploads])
-    """The logs that trackers get, by their names."""
+    """The logs for trackers, by tracker name."""
     tracked: TrackedRun | None = None
-    """What trackers are told of the run; needed if there are any."""
+    """Description of the run for trackers; needed if there are any."""
     prometheus: PrometheusEndpoint | None = None
     """Shows the newest metrics and meters; opened and closed with the recording."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """Where the parts of a run put what they measure."""
+    """Callbacks for the measurements of all parts of a run."""
 
     events: EventLog
     calls: CallLog
     timeline: Timeline
     meter: Callable[[GaugeSample], None]
-    """Records what a meter shows."""
+    """Records a reading of a meter."""
     row: Callable[[Mapping[str, Any]], None]
-    """Hears of the metrics of each step."""
+    """Processes the metrics of each step."""
     evaluated: Callable[[EvalPoint, EvalResult], None]
-    """Hears of each eval that has a result."""
+    """Processes each eval that has a result."""
     shown: PrometheusEndpoint | None
-    """What Prometheus finds."""
+    """The values for Prometheus."""
     traces_endpoint: str | None
-    """Where servers send their traces; None = nowhere."""
+    """Address for the traces of servers; None = there is none."""
 
 
 @asynccontextmanager
 async def recording(
     settings: RecordingSettings, events_folder: Path, *, warn: Callable[[str], None]
 ) -> AsyncIterator[Recording]:
-    """Record until the context ends. `warn` tells a person what cannot be recorded elsewhere."""
+    """Record until the context ends. `warn` gets texts for people about failures elsewhere."""
     calls = BlockLog(settings.folder / CALLS_FOLDER, ModelCall)
     spans = BlockLog(settings.folder / TIMELINE_FOLDER, TimelineSpan)
     gauges = BlockLog(settings.folder / GAUGES_FOLDER, GaugeSample)

@@ -1,4 +1,4 @@
-"""What one trainer rank did and when, for the timeline of the run.
+"""The activities of one trainer rank with their times, for the timeline of the run.
 
 Work on a GPU runs behind the calls that start it, so it is timed by events in its stream, which
 cost microseconds and make nobody wait. Without these events, what runs there has no spans: the time
@@ -17,7 +17,7 @@ import torch
 from telescope_train.observability.timeline import MeasuredSpan, TakenSpans
 
 _MOST_KEPT = 100_000
-"""Spans that wait to be taken; older ones are dropped, as nobody asks for them."""
+"""Most spans that wait to be fetched; older ones are dropped."""
 
 
 class SpanRecorder:
@@ -30,14 +30,14 @@ class SpanRecorder:
         times_gpu: bool = True,
         moved: Callable[[], None] = lambda: None,
     ) -> None:
-        """`device`: where the rank computes. `times_gpu`: time the work of a GPU by its clock.
+        """`device`: that of the rank. `times_gpu`: time GPU work by the GPU's clock.
 
         `moved` is called for each span that has ended; for what has no span, such as a tensor that
         was read, it is called by whoever does that.
         """
         self.moved = moved
         self.step: int | None = None
-        """The step that the rank works on."""
+        """The present step of the rank."""
         self._is_gpu = device is not None and device.type == "cuda"
         self._device = device if self._is_gpu and times_gpu else None
         self._ended: deque[MeasuredSpan] = deque(maxlen=_MOST_KEPT)
@@ -45,7 +45,7 @@ class SpanRecorder:
         self._base: _Base | None = None
 
     def begin(self, step: int | None) -> None:
-        """Note that spans from now on belong to `step`."""
+        """Assign spans from now on to `step`."""
         self.step = step
         if self._device is not None:
             # The stream is idle between two steps. Its clock is compared with that of the CPU once
@@ -59,7 +59,7 @@ class SpanRecorder:
     def span(
         self, name: str, *, microbatch: int | None = None, on_cpu: bool = False
     ) -> Generator[None]:
-        """Measure the block; `on_cpu`: by the CPU's clock, as the block waits for a GPU."""
+        """Measure the block; `on_cpu`: by the CPU's clock, because the block waits for a GPU."""
         with self._measured(name, microbatch=microbatch, on_cpu=on_cpu):
             yield
         self.moved()
@@ -112,7 +112,7 @@ class SilentRecorder(SpanRecorder):
 
 
 class _Base(NamedTuple):
-    """A moment on two clocks."""
+    """The same moment on two clocks."""
 
     event: Any
     time_s: float

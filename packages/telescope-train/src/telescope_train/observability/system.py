@@ -14,29 +14,29 @@ from typing import Any, NamedTuple
 import psutil
 
 LEAST_S = 0.2
-"""Seconds that rates must cover: processors count in hundredths of a second."""
+"""Least seconds for a rate, because processor times are in hundredths of a second."""
 
 
 class Reading(NamedTuple):
-    """What one meter shows."""
+    """One reading of a meter."""
 
     part: str
-    """`gpu 3`; empty for the machine itself."""
+    """Part of the machine, such as `gpu 3`; empty for the machine itself."""
     name: str
     value: float
 
 
 class NodeMeters:
-    """Reads the meters of the machine that it is on."""
+    """Reads the meters of its own machine."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """`folder`: whose disk is watched for room; None = that of the working directory."""
+        """`folder`: one on the disk to be watched; None = the working directory."""
         self._folder = folder if folder is not None and folder.exists() else Path.cwd()
         self._gpus = _Gpus()
         self._before = _counters()
 
     def read(self) -> list[Reading]:
-        """Return the readings of all meters; rates only if there was time since the ones before."""
+        """Return the readings of all meters; rates only if enough time has passed."""
         memory = psutil.virtual_memory()
         found = [
             Reading("", "memory/used_bytes", float(memory.total - memory.available)),
@@ -62,11 +62,11 @@ _RATES = (
 class _Counters(NamedTuple):
     time_s: float
     busy_s: float
-    """Of all processors together, since the machine was started."""
+    """Busy seconds of all processors together, since boot."""
     processors_s: float
-    """Time that the processors had in all."""
+    """Seconds of all processors together."""
     totals: tuple[float, float, float, float]
-    """In the order of `_RATES`."""
+    """Totals in the order of `_RATES`."""
 
 
 def _counters() -> _Counters:
@@ -86,7 +86,7 @@ def _counters() -> _Counters:
 
 
 def _processor_times(times: Any) -> tuple[float, float]:
-    """Return (all seconds, busy seconds) of what psutil's `cpu_times` says."""
+    """Return (all seconds, busy seconds) from psutil's `cpu_times`."""
     # Linux counts the time of guests in that of users as well.
     guests_s = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
     all_s = sum(times) - guests_s
@@ -105,7 +105,7 @@ def _rates(before: _Counters, now: _Counters) -> Iterator[Reading]:
 
 
 class _Gpus:
-    """NVIDIA's GPUs, by NVML."""
+    """NVIDIA's GPUs, through NVML."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -153,4 +153,4 @@ NODE_METERS = (
     *_RATES,
     *_GPU_METERS,
 )
-"""Every name that a machine can have."""
+"""All possible names of meters of a machine."""

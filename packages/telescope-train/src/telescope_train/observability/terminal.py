@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on, and at its end. Shows metrics and computes none.
+"""The display of a run while it goes on, and at its end. Shows metrics and computes none.
 
 On a terminal, one panel of at most 24 lines is redrawn in place. Elsewhere each step prints one
 line.
@@ -75,11 +75,11 @@ _TOPICS = (
         ),
     ),
 )
-"""Lines of numbers: topic, then (shown name, metric, format) of each number."""
+"""Lines of numbers: topic, then (label, metric, format) of each number."""
 
 
 class LiveView:
-    """Shows the metrics of a run as they come; use it as a context manager."""
+    """Shows the metrics of a run as they arrive; use it as a context manager."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class LiveView:
         rows_before: Sequence[Mapping[str, Any]] = (),
         begun_ago_s: float = 0.0,
     ) -> None:
-        """`rows_before`: metrics of the steps that were done earlier.
+        """`rows_before`: metrics of earlier steps.
 
         `begun_ago_s`: seconds for which the run has been going on.
         """
@@ -123,14 +123,14 @@ class LiveView:
             self._live = None
 
     def phase(self, text: str) -> None:
-        """Show what the run does now."""
+        """Show the present activity of the run."""
         self._phase = text
         _LOGGER.info(text)
         if self._live is None:
             self._print(f"{self._elapsed()} {text}")
 
     def warn(self, text: str) -> None:
-        """Print text about something that a person should look at, as `note` does."""
+        """Print a text that needs attention, in the way of `note`."""
         self._note(text, level="warning")
 
     def note(self, text: str) -> None:
@@ -154,7 +154,7 @@ class LiveView:
             self._print(self._line(row))
 
     def go_back(self, step: int) -> None:
-        """Forget the steps after `step`: they are taken again."""
+        """Forget the steps after `step`, which are taken again."""
         self._rows = [row for row in self._rows if row.get("step", 0) <= step]
 
     def _elapsed(self) -> str:
@@ -245,12 +245,12 @@ def _number(row: Mapping[str, Any], key: str, spec: str) -> str:
 
 
 def print_resume(lines: Sequence[str]) -> None:
-    """Print what a run continues from, and which of its settings have changed."""
+    """Print the checkpoint from which a run continues, and the changed settings."""
     Console().print(Text("\n".join(lines)), soft_wrap=True)
 
 
 def print_secrets(name: str, secrets: Sequence[str]) -> None:
-    """Print the secrets of an environment, by name, and which are set, on standard error."""
+    """Print the secrets of an environment by name, and which are set, to standard error."""
     Console(stderr=True).print(Text(secrets_line(name, secrets, os.environ)), soft_wrap=True)
 
 
@@ -262,7 +262,7 @@ def print_notes(notes: Sequence[str], *, console: Console | None = None) -> None
 
 
 def restart_text(restart: Restart) -> str:
-    """Return the line about trainer ranks that are started again."""
+    """Return the line about a restart of trainer ranks."""
     begun = f"checkpoint {restart.checkpoint}" if restart.checkpoint else "the beginning of the run"
     repeated = ""
     if restart.reached > restart.step:
@@ -312,7 +312,7 @@ def _reward_line(summary: Mapping[str, Any], rewards: Sequence[float]) -> str:
 
 
 def _losses(losses: Mapping[str, Any]) -> list[str]:
-    """Return a line for each loss that there was."""
+    """Return a line for each loss."""
     lines: list[str] = []
     if losses.get("attempts_failed"):
         causes = ", ".join(f"{name} {count}" for name, count in losses["causes"].items())

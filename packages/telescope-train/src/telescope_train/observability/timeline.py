@@ -1,4 +1,4 @@
-"""The timeline of a run: what the driver does, and what it hears of the ranks.
+"""The timeline of a run: activities of the driver and of the ranks.
 
     driver  --span-->  Timeline  -->  timeline/ in the run folder
     ranks   <--asked once a second--  RankSpans  --^
@@ -19,19 +19,19 @@ from telescope_core.records.timeline import TimelineSpan
 
 ASK_EVERY_S = 1.0
 ASKED_PER_S = 200
-"""Ranks that are asked in a second at most, so that many ranks do not keep the driver busy."""
+"""Most ranks that are asked per second, so that many ranks do not keep the driver busy."""
 _LAST_ANSWER_S = 30.0
 """Dead ranks are known at once, and ranks that compute answer beside it: only a busy machine or a
 rank that hangs takes as long."""
 _REMEMBERED = 32
-"""Answers from which the difference of two clocks is known: the quickest one counts."""
+"""Number of answers used to estimate the difference of two clocks; the quickest one counts."""
 DRIVER = "driver"
 CHECKPOINTS = "checkpoints"
-"""The source of what is written beside the steps."""
+"""Source name for files that are written beside the steps."""
 
 
 class Clock:
-    """Unix time that does not jump when somebody sets the clock of the machine.
+    """Unix time that does not jump when the machine's clock is set.
 
     An event loop has the same clock, but for those of simulations.
     """
@@ -49,7 +49,7 @@ class Clock:
 
 
 class Timeline:
-    """Where the spans of a run go."""
+    """Receives the spans of a run."""
 
     def __init__(self, add: Callable[[TimelineSpan], None]) -> None:
         """`add` must be quick, and must not fail."""
@@ -69,7 +69,7 @@ class Timeline:
         )
 
     def moment(self, name: str, source: str, note: str) -> None:
-        """Record that something happened just now."""
+        """Record an event at the present time."""
         self.add(
             TimelineSpan(
                 time_s=self.clock.now_s(), duration_s=0.0, name=name, source=source, note=note
@@ -85,7 +85,7 @@ class Timeline:
         version: WeightVersion | None = None,
         source: str = DRIVER,
     ) -> Generator[None]:
-        """Record how long the block takes, also if it fails."""
+        """Record the duration of the block, also if it fails."""
         begin_s = self.clock.now_s()
         note = ""
         try:
@@ -108,54 +108,54 @@ class Timeline:
 
 
 UNRECORDED = Timeline(lambda span: None)
-"""For loops that are no run, such as simulations."""
+"""For loops outside of a run, such as simulations."""
 
 
 class MeasuredSpan(NamedTuple):
-    """Something that a rank did, on its own clock."""
+    """An activity of a rank, on the rank's clock."""
 
     name: str
     begin_s: float
-    """As `time.monotonic` of the rank's machine has it."""
+    """Value of `time.monotonic` on the rank's machine."""
     duration_s: float
     step: int | None
     microbatch: int | None
 
 
 class TakenSpans(NamedTuple):
-    """The spans of a rank since it was asked last."""
+    """The spans of a rank since the last request."""
 
     now_s: float
-    """The time on the rank's clock."""
+    """Present time on the rank's clock."""
     spans: list[MeasuredSpan]
     """In the order of their ends."""
 
 
 class TimedRank(Protocol):
-    """A rank that says what it did, also while it computes."""
+    """A rank that reports its activities, also while it computes."""
 
     async def taken_spans(self) -> TakenSpans:
-        """Return its spans since it was asked last."""
+        """Return its spans since the last call."""
         ...
 
 
 class RankSpans:
-    """Asks the ranks what they did, and puts it on the timeline."""
+    """Fetches the spans of the ranks, and adds them to the timeline."""
 
     def __init__(self, ranks: Callable[[], Sequence[TimedRank]], timeline: Timeline) -> None:
-        """`ranks` returns those that there are now: they may be started again."""
+        """`ranks` returns the present ones, which may have been restarted."""
         self._ranks = ranks
         self._timeline = timeline
         self._offsets: dict[int, _Offset] = {}
 
     async def run(self) -> None:
-        """Ask again and again, until canceled."""
+        """Fetch repeatedly, until canceled."""
         while True:
             await asyncio.sleep(max(ASK_EVERY_S, len(self._ranks()) / ASKED_PER_S))
             await self.ask()
 
     async def ask_at_end(self) -> None:
-        """Ask once more, of ranks that may be at their end as well."""
+        """Fetch once more, from ranks that may be about to end."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_ANSWER_S):
                 await self.ask()
@@ -188,18 +188,18 @@ class RankSpans:
 
 
 class _Offset:
-    """How far a rank's clock is behind the driver's."""
+    """The difference between a rank's clock and the driver's."""
 
     def __init__(self) -> None:
         self._answers: list[tuple[float, float]] = []
         """(seconds that the answer took, difference)"""
 
     def learn(self, asked_s: float, answered_s: float, rank_s: float) -> None:
-        """Take in what an answer shows: the rank's clock was read in between."""
+        """Use an answer: the rank's clock was read between request and reply."""
         difference_s = (asked_s + answered_s) / 2 - rank_s
         self._answers = [*self._answers[1 - _REMEMBERED :], (answered_s - asked_s, difference_s)]
 
     @property
     def seconds(self) -> float:
-        """The difference; wrong by half of what the quickest answer took at most."""
+        """The difference; its error is at most half of the time of the quickest answer."""
         return min(self._answers)[1]

@@ -1,4 +1,4 @@
-"""Traces: one for each attempt at a rollout, known to the driver and to the servers it asks.
+"""Traces: one for each attempt at a rollout, shared by the driver and the servers.
 
 The id of a trace follows from the run and the attempt, so that nobody has to look it up. It travels
 to servers as a W3C `traceparent`.
@@ -16,23 +16,23 @@ class Traces:
     """The ids of one run's traces."""
 
     run: bytes
-    """4 bytes that all trace ids of the run begin with."""
+    """First 4 bytes of all trace ids of the run."""
 
     @classmethod
     def new(cls) -> "Traces":
-        """Return the traces of a run that begins."""
+        """Return new traces for a run."""
         return cls(secrets.token_bytes(4))
 
     def trace_id(self, group_id: str, index: int, attempt: int) -> bytes:
-        """Return the 16 bytes of an attempt's trace."""
+        """Return the 16 bytes of an attempt's trace id."""
         return self.run + _digest(f"{group_id}/{index}/{attempt}")[:12]
 
     def root_id(self, group_id: str, index: int, attempt: int) -> bytes:
-        """Return the 8 bytes of the span of the whole attempt."""
+        """Return the 8 bytes of the span id of the whole attempt."""
         return _digest(f"attempt {group_id}/{index}/{attempt}")[:8]
 
     def call_id(self, group_id: str, index: int, attempt: int, call: int) -> bytes:
-        """Return the 8 bytes of the span of one model call."""
+        """Return the 8 bytes of the span id of one model call."""
         return _digest(f"call {call} of {group_id}/{index}/{attempt}")[:8]
 
     def traceparent(self, group_id: str, index: int, attempt: int, call: int) -> str:
@@ -41,7 +41,7 @@ class Traces:
         return f"00-{trace}-{self.call_id(group_id, index, attempt, call).hex()}-{_SAMPLED}"
 
     def has(self, trace_id: bytes) -> bool:
-        """Return whether the trace is one of this run's attempts."""
+        """Return whether the trace belongs to an attempt of this run."""
         return trace_id.startswith(self.run)
 
 

@@ -15,7 +15,7 @@ _GAUGES = {
     "num_requests_running": "vllm/requests_running",
     "num_requests_waiting": "vllm/requests_waiting",
 }
-"""Summed over the engines of a server."""
+"""Metrics that are summed over the engines of a server."""
 _RATES = {
     "prompt_tokens_total": "vllm/prompt_tokens_per_s",
     "generation_tokens_total": "vllm/generation_tokens_per_s",
@@ -30,7 +30,7 @@ _MEANS = {
     "request_decode_time_seconds": "vllm/decode_s",
     "e2e_request_latency_seconds": "vllm/request_s",
 }
-"""Histograms, of which the mean since the reading before is kept."""
+"""Histograms, recorded as the mean since the previous reading."""
 _WAITING_FOR = "num_requests_waiting_by_reason"
 _CACHE_USE, _CACHE_USE_NAME = "kv_cache_usage_perc", "vllm/kv_cache_used_share"
 _HITS, _QUERIES = "prefix_cache_hits_total", "prefix_cache_queries_total"
@@ -43,7 +43,7 @@ SERVER_METERS = (
     *_RATES.values(),
     *_MEANS.values(),
 )
-"""Every name that a server can have."""
+"""All possible names of meters of a server."""
 _REASONS = {
     "capacity": "vllm/requests_waiting_for_capacity",
     "deferred": "vllm/requests_waiting_deferred",
@@ -52,14 +52,14 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a server showed at one moment."""
+    """The metrics of a server at one moment."""
 
     time_s: float
-    """On any clock that only goes forward."""
+    """Time on any monotonic clock."""
     values: Mapping[str, float]
     """vLLM's name -> sum over engines and labels; for waiting requests also `NAME/REASON`."""
     cache_use: float | None
-    """The fullest engine's."""
+    """Cache use of the fullest engine."""
 
 
 def parse_page(text: str, time_s: float) -> Page:
@@ -95,7 +95,7 @@ def meters(page: Page, before: Page | None) -> Iterator[tuple[str, float]]:
 
 
 def _since(page: Page, before: Page) -> Iterator[tuple[str, float]]:
-    """Yield what happened between two pages.
+    """Yield the changes between two pages.
 
     A server that was started again counts from 0, which is no negative rate.
     """

@@ -1,4 +1,4 @@
-"""What layers keep for the backward pass, in words for the dry run. Imports no torch.
+"""Describe what layers keep for the backward pass, for the dry run. Imports no torch.
 
 With `gradient_checkpointing = "auto"` the ranks decide by what they measure; this is an estimate.
 """
@@ -18,7 +18,7 @@ _WORDS = {
     "selective": "recomputed, except those of attention and matrix products",
 }
 _GPU_SHARE = 0.9
-"""Share of a GPU that ranks fill."""
+"""Share of a GPU's memory that ranks use."""
 
 
 def how_activations_are_kept(prepared: Prepared) -> str:
@@ -48,7 +48,7 @@ def _estimate(facts: ModelFacts, layer: LayerBytes, room: float, config: TrainCo
 
 
 def _room(prepared: Prepared) -> tuple[float | None, str]:
-    """Return the bytes that a rank may keep, as far as they are known, and where they come from."""
+    """Return the bytes that a rank may keep, if they are known, and how they were found."""
     given = prepared.config.trainer.activation_memory_gib
     if given is not None:
         return given * GIB, "activation_memory_gib"

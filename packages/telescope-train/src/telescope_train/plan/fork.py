@@ -1,4 +1,4 @@
-"""`telescope train --fork RUN --at N`: a run that goes on from step N of another one, as settings.
+"""Settings of `telescope train --fork RUN --at N`: a run that continues from a step of another.
 
 The settings of RUN take the place of a settings file, and its checkpoint of step N that of
 `resume_from_checkpoint`; all else is done by `resume`. RUN is only read. Imports no torch.
@@ -29,13 +29,13 @@ OWN = frozenset(
         "checkpoint.allow_changed_environments",
     }
 )
-"""Settings that a fork does not take from the run: what it is called, and how that run began."""
+"""Settings that a fork does not take from the run: its name, and how it began."""
 
 
 def load_fork(
     run: RunFolder, step: int, files: Sequence[Path] = (), flags: Sequence[str] = ()
 ) -> TrainConfig:
-    """Return the settings of a run that goes on from `step` of `run`, with those of `flags`.
+    """Return the settings of a run that continues from `step` of `run`, with those of `flags`.
 
     What `files` and `flags` do not set is as in `run`, also where this version has other defaults.
     Raises ConfigError if there is no such checkpoint, or if settings are missing or do not fit.
@@ -73,7 +73,7 @@ def load_fork(
 
 
 def _place(run: RunFolder, checkpoint: RunCheckpoint) -> RecordedSettings:
-    """Return the settings that make a fork a run of its own, beside `run`."""
+    """Return the settings that give a fork its own folder beside that of `run`."""
     path = run.path if run.path.name not in ("", "..") else run.path.resolve()
     own: dict[str, Any] = {
         "run": {
@@ -114,7 +114,7 @@ def _checkpoint_at(run: RunFolder, config: Mapping[str, Any], step: int) -> RunC
 
 
 def _hidden(value: Any, name: str = "") -> Iterator[str]:
-    """Yield the names of settings of which a part was left out of what was recorded."""
+    """Yield the names of settings of which the record lacks a part."""
     if isinstance(value, Mapping):
         for key, one in value.items():
             yield from _hidden(one, f"{name}.{key}" if name else str(key))

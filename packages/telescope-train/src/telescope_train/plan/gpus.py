@@ -1,4 +1,4 @@
-"""Whether a run fits the GPUs of a machine: how many it needs, and what each must hold.
+"""Check whether a run fits a machine's GPUs: their number, and the memory of each.
 
 Arithmetic over what `memory` estimates; nothing is started. Imports no torch.
 """
@@ -18,11 +18,11 @@ from telescope_train.plan.memory import (
 )
 
 CONTEXT_BYTES = 2 * 2**30
-"""What CUDA, NCCL, kernels and captured graphs take in each process beside tensors: 1 to 2 GiB."""
+"""Memory of CUDA, NCCL, kernels and captured graphs in each process: 1 to 2 GiB."""
 
 
 def num_gpus_needed(config: TrainConfig) -> int:
-    """Return the GPUs of a run; a server of several takes as many."""
+    """Return the number of GPUs of a run; a server of several counts them all."""
     if config.inference.colocate:
         return 1
     inference = config.inference
@@ -33,7 +33,7 @@ def num_gpus_needed(config: TrainConfig) -> int:
 def colocated(
     config: TrainConfig, facts: ModelFacts, limit: int, gpus: Sequence[int]
 ) -> TrainConfig:
-    """Return `config` with what this machine decides of one GPU for trainer and server.
+    """Return `config` with this machine's choices for a GPU shared by trainer and server.
 
     That is the kind that `colocate = "auto"` stands for, and what the server may take where the
     trainer stays on the same GPU. `gpus` and `limit`: see `gpu_problems`.
@@ -132,7 +132,7 @@ def memory_problems(
 
 
 def _least_of_server(config: TrainConfig, facts: ModelFacts, limit: int) -> float:
-    """Return the bytes with which a server can answer one request; infinite where unknown."""
+    """Return the bytes with which a server can answer one request; infinite if unknown."""
     server = server_memory(config, facts, limit, device="cuda")
     if server is None:
         return math.inf
@@ -170,7 +170,7 @@ def _colocation_problems(
 
 
 def _smaller_rank(config: TrainConfig) -> str:
-    """Return the first setting that makes a rank smaller and is not used yet."""
+    """Return the first unused setting that reduces the memory of a rank."""
     trainer = config.trainer
     if trainer.train_backend == "megatron":
         return _smaller_megatron_rank(config)

@@ -1,4 +1,4 @@
-"""Reads settings files and flags into a checked `TrainConfig`."""
+"""Read settings files and flags into a checked `TrainConfig`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from telescope_train.plan.checks.config import check_config
 def load_train_config(
     files: Sequence[Path | RecordedSettings], flags: Sequence[str] = ()
 ) -> TrainConfig:
-    """Return settings that fit together; raises ConfigError that names all that do not."""
+    """Return settings that fit together; raises ConfigError that names those that do not."""
     config = load_config(
         TrainConfig,
         files,

@@ -1,4 +1,4 @@
-"""How much memory a rank of backend `megatron` needs, from `config.json`. Imports no torch.
+"""Estimate the memory of a rank of backend `megatron`, from `config.json`. Imports no torch.
 
 A rank holds its part of the layers in the type that they compute in, buffers for the gradients of
 all that it holds, and its share of the optimizer's state. Counted for the largest stage.
@@ -21,7 +21,7 @@ class _Held:
     """Numbers of parameters that a rank holds."""
 
     dense: int
-    """Layers without experts, embeddings and head."""
+    """Parameters of layers without experts, embeddings and head."""
     experts: int
 
     @property
@@ -52,7 +52,7 @@ def megatron_state(
 
 
 def megatron_activations(config: TrainConfig, facts: ModelFacts, compute: int) -> int | None:
-    """Return the bytes that rows in flight keep for their backward pass; None = sizes unknown.
+    """Return the bytes of rows in flight for their backward pass; None = sizes unknown.
 
     The first of P stages works on P rows at once, and has a P-th of the layers.
     """
@@ -86,7 +86,7 @@ def _held(facts: ModelFacts, layout: RankLayout) -> _Held:
 
 
 def _stepped(held: _Held, layout: RankLayout, section: MegatronSection) -> int:
-    """Return how many parameters a rank keeps optimizer state of."""
+    """Return the number of parameters for which a rank keeps optimizer state."""
     if not section.megatron_use_distributed_optimizer:
         return held.all
     stage = layout.num_ranks // layout.pipeline
@@ -94,7 +94,7 @@ def _stepped(held: _Held, layout: RankLayout, section: MegatronSection) -> int:
 
 
 def _optimizer_bytes(section: MegatronSection, *, is_low: bool) -> int:
-    """Return bytes of state of one parameter: two moments, and wide weights beside narrow ones."""
+    """Return the bytes of one parameter's state: two moments, and wide weights if needed."""
     if dtypes := section.megatron_optimizer_dtypes:
         return sum(_BYTES[dtypes[name]] for name in ("main_params", "exp_avg", "exp_avg_sq"))
     return 12 if is_low else 8

@@ -1,4 +1,4 @@
-"""How much memory each kind of process needs, from the sizes in `config.json`. Imports no torch.
+"""Estimate the memory of each kind of process, from `config.json`. Imports no torch.
 
 What is kept between steps is exact. Activations are an estimate for dense decoders: what FSDP and
 attention kernels allocate besides is not known before a run.
@@ -19,18 +19,18 @@ GATHERED = "gathered weights"
 ROUNDED = "weights as layers compute"
 LOGITS = "logits"
 _MOMENT_BYTES = {"adamw_bf16": 4, "adamw_8bit": 2}
-"""Of both moments of one parameter; those of plain AdamW have the dtype of the weights."""
+"""Bytes of both moments of one parameter; in plain AdamW they have the dtype of the weights."""
 _WIDTHS_KEPT = {"full": 1.0, "auto": 1.0, "selective": 6.0}
-"""Widths of the hidden state that a layer keeps of each token for its backward pass."""
+"""Memory of a layer for the backward pass of a token, in widths of the hidden state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Memory of one process of a kind; what the sizes in `config.json` give."""
+    """Memory of one process of a kind, as far as `config.json` gives the sizes."""
 
     process: str
     parts: tuple[tuple[str, int], ...]
-    """What, and its bytes."""
+    """Name and bytes of each part."""
 
     @property
     def total_bytes(self) -> int:
@@ -51,7 +51,7 @@ def memory_of(
 
 
 def rank_memory(config: TrainConfig, facts: ModelFacts, *, device: Device) -> MemoryPlan | None:
-    """Return the memory of a trainer rank in the largest moment of a step; None = sizes unknown."""
+    """Return the peak memory of a trainer rank in a step; None = sizes unknown."""
     if facts.num_parameters is None:
         return None
     chunk = min(config.trainer.entropy_chunk_size, config.trainer.seq_len)
@@ -94,7 +94,7 @@ def _megatron_rank(
 def server_memory(
     config: TrainConfig, facts: ModelFacts, limit: int, *, device: Device
 ) -> MemoryPlan | None:
-    """Return the memory of a server that has room for all requests; None = sizes unknown."""
+    """Return the memory of a server with room for all requests; None = sizes unknown."""
     if facts.num_parameters is None or facts.kv_values_per_token is None:
         return None
     compute = BYTES_PER_VALUE[compute_dtype(config.model.mixed_precision_dtype, device)]
@@ -113,7 +113,7 @@ def server_memory(
 
 
 def _is_in_cpu_memory(part: str, config: TrainConfig) -> bool:
-    """Return whether `part` of the training state is in the memory of a GPU's machine."""
+    """Return whether `part` of the training state is in CPU memory instead of a GPU's."""
     trainer = config.trainer
     return trainer.fsdp_cpu_offload or (part == "Adam" and trainer.optimizer_cpu_offload)
 
@@ -130,7 +130,7 @@ def resident_bytes(config: TrainConfig, rank: MemoryPlan) -> int:
 
 
 def _rounded(config: TrainConfig, facts: ModelFacts, compute: int, shards: int) -> list[int]:
-    """Return the copy in the dtype of the layers that one rank keeps beside its master weights."""
+    """Return the bytes of a rank's copy in the dtype of the layers, besides its master weights."""
     is_same = BYTES_PER_VALUE[config.model.model_dtype] == compute
     is_whole = shards == 1 and config.trainer.trainer_num_workers == 1
     if is_same or not is_whole or config.trainer.fsdp_cpu_offload or facts.num_parameters is None:
@@ -139,7 +139,7 @@ def _rounded(config: TrainConfig, facts: ModelFacts, compute: int, shards: int) 
 
 
 def _gathered(facts: ModelFacts, compute: int, shards: int) -> list[int]:
-    """Return embeddings, head and two layers as FSDP gathers them, with the gradients of these."""
+    """Return embeddings, head and two layers as FSDP gathers them, with their gradients."""
     if facts.num_parameters is None or not facts.num_layers or shards == 1:
         return []
     # Embeddings and head, as if they were not tied.
@@ -149,7 +149,7 @@ def _gathered(facts: ModelFacts, compute: int, shards: int) -> list[int]:
 
 
 def _activations(config: TrainConfig, facts: ModelFacts, compute: int) -> list[int]:
-    """Return what one packed sequence leaves for its backward pass, in bytes."""
+    """Return the memory of one packed sequence for its backward pass, in bytes."""
     layer = layer_bytes(config, facts, compute)
     if layer is None or not facts.num_layers:
         return []
@@ -162,7 +162,7 @@ def _activations(config: TrainConfig, facts: ModelFacts, compute: int) -> list[i
 
 
 def layer_bytes(config: TrainConfig, facts: ModelFacts, compute: int) -> LayerBytes | None:
-    """Return the bytes that a layer keeps of a row of `seq_len` tokens, `compute` a number.
+    """Return the bytes that a layer keeps of a row of `seq_len` tokens; `compute`: per number.
 
     None = the sizes are unknown.
     """
@@ -182,7 +182,7 @@ def layer_bytes(config: TrainConfig, facts: ModelFacts, compute: int) -> LayerBy
 def _training_state(
     config: TrainConfig, num_parameters: int, compute: int
 ) -> list[tuple[str, int]]:
-    """Return what a rank keeps of the model between steps; adapters are small and not counted.
+    """Return a rank's memory of the model between steps, without adapters, which are small.
 
     `compute`: bytes of a number in the dtype that layers compute in.
     """
@@ -199,5 +199,5 @@ def _training_state(
 
 
 def _logits_of_a_block(device: Device) -> int:
-    """As `logprobs` cuts them; said again, because a plan is made without torch."""
+    """Bytes of a block of logits in `logprobs`; repeated here because plans import no torch."""
     return 2**25 if device == "cuda" else 2**20

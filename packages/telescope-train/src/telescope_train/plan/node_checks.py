@@ -1,4 +1,4 @@
-"""What a node of a cluster must have for the processes that come to it. Pure, but for `look_here`.
+"""Check that cluster nodes have everything their processes need. Pure, except `look_here`.
 
 Markers are files with a random text that the driver writes into folders of the run: a node that
 reads the same text shares the folder, and one that has another folder of that name does not.
@@ -17,33 +17,33 @@ from telescope_train.models.device import torch_has_cuda
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The things that a node must have."""
+    """Requirements on a node."""
 
     model: str | None
-    """Folder of the model; None = it comes from a hub."""
+    """Folder of the model; None = it is on a hub."""
     run_marker: str
     checkpoint_marker: str
     text: str
-    """Of both markers."""
+    """Text of both markers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The things that a node has."""
+    """The state of a node."""
 
     has_model: bool
     shares_run: bool
-    """Whether the run folder is that of the driver."""
+    """Whether it has the run folder of the driver."""
     shares_checkpoints: bool
     has_cuda: bool
-    """Whether its torch can compute on GPUs."""
+    """Whether its torch can use GPUs."""
     version: str
-    """Of telescope-train."""
+    """Version of telescope-train."""
 
 
 @contextmanager
 def markers(run_folder: Path, checkpoints: Path, model: str) -> Iterator[Wanted]:
-    """Have markers in both folders for as long as the context lasts."""
+    """Create markers in both folders until the context ends."""
     text = secrets.token_hex(16)
     name = f".seen-by-nodes-{text[:8]}"
     paths = [run_folder.absolute() / name, checkpoints.absolute() / name]
@@ -66,7 +66,7 @@ def markers(run_folder: Path, checkpoints: Path, model: str) -> Iterator[Wanted]
 
 
 def with_absolute_model(config: TrainConfig) -> TrainConfig:
-    """Return `config` such that a folder of the model is found from wherever a process starts."""
+    """Return `config` with an absolute path of the model, which is valid in any process."""
     if not Path(config.model.model).is_dir():
         return config
     model = str(Path(config.model.model).absolute())
@@ -75,7 +75,7 @@ def with_absolute_model(config: TrainConfig) -> TrainConfig:
 
 
 def look_here(wanted: Wanted) -> Seen:
-    """Return the things that this machine has."""
+    """Return the state of this machine."""
     return Seen(
         has_model=wanted.model is None or (Path(wanted.model) / "config.json").is_file(),
         shares_run=_reads(wanted.run_marker, wanted.text),
@@ -101,7 +101,7 @@ def node_problems(
     ranks: Collection[str],
     device: str,
 ) -> Iterator[str]:
-    """Yield what keeps processes from running on the nodes that they have come to.
+    """Yield reasons why processes cannot run on the nodes that were chosen for them.
 
     `seen` is by the name of a node; `servers` and `ranks` are the names of the nodes that have some
     of them.

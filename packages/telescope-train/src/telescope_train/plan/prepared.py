@@ -1,4 +1,4 @@
-"""What is read from this machine before a run: once, for the dry run and for the run itself.
+"""Facts read from this machine before a run: once, for the dry run and for the run itself.
 
 This is the device and dtype, the model's sizes, the environments, and where a run continues.
 Everything else gets it from `Prepared`, so nothing is read a second time or can change in between.
@@ -38,27 +38,27 @@ from telescope_train.step.stream_rules import stream_problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Everything that is known of a run before anything is started."""
+    """All facts about a run before anything is started."""
 
     config: TrainConfig
     device: Device
-    """What ranks and servers compute on."""
+    """Device of ranks and servers."""
     facts: ModelFacts
     max_model_len: int
     """Tokens of prompt and answer together that servers and trainer allow."""
     environments: RunEnvironments
     inputs: Mapping[str, str]
-    """Digests of the files that the run reads beside its environments, before it starts."""
+    """Digests of the input files besides its environments, before it starts."""
     resume: ResumePoint | None
-    """None = from the beginning."""
+    """The checkpoint to continue from; None = start from the beginning."""
     gpus: tuple[int, ...]
     """Bytes of each GPU of this machine, 0 where unknown; empty on CPU and on a cluster's nodes."""
     problems: tuple[str, ...]
-    """Why the run cannot start on this machine; empty when it can."""
+    """Reasons why the run cannot start on this machine; empty if it can."""
     redundant: tuple[str, ...] = ()
-    """Settings that were given and change nothing on this device, each with its value."""
+    """Settings that were given without effect on this device, each with its value."""
     notes: tuple[str, ...] = ()
-    """What the files of the model show that somebody should know who trains it."""
+    """Remarks on the files of the model, for people who train it."""
 
     @property
     def dtype(self) -> str:
@@ -66,7 +66,7 @@ class Prepared:
         return compute_dtype(self.config.model.mixed_precision_dtype, self.device)
 
     def on_cluster(self, *, has_gpus: bool) -> "Prepared":
-        """Return this with the device of a cluster, which may differ from that of this machine.
+        """Return this with the device of a cluster, which may differ from this machine's.
 
         Raises ConfigError if the settings do not fit the device.
         """
@@ -85,7 +85,7 @@ class Prepared:
 
 
 def prepare(config: TrainConfig) -> Prepared:
-    """Read this machine; what stands in the way is in `problems`, nothing is raised or written."""
+    """Examine this machine; obstacles are in `problems`, and nothing is raised or written."""
     problems: list[str] = []
     device, facts, resume = machine_device(), UNKNOWN_FACTS, None
     look = ModelLook()

@@ -1,4 +1,4 @@
-"""Renders a plan as text for a terminal, at most 80 columns wide."""
+"""Render a plan as text for a terminal, at most 80 columns wide."""
 
 import textwrap
 from collections.abc import Iterator
@@ -132,7 +132,7 @@ def _verdict(plan: Plan) -> Iterator[str]:
 
 
 def _wrapped(text: str, mark: str) -> list[str]:
-    """Return the lines of `text` behind `mark`; those that it has itself are kept, further in."""
+    """Return the lines of `text` after `mark`; its own line breaks stay, indented."""
     lines: list[str] = []
     for number, line in enumerate(text.splitlines()):
         inner = " " * (len(mark) + 2 * bool(number))

@@ -1,1 +1,1 @@
-"""Which examples are played, how far ahead of the trainer, and by whom. Runs in the driver."""
+"""Choose examples, their lead over the trainer, and play them. Runs in the driver."""

@@ -1,4 +1,4 @@
-"""Which groups are worth training on: `should_accept_fn`, and the function that is built in.
+"""Decide which groups are worth training on: `should_accept_fn`, and the built-in function.
 
 A function takes a Group and returns True to keep it, False to reject it, or a text that is the
 reason for rejecting it. New draws replace rejected groups, so the batch stays full.
@@ -19,7 +19,7 @@ REJECTED = "rejected"
 
 
 def has_signal(group: Group) -> bool | str:
-    """Accept a group whose rewards differ: only those move the policy.
+    """Accept a group with different rewards: only those change the policy.
 
     Paper: arXiv:2503.14476, section 3.2 (dynamic sampling).
     """

@@ -1,4 +1,4 @@
-"""Attempts at rollouts: their stages, each an event, and what their model calls wait for.
+"""Attempts at rollouts: their stages, recorded as events, and waiting for slots.
 
     drawn -> waiting -> environment -> scoring -> done
                            |    ^
@@ -27,10 +27,10 @@ from telescope_train.observability.calls import UNRECORDED_CALLS, Caller, CallLo
 from telescope_train.rollouts.slots import GroupSlot, Holding, Priority, Slots, to_go_on
 
 OPEN_PER_SLOT = 4
-"""Rollouts that may be open for each slot; all but those in the slots are with environments."""
+"""Open rollouts per slot; those without a slot are with environments."""
 
 OnSent = Callable[[str, WeightVersion], None]
-"""Gets the address of the server and the live weights, when a call is sent there."""
+"""Called with the address of the server and the live weights when a call is sent there."""
 _ENDS = frozenset({Stage.DONE, Stage.CANCELLED, Stage.FAILED})
 # Another call may begin while one is under way, and a deadline may end all of them.
 _FROM_PLAY = frozenset({Stage.WAITING, Stage.GENERATING, Stage.ENVIRONMENT, Stage.SCORING})
@@ -41,11 +41,11 @@ _NEXT = {
     Stage.ENVIRONMENT: _FROM_PLAY,
     Stage.SCORING: frozenset({Stage.WAITING, Stage.GENERATING, Stage.DONE}),
 }
-"""Stage -> what may follow, besides `cancelled` and `failed`."""
+"""Stage -> possible next stages, besides `cancelled` and `failed`."""
 
 
 class _Detail(NamedTuple):
-    """What some stages have besides their time; see `AttemptEvent`."""
+    """Further facts about some stages; see `AttemptEvent`."""
 
     call: int = 0
     server: str = ""
@@ -58,7 +58,7 @@ _NO_DETAIL = _Detail()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptKey:
-    """Which attempt it is."""
+    """Identifies an attempt."""
 
     step: int
     """The step for whose batch it was drawn."""
@@ -69,15 +69,15 @@ class AttemptKey:
 
 
 class AttemptStages:
-    """Where one attempt is; each change of stage goes to `log`."""
+    """The stages of one attempt; each change goes to `log`."""
 
     def __init__(self, key: AttemptKey, log: Callable[[AttemptEvent], None]) -> None:
         self.key = key
         self.stage = Stage.DRAWN
         self.oldest_version: WeightVersion | None = None
-        """The live weights when the first model call was sent; None = none was."""
+        """The live weights when the first model call was sent; None = there was none."""
         self.num_calls = 0
-        """Model calls that were sent."""
+        """Number of model calls that were sent."""
         self._log = log
         self._num_waiting = 0
         self._num_generating = 0
@@ -87,51 +87,51 @@ class AttemptStages:
 
     @property
     def is_over(self) -> bool:
-        """Whether the attempt has ended, in whatever way."""
+        """Whether the attempt has ended, in any way."""
         return self.stage in _ENDS
 
     def waits_to_begin(self) -> None:
-        """It waits for its first slot."""
+        """Record that the attempt waits for its first slot."""
         self._move(Stage.WAITING)
 
     def begins(self) -> None:
-        """The environment begins to play it."""
+        """Record that the environment begins to play it."""
         self._move(Stage.ENVIRONMENT)
 
     def waits(self) -> None:
-        """A model call waits for a slot."""
+        """Record that a model call waits for a slot."""
         self._num_waiting += 1
         self._settle()
 
     def no_longer_waits(self) -> None:
-        """The call has its slot, or was canceled before it had one."""
+        """Record that the call has its slot, or was canceled before it had one."""
         self._num_waiting -= 1
 
     def is_sent(self, server: str, version: WeightVersion) -> None:
-        """A model call was sent to `server`, under the live weights `version`."""
+        """Record that a model call was sent to `server`, with the live weights `version`."""
         self._num_generating += 1
         self.num_calls += 1
         self.goes_on(server, version)
 
     def goes_on(self, server: str, version: WeightVersion) -> None:
-        """The latest call is continued at `server`."""
+        """Record that the latest call continues at `server`."""
         if self.oldest_version is None:
             self.oldest_version = version
         if not self.is_over:
             self._move(Stage.GENERATING, _Detail(self.num_calls, server, version))
 
     def is_answered(self) -> None:
-        """A model call ended, with or without an answer."""
+        """Record that a model call ended, with or without an answer."""
         self._num_generating -= 1
         self._settle()
 
     def is_scored(self) -> None:
-        """The environment begins to score it; nothing happens if it has ended already."""
+        """Record that scoring begins; has no effect if the attempt has ended."""
         self._is_scored = True
         self._settle()
 
     def ends(self, rollout: Rollout) -> None:
-        """The environment returned `rollout`."""
+        """Record that the environment returned `rollout`."""
         has_score = rollout.status not in (RolloutStatus.FAILED, RolloutStatus.CANCELLED)
         if has_score or rollout.tags.get("failed_in") == "reward":
             self._was_scored(rollout.score_s)
@@ -143,17 +143,17 @@ class AttemptStages:
             self._move(Stage.DONE)
 
     def is_cancelled(self, reason: str) -> None:
-        """It was stopped, for `reason`; nothing happens if it has ended already."""
+        """Record that it was stopped for `reason`; has no effect if it has ended."""
         if not self.is_over:
             self._move(Stage.CANCELLED, _Detail(reason=reason))
 
     def fails(self, reason: str) -> None:
-        """Playing it raised an error; nothing happens if it has ended already."""
+        """Record that playing it raised an error; has no effect if it has ended."""
         if not self.is_over:
             self._move(Stage.FAILED, _Detail(reason=reason))
 
     def _was_scored(self, score_s: float) -> None:
-        """Note the scoring of an attempt that ends now; `score_s`: how long it took.
+        """Record the scoring of an attempt that ends now; `score_s`: its duration.
 
         An environment that does not tell when scoring begins is known to have scored only then.
         """
@@ -162,7 +162,7 @@ class AttemptStages:
             self._move(Stage.SCORING, ago_s=0.0 if self._is_scored else score_s)
 
     def _settle(self) -> None:
-        """Move to the stage that the calls under way make."""
+        """Change to the stage that follows from the running calls."""
         # A call may end after its attempt, when both are canceled.
         if self.is_over or self._num_generating:
             return
@@ -202,7 +202,7 @@ class AttemptStages:
 
 
 class Attempts:
-    """The attempts that are being played, over all servers."""
+    """The running attempts, over all servers."""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class Attempts:
         num_servers: int,
         calls: CallLog = UNRECORDED_CALLS,
     ) -> "Attempts":
-        """Return those of a run with these settings, before it plays any."""
+        """Return the attempts of a run with these settings, before it plays any."""
         section = config.scheduling
         num_groups = section.max_concurrent_prompts_per_server * num_servers
         group_size = config.largest_group
@@ -260,11 +260,11 @@ class Attempts:
 
     @property
     def num_waiting(self) -> int:
-        """Attempts and calls that wait for a slot, or to be opened."""
+        """Number of attempts and calls that wait for a slot, or to be opened."""
         return self.slots.num_waiting + self._open.num_waiting
 
     def for_group(self) -> Holding:
-        """Return the slots that the rollouts of one group enter."""
+        """Return the slots for the rollouts of one group."""
         return GroupSlot(self.slots) if self._a_slot_per_group else self.slots
 
     @asynccontextmanager
@@ -296,25 +296,25 @@ class Attempts:
             raise
 
     def of_rollout(self, rollout_id: str) -> "Attempt | None":
-        """Return the attempt at this rollout that is running; None if none is."""
+        """Return the running attempt at this rollout; None if there is none."""
         return self._running.get(rollout_id)
 
 
 class Attempt:
-    """One attempt that is being played."""
+    """One running attempt."""
 
     def __init__(self, stages: AttemptStages, holding: Holding, *, until_end: bool) -> None:
         self.stages = stages
         self.reason = "cancelled"
-        """Why it is canceled, if it is."""
+        """The reason for its cancellation; empty if there was none."""
         self.has_slot = False
-        """Whether it holds a slot outside its calls: for its first one, or all the time."""
+        """Whether it holds a slot outside its calls: before its first one, or all the time."""
         self._holding = holding
         self._until_end = until_end
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[OnSent]:
-        """Wait for a slot and hold it for one model call; yields what to tell where it is sent."""
+        """Wait for a slot and hold it for one model call; yields a callback for the sending."""
         stages, is_sent = self.stages, False
 
         def sent(server: str, version: WeightVersion) -> None:
@@ -345,7 +345,7 @@ class Attempt:
         )
 
     def close(self) -> None:
-        """Give back the slot that is held outside calls."""
+        """Release the slot that is held outside calls."""
         if self.has_slot:
             self.has_slot = False
             self._holding.leave()
@@ -365,7 +365,7 @@ class Attempt:
 
 
 class LimitedPool:
-    """The servers, as the policy of one rollout sees them; see `RolloutServers`."""
+    """The servers for the policy of one rollout; see `RolloutServers`."""
 
     def __init__(self, pool: ServerPool, attempts: Attempts, rollout_id: str) -> None:
         self._pool = pool
@@ -374,7 +374,7 @@ class LimitedPool:
 
     @property
     def is_down(self) -> bool:
-        """Whether no server takes requests now."""
+        """Whether no server accepts requests now."""
         return self._pool.is_down
 
     async def generate(self, request: Request) -> Generation:

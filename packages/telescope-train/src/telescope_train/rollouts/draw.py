@@ -1,4 +1,4 @@
-"""Which example comes next: a weighted, seeded draw over environments.
+"""Choose the next example: a weighted, seeded draw over environments.
 
 Finite splits are visited without replacement, in a new order in each epoch, and endless splits in
 order. The replacement of a rejected group is not drawn from that sequence. When a group is rejected
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from telescope_core.base.errors import ConfigError
 
 _SPARES = 64
-"""Examples of an endless split that the first replacement of a run is chosen from."""
+"""Number of examples of an endless split from which the first replacement is chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Drawn:
     example_index: int
     """Index in the training split of the environment."""
     number: int = 0
-    """Draws before this one; a replacement has the number of what it replaces."""
+    """Number of earlier draws; a replacement has the number of the replaced draw."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +38,10 @@ class Source:
     num_examples: int | None
     """Size of the split; None = endless."""
     held_out: frozenset[int] = frozenset()
-    """Indices of examples that are never drawn, as a replacement neither."""
+    """Indices of examples that are never drawn, not even as replacements."""
 
     def __post_init__(self) -> None:
-        """Refuse a split of which nothing is left."""
+        """Raise if no example of the split is left."""
         if self.num_examples == 0:
             raise ConfigError(
                 f"the train split of {self.environment!r} has no examples; check its settings"
@@ -54,13 +54,13 @@ class Source:
 
     @property
     def num_left(self) -> int | None:
-        """Examples that may be drawn; None = endless."""
+        """Number of examples that may be drawn; None = endless."""
         if self.num_examples is None:
             return None
         return self.num_examples - sum(0 <= i < self.num_examples for i in self.held_out)
 
     def index(self, place: int) -> int:
-        """Return the index at `place` among those that may be drawn, in their order."""
+        """Return the index at `place` among those that may be drawn, in order."""
         index = place
         for held in sorted(self.held_out):
             index += held <= index
@@ -72,10 +72,10 @@ class Source:
 
 
 class ExampleDraw:
-    """Draws without end. `position` counts draws; equal seeds and sources give equal sequences."""
+    """An endless draw. `position` counts draws; equal seeds and sources give equal sequences."""
 
     def __init__(self, sources: Sequence[Source], *, seed: int, keeps_spares: bool = True) -> None:
-        """`keeps_spares`: leave every second example of endless splits to replacements."""
+        """`keeps_spares`: reserve every second example of endless splits for replacements."""
         self._keeps_spares = keeps_spares
         self._sources = {source.environment: source for source in sources}
         self._seed = seed
@@ -95,7 +95,7 @@ class ExampleDraw:
         return Drawn(environment=name, example_index=index, number=self.position - 1)
 
     def replacement(self, rejected: Drawn, group_id: str) -> Drawn:
-        """Return the example that is played as `group_id`, in the place of `rejected`.
+        """Return the example for `group_id`, which replaces `rejected`.
 
         It follows from the seed, `group_id` and `rejected` alone, and is a different example
         unless there is only one.
@@ -122,7 +122,7 @@ class ExampleDraw:
             self.next()
 
     def numbered(self, numbers: Set[int]) -> dict[int, Drawn]:
-        """Return the draws that have these numbers, whether they were made before or not."""
+        """Return the draws with these numbers, whether or not they were made before."""
         if not numbers:
             return {}
         again = ExampleDraw(
@@ -133,7 +133,7 @@ class ExampleDraw:
 
     @property
     def taken(self) -> Mapping[str, int]:
-        """How many examples were drawn from each environment so far."""
+        """Number of examples drawn from each environment so far."""
         return dict(self._taken)
 
     def _index(self, name: str, taken: int) -> int:

@@ -1,4 +1,4 @@
-"""The environments of a run: where each runs, and one client per name and settings.
+"""The environments of a run: their places, and one client per name and settings.
 
 An eval of an environment that is also trained on shares its client, and with it the worker
 processes. `prepare_environments` looks up once where each environment is on this machine.
@@ -29,17 +29,17 @@ Entry = EnvironmentEntry | EvalEntry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundEnvironment:
-    """One environment of a run that is on this machine or played elsewhere."""
+    """One environment of a run, on this machine or elsewhere."""
 
     entry: Entry
     """The first entry with this name and these settings."""
     processes: ProcessSettings
     location: EnvironmentLocation | None
-    """None where workers on other machines play it."""
+    """None if workers on other machines play it."""
     record: EnvironmentRecord
-    """Which code it is: read when it was found, as its files may change while the run goes on."""
+    """Record of its code, read when it was found because its files may change during the run."""
     on_cluster: EnvironmentPlaces | None = None
-    """Where on the cluster its workers go; None = they are started on this machine."""
+    """Places of its workers on the cluster; None = they are started on this machine."""
 
     def open(self) -> EnvironmentClient:
         """Return a client; worker processes start with its first request."""
@@ -71,35 +71,35 @@ class OpenedEnvironments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnvironments:
-    """The environments of a run as they were found, once, before anything is started."""
+    """The environments of a run, located once before anything is started."""
 
     found: tuple[FoundEnvironment, ...]
     opened: OpenedEnvironments
-    """Those that can be opened."""
+    """Environments that can be opened."""
     problems: tuple[str, ...]
-    """Why the others cannot."""
+    """Reasons why others cannot."""
     secrets: Mapping[str, tuple[str, ...]]
-    """Name -> the secrets that it may read and gets from this machine, where there are any."""
+    """Name -> secrets that it may read and gets from this machine, if there are any."""
     on_cluster: EnvironmentPlaces | None = None
-    """The places of workers on the cluster; None = all are started on this machine."""
+    """Places of workers on the cluster; None = all are started on this machine."""
 
     @property
     def records(self) -> dict[str, EnvironmentRecord]:
-        """Return which code each environment is, by the names of entries."""
+        """The record of each environment's code, by the names of entries."""
         return records_of(self.found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlan:
-    """Where one environment will run."""
+    """The place of one environment."""
 
     count: int
-    """Processes that are started for it here."""
+    """Number of processes that are started for it here."""
     detail: str
 
 
 def prepare_environments(config: TrainConfig) -> RunEnvironments:
-    """Find, open and check everything that is trained on or evaluated; outside an event loop.
+    """Locate, open and check every environment for training or evals; outside an event loop.
 
     Nothing is raised, and no process is left running. All checks that start one run at once. What
     an environment may read of this machine's variables is printed before it can.
@@ -129,7 +129,7 @@ def prepare_environments(config: TrainConfig) -> RunEnvironments:
 
 
 def records_of(found: Iterable[FoundEnvironment]) -> dict[str, EnvironmentRecord]:
-    """Return which code each environment is, by the names of entries."""
+    """Return the record of each environment's code, by the names of entries."""
     records: dict[str, EnvironmentRecord] = {}
     for one in found:
         records.setdefault(one.entry.name, one.record)
@@ -139,7 +139,7 @@ def records_of(found: Iterable[FoundEnvironment]) -> dict[str, EnvironmentRecord
 def find_environments(
     config: TrainConfig, on_cluster: EnvironmentPlaces | None = None
 ) -> tuple[list[FoundEnvironment], list[str]]:
-    """Return those that are installed, importable or played elsewhere, and why others are not."""
+    """Return environments that are installed, importable or elsewhere, and errors of others."""
     found: list[FoundEnvironment] = []
     problems: list[str] = []
     for entry in _distinct(config):
@@ -167,9 +167,9 @@ def find_environments(
 
 class _Checked(NamedTuple):
     problems: list[str]
-    """What keeps worker processes from playing them."""
+    """Reasons why worker processes cannot play them."""
     secrets: dict[str, tuple[str, ...]]
-    """Those that each may read, where there are any."""
+    """Secrets that each may read, if there are any."""
 
 
 async def _check(
@@ -210,7 +210,7 @@ def _by_entry(config: TrainConfig, clients: Mapping[str, EnvironmentClient]) -> 
 
 
 def process_settings(entry: Entry, config: TrainConfig) -> ProcessSettings:
-    """Return how the processes of `entry` are run."""
+    """Return the process settings of `entry`."""
     rollout = config.rollout
     isolation = Isolation(rollout.env_isolation)
     if not starts_processes(entry, rollout.env_isolation):
@@ -234,7 +234,7 @@ def starts_processes(entry: Entry, isolation: str) -> bool:
 
 
 def worker_plans(found: Iterable[FoundEnvironment]) -> Iterator[WorkerPlan]:
-    """Yield where each environment runs; nothing for those that cannot run as the settings say."""
+    """Yield the place of each environment; nothing for those that the settings rule out."""
     for one in found:
         try:
             yield _worker_plan(one)

@@ -24,12 +24,12 @@ MAX_DRAWS_PER_GROUP = 32
 
 
 class Boundary(StrEnum):
-    """The part that a failure came from."""
+    """The part in which a failure occurred."""
 
     ENVIRONMENT = "environment"
-    """Environment code raised."""
+    """Environment code raised an error."""
     REWARD = "reward"
-    """A reward or metric function raised, or returned something that is not a number."""
+    """A reward or metric function raised an error, or returned something that is not a number."""
     CONTEXT_LENGTH = "context_length"
     """The prompt does not fit the model's context."""
     ENDPOINT = "endpoint"
@@ -53,11 +53,11 @@ BY_ERROR = {
     UnreadableReplyError.__name__: Boundary.PROCESS,
     MemoryError.__name__: Boundary.PROCESS,
 }
-"""Name of the exception, with which `Rollout.error` begins -> boundary."""
+"""Name of the exception at the beginning of `Rollout.error` -> boundary."""
 
 
 def boundary_of(rollout: Rollout) -> Boundary:
-    """Return where a failed rollout failed."""
+    """Return the part in which a rollout failed."""
     if rollout.stop_reason is StopReason.TIMEOUT:
         return Boundary.TIMEOUT
     if rollout.stop_reason is StopReason.CONTEXT_LENGTH:
@@ -70,7 +70,7 @@ def boundary_of(rollout: Rollout) -> Boundary:
 
 
 def require_scored(groups: Sequence[Group]) -> None:
-    """Raise TelescopeError with the most common error when every rollout of a batch failed."""
+    """Raise TelescopeError with the most common error if every rollout of a batch failed."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     if any(rollout.reward is not None for rollout in rollouts):
         return
@@ -84,7 +84,7 @@ def require_scored(groups: Sequence[Group]) -> None:
 
 
 def require_draws_left(rejected: Sequence[Group], *, batch: int, groups_per_batch: int) -> None:
-    """Raise TelescopeError when the groups rejected so far use up the draws of a batch."""
+    """Raise TelescopeError if the rejected groups have used up the draws of a batch."""
     num_draws = len(rejected) + groups_per_batch
     if num_draws <= MAX_DRAWS_PER_GROUP * groups_per_batch:
         return

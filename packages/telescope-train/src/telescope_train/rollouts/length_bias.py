@@ -1,4 +1,4 @@
-"""How much shorter than the drawn rollouts those are that were trained on so far."""
+"""Measure how much shorter the trained rollouts are than the drawn ones so far."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Set
@@ -7,7 +7,7 @@ from telescope_train.rollouts.order import PendingGroup
 
 
 class LengthBias:
-    """Compares what was trained on with whole batches of draws, of which nothing is still open.
+    """Compares trained rollouts with those of complete batches of draws.
 
     What is still played is longer than what has ended, so only batches that are complete tell how
     long draws are.
@@ -19,7 +19,7 @@ class LengthBias:
         self._trained: list[int] = []
 
     def note(self, pending_groups: Iterable[PendingGroup], *, complete: Set[int]) -> float | None:
-        """Note that `pending_groups` are trained on, and that nothing of `complete` is open.
+        """Record that `pending_groups` are trained on, and that the batches `complete` have ended.
 
         Returns the mean tokens of what was trained on so far, over those of what was drawn; None
         if nothing is known yet.

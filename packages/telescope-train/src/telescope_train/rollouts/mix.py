@@ -1,4 +1,4 @@
-"""The environments of a run and their shares: from config entries to a sampler."""
+"""Environments of a run and their shares: from config entries to a sampler."""
 
 import asyncio
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ from telescope_train.rollouts.sampler import RolloutSampler, SamplerSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """The environments that are trained on, by the names of their entries."""
+    """The environments for training, by the names of their entries."""
 
     playing: Mapping[str, TrainingEnvironment]
-    """How each environment is played, by name."""
+    """Name -> the environment with its settings for playing."""
     descriptions: Mapping[str, EnvironmentDescription]
-    """What each environment declares, by name."""
+    """Name -> the environment's own description."""
     held_out: Mapping[str, HeldOut]
-    """By environment; only where an eval asks for it."""
+    """By environment; only if an eval requires it."""
 
 
 async def training_environments(
@@ -36,7 +36,7 @@ async def training_environments(
     eval_clients: Mapping[str, EnvironmentClient],
     records: Mapping[str, EnvironmentRecord],
 ) -> Mix:
-    """Ask each environment what it declares, and join that with the config's overrides.
+    """Ask each environment for its description, and combine that with the config's overrides.
 
     `records` says by the name of an entry which environment it is: evals may use another name.
     """
@@ -69,7 +69,7 @@ def left_out_of_training(descriptions: Mapping[str, EnvironmentDescription]) -> 
 
 
 def sampling_of(entry: EnvironmentEntry, config: TrainConfig) -> Sampling:
-    """Return how rollouts of `entry` are sampled."""
+    """Return the sampling settings of rollouts of `entry`."""
     rollout = config.rollout
     return Sampling(
         max_tokens=entry.max_tokens or rollout.max_tokens,

@@ -1,4 +1,4 @@
-"""The groups of batches: those that are pending, and which of them a batch is made of.
+"""The pending groups of batches, and the choice of groups for a batch.
 
 `batch_order` decides. `DrawnOrder`: exactly those that were drawn for the batch, whichever ended
 first. `FinishedOrder`: whichever ended first, of all that are sampled. The batch then waits for no
@@ -19,38 +19,38 @@ from telescope_train.rollouts.held_out import Cleared
 from telescope_train.rollouts.sampled import ReadyGroup
 
 OFF_POLICY = "off_policy"
-"""Reason of attempts that were stopped because the weights had moved on too far."""
+"""Reason of attempts that were stopped because their weights had become too old."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PendingGroup:
-    """One place of a batch. Its draw is played there, and what replaces it if it is rejected."""
+    """One place of a batch, with its draw or the replacement of a rejected one."""
 
     batch: int
     """Number of the batch, 0 first."""
     position: int
     """Position in the batch."""
     drawn: Drawn
-    """What was drawn in order."""
+    """The draw in order."""
     playing: Cleared | None = None
-    """What is played there now; None = it is not known yet."""
+    """The draw that is played now; None = it is not known yet."""
     num_draws: int = 1
-    """The draw in order and those that replaced it."""
+    """Number of draws: that in order, and its replacements."""
     rejected: list[Group] = field(default_factory=list[Group])
     replaced: list[Rollout] = field(default_factory=list[Rollout])
-    """Attempts that were played again, in the order in which they ended."""
+    """Attempts that were played again, in the order of their ends."""
     ended: list[Rollout] = field(default_factory=list[Rollout])
-    """Attempts that were not, and those that ended when the run did."""
+    """Attempts that were not played again, or ended with the run."""
     failed: Counter[Boundary] = field(default_factory=Counter[Boundary])
     """Failed attempts by cause."""
     ended_s: float = 0.0
-    """When its group was accepted, on the clock of the event loop."""
+    """Time at which its group was accepted, on the clock of the event loop."""
     task: Task[Group] | None = None
-    """Plays until a group is accepted, and returns it."""
+    """Task that plays until a group is accepted, and returns it."""
 
     @property
     def key(self) -> tuple[int, int]:
-        """Batch and position: places in the order of the draws."""
+        """Batch and position, which sort places in the order of the draws."""
         return self.batch, self.position
 
     @property
@@ -59,7 +59,7 @@ class PendingGroup:
         return self.id_of_draw(self.num_draws)
 
     def id_of_draw(self, number: int) -> str:
-        """Return the id of a group; it tells the draws of one place apart, 1 = the first one."""
+        """Return the id of a group, with the number of the draw in its place, 1 first."""
         first = f"{self.batch}.{self.position}"
         return first if number == 1 else f"{first}-{number}"
 
@@ -70,12 +70,12 @@ class PendingGroup:
 
     @property
     def group(self) -> Group:
-        """The accepted group; only once it `is_done`. Raises what ended the task, if it failed."""
+        """The accepted group, if it `is_done`; raises the error of the task, if it failed."""
         assert self.task is not None, "the place is not played yet"
         return self.task.result()
 
     def ready(self) -> ReadyGroup:
-        """Return what is saved of a place that `is_done`."""
+        """Return the content for a checkpoint of a place that `is_done`."""
         return ReadyGroup(
             group=self.group,
             rejected=tuple(self.rejected),
@@ -85,7 +85,7 @@ class PendingGroup:
         )
 
     def take_over(self, ready: ReadyGroup) -> None:
-        """Go on from what was saved."""
+        """Restore the content from a checkpoint."""
         self.rejected += ready.rejected
         self.replaced += ready.replaced
         self.ended += ready.group.rollouts
@@ -93,13 +93,13 @@ class PendingGroup:
         self.num_draws = ready.num_draws
 
     def give_up(self) -> None:
-        """Note that the accepted group is played again, under newer weights."""
+        """Mark the accepted group to be played again, with newer weights."""
         group = self.group
         self.replaced += map(off_policy, group.rollouts)
         self.ended = [one for one in self.ended if one.group_id != group.id]
 
     def unused(self) -> list[Rollout]:
-        """Return every attempt of a place that no step was trained on, as the run ends."""
+        """Return every attempt of a place that no step was trained on, at the end of the run."""
         return [*self.replaced, *map(_unused, self.ended)]
 
 
@@ -109,12 +109,12 @@ def oldest_version(rollout: Rollout) -> WeightVersion | None:
 
 
 def off_policy(rollout: Rollout) -> Rollout:
-    """Return a finished rollout as one that is played again under newer weights."""
+    """Return a finished rollout marked as to be played again with newer weights."""
     return replace(rollout, status=RolloutStatus.CANCELLED, status_reason=OFF_POLICY)
 
 
 def by_draw(groups: Iterable[Group]) -> list[Group]:
-    """Return groups by place and draw, not by which one ended first."""
+    """Return groups by place and draw, independent of the order in which they ended."""
     return sorted(groups, key=lambda group: [int(n) for n in group.id.replace("-", ".").split(".")])
 
 
@@ -133,7 +133,7 @@ class BatchOrder(Protocol):
 
 
 class DrawnOrder:
-    """Each batch has the places that were drawn for it."""
+    """Gives each batch the places that were drawn for it."""
 
     def __init__(self, pending_groups: Mapping[int, list[PendingGroup]]) -> None:
         self._pending = pending_groups
@@ -148,7 +148,7 @@ class DrawnOrder:
 
 
 class FinishedOrder:
-    """Each batch has the places that ended first, and young ones only."""
+    """Gives each batch the places that ended first, if they are not too old."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class FinishedOrder:
 
 
 def _in_order(pending_groups: Iterable[PendingGroup]) -> list[PendingGroup]:
-    """Return places that have ended in the order of their draws; raises what ended one of them."""
+    """Return ended places in the order of their draws; raises the error of one that failed."""
     ordered = sorted(pending_groups, key=lambda pending: pending.key)
     for pending in ordered:
         _task(pending).result()

@@ -1,4 +1,4 @@
-"""Playing one group: its rollouts, each again after a failure or when its tokens are too old.
+"""Play one group: its rollouts, each again after a failure or when its tokens are too old.
 
     play         waits for the group; after a rejection it plays another draw in its place
     _all         a task per rollout; one whose tokens become too old is stopped and played again
@@ -45,28 +45,28 @@ from telescope_train.rollouts.slots import Holding, to_begin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingEnvironment:
-    """One environment of the mix, with what the config says of it."""
+    """One environment of the mix, with its settings."""
 
     client: EnvironmentClient
     group_size: int
-    """Rollouts of one example."""
+    """Number of rollouts of one example."""
     sampling: Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaySettings:
-    """How each rollout is played."""
+    """Settings for playing each rollout."""
 
     rollout_timeout_s: float
-    """Deadline of one attempt; what is still being played then is scored as it stands."""
+    """Deadline of one attempt, in seconds; an unfinished one is then scored as it stands."""
     seed: int | None = None
-    """Decides the tokens of each request, where servers support that; None = they are random."""
+    """Seed for the tokens of each request, if servers support that; None = random."""
     accept: AcceptFn | None = None
-    """Judges each group once it is scored; None = all are accepted."""
+    """Called with each scored group; None = all are accepted."""
 
 
 class Player:
-    """Plays places; everything that a place leaves behind is noted there."""
+    """Plays places, and records the attempts of each."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class Player:
         )
 
     async def _again(self, playing: "_Playing") -> Rollout:
-        """Play the rollout again, once the task that is being stopped has really ended."""
+        """Play the rollout again, once the stopped task has ended."""
         before = playing.stopping
         assert before is not None, "something is being stopped"
         await _cancel([before])
@@ -269,32 +269,32 @@ class Player:
 
 @dataclass(slots=True, eq=False)
 class _Playing:
-    """One rollout of a group that is not full."""
+    """One rollout of an incomplete group."""
 
     pending: PendingGroup
     client: EnvironmentClient
     holding: Holding
     request: PlayRequest
     task: asyncio.Task[Rollout] = field(init=False)
-    """Ends with the attempt that is final."""
+    """Task that ends with the final attempt."""
     stopping: asyncio.Task[Rollout] | None = None
-    """The task before, which is too old and may take a while to end."""
+    """The previous task, which is too old and may take a while to end."""
     attempt: Attempt | None = None
-    """That of the attempt that is being played now."""
+    """The running attempt."""
     num_attempts: int = field(init=False)
-    """Attempts so far, those at an earlier time in this place included."""
+    """Number of attempts so far, including earlier ones in this place."""
     num_lost: int = field(init=False)
-    """Those of them that were lost with a process."""
+    """Number of those that were lost with a process."""
 
     def __post_init__(self) -> None:
-        """Go on from the attempts that were given up."""
+        """Continue from the attempts that were given up."""
         mine = self.request.group_id, self.request.index
         before = [one for one in self.pending.replaced if (one.group_id, one.index) == mine]
         self.num_attempts = max((one.attempt for one in before), default=0)
         self.num_lost = sum(one.is_lost for one in before)
 
     def oldest_version(self) -> WeightVersion | None:
-        """Return the oldest weights that sampled any of its tokens, as far as is known."""
+        """Return the oldest weights that sampled any of its tokens, if known."""
         if self.attempt is not None:
             return self.attempt.stages.oldest_version
         if self.task.done() and not self.task.cancelled() and self.task.exception() is None:
@@ -302,20 +302,20 @@ class _Playing:
         return None
 
     def stop(self) -> None:
-        """Stop what is played now, or give up what it returned, because it is too old."""
+        """Stop the running attempt, or discard its result, because it is too old."""
         if self.attempt is not None:
             self.attempt.reason = OFF_POLICY
         self.stopping = self.task
         self.task.cancel()
 
     def has_stopped(self) -> None:
-        """Note what became of the task that was stopped, if there is one."""
+        """Record the outcome of the stopped task, if there is one."""
         before, self.stopping = self.stopping, None
         if before is not None and not before.cancelled() and before.exception() is None:
             self.pending.replaced.append(off_policy(before.result()))
 
     def leaves(self, ended: Rollout, error: BaseException, attempt: Attempt | None) -> None:
-        """Keep a record of an attempt that `error` has ended; `ended`: what is known of it."""
+        """Record an attempt that `error` has ended; `ended`: the known part of it."""
         pending = self.pending
         if isinstance(error, asyncio.CancelledError):
             # One that is None waited for a slot, and nothing of it was too old.
@@ -337,7 +337,7 @@ class _Playing:
 
 
 def _unscored(group: Group, error: Exception) -> Group:
-    """Return `group` with its scored rollouts as failed: its group reward did not come."""
+    """Return `group` with its scored rollouts as failed, because its group reward failed."""
     name = type(error).__name__
     rollouts = (
         replace(
@@ -357,7 +357,7 @@ def _unscored(group: Group, error: Exception) -> Group:
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[Rollout]]) -> None:
-    """Cancel what is not done, and return when all of it has really ended.
+    """Cancel unfinished tasks, and return when all have ended.
 
     That holds if this is canceled as well: nothing may be left behind that nobody waits for.
     """

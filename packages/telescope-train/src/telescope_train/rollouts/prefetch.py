@@ -1,4 +1,4 @@
-"""Examples are read, rendered and tokenized ahead, so that a free slot waits for no prompt."""
+"""Read, render and tokenize examples ahead, so that a free slot waits for no prompt."""
 
 import asyncio
 import logging
@@ -9,14 +9,14 @@ from telescope_core.base.types import Message, Split
 from telescope_train.rollouts.draw import Drawn, ExampleDraw
 
 READERS = 8
-"""Examples that are read at the same time; each may take its environment as long as a download."""
+"""Examples that are read at once; an environment may take as long as a download."""
 Prepare = Callable[[str, Sequence[Message]], object]
-"""Gets the name of an environment and the messages that a rollout of it begins with."""
+"""Called with the name of an environment and the first messages of a rollout."""
 _LOGGER = logging.getLogger(__name__)
 
 
 class Prefetch:
-    """Follows the draws of a run in tasks of its own, at most `size` of them ahead."""
+    """Prepares the next draws of a run in its own tasks, at most `size` of them."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Prefetch:
         *,
         size: int,
     ) -> None:
-        """`draw`: gives the same examples as that of the run, and is used by nobody else.
+        """`draw`: gives the same examples as that of the run, and is used by nothing else.
 
         `first_messages` makes the environment read an example; `prepare` gets what a rollout of it
         begins with, and the environment; None = nothing more is done.
@@ -39,14 +39,14 @@ class Prefetch:
         self._reading: dict[asyncio.Task[None], Drawn] = {}
 
     def keep_ahead_of(self, number: int) -> None:
-        """Get the draws after `number` ready."""
+        """Prepare the draws after `number`."""
         self._last = max(self._last, number + 1 + self._size)
         # What has begun already is not made ready any more, such as after a restore.
         self._draw.skip_to(number + 1)
         self._read_more()
 
     async def close(self) -> None:
-        """Stop."""
+        """Stop preparing."""
         self._last = 0
         reading = list(self._reading)
         for task in reading:
@@ -83,7 +83,7 @@ class Prefetch:
 async def first_messages(
     client: EnvironmentClient, drawn: Drawn, system_prompts: Mapping[str, str]
 ) -> list[Message]:
-    """Return the messages that a rollout of `drawn` most likely begins with.
+    """Return the most likely first messages of a rollout of `drawn`.
 
     An environment may begin with other messages; then its prompts are rendered when they are asked.
     """

@@ -1,4 +1,4 @@
-"""What the sampler returns: the batch of a step, and its own state for a checkpoint."""
+"""The results of the sampler: the batch of a step, and its own state for a checkpoint."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ class SampledBatch:
     """The groups of one step."""
 
     groups: tuple[Group, ...]
-    """Those that are trained on, in the order in which they were drawn."""
+    """Groups for training, in the order in which they were drawn."""
     rejected: tuple[Group, ...] = ()
     """Groups that `should_accept_fn` rejected; their rollouts carry the reason."""
     replaced: tuple[Rollout, ...] = ()
@@ -29,9 +29,9 @@ class SampledBatch:
     duration_s: float
     """Seconds from admission to the last reward."""
     length_bias: float | None = None
-    """In finished order: mean tokens of what was trained on so far over those of all draws."""
+    """In finished order: mean tokens of trained rollouts so far over those of all draws."""
     ended_steps: tuple[int, ...] = ()
-    """Steps for whose batches nothing is played any more."""
+    """Steps for whose batches no rollout is playing any more."""
 
     @property
     def all_groups(self) -> tuple[Group, ...]:
@@ -40,7 +40,7 @@ class SampledBatch:
 
     @property
     def all_rollouts(self) -> Iterator[Rollout]:
-        """Every attempt that is known: the rollouts of all groups, then those replaced."""
+        """Every known attempt: the rollouts of all groups, then those that were replaced."""
         yield from (rollout for group in self.all_groups for rollout in group.rollouts)
         yield from self.replaced
 
@@ -55,7 +55,7 @@ class ReadyGroup:
     failed: Mapping[Boundary, int]
     """Failed attempts by cause."""
     num_draws: int
-    """The draw in order and those that replaced it."""
+    """Number of draws: that in order, and its replacements."""
 
     @property
     def all_rollouts(self) -> Iterator[Rollout]:
@@ -67,26 +67,26 @@ class ReadyGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenGroup:
-    """A group that was begun and that no step was trained on."""
+    """A group that was begun and not trained on."""
 
     batch: int
     position: int
     number: int
-    """Draws before the one of this place."""
+    """Number of draws before the one of this place."""
     ready: ReadyGroup | None
     """None = it is played again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerState:
-    """How far sampling has come, in a form that can be saved."""
+    """The state of sampling, in a form that can be saved."""
 
     next_batch: int
-    """Number of the first batch that is not admitted yet."""
+    """Number of the first batch that has not been admitted."""
     draw_position: int
     """Number of examples drawn before the first one of that batch."""
     batches: Mapping[int, SampledBatch]
-    """Batches that older weights sampled and that are not trained on yet, by number."""
+    """Batches that were sampled and are not trained on yet, by number."""
     open_places: tuple[OpenGroup, ...] = ()
     """With batches in finished order, all places that are not trained on yet."""
 
@@ -119,7 +119,7 @@ class SamplerState:
 
     @property
     def groups(self) -> Iterator[Group]:
-        """The groups that are yet to be trained on."""
+        """The groups that are not trained on yet."""
         for batch in self.batches.values():
             yield from batch.groups
         for one in self.open_places:
@@ -137,4 +137,4 @@ class SamplerState:
 
 
 BEGINNING = SamplerState(next_batch=0, draw_position=0, batches={})
-"""Nothing was sampled yet."""
+"""State before anything was sampled."""

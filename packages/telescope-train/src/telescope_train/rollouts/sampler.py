@@ -1,4 +1,4 @@
-"""Rollouts for the trainer: which batch may be sampled when, and what it is made of.
+"""Rollouts for the trainer: when a batch may be sampled, and which groups it consists of.
 
     loop.advance(version)        who waits for whom, and what wakes it
         |  admits batch b once version b - max_async_rollout is live
@@ -43,20 +43,20 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerSettings:
-    """How many groups, how far ahead, and in what order."""
+    """Number, lead and order of groups."""
 
     num_batches: int
-    """Steps of the run: no batch beyond the last one is sampled."""
+    """Number of batches, which is that of the run's steps."""
     groups_per_batch: int
-    """Places of a batch."""
+    """Number of places in a batch."""
     max_async_rollout: int
-    """Steps by which the weights that begin a batch may be older than those it trains."""
+    """Steps by which the weights at the start of a batch may be older than those it trains."""
     play: PlaySettings
-    """How each rollout is played."""
+    """Settings for playing each rollout."""
     max_off_policy_steps: int | None = None
     """Weight updates by which any token may be behind when it is trained; None = no bound."""
     is_in_drawn_order: bool = True
-    """Whether each batch is exactly what was drawn for it."""
+    """Whether each batch consists of exactly the groups drawn for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +64,13 @@ class _Admission:
     version: WeightVersion
     """The newest live weights when the batch was admitted."""
     draw_position: int
-    """Examples drawn before the first one of the batch."""
+    """Number of examples drawn before the first one of the batch."""
     at_s: float
     """On the clock of the event loop."""
 
 
 class RolloutSampler:
-    """Plays the admitted batches in tasks of its own; `advance` starts them, `take` awaits them.
+    """Plays the admitted batches in its own tasks; `advance` starts them, `take` awaits them.
 
     Everything runs in one event loop, so state changes only at an `await` and needs no lock.
     """
@@ -129,7 +129,7 @@ class RolloutSampler:
             self._next_batch += 1
 
     async def finished(self, batch: int) -> AsyncIterator[list[Group]]:
-        """Yield the groups of `batch` in lists as they end, each group once; `take` comes after.
+        """Yield the groups of `batch` in lists as they end, each group once; then call `take`.
 
         Each list holds what has ended since the last one, in the order of the draws.
         """
@@ -141,7 +141,7 @@ class RolloutSampler:
             yield [pending.group for pending in pending_groups]
 
     async def take(self, batch: int) -> SampledBatch:
-        """Return the groups of `batch` once all are scored; raises when not one rollout was."""
+        """Return the groups of `batch` once all are scored; raises if no rollout was."""
         # Looked at before waiting: what is finished by now shows whether the trainer is starved.
         queues = self._asked.pop(batch, None) or self.queues()
         sampled = self._restored.pop(batch, None)
@@ -255,7 +255,7 @@ class RolloutSampler:
         )
 
     def _open(self, pending: PendingGroup, *, ended: ReadyGroup | None = None) -> None:
-        """Begin to play `pending`, or take over what was played there before a restore."""
+        """Begin to play `pending`, or restore its content from a checkpoint."""
         self._pending.setdefault(pending.batch, []).append(pending)
         if ended is not None:
             pending.take_over(ended)
@@ -288,7 +288,7 @@ class RolloutSampler:
         return any(one is not None and self._version - one > bound for one in known)
 
     async def _choose(self, batch: int) -> AsyncIterator[list[PendingGroup]]:
-        """Yield the places of `batch` as they end; they are then its own, and no other's."""
+        """Yield the places of `batch` as they end; they then belong to no other batch."""
         chosen = self._chosen[batch] = list[PendingGroup]()
         async for pending_groups in self._order.ended(batch):
             chosen += pending_groups
@@ -314,7 +314,7 @@ class RolloutSampler:
         )
 
     def _open_state(self) -> SamplerState:
-        """Return the state of finished order: what has ended, and what is played again."""
+        """Return the state of finished order: ended places, and those that are played again."""
         return SamplerState(
             next_batch=self._next_batch,
             draw_position=self._examples.draw.position,
@@ -332,7 +332,7 @@ class RolloutSampler:
         )
 
     def queues(self) -> dict[str, int]:
-        """Return how many groups are ready, and how many rollouts are played or wait."""
+        """Return the number of ready groups, and of rollouts that are played or wait."""
         pending_groups = [pending for batch in self._pending.values() for pending in batch]
         return {
             "groups_ready": sum(pending.is_done for pending in pending_groups),

@@ -1,1 +1,1 @@
-"""What Telescope adds inside a vLLM server's process. Needs vLLM, so it is imported only there."""
+"""Telescope's code inside a vLLM server's process. Needs vLLM, so it is imported only there."""

@@ -1,4 +1,4 @@
-"""The one adapter of a server whose weights are trained with LoRA: all requests, all routes use it.
+"""The adapter of a server whose weights are trained with LoRA: every request uses it.
 
 vLLM computes an adapter only for requests that name it, and its own kernel on CPU copies the
 matrices of the adapter for each token. Here every request names the adapter that the trainer sends,
@@ -17,14 +17,14 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.input_processor import InputProcessor
 
 ADAPTER_ID = 1
-"""vLLM's number of the adapter. There is never another one."""
+"""vLLM's number for the adapter. There is only this one."""
 # vLLM reads the path only for an adapter that it does not hold. It then says that it found nothing
 # there, so the path says what is missing.
 _ADAPTER = LoRARequest("trained-adapter", ADAPTER_ID, "adapter-that-the-trainer-has-not-sent-yet")
 
 
 def name_in_every_request() -> None:
-    """Make every request of this process name the adapter, if the engine computes adapters."""
+    """Make every request of this process use the adapter, if the engine has adapters."""
     process = InputProcessor.process_inputs
 
     @wraps(process)

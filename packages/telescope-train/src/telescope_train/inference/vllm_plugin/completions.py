@@ -1,4 +1,4 @@
-"""Whole completions straight from the engine's thread, bypassing vLLM's output processor.
+"""Whole completions directly from the engine's thread, bypassing vLLM's output processor.
 
 The output processor detokenizes, matches stop strings and keeps an object per token for its
 log-prob. A request of the token plane without stop strings needs none of this: its tokens and
@@ -18,7 +18,7 @@ from telescope_train.inference.wire import VersionSpan
 
 @dataclass(slots=True)
 class GrowingCompletion:
-    """What was sampled for one request. It grows with each step of the engine until it ends."""
+    """The sampled tokens of one request; grows with each step of the engine until it ends."""
 
     request_id: str
     token_ids: "array[int]" = field(default_factory=lambda: array("i"))
@@ -26,14 +26,14 @@ class GrowingCompletion:
     logprobs: "array[float]" = field(default_factory=lambda: array("f"))
     """[T] float32, nats: log-probs under the distribution that was sampled from."""
     versions: list[VersionSpan] = field(default_factory=list)
-    """Which weights sampled which tokens, in the order of the tokens."""
+    """Versions of the weights for the tokens, in order."""
     finish_reason: str = ""
     """`stop`, `length`, `abort` or `error`; empty until the request ends."""
     measured: MeasuredRequest | None = None
-    """What is measured of it; None = the server counts nothing."""
+    """The measurements; None = the server makes none."""
 
     def add(self, output: EngineCoreOutput, version: str | None) -> None:
-        """Append the tokens that a step under weight version `version` sampled."""
+        """Append the tokens that a step with weight version `version` sampled."""
         if output.new_token_ids:
             if version is not None and (not self.versions or self.versions[-1].version != version):
                 self.versions.append(VersionSpan(version, len(self.token_ids)))
@@ -47,7 +47,7 @@ class GrowingCompletion:
 
 
 class GrowingCompletions:
-    """The completions that grow in an engine, by request id."""
+    """The growing completions in an engine, by request id."""
 
     # Only the engine's thread uses this, so no lock is needed. A completion goes to the event loop
     # only after it has ended, and nothing writes to it any more.
@@ -70,7 +70,7 @@ class GrowingCompletions:
         version: str | None,
         stats: StepStats | None = None,
     ) -> list[EngineCoreOutput]:
-        """Collect a step's outputs; returns those that belong to no completion.
+        """Take a step's outputs; returns those that belong to no completion.
 
         Those of measured completions are counted in `stats`.
         """

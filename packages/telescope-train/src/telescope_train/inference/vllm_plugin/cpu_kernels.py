@@ -17,7 +17,7 @@ _PROVIDER = "telescope_cpu"
 
 
 def install() -> list[str]:
-    """Offer the kernels to every model of this process.
+    """Make the kernels available to every model of this process.
 
     Returns arguments for vLLM's command line that make it prefer them where they fit.
     """

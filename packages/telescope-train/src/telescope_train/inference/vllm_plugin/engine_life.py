@@ -1,4 +1,4 @@
-"""`EngineLife`: a sign of life of the engine itself, and not of the server in front of it.
+"""`EngineLife`: a sign of life of the engine itself, not of the server in front of it.
 
 vLLM's `/health` says that no error has come from the engine, which one that hangs does not send.
 Here the engine is asked something between two of its steps, in its own thread or process: whoever
@@ -12,7 +12,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 
 class EngineLife:
-    """Asks an engine whether it is there. One question at a time, whoever waits for its answer."""
+    """Checks whether an engine responds; concurrent callers share one check."""
 
     def __init__(self) -> None:
         self._asking: asyncio.Task[Any] | None = None

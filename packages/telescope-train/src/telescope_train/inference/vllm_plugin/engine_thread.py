@@ -38,7 +38,7 @@ from telescope_train.inference.vllm_plugin.request_stats import StepStats
 
 logger = init_logger("vllm.telescope")
 _IDLE_S = 0.001
-"""Seconds for which the engine leaves the interpreter to others when no request can run."""
+"""Seconds for which the engine releases the interpreter when no request can run."""
 
 
 def install() -> None:
@@ -53,20 +53,20 @@ def _make_client(
 
 
 class EngineStep(NamedTuple):
-    """What one step of the engine produced."""
+    """The results of one step of the engine."""
 
     outputs: list[EngineCoreOutputs]
     """Outputs for vLLM's output processor."""
     completions: list[GrowingCompletion]
     """Completions that ended, for the callers that wait for them."""
     has_more: bool
-    """Whether another step has work to do."""
+    """Whether there is work for another step."""
     stats: IterationStats | None = None
-    """What is to be counted for requests that bypass the output processor; None = nothing."""
+    """Counts for requests that bypass the output processor; None = nothing."""
 
 
 class EngineThread(EngineCore):
-    """The engine with what vLLM's engine process would add: queues, and aborts at a pause.
+    """The engine with queues and aborts, which vLLM's engine process would add.
 
     All methods run in the engine's thread, except `put` and `abort`, which any thread may call.
     """
@@ -92,7 +92,7 @@ class EngineThread(EngineCore):
         self._aborts.append(request_ids)
 
     def turn(self) -> EngineStep:
-        """Take in what was queued and step once."""
+        """Process the queues, and step once."""
         self._admit()
         outputs, model_executed = self.step_fn()
         self.post_step(model_executed)
@@ -163,7 +163,7 @@ class EngineThread(EngineCore):
 
 
 class EngineThreadClient(AsyncMPClient):
-    """Offers vLLM's `AsyncLLM` the calls of its multi-process client, without the other process."""
+    """Offers vLLM's `AsyncLLM` the calls of its multi-process client, without another process."""
 
     def __init__(
         self,
@@ -191,10 +191,10 @@ class EngineThreadClient(AsyncMPClient):
         self._awaited: dict[str, asyncio.Future[GrowingCompletion]] = {}
         self._has_work = asyncio.Event()
         self.on_stats: Callable[[IterationStats], None] = lambda stats: None
-        """Counts what requests that bypass the output processor did; called in the event loop."""
+        """Called in the event loop with counts for requests that bypass the output processor."""
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the engine after the step it is in, without waiting for it. Idempotent."""
+        """End the engine after its present step, without waiting for that. Idempotent."""
         if self.resources.engine_dead:
             return
         # Set first, so that no request is queued for an engine that will not step again. vLLM
@@ -276,7 +276,7 @@ class EngineThreadClient(AsyncMPClient):
             self._has_work.set()
 
     async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of every engine, of which there is one."""
+        """Call a method of every engine; there is one."""
         return [await self.call_utility_async(method, *args)]
 
     def _start(self, request: EngineCoreRequest, completion: GrowingCompletion | None) -> None:

@@ -1,4 +1,4 @@
-"""`Guard`: a server answers nobody who does not show the secret of its run, or means another one.
+"""`Guard`: a server answers only requests with the secret of its run and its identity.
 
 vLLM's own key guards only some paths: not the updates of weights, pauses, calls of workers' methods
 and health, nor our token plane. This wraps the whole application, outside of all that vLLM adds.
@@ -33,10 +33,10 @@ _POLICY_VIOLATION = 1008
 
 
 class Guard:
-    """An ASGI application: `app`, for those who show the secret, on every path and method."""
+    """An ASGI application: `app`, for callers with the secret only, on every path and method."""
 
     def __init__(self, app: App, secret: str, identity: str = "") -> None:
-        """`secret` empty = nothing has to be shown. `identity`: of this life of the server."""
+        """`secret` empty = none is needed. `identity`: of this start of the server."""
         self._app = app
         self._secret = secret
         self._expected = f"Bearer {secret}".encode()

@@ -1,4 +1,4 @@
-"""Keeps the tokens of requests that want only a final output from vLLM's output processor."""
+"""Keep tokens from vLLM's output processor for requests that need only a final output."""
 
 import numpy as np
 from vllm.sampling_params import RequestOutputKind
@@ -7,7 +7,7 @@ from vllm.v1.outputs import LogprobsLists
 
 
 class HeldOutputs:
-    """Holds the tokens of a request that wants only its final output until the request ends.
+    """Holds the tokens of a request that needs only its final output until it ends.
 
     The API server processes every output it gets, and one output with all tokens costs it little
     more than one with a single token. A change of the weight version releases the tokens that
@@ -21,7 +21,7 @@ class HeldOutputs:
         self._version: str | None = None
 
     def watch(self, request: EngineCoreRequest) -> None:
-        """Hold the outputs of `request`, unless its tokens are needed as they come."""
+        """Hold the outputs of `request`, unless its tokens are streamed."""
         params = request.sampling_params
         # Stop strings are matched by the output processor, which then aborts the request. If it
         # got the tokens only at the end, the engine would go on sampling past the stop string.
@@ -35,7 +35,7 @@ class HeldOutputs:
             self._parts.pop(request_id, None)
 
     def release(self, step: EngineCoreOutputs) -> list[EngineCoreOutputs]:
-        """Take in a step's outputs; returns the outputs to pass on now."""
+        """Take a step's outputs; returns those to be passed on now."""
         earlier: list[EngineCoreOutputs] = []
         # vLLM notes one weight version for all tokens of an `EngineCoreOutputs`. Tokens of two
         # versions must therefore not travel in the same one.

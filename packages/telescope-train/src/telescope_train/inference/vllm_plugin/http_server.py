@@ -1,4 +1,4 @@
-"""vLLM's HTTP server: its guard and socket, large frames, and clients that are busy for a while."""
+"""vLLM's HTTP server: its guard and socket, large frames, and slow clients."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ from telescope_train.inference.wire import MAX_FRAME_BYTES
 
 
 def install(secret: str, identity: str = "") -> None:
-    """Change the defaults of every server of this process; it asks for `secret`, if there is one.
+    """Change the defaults of every server of this process; `secret`: required in requests.
 
     `identity`: of this life of the server. vLLM passes none of these options on.
     """
@@ -31,7 +31,7 @@ def install(secret: str, identity: str = "") -> None:
 
 
 def listen_on(descriptor: int) -> None:
-    """Make vLLM listen on a socket that this process was given, in place of one of its own.
+    """Make vLLM listen on a socket that this process inherited, in place of a new one.
 
     vLLM would bind the port itself, with SO_REUSEADDR and long before it listens: two servers could
     then have the same port, and one of them would answer for both.

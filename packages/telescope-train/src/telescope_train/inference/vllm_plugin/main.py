@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _spare_generators() -> None:
-    """Keep the generators of requests with a seed from draws that count for nothing.
+    """Keep the generators of seeded requests from draws that are not used.
 
     vLLM draws a token at each step that a prompt takes, forgets all but the last one, and sets the
     request's generator back. Generators of a CPU cannot be set back, and the engine dies of that.

@@ -1,4 +1,4 @@
-"""`Once`: control calls of a server that are made once, however often their answer is lost.
+"""`Once`: run a server's control calls only once, however often they are repeated.
 
 A call that must not be made twice, such as the start of a weight update, carries a number. Whoever
 gets no answer sends the same number again, and is given the answer of the call that was made.
@@ -17,12 +17,12 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 MOST_REMEMBERED = 64
-"""Calls whose answer is kept. A caller asks again within seconds, and makes one call at a time."""
+"""Most calls whose answers are kept. A caller repeats within seconds, one call at a time."""
 _HEADER = ONCE_HEADER.encode()
 
 
 class Once:
-    """An ASGI application: `app`, with numbered calls that are made once."""
+    """An ASGI application: `app`, with numbered calls that run only once."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -30,7 +30,7 @@ class Once:
 
     @property
     def is_making_calls(self) -> bool:
-        """Whether a numbered call is being made."""
+        """Whether a numbered call is running."""
         return not all(call.done() for call in self._calls.values())
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -52,7 +52,7 @@ class Once:
             await send(message)
 
     async def _made(self, scope: Message, body: bytes) -> Sequence[Message]:
-        """Make the call; returns what the application sends."""
+        """Run the call; returns the messages that the application sends."""
         sent: list[Message] = []
         asked = [body]
 
@@ -74,7 +74,7 @@ class Once:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """Return what the caller sends; None if it leaves before the end."""
+    """Return the request's body; None if the caller disconnects before its end."""
     body = b""
     while True:
         message = await receive()

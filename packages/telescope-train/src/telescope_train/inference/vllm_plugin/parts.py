@@ -1,4 +1,4 @@
-"""The tokens so far of a request that still runs, read between two steps of the event loop.
+"""The tokens so far of a running request, read between two steps of the event loop.
 
 Nothing is recorded for it: the tokens are where the engine puts them anyway.
 """
@@ -14,18 +14,18 @@ from telescope_train.inference.wire import VersionSpan
 
 
 class Part(NamedTuple):
-    """The tokens of a completion from some place on."""
+    """The tokens of a completion from some position on."""
 
     token_ids: "array[int]"
     """[T] int32."""
     logprobs: "array[float]"
     """[T] float32, nats."""
     versions: tuple[VersionSpan, ...]
-    """Of the whole completion, from its first token on."""
+    """Versions for the whole completion, from its first token on."""
 
 
 def part_of_completion(completion: GrowingCompletion, start: int) -> Part:
-    """Return the tokens that the engine's thread has written from token `start` on."""
+    """Return the tokens from the engine's thread, from token `start` on."""
     # That thread may be between two of its three appends: the log-probs come last, and the version
     # before the tokens. What has a log-prob is therefore complete.
     end = len(completion.logprobs)
@@ -37,7 +37,7 @@ def part_of_completion(completion: GrowingCompletion, start: int) -> Part:
 
 
 def part_of_output(engine: AsyncLLM, request_id: str, start: int) -> Part:
-    """Return the tokens that vLLM's output processor has for a request from token `start` on."""
+    """Return the tokens from vLLM's output processor, from token `start` on."""
     processor = engine.output_processor
     internal = processor.external_req_ids.get(request_id)
     state: Any = processor.request_states.get(internal[0]) if internal else None

@@ -1,4 +1,4 @@
-"""vLLM's own measurements of requests that pass its output processor by.
+"""vLLM's own measurements for requests that bypass its output processor.
 
 vLLM measures requests where it turns tokens into text. What goes straight from the engine's thread
 to the token plane is measured here, with vLLM's classes, so that it counts in the same metrics.
@@ -19,7 +19,7 @@ _NO_ADAPTERS = LoRARequestStates(log_stats=False)
 
 @dataclass(slots=True)
 class MeasuredRequest:
-    """What is measured of one request."""
+    """The measurements of one request."""
 
     num_prompt_tokens: int
     max_tokens: int | None
@@ -31,7 +31,7 @@ class MeasuredRequest:
 
     @classmethod
     def from_request(cls, request: EngineCoreRequest) -> "MeasuredRequest":
-        """Begin to measure `request`, which has just arrived."""
+        """Start measuring `request`, which has just arrived."""
         params = request.sampling_params
         return cls(
             num_prompt_tokens=len(request.prompt_token_ids or ()),
@@ -40,22 +40,22 @@ class MeasuredRequest:
 
     @property
     def timing(self) -> ServerTiming:
-        """Where the time of the request went, once it has ended."""
+        """The division of the request's time, once it has ended."""
         return timing_of(self.stats, self.num_cached_tokens)
 
 
 class StepStats:
-    """What one step of the engine did for measured requests."""
+    """The work of one step of the engine for measured requests."""
 
     def __init__(self, timestamp: float) -> None:
-        """`timestamp`: when the step ended, on the engine's monotonic clock."""
+        """`timestamp`: end of the step, on the engine's monotonic clock."""
         self._timestamp = timestamp
         self._stats = IterationStats()
         self._num_outputs = 0
 
     @property
     def found(self) -> IterationStats | None:
-        """What there is to count; None = nothing happened."""
+        """The counts; None = there are none."""
         return self._stats if self._num_outputs else None
 
     def add(self, measured: MeasuredRequest, output: EngineCoreOutput) -> None:
@@ -94,7 +94,7 @@ class StepStats:
 
 
 def timing_of(stats: RequestStateStats, num_cached_tokens: int) -> ServerTiming:
-    """Return where the time of a request went that has at least one token."""
+    """Return the division of the time of a request that has at least one token."""
     return ServerTiming(
         queue_s=_between(stats.queued_ts, stats.scheduled_ts),
         first_token_s=max(0.0, stats.first_token_latency),

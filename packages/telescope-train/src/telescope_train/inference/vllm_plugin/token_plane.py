@@ -1,4 +1,4 @@
-"""The server's end of the token plane: an ASGI middleware of vLLM's API server.
+"""The server's side of the token plane: an ASGI middleware of vLLM's API server.
 
 It is named on vLLM's command line with `--middleware`. One WebSocket carries all requests of a
 client, in the frames of `telescope_train.inference.wire`. When a connection closes, its requests
@@ -104,7 +104,7 @@ class TokenPlane:
 
 
 def _cannot_sleep() -> bool:
-    """Return whether sleep frees nothing, though vLLM answers as if it did."""
+    """Return whether sleep would free nothing, although vLLM reports success."""
     return current_platform.is_cpu()
 
 
@@ -134,10 +134,10 @@ async def _answer(send: Send, status: int, body: bytes) -> None:
 
 
 class _Growing:
-    """A request that runs, and how much of it has been sent."""
+    """A running request, and the number of its tokens that have been sent."""
 
     def __init__(self, part_from: Callable[[int], Part]) -> None:
-        """`part_from` returns what there is from some token on."""
+        """`part_from` returns the tokens from a given one on."""
         self._part_from = part_from
         self.num_sent = 0
 
@@ -164,7 +164,7 @@ class PlaneConnection:
         self._encoder = msgspec.msgpack.Encoder()
 
     async def serve(self) -> None:
-        """Answer requests until the client leaves, and then abort those that are left."""
+        """Answer requests until the client disconnects, and then abort those that are left."""
         await self._receive()  # websocket.connect
         await self._send({"type": "websocket.accept"})
         # Replies are sent by a task of their own: many end in the same step and share a frame, and
@@ -215,7 +215,7 @@ class PlaneConnection:
             self._growing.pop(request.id, None)
 
     async def _send_progress(self) -> None:
-        """Send what has been sampled, again and again, for as long as the connection lasts."""
+        """Send new tokens repeatedly, until the connection ends."""
         while True:
             await asyncio.sleep(PROGRESS_S)
             for number, growing in self._growing.items():
@@ -282,14 +282,14 @@ class PlaneConnection:
 
 
 def _trace_headers(request: TokenRequest, *, is_tracing: bool) -> dict[str, str] | None:
-    """Return what vLLM puts the request into a trace by."""
+    """Return the headers by which vLLM adds the request to a trace."""
     has_trace = is_tracing and request.traceparent
     return {"traceparent": request.traceparent} if has_trace else None
 
 
 @lru_cache(maxsize=256)
 def _sampling_params(content: bytes) -> SamplingParams:
-    """Return vLLM's parameters. The requests of a run use few different ones."""
+    """Return vLLM's parameters, cached because the requests of a run use few different ones."""
     params = SamplingParams(**msgspec.msgpack.decode(content))
     # vLLM then copies them shallowly for each request. That is enough, because no request changes
     # the objects that they hold.
@@ -332,5 +332,5 @@ def _part_of_final(output: RequestOutput, start: int) -> Part:
 
 
 def _sampled(logprobs: Any) -> list[float]:
-    """Return the log-prob of each sampled token, which is the first entry of each position."""
+    """Return the log-prob of each sampled token: the first entry of each position."""
     return [logprobs.logprobs[start] for start in logprobs.start_indices]

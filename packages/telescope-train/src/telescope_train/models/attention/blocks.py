@@ -21,23 +21,23 @@ from telescope_train.models.moving import to_device
 
 PACKED_ATTENTION = "telescope_packed"
 _MIN_FILL = 0.75
-"""A sequence shorter than this share of its block's longest one starts a new block."""
+"""Share of a block's longest sequence below which a shorter one starts a new block."""
 _SMALL_BLOCK_TOKENS = 512
-"""Tokens; a block this small takes shorter sequences too: a call costs more than its padding."""
+"""Tokens of a block that takes shorter sequences too, because a call costs more than padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedLayout:
-    """Where each token of a row goes in the padded blocks, and where it comes back from."""
+    """The positions of a row's tokens in padded blocks, and the way back."""
 
     gather_P: torch.Tensor
-    """[P] int64, the token at each padded place; padding repeats its sequence's first token."""
+    """[P] int64, the token at each padded position; padding repeats its sequence's first token."""
     place_T: torch.Tensor
-    """[T] int64, the padded place of each token."""
+    """[T] int64, the padded position of each token."""
     padding: torch.Tensor
-    """[P - T] int64, the padded places that hold padding."""
+    """[P - T] int64, the padded positions that hold padding."""
     blocks: tuple[tuple[int, int], ...]
-    """(S, L) of each block, in the order of the padded places."""
+    """(S, L) of each block, in the order of the padded positions."""
 
 
 def packed_layout(lengths_S: NDArray[np.int64], device: torch.device) -> PackedLayout:
@@ -121,11 +121,11 @@ _BEYOND = {
     "s_aux": "attention sinks",
     "position_bias": "biases of positions",
 }
-"""What layers of some models ask of their attention -> its name for people."""
+"""Option of attention in some models' layers -> its name for people."""
 
 
 def refuse_options(options: Mapping[str, object]) -> None:
-    """Raise ValueError for what a layer asks for beyond a scale and a window.
+    """Raise ValueError for options of a layer other than a scale and a window.
 
     The kernels would ignore it without a word.
     """
@@ -147,7 +147,7 @@ def _packed_attention(
     scaling: float | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
-    """Attend inside each sequence; [1, H, T, D] in, [1, T, H, D] out, as transformers expects.
+    """Attend within each sequence; [1, H, T, D] in, [1, T, H, D] out, as transformers expects.
 
     Raises ValueError for a layer with a window or a soft cap.
     """
@@ -184,14 +184,14 @@ def register_packed_attention() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """Where the sequences of a row begin and end; each attention uses the fields it needs."""
+    """The borders of the sequences of a row; each attention uses the fields that it needs."""
 
     positions_T: torch.Tensor
     """[T] int64, restarting at 0 for every sequence."""
     layout: PackedLayout
-    """For attention in blocks."""
+    """Layout for attention in blocks."""
     starts: torch.Tensor
-    """[S + 1] int32 cumulative lengths in tokens, as varlen kernels take them."""
+    """[S + 1] int32 cumulative lengths in tokens, for varlen kernels."""
     longest: int
     """Tokens of the longest sequence; a plain int, so that no layer has to wait for a GPU."""
     shared: SharedRow | None = None
@@ -207,7 +207,7 @@ def find_sequences(positions_T: NDArray[np.integer], device: torch.device) -> Se
 
 
 def find_shared_sequences(shared: SharedRow, device: torch.device) -> Sequences:
-    """Describe a row of samples in which what they share stands once."""
+    """Describe a row of samples in which shared tokens are stored once."""
     own_S, first_S = shared.own_S, shared.shared_S
     positions_T = np.arange(own_S.sum()) + np.repeat(first_S - shared.starts_S, own_S)
     return _sequences(positions_T, own_S[own_S > 0], device, shared)

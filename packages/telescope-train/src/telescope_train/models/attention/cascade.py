@@ -30,24 +30,24 @@ _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_ba
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CascadeLayout:
-    """What each token of a row attends to."""
+    """The tokens to which each token of a row attends."""
 
     own: PackedLayout
     """The blocks in which pieces attend to themselves."""
     parts: tuple[PrefixPart, ...]
-    """What they attend to beside."""
+    """The prefixes to which they attend as well."""
     positions_T: NDArray[np.int64]
-    """[T] of each token in its sample, for windows; on the host."""
+    """[T] position of each token in its sample, for windows; on the host."""
 
 
 class _Call(NamedTuple):
-    """One part of attention, [H, ...] of each of some sequences of equal length."""
+    """A part of attention: [H, ...] of several sequences of equal length."""
 
     queries: Any
-    """Places in the row: a slice, or [Q] indices."""
+    """Positions in the row: a slice, or [Q] indices."""
     keys: slice
     mask: Tensor | None
-    """[Q, K] 0 where a key is seen and -inf elsewhere; None = all are."""
+    """[Q, K] 0 for visible keys and -inf for others; None = all are visible."""
 
 
 def _calls(layout: CascadeLayout, window: int | None, dtype: torch.dtype) -> Iterator[_Call]:
@@ -73,7 +73,7 @@ def _calls(layout: CascadeLayout, window: int | None, dtype: torch.dtype) -> Ite
 
 
 def _own_mask(length: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
-    """Return [L, L] the causal mask of a window; None if the window holds all of a piece."""
+    """Return [L, L] the causal mask of a window; None if the window covers a whole piece."""
     if window is None or length <= window:
         return None
     places_L = torch.arange(length)
@@ -148,7 +148,7 @@ def _heads(states_QHD: Tensor) -> Tensor:
 def _join(
     output_THD: Tensor, normalizer_TH: Tensor, queries: Any, part: tuple[Tensor, Tensor]
 ) -> None:
-    """Add a part of a softmax to what was found so far, in place."""
+    """Add a part of a softmax to the previous sum, in place."""
     found_QHD, log_sum_QH = part[0][0].transpose(0, 1), part[1][0].T
     before_QH = normalizer_TH[queries]
     joined_QH = torch.logaddexp(before_QH, log_sum_QH)
@@ -166,7 +166,7 @@ def _blocks(layout: PackedLayout) -> Iterator[tuple[slice, tuple[int, int]]]:
 
 
 def _own(states: tuple[Tensor, Tensor, Tensor], options: _CascadeOptions) -> tuple[Tensor, Tensor]:
-    """Return [T, H, D] of each piece's attention to itself, and its normalizers [T, H]; wide."""
+    """Return [T, H, D] each piece's attention to itself, and its normalizers [T, H]; wide."""
     own = options.layout.own
     padded = [one.index_select(0, own.gather_P) for one in states]
     outputs, normalizers = [], []

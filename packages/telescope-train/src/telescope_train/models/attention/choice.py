@@ -1,4 +1,4 @@
-"""Which attention a run uses: the first that is shown, at the start, to keep packed samples apart.
+"""Choose the attention of a run: the first kind that is shown to keep packed samples apart.
 
 The test runs a small copy of the architecture with one layer of each kind, the real head sizes and
 random weights. Two samples in one row must give the same hidden states and gradient as one by one
@@ -30,41 +30,41 @@ from telescope_train.models.attention.prefixes import SharedRow
 from telescope_train.models.location import first_line
 
 LENGTHS = (19, 13)
-"""Tokens of the two samples: unequal, so that mixing them up shows."""
+"""Lengths of the two test samples; unequal, so that mixing them is detected."""
 SHARED = SharedRow(lengths_S=np.array([19, 21, 12, 9, 13]), shared_S=np.array([0, 11, 11, 4, 0]))
-"""Samples that begin alike: two branches of different depth, and one apart."""
+"""Test samples with a common beginning: two branches of different depth, and one apart."""
 PROBE_VOCAB = 64
 """Rows of the embedding in the small copy."""
 _WINDOW_SETTINGS = ("sliding_window", "attention_chunk_size")
-"""What configs call the tokens that a layer attends to, where those are not all."""
+"""Names in configs for the number of tokens that a layer attends to, if limited."""
 _PROBE_WINDOW = 5
-"""Tokens of such a window in the small copy: far fewer than the samples have, so that it shows."""
+"""Such a limit in the small copy: well below the samples' lengths, so that it has an effect."""
 _CAP_SETTINGS = ("attn_logit_softcapping",)
-"""What configs call a soft cap of attention scores."""
+"""Names in configs for a soft cap of attention scores."""
 _PROBE_CAP = 0.1
-"""Such a cap in the small copy: random weights give scores of about 1, far below a usual cap."""
+"""Such a cap in the small copy: random weights give scores of about 1, far below usual caps."""
 _PROBE_EXPERTS = 2
-"""Experts of a layer in the small copy of a mixture."""
+"""Number of experts of a layer in the small copy of a mixture."""
 _HALF_TOLERANCE, _TOLERANCE = 0.05, 1e-3
-"""Largest relative difference that rounding explains, in 16 bits and in more. A leak gives 0.5."""
+"""Largest relative difference due to rounding, in 16 bits and in more. A leak gives 0.5."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionChoice:
-    """The attention of a run, and why no faster kind was taken."""
+    """The attention of a run, and the reasons against faster kinds."""
 
     kind: AttentionKind
     difference: float
-    """Relative difference of packed samples from the same samples one by one."""
+    """Relative difference between packed samples and single ones."""
     tolerance: float
-    """Largest such difference that rounding explains."""
+    """Largest such difference due to rounding."""
     refused: dict[str, str]
-    """Name of each faster kind -> why it was not taken."""
+    """Name of each faster kind -> the reason against it."""
 
     @property
     def reasons(self) -> str:
-        """Why no faster kind was taken, for the user."""
+        """The reasons against faster kinds, for people."""
         return "; ".join(f"not {name}: {reason}" for name, reason in self.refused.items())
 
 
@@ -102,7 +102,7 @@ def choose_attention(
 def choose_sharing_attention(
     lm: PreTrainedModel, device: torch.device, dtype: torch.dtype
 ) -> tuple[AttentionChoice | None, dict[str, str]]:
-    """Return the first attention that can share prefixes in `lm`, and why others cannot."""
+    """Return the first attention that can share prefixes in `lm`, and reasons against others."""
     needs = AttentionNeeds(device=device, dtype=dtype)
     return _first_that_works(SHARING_KINDS, _Probe(lm, needs, SHARED), needs)
 
@@ -131,7 +131,7 @@ def _reason_against(kind: AttentionKind, needs: AttentionNeeds) -> str | None:
 
 
 class _Probe:
-    """The architecture, small enough to try each kind of attention on it."""
+    """A small copy of the architecture for trying each kind of attention."""
 
     def __init__(
         self, lm: PreTrainedModel, needs: AttentionNeeds, shared: SharedRow | None = None
@@ -151,7 +151,7 @@ class _Probe:
         self._gradient = sum(gradient for _, gradient in one_by_one)
 
     def test(self, kind: AttentionKind) -> tuple[float, str | None]:
-        """Return (relative difference, why `kind` is refused or None)."""
+        """Return (relative difference, reason against `kind` or None)."""
         # These are what libraries raise when a kernel is missing or refuses the shapes or the
         # device. The next kind is tried then.
         try:
@@ -235,12 +235,12 @@ def _small_copy(lm: PreTrainedModel, needs: AttentionNeeds) -> PreTrainedModel:
 
 
 def _special_settings(text: Any) -> list[str]:
-    """Return the names of settings that make the attention more than causal."""
+    """Return the names of settings that make attention more than causal."""
     return [name for name in (*_WINDOW_SETTINGS, *_CAP_SETTINGS) if getattr(text, name, None)]
 
 
 def _choose_no_experts(text: Any) -> None:
-    """Make a mixture of experts use all of a few: a choice would turn rounding into a jump."""
+    """Make a mixture use all of a few experts: a choice would turn rounding into jumps."""
     for name in ("num_experts", "num_local_experts"):
         if getattr(text, name, None):
             setattr(text, name, _PROBE_EXPERTS)

@@ -22,11 +22,11 @@ CONTEXT_ATTENTION = "telescope_context"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextGroup:
-    """The ranks that share rows, seen from one of them."""
+    """The ranks that share rows, from the point of view of one of them."""
 
     group: dist.ProcessGroup
     rank: int
-    """Place in the group; slices follow each other in this order."""
+    """Position in the group; slices are in this order."""
     size: int
     """Number of ranks in the group."""
 
@@ -37,7 +37,7 @@ class ContextGroup:
 
 
 def join_context(layout: RankLayout) -> ContextGroup | None:
-    """Make the groups of ranks that share rows; None if none do. Every rank calls it."""
+    """Create the groups of ranks that share rows; None if there are none. Collective."""
     if layout.context == 1:
         return None
     # torch requires every rank to create every group in the same order, even groups that it is not
@@ -98,7 +98,7 @@ def _tokens_for_heads(states: Tensor, group: ContextGroup) -> Tensor:
 
 
 def heads_for_tokens(output: Tensor, group: ContextGroup) -> Tensor:
-    """Exchange heads for slices, the way back: [1, T, H / R, D] -> [1, C, H, D]."""
+    """Exchange heads for slices, the inverse: [1, T, H / R, D] -> [1, C, H, D]."""
     chunks_RCHD = output[0].unflatten(0, (group.size, -1))
     mine_RCHD = _AllToAll.apply(chunks_RCHD, group.group)
     return mine_RCHD.transpose(0, 1).flatten(1, 2).unsqueeze(0)
@@ -137,7 +137,7 @@ class GatherTokens(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, places: Tensor, size: int, group: Any) -> Tensor:
-        """`places` are the indices of `values` among all `size` values of the row."""
+        """`places`: the indices of `values` among all `size` values of the row."""
         ctx.save_for_backward(places)
         everything_M = values.new_zeros(size)
         # Each place is filled by one rank and 0 elsewhere, so the sum is exact. Unlike a gather it

@@ -1,4 +1,4 @@
-"""The kinds of attention that the trainer can use over packed rows, in the order they are tried.
+"""The kinds of attention of the trainer for packed rows, in the order in which they are tried.
 
 A kind states when it cannot be used and which arguments the layers get. `attention.choice` tests
 whether it really keeps packed sequences apart.
@@ -40,11 +40,11 @@ HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionNeeds:
-    """The conditions that an attention has to work under."""
+    """The conditions for an attention."""
 
     device: torch.device
     dtype: torch.dtype
-    """The dtype that the layers compute in."""
+    """The dtype of the layers."""
     is_row_shared: bool = False
     """Whether each rank has only a slice of the row (context parallelism)."""
 
@@ -59,11 +59,11 @@ class AttentionKind:
     reason_against: Callable[[AttentionNeeds], str | None]
     """Returns why it cannot work under these conditions; None = it may be tried."""
     arguments: Callable[[Sequences], dict[str, object]]
-    """Returns what every layer gets in addition to queries, keys and values."""
+    """Returns the arguments of every layer besides queries, keys and values."""
     prepare: Callable[[], None] = lambda: None
     """Registers it with transformers."""
     takes_sequences: bool = False
-    """It needs only `arguments`, neither a mask nor positions, as context parallelism requires."""
+    """Whether it needs only `arguments`, no mask or positions, as for context parallelism."""
 
 
 def _varlen_arguments(sequences: Sequences) -> dict[str, object]:
@@ -106,14 +106,14 @@ SDPA = AttentionKind(
     reason_against=lambda needs: None,
     arguments=lambda sequences: {},
 )
-"""transformers' own, with a [T, T] mask made from the positions. It ignores soft caps."""
+"""transformers' own, with a [T, T] mask from the positions. It ignores soft caps."""
 EAGER = AttentionKind(
     name="eager",
     implementation="eager",
     reason_against=lambda needs: None,
     arguments=lambda sequences: {},
 )
-"""The formulas of the model itself, all that they have: slow, with all scores [heads, T, T]."""
+"""The formulas of the model itself: slow, because of all scores [heads, T, T]."""
 # An empty `arguments` is enough for SDPA and flex: without a cache, transformers takes positions
 # that restart for packed sequences and keeps them apart in its mask. An implementation that it does
 # not know gets no mask at all, so the others must be told where sequences begin.

@@ -1,4 +1,4 @@
-"""A row in which samples share prefixes, as attention sees it: pieces, and what each attends to.
+"""A row in which samples share prefixes, as attention sees it: pieces and their keys.
 
 A shared token stands once in a row. So a sample's own tokens are one piece of it, and its beginning
 is in pieces of samples before it. Everything here is planned on the host, once for all layers.
@@ -21,7 +21,7 @@ class TokenRange(NamedTuple):
 
 
 class PrefixPart(NamedTuple):
-    """Some tokens of a row that all attend to all of others, which stand before them."""
+    """Tokens of a row that attend to all tokens of an earlier range."""
 
     keys: TokenRange
     queries: TokenRange
@@ -29,25 +29,25 @@ class PrefixPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SharedRow:
-    """Samples of a row, one after the other, each without the tokens that stand there already."""
+    """Samples of a row in order, each without the tokens that an earlier sample has stored."""
 
     lengths_S: NDArray[np.int64]
-    """[S] tokens of each sample, those included that it shares."""
+    """[S] tokens of each sample, including shared ones."""
     shared_S: NDArray[np.int64]
-    """[S] tokens at the start of each that are those of the sample before it."""
+    """[S] tokens at the start of each sample that equal those of the sample before it."""
 
     @property
     def own_S(self) -> NDArray[np.int64]:
-        """[S] tokens of each sample that stand in the row for it; 0 if it has no other."""
+        """[S] tokens that are stored for each sample; 0 if all are shared."""
         return self.lengths_S - self.shared_S
 
     @property
     def starts_S(self) -> NDArray[np.int64]:
-        """[S] the place in the row of the first own token of each sample."""
+        """[S] position in the row of the first own token of each sample."""
         return np.cumsum(self.own_S) - self.own_S
 
     def places(self) -> NDArray[np.int64]:
-        """Return the place in the row of each token of each sample, one sample after the other."""
+        """Return the position in the row of each token, one sample after the other."""
         begins_S = np.cumsum(self.lengths_S) - self.lengths_S
         positions = np.arange(self.lengths_S.sum()) - np.repeat(begins_S, self.lengths_S)
         places = positions + np.repeat(self.starts_S - self.shared_S, self.lengths_S)
@@ -59,7 +59,7 @@ class SharedRow:
         return places
 
     def prefixes(self) -> list[list[TokenRange]]:
-        """Return where the tokens stand that each sample shares, in their order."""
+        """Return the positions of the tokens that each sample shares, in order."""
         found: list[list[TokenRange]] = []
         path: list[TokenRange] = []
         rows = (self.shared_S.tolist(), self.own_S.tolist(), self.starts_S.tolist())
@@ -90,7 +90,7 @@ class SharedRow:
         return parts
 
     def keys(self) -> NDArray[np.int64]:
-        """Return [K] the places in the row of all that each sample attends to, in its order.
+        """Return [K] the positions of all tokens that each sample attends to, in order.
 
         Samples without own tokens have none.
         """

@@ -1,4 +1,4 @@
-"""Whether samples can share prefixes in a model, decided once before it trains.
+"""Decide whether samples can share prefixes in a model, once before it trains.
 
 What is known to need each sample by itself is refused by its settings, and everything else that
 would differ is refused by a test of the attention.
@@ -15,16 +15,16 @@ from telescope_train.models.facts import EXPERT_SETTINGS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixSharing:
-    """How samples share prefixes, or why they do not."""
+    """The way in which samples share prefixes, or the reason why they do not."""
 
     attention: AttentionChoice | None
-    """The attention over rows with shared prefixes; None = each sample is computed by itself."""
+    """The attention over rows with shared prefixes; None = samples are computed separately."""
     reason: str = ""
-    """Why they do not, for the user; empty where they do."""
+    """The reason against sharing, for people; empty if prefixes are shared."""
 
 
 def no_sharing(reason: str) -> PrefixSharing:
-    """Return that each sample is computed by itself, and why."""
+    """Return that samples are computed separately, for the given reason."""
     return PrefixSharing(attention=None, reason=reason)
 
 

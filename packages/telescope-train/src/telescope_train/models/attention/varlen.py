@@ -36,7 +36,7 @@ def _varlen_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend inside each sequence; [1, H, T, D] in, [1, T, H, D] out, as transformers expects."""
+    """Attend within each sequence; [1, H, T, D] in, [1, T, H, D] out, as transformers expects."""
     refuse_options(options)
     from torch.nn.attention.varlen import varlen_attn
 
@@ -76,7 +76,7 @@ def _gathered_attention(
     keys_K: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend by the implementation `over` to the keys at the places `keys_K`; None = to all."""
+    """Attend by the implementation `over` to the keys at positions `keys_K`; None = to all."""
     if keys_K is not None:
         key, value = (states.index_select(2, keys_K) for states in (key, value))
     # transformers' flash attention takes its kernels by the name in the config of the module, where

@@ -1,1 +1,1 @@
-"""Where the metrics of a run go beside its folder; each tracker is found by its entry point."""
+"""Destinations for the metrics of a run besides its folder; each tracker has an entry point."""

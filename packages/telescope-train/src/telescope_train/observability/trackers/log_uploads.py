@@ -1,4 +1,4 @@
-"""`LogUploads`: which logs of a run a tracker gets, packed, while it goes on and at its end.
+"""`LogUploads`: choose and pack the logs of a run for a tracker, during the run and at its end.
 
 Each log becomes one gzip file: those of its files that were full first, oldest first. A log that
 has not changed since it was packed is left out.
@@ -18,7 +18,7 @@ from telescope_core.records.logs import LogFiles, log_files
 from telescope_core.records.output_logs import is_output
 
 _LEVEL = 1
-"""Of compression: logs shrink to a tenth, and a run waits for it."""
+"""Compression level: logs shrink to a tenth, quickly enough for a run that waits."""
 _DEBUG = re.compile(rb'^\{"time_s":[^,]*,"level":"debug"')
 LogSizes = Mapping[str, tuple[tuple[str, int], ...]]
 """Log -> the names and sizes of its files."""
@@ -26,30 +26,30 @@ NOTHING: LogSizes = {}
 
 
 class Packed(NamedTuple):
-    """What has been packed."""
+    """Packed logs."""
 
     paths: list[Path]
     sizes: LogSizes
-    """Of all logs that have been packed so far, for the next call."""
+    """Sizes of all logs that have been packed so far, for the next call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogUploads:
-    """What is sent, and what is left out of it."""
+    """The logs that are sent, and the secrets that are removed."""
 
     folder: Path
-    """Of the logs."""
+    """Folder of the logs."""
     has_logs: bool = False
-    """The logs of all processes, without debug messages."""
+    """Whether logs of all processes are sent, without debug messages."""
     has_debug: bool = False
-    """The same, with debug messages."""
+    """Whether debug messages are sent too."""
     has_output: bool = False
-    """What inference servers and environment workers print."""
+    """Whether the output of inference servers and environment workers is sent."""
     secrets: frozenset[str] = frozenset()
-    """Values that stay here."""
+    """Values that are removed."""
 
     def pack(self, into: Path, known: LogSizes = NOTHING) -> Packed:
-        """Write to the folder `into` what has changed since it had the sizes `known`."""
+        """Pack everything that has changed since the sizes `known` into the folder `into`."""
         found = log_files(
             path
             for path in self.folder.glob("*")

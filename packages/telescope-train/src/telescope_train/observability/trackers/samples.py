@@ -1,4 +1,4 @@
-"""Which rollouts of a step trackers get: some of each environment, and of different groups."""
+"""Choose the rollouts of a step for trackers: some of each environment, from different groups."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest

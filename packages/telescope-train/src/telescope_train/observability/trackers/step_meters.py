@@ -1,4 +1,4 @@
-"""What the meters showed: `StepMeters` since the step before, `SecondMeters` in each second.
+"""Collect readings of meters: `StepMeters` between steps, `SecondMeters` second by second.
 
 Of each meter and source the mean over the step, or over the second, counts. Over all sources there
 is what makes sense of the meter, so that an idle machine does not hide a full one:
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from telescope_core.records.timeline import GaugeSample
 
 MOST_SOURCES = 16
-"""Sources that each have a curve of their own; with more, only those over all of them are drawn."""
+"""Most sources with curves of their own; beyond that, only totals are drawn."""
 
 
 class StepMeters:
@@ -36,7 +36,7 @@ class StepMeters:
             of_meter[sample.source] = (total + sample.value, count + 1)
 
     def take(self) -> dict[str, float]:
-        """Return the numbers of the time since the last call."""
+        """Return the numbers since the last call."""
         with self._holding:
             found, self._found = self._found, {}
         numbers: dict[str, float] = {}
@@ -54,22 +54,22 @@ class StepMeters:
 
 
 class Second(NamedTuple):
-    """What all meters showed in one second."""
+    """The readings of all meters in one second."""
 
     time_s: int
-    """Since 1970, UTC."""
+    """Seconds since 1970, UTC."""
     numbers: dict[str, float]
 
 
 class SecondMeters:
-    """Collects readings, second by second; one thread at a time calls it."""
+    """Collects readings, second by second; only one thread at a time may call it."""
 
     def __init__(self) -> None:
         self._meters = StepMeters("gauge")
         self._time_s: int | None = None
 
     def add(self, sample: GaugeSample) -> Second | None:
-        """Take a reading; returns the second before, with the first reading of the next one."""
+        """Add a reading; returns the previous second when a new one begins."""
         time_s = int(sample.time_s)
         done = self.take() if self._time_s is not None and time_s > self._time_s else None
         # A reading that comes late counts in the second that is being collected.
@@ -78,7 +78,7 @@ class SecondMeters:
         return done
 
     def take(self) -> Second | None:
-        """Return what has been collected since the last second that was whole; None = nothing."""
+        """Return the readings since the last complete second; None = there are none."""
         if self._time_s is None or not (numbers := self._meters.take()):
             return None
         return Second(self._time_s, numbers)

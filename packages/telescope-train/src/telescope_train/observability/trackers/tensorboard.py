@@ -15,13 +15,13 @@ from telescope_train.observability.trackers.tracker import TrackedRun
 
 FOLDER = "tensorboard"
 GAUGES = "gauges"
-"""Folder in it of what meters showed: TensorBoard shows it as a run."""
+"""Subfolder for readings of meters, which TensorBoard shows as a run."""
 _NOT_IN_TAGS = re.compile(r"[^-/\w.]")
 
 
 @lru_cache(maxsize=10_000)
 def _tag(name: str) -> str:
-    """Return `name` as TensorBoard takes it: its writer tells of each that it has to change."""
+    """Return `name` in a form that TensorBoard's writer does not have to change."""
     return _NOT_IN_TAGS.sub("_", name)
 
 
@@ -33,7 +33,7 @@ class TensorBoard:
         self._gauges: Any = None
 
     def begin(self, run: TrackedRun) -> None:
-        """Open a file; steps that are taken again take the place of those before."""
+        """Open a file; repeated steps replace earlier ones."""
         self._writer = tensorboardX.SummaryWriter(
             logdir=str(run.folder / FOLDER), purge_step=run.first_step
         )
@@ -48,20 +48,20 @@ class TensorBoard:
         self._writer.flush()
 
     def log_gauges(self, time_s: int, row: Mapping[str, float]) -> None:
-        """Write what meters showed, at its time; choose the axis `Wall` or `Relative`."""
+        """Write readings of meters at their times; choose the axis `Wall` or `Relative`."""
         values = [Summary.Value(tag=_tag(name), simple_value=value) for name, value in row.items()]
         self._gauges.file_writer.add_summary(Summary(value=values), time_s, walltime=time_s)
         self._gauges.flush()
 
     def log_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
-        """Write rollouts as text, which TensorBoard would otherwise take for Markdown."""
+        """Write rollouts as text that TensorBoard does not render as Markdown."""
         for number, row in enumerate(rows):
             text = "\n\n".join(f"{one.role}: {one.content}" for one in row.messages)
             shown = f"<pre>reward {row.reward}\n\n{html.escape(text)}</pre>"
             self._writer.add_text(f"rollouts/{row.environment}/{number}", shown, global_step=step)
 
     def log_files(self, paths: Sequence[Path]) -> None:
-        """Take none: the files of the run are beside those of TensorBoard."""
+        """Do nothing: the files of the run are beside those of TensorBoard."""
 
     def end(self, state: str) -> None:
         """Close the files."""

@@ -1,4 +1,4 @@
-"""`Tracker`: what a service or a file format has to take; found by `telescope.trackers`."""
+"""`Tracker`: the interface of a service or a file format; found by `telescope.trackers`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,31 +14,31 @@ GROUP = "telescope.trackers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """The run that a tracker is told of."""
+    """A description of the run for trackers."""
 
     name: str
     folder: Path
-    """Of the run; a tracker that writes files does so in a folder of its own there."""
+    """Folder of the run, in which a tracker may create a folder for its files."""
     config: Mapping[str, Any]
-    """Every setting, those that may be secrets masked."""
+    """All settings, with possible secrets masked."""
     first_step: int
-    """The next step: 1, or one more than a resumed run has done."""
+    """Number of the next step: 1, or one more than a resumed run has taken."""
     options: Mapping[str, Any]
-    """Settings that are a tracker's own, by name."""
+    """Settings of the tracker itself, by name."""
 
 
 class Tracker(Protocol):
-    """Takes what a run tells; all calls come from one thread, which may wait.
+    """Receives the records of a run; all calls come from one thread, which may wait.
 
     Whatever a method raises ends the tracker, and not the run.
     """
 
     def begin(self, run: TrackedRun) -> None:
-        """Begin, or go on with, the record of a run."""
+        """Start, or continue, the record of a run."""
         ...
 
     def log_metrics(self, step: int, row: Mapping[str, float]) -> None:
-        """Take numbers of a step.
+        """Record numbers of a step.
 
         A step may come again, after a run went back, and numbers of an eval after those of later
         steps.
@@ -46,18 +46,18 @@ class Tracker(Protocol):
         ...
 
     def log_gauges(self, time_s: int, row: Mapping[str, float]) -> None:
-        """Take what the meters of machines and servers showed in one second.
+        """Record the readings of all meters in one second.
 
         `time_s`: seconds since 1970, UTC. They only grow, and belong to no step.
         """
         ...
 
     def log_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
-        """Take some rollouts of a step."""
+        """Record some rollouts of a step."""
         ...
 
     def log_files(self, paths: Sequence[Path]) -> None:
-        """Take files of the run, such as its logs; they are removed afterwards.
+        """Record files of the run, such as its logs; they are removed afterwards.
 
         Files come again, with the same names, when there is more in them. Only called where a
         setting asks for it. What it raises does not end the tracker, which is asked once more at
@@ -66,17 +66,17 @@ class Tracker(Protocol):
         ...
 
     def end(self, state: str) -> None:
-        """Write what is left; `state` is that of the run."""
+        """Write the rest; `state` is that of the run."""
         ...
 
 
 def names_in_use(asked: Mapping[str, bool], others: Sequence[str]) -> list[str]:
-    """Return the trackers that a setting of their own asks for, then `others`, each once."""
+    """Return the trackers that have a setting of their own and are on, then `others`, each once."""
     return list(dict.fromkeys([*(name for name, is_on in asked.items() if is_on), *others]))
 
 
 def load_tracker(name: str) -> Tracker:
-    """Return a new tracker; raises ConfigError if it or what it needs is not installed."""
+    """Return a new tracker; raises ConfigError if it or one of its packages is not installed."""
     found = {one.name: one for one in entry_points(group=GROUP)}
     if name not in found:
         raise unknown_name("tracker", name, found)

@@ -1,4 +1,4 @@
-"""`Tracking`: the trackers of a run, each in a thread of its own that the run never waits for.
+"""`Tracking`: the trackers of a run, each in its own thread that the run never waits for.
 
     after each step  -->  a bounded queue  -->  thread  -->  Tracker
 
@@ -28,21 +28,21 @@ from telescope_train.observability.trackers.step_meters import (
 from telescope_train.observability.trackers.tracker import TrackedRun, Tracker
 
 MOST_WAITING = 1000
-"""Steps that a tracker may be behind."""
+"""Most steps that a tracker may be behind."""
 END_S = 30.0
-"""Seconds that a run waits at its end for a tracker."""
+"""Seconds at the end of a run to wait for a tracker."""
 SAMPLES_EVERY = 10
 """Steps between two samples of rollouts."""
 NUM_SAMPLES = 8
 LOGS_EVERY_S = 300.0
-"""Seconds between two times that the logs of a run that goes on are sent."""
+"""Seconds between uploads of the logs of a running run."""
 LOGS_SHARE = 0.05
-"""Share of its time that a tracker's thread spends on the logs of a run that goes on."""
+"""Share of a tracker thread's time for the logs of a running run."""
 _NOTHING: Mapping[str, LogUploads] = {}
 
 
 class Tracking:
-    """Tells all trackers of a run what happens. Call `close` at the end."""
+    """Passes the records of a run to all trackers. Call `close` at the end."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Tracking:
         warn: Callable[[str], None],
         uploads: Mapping[str, LogUploads] = _NOTHING,
     ) -> None:
-        """`trackers` by name. `warn` tells a person that one has failed; any thread may call it.
+        """`trackers` by name. `warn` is called, from any thread, when one has failed.
 
         `uploads`: the logs that a tracker gets while the run goes on and at its end, by its name.
         """
@@ -64,14 +64,14 @@ class Tracking:
         self._seconds = SecondMeters()
 
     def meter(self, sample: GaugeSample) -> None:
-        """Take a reading, which counts in its second and in what goes with the next step."""
+        """Add a reading, to its second and to the averages of the next step."""
         self._meters.add(sample)
         if (second := self._seconds.add(sample)) is not None:
             for one in self._threads:
                 one.gauges(second)
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Take the metrics of a step."""
+        """Add the metrics of a step."""
         numbers = {
             **self._meters.take(),
             **{
@@ -84,13 +84,13 @@ class Tracking:
             one.row(int(row["step"]), numbers)
 
     def eval_point(self, step: int, name: str, numbers: Mapping[str, float]) -> None:
-        """Take the numbers of an eval of the weights of `step`, which may be an earlier one."""
+        """Add the numbers of an eval with the weights of `step`, which may be an earlier one."""
         named = {f"eval/{name}/{key}": value for key, value in numbers.items()}
         for one in self._threads:
             one.numbers(step, named)
 
     def close(self, state: str) -> None:
-        """Tell the end of the run, and wait for what is still to be sent."""
+        """Pass on the end of the run, and wait until everything is sent."""
         last = self._seconds.take()
         for one in self._threads:
             if last is not None:
@@ -128,22 +128,22 @@ class _Tracked:
         self._thread.start()
 
     def row(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Take the numbers of a step, and sometimes its rollouts."""
+        """Queue the numbers of a step, and sometimes its rollouts."""
         self.numbers(step, numbers)
         if step == 1 or step % SAMPLES_EVERY == 0:
             self._put(lambda: self._samples(step))
 
     def numbers(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Take numbers that belong to a step."""
+        """Queue numbers that belong to a step."""
         self._put(lambda: self._tracker.log_metrics(step, numbers))
 
     def gauges(self, second: Second) -> None:
-        """Take what meters showed; left out while the tracker is far behind with its steps."""
+        """Queue readings of meters; dropped while the tracker is far behind with steps."""
         if self._waiting.qsize() < MOST_WAITING // 2:
             self._put(lambda: self._tracker.log_gauges(second.time_s, second.numbers))
 
     def end(self, state: str) -> None:
-        """Take the end of the run."""
+        """Queue the end of the run."""
 
         def end() -> None:
             self._ends = True
@@ -175,7 +175,7 @@ class _Tracked:
                 self._fail(f"{type(error).__name__}: {error}")
 
     def _next(self) -> Callable[[], None]:
-        """Return what is to be done next: what waits, or the logs once they are due."""
+        """Return the next task: a queued one, or the logs if they are due."""
         if self._uploads is None or self._has_refused_logs:
             return self._waiting.get()
         left_s = self._logs_due_s - time.monotonic()

@@ -17,7 +17,7 @@ from telescope_train.observability.trackers.tracker import TrackedRun
 
 PROJECT = "telescope"
 IDENTITY = "trackio.json"
-"""File in the run folder that says that trackio has this run."""
+"""File in the run folder that marks a run as known to trackio."""
 _SAMPLE_COLUMNS = ("environment", "group", "reward", "messages")
 
 
@@ -28,7 +28,7 @@ class Trackio:
         self._run: Any = None
 
     def begin(self, run: TrackedRun) -> None:
-        """Begin a run there, or go on with the one of this folder."""
+        """Start a run there, or continue the one of this folder."""
         identity = run.folder / IDENTITY
         # The run's own meters come with its steps. trackio would read them once more.
         self._run = trackio.init(
@@ -47,11 +47,11 @@ class Trackio:
         self._run.log(dict(row), step=step)
 
     def log_gauges(self, time_s: int, row: Mapping[str, float]) -> None:
-        """Write what meters showed, among the meters that trackio draws over time."""
+        """Write readings of meters, which trackio draws over time."""
         self._run.log_system(dict(row))
 
     def log_rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
-        """Write rollouts as a table, whose texts trackio would otherwise take for Markdown."""
+        """Write rollouts as a table that trackio does not render as Markdown."""
         data: list[list[Any]] = []
         for row in rows:
             text = "\n\n".join(f"{one.role}: {one.content}" for one in row.messages)
@@ -61,8 +61,8 @@ class Trackio:
         self._run.log({"rollouts": table}, step=step)
 
     def log_files(self, paths: Sequence[Path]) -> None:
-        """Take none: no setting sends files to trackio."""
+        """Do nothing: no setting sends files to trackio."""
 
     def end(self, state: str) -> None:
-        """Write what is left."""
+        """Write the rest."""
         self._run.finish()

@@ -1,4 +1,4 @@
-"""Weights & Biases: one run of it for a run, which goes on with the same id after a resume.
+"""Weights & Biases: one W&B run for a run; after a resume, it continues with the same id.
 
 `WANDB_MODE=offline` keeps everything in `wandb/` of the run folder, for `wandb sync` later.
 """
@@ -16,16 +16,16 @@ from telescope_core.records.rows import RolloutRow
 from telescope_train.observability.trackers.tracker import TrackedRun
 
 IDENTITY = "wandb.json"
-"""File in the run folder that holds the id of the run there, and how far it has counted."""
+"""File in the run folder with the id of the W&B run, and its last step."""
 GAUGE_TIME = "gauge/time_s"
-"""Axis of the meters there: seconds since 1970, UTC."""
+"""Axis of the meters: seconds since 1970, UTC."""
 LOGS = "logs"
-"""Folder of the logs there."""
+"""Folder of the logs in W&B."""
 _SAMPLE_COLUMNS = ("environment", "group", "reward", "prompt", "answer")
 
 
 class WeightsAndBiases:
-    """Sends to W&B, or keeps for it; see `Tracker`."""
+    """Sends to W&B, or stores for it; see `Tracker`."""
 
     def __init__(self) -> None:
         self._run: Any = None
@@ -34,7 +34,7 @@ class WeightsAndBiases:
         self._gauges = set[str]()
 
     def begin(self, run: TrackedRun) -> None:
-        """Begin a run there, or go on with the one of this folder."""
+        """Start a W&B run, or continue the one of this folder."""
         self._identity = run.folder / IDENTITY
         known = read_json(self._identity) or {}
         options = run.options
@@ -65,7 +65,7 @@ class WeightsAndBiases:
         self._remember()
 
     def log_gauges(self, time_s: int, row: Mapping[str, float]) -> None:
-        """Send what meters showed, over a time axis of their own."""
+        """Send readings of meters, over a time axis of their own."""
         # Named one by one, because a rule for `*` is there already.
         for name in row.keys() - self._gauges:
             self._run.define_metric(name, step_metric=GAUGE_TIME)
@@ -87,7 +87,7 @@ class WeightsAndBiases:
         self._run.log({"rollouts": table, "step": step}, step=self._count)
 
     def log_files(self, paths: Sequence[Path]) -> None:
-        """Send files to `logs/` of the run there."""
+        """Send files to `logs/` of the W&B run."""
         # In W&B's own folder, from which they can be sent later too.
         files = Path(self._run.dir)
         place = files / LOGS
@@ -100,7 +100,7 @@ class WeightsAndBiases:
         self._run.save(str(place / "*"), base_path=str(files), policy="now")
 
     def end(self, state: str) -> None:
-        """Send what is left."""
+        """Send the rest."""
         self._remember()
         self._run.finish(exit_code=0 if state == "finished" else 1)
 

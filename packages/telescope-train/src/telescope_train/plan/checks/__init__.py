@@ -1,1 +1,1 @@
-"""Which settings fit together. Pure; every message tells what to change."""
+"""Checks of which settings fit together. Pure; every message says what to change."""

@@ -1,4 +1,4 @@
-"""Which settings of `[algorithm]` fit together, and which would have no effect."""
+"""Check the settings of `[algorithm]`: which fit together, and which have no effect."""
 
 from collections.abc import Iterator
 
@@ -37,7 +37,7 @@ def algorithm_problems(config: TrainConfig) -> Iterator[str]:
 
 
 def _holding(section: AlgorithmSection, algorithm: Algorithm) -> dict[str, tuple[object, ...]]:
-    """Return the values that say what is so where a setting has no effect, but for defaults."""
+    """Return the values that apply where a setting has no effect, except defaults."""
     own = resolved(AlgorithmSection(algorithm=section.algorithm), algorithm)
     decoupled = section.use_decoupled_loss
     return {

@@ -1,4 +1,4 @@
-"""Which settings of `[ray]` and `[inference]` fit together, and which have no effect."""
+"""Check the settings of `[ray]` and `[inference]`: which fit together and have an effect."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ _SETTINGS = {
     "--enable-lora": "lora_transfer",
     "--weight-transfer-config": "weight_transport",
 }
-"""Arguments of vLLM that a setting stands for."""
+"""Arguments of vLLM that are settings of their own."""
 _OWN = """
     --config --served-model-name --logprobs-mode --generation-config --enable-scale-out
     --middleware --disable-uvicorn-access-log --distributed-executor-backend --worker-extension-cls
@@ -41,7 +41,7 @@ RESERVED_ARGUMENTS = frozenset({*_OWN.split(), *_SETTINGS})
 
 
 def cluster_problems(config: TrainConfig) -> Iterator[str]:
-    """Yield a message for each problem in where processes go and what servers are started with."""
+    """Yield a message for each problem with places of processes and arguments of servers."""
     if config.ray.ray_address is None:
         yield from _own_cluster_problems(config)
     else:

@@ -1,4 +1,4 @@
-"""Which settings of environment processes fit together, and which would have no effect."""
+"""Check the settings of environment processes: which fit together, and which have no effect."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from telescope_train.rollouts.environments import starts_processes
 
 
 def process_problems(config: TrainConfig) -> Iterator[str]:
-    """Yield a message for each problem in the settings of where environments run."""
+    """Yield a message for each problem with the places of environment processes."""
     section = config.rollout
     started = [
         entry

@@ -1,4 +1,4 @@
-"""Which settings of `[megatron]` fit together, the model and the device; which have no effect."""
+"""Check `[megatron]` against the other settings, the model and the device."""
 
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -28,7 +28,7 @@ _NO_EFFECT = {
     "fsdp_replicate_size": "remove it",
     "fsdp_cpu_offload": "remove it",
 }
-"""Setting of `[trainer]` that only backend fsdp reads -> what to do instead."""
+"""Setting of `[trainer]` that only backend fsdp uses -> what to do instead."""
 _NEEDS = {
     "megatron_optimizer_offload_fraction": "megatron_optimizer_cpu_offload",
     "megatron_optimizer_dtypes": "megatron_use_distributed_optimizer",
@@ -45,14 +45,14 @@ _NEEDS_GPU = (
 
 
 def megatron_problems(config: TrainConfig) -> Iterator[str]:
-    """Yield a message for each problem that shows without the model and the machine."""
+    """Yield a message for each problem that is independent of the model and the machine."""
     yield from section_problems(config.megatron, config.trainer, config.model.model_dtype)
 
 
 def section_problems(
     section: MegatronSection, trainer: TrainerSection, model_dtype: str
 ) -> Iterator[str]:
-    """Yield the problems in those sections that supervised training has too."""
+    """Yield the problems in those sections that supervised training also has."""
     if trainer.train_backend != BACKEND:
         if trainer.train_backend not in entry_points(group="telescope.backends").names:
             return  # refused as a name, and perhaps a typo of this one
@@ -88,7 +88,7 @@ def section_problems(
 def _trainer_problems(
     section: MegatronSection, trainer: TrainerSection, model_dtype: str
 ) -> Iterator[str]:
-    """Yield settings of other sections that this backend does not follow."""
+    """Yield settings of other sections that this backend does not support."""
     own = {
         "gradient_checkpointing": (
             (True, "full") if section.megatron_gradient_checkpointing else (False,)
@@ -117,7 +117,7 @@ def _trainer_problems(
 
 
 def megatron_model_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[str]:
-    """Yield why the model cannot be divided as the settings ask; nothing if it is not known."""
+    """Yield why the model cannot be divided as the settings say; nothing if it is not known."""
     if config.trainer.train_backend != BACKEND:
         return
     if facts.family is not None:
@@ -136,14 +136,14 @@ def megatron_model_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[
 
 
 def megatron_device_problems(config: TrainConfig, device: Device) -> Iterator[str]:
-    """Yield the settings that this device cannot follow."""
+    """Yield the settings that this device does not support."""
     if config.trainer.train_backend == BACKEND:
         dtype = compute_dtype(config.model.mixed_precision_dtype, device)
         yield from device_problems(config.megatron, dtype, device)
 
 
 def device_problems(section: MegatronSection, dtype: str, device: Device) -> Iterator[str]:
-    """Yield the settings that this device cannot follow where layers compute in `dtype`."""
+    """Yield the settings that this device does not support with layers in `dtype`."""
     if dtype != "bfloat16" and not section.megatron_grad_reduce_in_fp32:
         yield (
             "megatron.megatron_grad_reduce_in_fp32 = false has no effect where layers compute in "

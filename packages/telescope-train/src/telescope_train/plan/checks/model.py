@@ -1,4 +1,4 @@
-"""What keeps the model of a run from being trained, as its config, headers and tokenizer show."""
+"""Check that the model of a run can be trained, by its config, headers and tokenizer."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -21,11 +21,11 @@ are, lie 1.2e-4 apart: what is less than half of that is rounded away."""
 
 
 class ModelLook(NamedTuple):
-    """What was found."""
+    """The results of the checks of a model."""
 
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """What somebody should know who trains it."""
+    """Remarks for people who train it."""
 
     def require_sound(self) -> None:
         """Raise ConfigError with one line for each problem."""
@@ -80,7 +80,7 @@ def look_at_model(settings: ModelSettings, *, dtype: str) -> ModelLook:
 
 
 def look_at_template(config: TrainConfig) -> ModelLook:
-    """Try the chat template as a run does at its start, as far as settings say what it is for."""
+    """Test the chat template as a run does at its start, for the uses in the settings."""
     if find_spec("torch") is None:
         return ModelLook()
     try:
@@ -91,7 +91,7 @@ def look_at_template(config: TrainConfig) -> ModelLook:
 
 
 def rounding_notes(model_dtype: str, *, learning_rate: float, use_lora: bool) -> Iterator[str]:
-    """Yield notes about steps that are smaller than the distance of numbers in the weights."""
+    """Yield notes about steps that are smaller than the spacing of numbers in the weights."""
     if model_dtype != "bfloat16" or use_lora or learning_rate >= SMALL_LEARNING_RATE:
         return
     yield (
@@ -103,7 +103,7 @@ def rounding_notes(model_dtype: str, *, learning_rate: float, use_lora: bool) ->
 
 
 def require_served(folder: str) -> None:
-    """Raise ConfigError where config, files and tokenizer of a model to be served disagree.
+    """Raise ConfigError if config, files and tokenizer of a model to be served disagree.
 
     A server would fill in what is missing, or leave out what it does not know, and not say so.
     """

@@ -1,4 +1,4 @@
-"""Which settings of `[observability]` fit together."""
+"""Check which settings of `[observability]` fit together."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ _NEEDS = {
     "wandb_upload_logs_detailed": "use_wandb",
     "wandb_upload_logs_stdout": "use_wandb",
 }
-"""Setting -> the one without which it has no effect."""
+"""Setting -> the setting without which it has no effect."""
 
 
 def observability_problems(config: TrainConfig) -> Iterator[str]:

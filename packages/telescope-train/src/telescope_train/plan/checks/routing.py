@@ -1,4 +1,4 @@
-"""What `routing_replay` needs of the other settings, the model and the device."""
+"""Check the conditions of `routing_replay`: other settings, the model and the device."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from telescope_train.models.facts import ModelFacts
 
 
 def routing_problems(config: TrainConfig) -> Iterator[str]:
-    """Yield a message for each setting that does not go with it."""
+    """Yield a message for each setting that does not fit it."""
     trainer = config.trainer
     if not trainer.routing_replay:
         return
@@ -25,7 +25,7 @@ def routing_problems(config: TrainConfig) -> Iterator[str]:
 
 
 def routing_model_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[str]:
-    """Yield why the model has no routes to be replayed."""
+    """Yield why the model has no routes to replay."""
     if config.trainer.routing_replay and facts.num_layers is not None and not facts.num_experts:
         yield (
             f"trainer.routing_replay has no effect: {config.model.model!r} is no mixture of "
@@ -34,7 +34,7 @@ def routing_model_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[s
 
 
 def routing_device_problems(config: TrainConfig, device: Device) -> Iterator[str]:
-    """Yield why servers on `device` cannot say how they routed."""
+    """Yield why servers on `device` cannot report their routes."""
     if config.trainer.routing_replay and device == "cpu":
         yield (
             "trainer.routing_replay needs servers on GPUs: of vLLM's model runners, the one for "

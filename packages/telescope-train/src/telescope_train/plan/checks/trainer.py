@@ -1,4 +1,4 @@
-"""Which settings of `[trainer]` and `[checkpoint]` fit together, and which have no effect."""
+"""Check the settings of `[trainer]` and `[checkpoint]`: which fit together and have an effect."""
 
 from collections.abc import Iterator
 
@@ -55,7 +55,7 @@ def _checkpointing_problems(section: TrainerSection) -> Iterator[str]:
 
 
 def activation_problems(section: TrainerSection) -> Iterator[str]:
-    """Yield a message if `activation_memory_gib` limits nothing."""
+    """Yield a message if `activation_memory_gib` has no effect."""
     if section.activation_memory_gib is not None and section.gradient_checkpointing != "auto":
         yield (
             "trainer.activation_memory_gib has no effect without gradient_checkpointing = 'auto'; "

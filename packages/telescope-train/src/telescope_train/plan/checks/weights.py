@@ -1,4 +1,4 @@
-"""Which settings of `[weights]` fit together, and what one GPU for all needs of the others."""
+"""Check the settings of `[weights]`, and those for one GPU shared by trainer and server."""
 
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -11,7 +11,7 @@ from telescope_train.models.device import Device
 
 
 def weights_problems(config: TrainConfig) -> Iterator[str]:
-    """Yield a message for each problem in `[weights]` that any machine would have."""
+    """Yield a message for each problem in `[weights]` on any machine."""
     section = config.weights
     name = section.weight_transport
     known = entry_points(group=TRANSPORTS_GROUP).names
@@ -37,7 +37,7 @@ def weights_problems(config: TrainConfig) -> Iterator[str]:
 
 
 def weights_device_problems(config: TrainConfig, device: Device) -> Iterator[str]:
-    """Yield a message for each problem of weight transfers and of one GPU for all on `device`."""
+    """Yield a message for each problem on `device` with weight transfers or a shared GPU."""
     if device == "cuda":
         return
     section = config.weights
@@ -60,7 +60,7 @@ def weights_device_problems(config: TrainConfig, device: Device) -> Iterator[str
 
 
 def colocation_problems(config: TrainConfig) -> Iterator[str]:
-    """Yield a message for each setting that does not fit one GPU for trainer and server."""
+    """Yield a message for each setting that does not fit a GPU shared by trainer and server."""
     inference = config.inference
     if inference.colocate in (False, "resident"):
         yield from unused(
