@@ -119,34 +119,62 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+ALGORITHMS = ("gspo", "cispo")
+
+
+def of_algorithm(tiny, start, algorithm):
+    """Return a worker of `algorithm` and several batches whose old log-probs are known."""
+    settings = backend_settings(tiny)
+    changes = {"algorithm": algorithm, "kl_in_loss": False, "entropy_coef": 0.01}
+    section = settings.algorithm.model_copy(update=changes)
+    (batches,) = grpo_batches(seq_len=64)
+    assert len(batches) > 1
+    batches = [replace(one, proximal_logprobs_T=one.behavior_logprobs_T) for one in batches]
+    return start(replace(settings, algorithm=section)), batches
+
+
+def when_numbers_are_read(monkeypatch, call):
+    """Make the backend call `call` when the last backward pass is over, before it reads numbers."""
+    read = StepLoss.after_backward
+
+    def after_backward(losses):
+        call()
+        read(losses)
+
+    monkeypatch.setattr(StepLoss, "after_backward", after_backward)
+
+
 @pytest.mark.parametrize(
-    "algorithm",
-    ["grpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gspo", "cispo"))],
+    "algorithm", ["grpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS)]
 )
 def test_nobody_waits_for_a_gpu_between_the_first_forward_and_the_last_backward(
     tiny, start, monkeypatch, algorithm
 ):
     """Numbers are read once, when all is launched; an operation that would wait shows on a CPU."""
-    settings = backend_settings(tiny)
-    changes = {"algorithm": algorithm, "kl_in_loss": False, "entropy_coef": 0.01}
-    section = settings.algorithm.model_copy(update=changes)
-    worker = start(replace(settings, algorithm=section))
+    worker, batches = of_algorithm(tiny, start, algorithm)
     # As on a GPU, where whether a mask is all true is not asked.
     for module in ("kl", "objective", "terms"):
         name = f"telescope_train.algorithms.{module}"
         monkeypatch.setattr(sys.modules[name], "all_true", lambda mask_T: False)
-    (batches,) = grpo_batches(seq_len=64)
-    assert len(batches) > 1
-    batches = [replace(one, proximal_logprobs_T=one.behavior_logprobs_T) for one in batches]
     reading = []
-    read = StepLoss.after_backward
-
-    def after_backward(losses):
-        reading.append(list(waits.found))
-        read(losses)
-
-    monkeypatch.setattr(StepLoss, "after_backward", after_backward)
+    when_numbers_are_read(monkeypatch, lambda: reading.append(list(waits.found)))
     with Waits() as waits:
         worker.backend.accumulate_gradient(batches, version=0)
     assert reading == [[]]
     assert waits.found, "reading the numbers waits: else this test could not see it"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("algorithm", ["grpo", *ALGORITHMS])
+def test_cuda_itself_reports_no_wait_before_the_last_backward(tiny, start, monkeypatch, algorithm):
+    """CUDA raises an error at each operation for which the host would wait."""
+    worker, batches = of_algorithm(tiny, start, algorithm)
+    worker.backend.accumulate_gradient(batches, version=0)  # compiles kernels, which may wait
+    when_numbers_are_read(monkeypatch, lambda: torch.cuda.set_sync_debug_mode("default"))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            torch.ones(1, device="cuda").item()
+        worker.backend.accumulate_gradient(batches, version=0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
