@@ -49,7 +49,7 @@ def make_summary(config: TrainConfig, folder: RunFolder) -> dict[str, Any]:
 
 
 def require_disjoint(summary: Mapping[str, Any]) -> None:
-    """Raise TelescopeError if an example that evals hold out was trained on.
+    """Raise TelescopeError if a held-out example was trained on.
 
     What is played is checked before it is trained on, so this is a defect, and the evals of such a
     run must not be believed.
@@ -84,7 +84,7 @@ def _eval_entry(config: TrainConfig, folder: RunFolder, entry: EvalEntry) -> dic
 def _first_result(
     folder: RunFolder, entry: EvalEntry, tags: Sequence[str]
 ) -> dict[str, EvalResult]:
-    """Return the first of these evals that has a result, by its tag; empty if none has."""
+    """Return the tag of the first of these evals that has a result; empty if none has."""
     for tag in tags:
         result = read_result(eval_path(folder, entry, tag))
         if result is not None:
@@ -106,6 +106,6 @@ def _eval_numbers(result: EvalResult) -> dict[str, Any]:
 
 
 def _change_numbers(comparison: Comparison) -> dict[str, Any]:
-    """Return the paired difference of the main measure, and what is said about it."""
+    """Return the paired difference of the main measure, and a sentence about it."""
     main = comparison.main
     return {**asdict(main), "mean": main.change, "text": paragraph(comparison)}

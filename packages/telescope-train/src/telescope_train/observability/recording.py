@@ -172,4 +172,4 @@ def _both(first: Callable[[Row], None], second: Callable[[Row], None]) -> Callab
 
 
 def _nowhere(content: object) -> None:
-    """Pass nothing on."""
+    """Discard a value."""

@@ -301,7 +301,7 @@ def print_summary(summary: Mapping[str, Any], *, console: Console | None = None)
 
 
 def _reward_line(summary: Mapping[str, Any], rewards: Sequence[float]) -> str:
-    """Return the first and last rewards; what is called a change is one between different steps."""
+    """Return a line with the first and last rewards, and their change over several steps."""
     first, last = summary.get("first_mean"), summary.get("last_mean")
     num_compared = summary.get("compared_steps")
     if first is None or last is None or not num_compared:

@@ -161,7 +161,7 @@ class RankSpans:
                 await self.ask()
 
     async def ask(self) -> None:
-        """Ask every rank once. One that is dead has nothing to say: somebody else watches it."""
+        """Fetch from every rank once; dead ranks are ignored, as something else watches them."""
         ranks = self._ranks()
         await asyncio.gather(*(self._ask(number, rank) for number, rank in enumerate(ranks)))
 

@@ -1,4 +1,4 @@
-"""Where a rollout failed (environment, process, reward, endpoint, deadline), and when to stop."""
+"""Classify failures of rollouts (environment, process, reward, endpoint, deadline); limit them."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -109,7 +109,7 @@ class Player:
             )
 
     def _rejection(self, group: Group, accept: AcceptFn) -> str | None:
-        """Return why `accept` rejects a group; None when it does not. It may take as a rollout."""
+        """Return why `accept` rejects a group; None if it does not. May take long."""
         current = CURRENT.get()
         if current is not None:
             until_s = time.monotonic() + self._settings.rollout_timeout_s

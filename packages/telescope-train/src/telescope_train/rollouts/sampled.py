@@ -99,7 +99,7 @@ class SamplerState:
         return min((one.batch for one in self.open_places), default=self.next_batch)
 
     def repeated(self) -> Callable[[AttemptEvent], bool]:
-        """Return a test of events: whether a run that goes on here plays their attempt again."""
+        """Return a predicate of events: whether a run that continues here repeats the attempt."""
         open_places = {(one.batch, one.position): one.ready for one in self.open_places}
         saved = {
             (one.group_id, one.index, one.attempt)

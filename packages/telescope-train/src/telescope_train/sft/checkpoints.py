@@ -1,4 +1,4 @@
-"""Checkpoints of `telescope sft`: saving between steps, and where training continues.
+"""Checkpoints of `telescope sft`: saving between steps, and the point to continue from.
 
 The folders have the form of those of `telescope train`. The position in the data follows from the
 seed and the number of steps done, so it is not saved.
@@ -85,7 +85,7 @@ def sft_resume_point(config: SftConfig) -> RunCheckpoint | None:
 
 
 def resume_notes(config: SftConfig, point: RunCheckpoint) -> list[str]:
-    """Return notes about the checkpoint `point`, from which training goes on."""
+    """Return notes about the checkpoint `point`, from which training continues."""
     passed_over: list[str] = []
     if config.resume_from_checkpoint == LATEST:
         passed_over = find_checkpoints(_folder(config)).broken_after(point)
@@ -98,7 +98,7 @@ def how_to_go_on(config: SftConfig) -> GoOn:
 
 
 def interrupted_text(config: SftConfig, error: interrupts.Interrupted) -> str:
-    """Return what is kept of a training that a signal has ended, and how it continues."""
+    """Return what training interrupted by a signal has kept, and how to continue it."""
     if saved := complete_checkpoints(_folder(config)):
         return (
             f"{error}; step {saved[-1].step} is saved in {saved[-1].path}: continue with "
@@ -110,7 +110,7 @@ def interrupted_text(config: SftConfig, error: interrupts.Interrupted) -> str:
 
 @contextmanager
 def no_half_checkpoints(config: SftConfig) -> Generator[None]:
-    """Remove a checkpoint that was being written when the block failed; nobody may write then."""
+    """Remove a checkpoint that was incomplete when the block failed; nobody may be writing."""
     try:
         yield
     except BaseException:
@@ -120,7 +120,7 @@ def no_half_checkpoints(config: SftConfig) -> Generator[None]:
 
 
 def _inputs(config: SftConfig) -> dict[str, str]:
-    """Return the digests of all files that are read, those of environments included."""
+    """Return the digests of all input files, including those of environments."""
     found = inputs_of(config.model, chat_template=config.chat_template, dataset=config.dataset)
     for one in config.environments:
         record = record_environment(one.name, settings=one.env)
@@ -166,7 +166,7 @@ def _checked(checkpoint: RunCheckpoint, config: SftConfig) -> RunCheckpoint:
 
 
 def rows_until(path: Path, step: int) -> list[str]:
-    """Return the lines of `metrics.jsonl` up to `step`, because later steps are measured again."""
+    """Return the lines of `metrics.jsonl` up to `step`; later steps are measured again."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return [line for line in lines if json.loads(line)["step"] <= step]
 

@@ -56,10 +56,10 @@ SHARED = (
     ),
     *("use_lora", *LORA_FIELDS),
 )
-"""Settings that mean the same in `[trainer]` of `telescope train`."""
+"""Settings with the same meaning in `[trainer]` of `telescope train`."""
 FSDP, MEGATRON = "fsdp", "megatron"
 _SECTION = re.compile(r"\b(trainer|model|megatron|checkpoint)\.(?=[a-z])")
-"""Sections that settings have in `telescope train` alone."""
+"""Sections of settings that only `telescope train` has."""
 
 
 class SftEnvironment(Section):
@@ -184,7 +184,7 @@ _OF_TRAIN = dict.fromkeys(
     set(TrainConfig.model_fields) - set(SftConfig.model_fields),
     "it is a section of `telescope train`, and this is `telescope sft`",
 )
-"""Section that a file for `telescope train` has -> that it is one."""
+"""Section in a file for `telescope train` -> a remark that it belongs there."""
 _FOREIGN = {
     name: here
     for name, here in FOREIGN_NAMES.items()
@@ -232,7 +232,7 @@ def load_sft_config(files: Sequence[Path], flags: Sequence[str] = ()) -> SftConf
 
 
 def settings_found(config: SftConfig) -> Found:
-    """Return which settings do not fit together, and which were given and change nothing."""
+    """Return settings that do not fit together, and settings that were given without effect."""
     steps = checkpoint_problems(checkpoint_section(config), config.number_of_steps)
     found = sorted_out((*_source_problems(config), *_rank_problems(config), *steps))
     problems = (_SECTION.sub("", problem) for problem in found.problems)

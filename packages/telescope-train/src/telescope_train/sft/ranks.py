@@ -57,7 +57,7 @@ async def open_ranks(config: SftConfig, settings: BackendSettings) -> AsyncItera
 
 
 def _threads(config: SftConfig, settings: BackendSettings, num_ranks: int) -> int:
-    """Return the threads of each rank without a GPU."""
+    """Return the number of threads of each rank without a GPU."""
     try:
         facts = read_model_facts(settings.model.model)
     except ConfigError:

@@ -56,12 +56,12 @@ RECORDED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftRow:
-    """One measurement."""
+    """One row of measurements."""
 
     step: int
-    """Steps done."""
+    """Number of steps taken."""
     accuracy: float
-    """Expected share of sampled answers that are the gold one, on held-out examples."""
+    """Expected share of sampled answers that equal the gold one, on held-out examples."""
     metrics: dict[str, float]
     """Everything recorded, `accuracy` and `accuracy/<environment>` included."""
 
@@ -132,7 +132,7 @@ def _run_sft(
 
 
 def _look_at_model(config: SftConfig, tell: Callable[[str], None]) -> None:
-    """Refuse a model that cannot be trained, before anything else is read; say what is to know."""
+    """Refuse a model that cannot be trained, before any other reading; print its notes."""
     if not config.make_tiny_model:
         look = look_at_model(config, dtype=config.model_dtype)
         look.require_sound()
@@ -149,7 +149,7 @@ async def _train_and_export(
     point: RunCheckpoint | None,
     on_row: Callable[[SftRow], None],
 ) -> None:
-    """Train on `samples`, from the checkpoint `point` if there is one, and write the model."""
+    """Train on `samples`, from checkpoint `point` if there is one, and write the model."""
     settings = backend_settings(config)
     async with open_ranks(config, settings) as ranks:
         if point is not None:
@@ -169,12 +169,12 @@ async def _train_and_export(
 
 
 def _from_anywhere(folder: Path) -> Path:
-    """Return the path by which ranks find `folder`, whose processes may have another one."""
+    """Return the absolute path of `folder`, because ranks may have another working directory."""
     return folder.absolute()
 
 
 def _tokenizer(config: SftConfig) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of the model, also of one that is still to be made."""
+    """Return the tokenizer of the model, even of one that is yet to be created."""
     if not config.make_tiny_model:
         return load_tokenizer(config)
     tokenizer = character_tokenizer()
@@ -186,7 +186,7 @@ def _tokenizer(config: SftConfig) -> PreTrainedTokenizerBase:
 async def train(
     config: SftConfig, samples: GoldSamples, ranks: Ranks, saving: Checkpointer, *, num_done: int
 ) -> AsyncIterator[SftRow]:
-    """Take the steps after `num_done`; yields a row before the first of all, then as configured."""
+    """Take the steps after `num_done`; yields a row before the first one, then as configured."""
     started_s = time.monotonic()
     counts = {
         "examples/learnt": float(len(samples.learnt)),
@@ -228,7 +228,7 @@ def backend_settings(config: SftConfig) -> BackendSettings:
 
 
 def _draw(samples: Sequence[TrainingSample], config: SftConfig) -> Iterator[list[TrainingSample]]:
-    """Yield batches for ever: every sample once, in a new order, before any a second time."""
+    """Yield batches without end: every sample once, in a new order, before any is repeated."""
     generator = np.random.default_rng(config.seed)
     waiting: list[int] = []
     while True:
@@ -269,16 +269,16 @@ async def _measure(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutFit:
-    """How likely the assistant's words of some held-out examples are, at temperature 1."""
+    """Likelihood of the assistant's tokens in some held-out examples, at temperature 1."""
 
     num: int
-    """Examples measured."""
+    """Number of examples measured."""
     num_expected: float
-    """Of them that sampling is expected to write exactly."""
+    """Expected number of those that sampling would write exactly."""
     nll: float
     """Negative log-likelihood, summed, nats."""
     num_tokens: int
-    """Tokens of the assistant in them."""
+    """Number of the assistant's tokens in them."""
 
 
 async def measure_held_out(

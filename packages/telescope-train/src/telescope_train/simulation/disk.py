@@ -26,18 +26,18 @@ _METADATA = ".metadata"
 
 
 class Learned(NamedTuple):
-    """What one optimizer step of simulated weights learned from."""
+    """The data of one optimizer step of simulated weights."""
 
     version: int
-    """Of the weights before it."""
+    """Version of the weights before the step."""
     num_tokens: int
-    """Trained tokens."""
+    """Number of trained tokens."""
     samples: str
-    """Digest of the lengths of all samples, in whatever order they came."""
+    """Digest of the lengths of all samples, independent of their order."""
 
     @classmethod
     def from_batches(cls, version: int, batches: Sequence[PackedBatch]) -> "Learned":
-        """Return a step over all samples of `batches`."""
+        """Return the step over all samples of `batches`."""
         lengths_N = np.sort(np.concatenate([one.lengths_S for one in batches]))
         return cls(
             version,
@@ -47,37 +47,37 @@ class Learned(NamedTuple):
 
 
 Weights = tuple[Learned, ...]
-"""Simulated weights are what they learned from, in order: () = those at the beginning."""
+"""The data from which simulated weights have learned, in order: () = the initial weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskTimes:
-    """How long checkpoints take, in seconds."""
+    """Durations of checkpoints, in seconds."""
 
     copy_s: float = 0.0
-    """Ranks to copy their state; no step goes on meanwhile."""
+    """Time for ranks to copy their state; no step goes on meanwhile."""
     write_s: float = 0.0
-    """All ranks to write the copy, in the background."""
+    """Time for all ranks to write the copy, in the background."""
     file_s: float = 0.0
-    """Each piece of the driver's part, on average: make a folder, write a file, publish it all."""
+    """Mean time of each operation of the driver: make a folder, write a file, publish it all."""
 
 
 class SimulatedDisk:
-    """Where checkpoints are written."""
+    """The disk to which checkpoints are written."""
 
     def __init__(self, times: DiskTimes) -> None:
         self.times = times
         self._chance = random.Random("disk")
         self._threads = set[asyncio.Task[None]]()
         self.num_failures = 0
-        """How often something could not be written."""
+        """Number of failed writes."""
         self.failure: Callable[[], OSError | None] = lambda: None
-        """What becomes of the next thing that is written; asked before and after."""
+        """Planned failure of the next write; called before and after it."""
         self.on_write: Callable[[float], None] = lambda seconds: None
-        """Is told that something begins that takes so long."""
+        """Called when a slow write begins."""
 
     async def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
-        """Call `function` as `asyncio.to_thread` does: canceling it does not stop the function."""
+        """Call `function` like `asyncio.to_thread`: canceling it does not stop the function."""
         thread = asyncio.create_task(self._thread(partial(function, *arguments, **named)))
         self._threads.add(thread)
         thread.add_done_callback(self._ended)
@@ -103,13 +103,13 @@ class SimulatedDisk:
             thread.exception()
 
     def export(self, folder: Path, text: str) -> None:
-        """Write something that stands for a model in Hugging Face format."""
+        """Write a file in place of a model in Hugging Face format."""
         self.may_fail()
         folder.mkdir()
         (folder / "model.safetensors").write_text(text)
 
     def may_fail(self) -> None:
-        """Raise what was planned."""
+        """Raise the planned failure, if there is one."""
         error = self.failure()
         if error is not None:
             self.num_failures += 1
@@ -131,18 +131,18 @@ class StateWriter:
 
     @property
     def is_done(self) -> bool:
-        """Whether all ranks have written their part, or one could not."""
+        """Whether all ranks have written their part, or one has failed."""
         return self._writing.done()
 
     async def wait(self) -> None:
-        """Return when all is written; raises TelescopeError if it could not be."""
+        """Return when all is written; raises TelescopeError if a write failed."""
         try:
             await self._writing
         except OSError as error:
             raise TelescopeError(f"{self._folder} could not be written: {error}") from error
 
     async def end(self) -> None:
-        """Stop in the middle, as processes that die."""
+        """Stop in the middle, like processes that die."""
         self._writing.cancel()
         await asyncio.wait([self._writing])
         if not self._writing.cancelled():
@@ -167,12 +167,12 @@ class StateWriter:
 
 
 def read_weights(folder: Path) -> Weights:
-    """Return what `StateWriter` wrote to `folder`."""
+    """Return the weights that `StateWriter` wrote to `folder`."""
     assert (folder / _METADATA).is_file(), f"{folder} is not whole"
     return tuple(Learned(*one) for one in json.loads((folder / _STATE).read_text()))
 
 
 def describe_nothing(folder: Path, settings: ModelSection) -> None:
-    """Take the place of `save_model_description`: there is no model."""
+    """Replace `save_model_description`: there is no model."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model": settings.model}))

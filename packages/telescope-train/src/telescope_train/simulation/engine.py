@@ -23,61 +23,61 @@ _MAX_PREFIXES = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpeed:
-    """What an engine can do. The defaults are about those of an 8B model on one H100."""
+    """Speeds of an engine. The defaults are roughly those of an 8B model on one H100."""
 
     slots: int = 256
-    """Most requests that run at the same time."""
+    """Most requests that run at once."""
     cache_tokens: int = 1_000_000
-    """Tokens for which the cache has room."""
+    """Capacity of the cache, in tokens."""
     step_s: float = 0.008
-    """Seconds of a decode step with nothing in it."""
+    """Seconds of an empty decode step."""
     step_per_request_s: float = 4e-5
     """Seconds that each running request adds to a step."""
     step_per_cached_token_s: float = 1.5e-8
     """Seconds that each token in the cache adds to a step."""
     prefill_tokens_per_s: float = 40_000.0
-    """Prompt tokens that are computed in a second."""
+    """Prompt tokens per second."""
 
 
 class EngineAborted(Exception):
-    """A request was ended, with the tokens that it has."""
+    """A request was ended early, with the tokens that it has."""
 
     def __init__(self, message: str, spans: Sequence[Span]) -> None:
-        """`spans`: the tokens of the request that were written before."""
+        """`spans`: the tokens of the request so far."""
         super().__init__(message)
         self.spans = tuple(spans)
 
 
 class EngineLost(EngineAborted):
-    """The engine has died during a request, or before it."""
+    """The engine died before or during a request."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request, as far as the engine has come with it."""
+    """One request, and its progress in the engine."""
 
     num_prompt_tokens: int
     num_tokens: int
-    """Tokens that it will write."""
+    """Number of tokens that it will write."""
     group: str
-    """Requests of a group share the prompt of its first turn."""
+    """Id of its group, whose requests share the prompt of the first turn."""
     rollout: str
-    """Requests of a rollout share everything before their own turn."""
+    """Id of its rollout, whose requests share everything before their own turn."""
     salt: str
-    """Requests share what is cached only with others that have the same salt."""
+    """Salt of the cache: requests share cached tokens only with others of the same salt."""
     priority: int
     number: int
     """Order of arrival."""
     future: "asyncio.Future[list[Span]]"
     num_done: int = 0
-    """Tokens that it had written when it was last taken out of the batch or seen by an update."""
+    """Number of tokens when it last left the batch or was counted by an update."""
     started_at: float = 0.0
-    """Decode step at which it joined the batch, less `num_done`."""
+    """Decode step at which it joined the batch, minus `num_done`."""
     spans: list[Span] = field(default_factory=list[Span])
 
     @property
     def ends_at(self) -> float:
-        """The decode step at which its last token is written."""
+        """Decode step at which its last token is written."""
         return self.started_at + self.num_tokens
 
 
@@ -101,7 +101,7 @@ class SimulatedEngine:
         self._waiting: list[tuple[int, int, Job]] = []
         self._cached: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._salt = ""
-        """That of the newest request."""
+        """Salt of the newest request."""
         self._context = 0.0
         self._number = 0
         self._is_paused = False
@@ -113,17 +113,17 @@ class SimulatedEngine:
 
     @property
     def num_running(self) -> int:
-        """Requests in the batch."""
+        """Number of requests in the batch."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a place in the batch."""
+        """Number of requests that wait for a place in the batch."""
         return sum(not job.future.done() for _, _, job in self._waiting)
 
     @property
     def busy_until_now_s(self) -> float:
-        """`busy_s` with what has not been added to it yet."""
+        """`busy_s`, with time that has not been added to it yet."""
         if not self._running or self._is_paused or self._is_hung:
             return self.busy_s
         return self.busy_s + self._clock.time() - self._seen_s
@@ -143,7 +143,7 @@ class SimulatedEngine:
         salt: str,
         priority: int = 0,
     ) -> list[Span]:
-        """Return which weights wrote the tokens; raises EngineLost if the engine dies.
+        """Return the versions of the tokens' weights; raises EngineLost if the engine dies.
 
         `rollout_id` is `group/index`: a group shares its first prompt, a rollout its whole past.
         """
@@ -192,14 +192,14 @@ class SimulatedEngine:
         self._wake()
 
     def resume(self) -> None:
-        """Go on."""
+        """Continue."""
         self.require_alive()
         self._advance()
         self._is_paused = False
         self._admit()
 
     def update(self, version: WeightVersion) -> None:
-        """Write further tokens under `version`; the engine is paused."""
+        """Write further tokens with `version`; the engine must be paused."""
         self.require_alive()
         self._advance()
         for job in self._running.values():
@@ -231,7 +231,7 @@ class SimulatedEngine:
                 job.future.set_exception(failure(job))
 
     def start_again(self) -> None:
-        """Be as it was at first: with version 0 and an empty cache."""
+        """Reset to the initial state: version 0 and an empty cache."""
         self._advance()
         self._dead, self._is_paused, self._is_hung = None, False, False
         self._stalled_until_s = 0.0
@@ -249,7 +249,7 @@ class SimulatedEngine:
         return self._dead is None and not self._is_hung
 
     def stand_still(self, seconds: float) -> None:
-        """Do nothing for a while, such as behind a network that is down, and go on."""
+        """Do nothing for a while, as behind a broken network, and continue."""
         self._advance()
         self._stalled_until_s = max(self._clock.time(), self._stalled_until_s) + seconds
         self._wake()
@@ -261,14 +261,14 @@ class SimulatedEngine:
         self._wake()
 
     def hang(self) -> None:
-        """Answer nothing any more, and say nothing of it."""
+        """Stop answering, without an error."""
         self._advance()
         self._is_hung = True
         self._trouble.set()
         self._wake()
 
     async def until_in_trouble(self) -> str:
-        """Wait until it dies or hangs; returns why it died, or nothing if it hangs."""
+        """Wait until it dies or hangs; returns the reason for death, or nothing if it hangs."""
         await self._trouble.wait()
         return self._dead or ""
 
@@ -291,7 +291,7 @@ class SimulatedEngine:
         return job.num_prompt_tokens + min(self._steps - job.started_at, job.num_tokens)
 
     def _advance(self) -> None:
-        """Bring the count of steps up to the present."""
+        """Update the number of steps to the present time."""
         now_s = self._clock.time()
         if self._running and not (self._is_paused or self._is_hung):
             begin_s = max(self._seen_s, min(self._stalled_until_s, now_s))
@@ -302,12 +302,12 @@ class SimulatedEngine:
         self._seen_s = now_s
 
     def _stall(self, num_tokens: float) -> None:
-        """Hold the batch up for the prefill of `num_tokens`."""
+        """Delay the batch for the prefill of `num_tokens`."""
         start_s = max(self._clock.time(), self._stalled_until_s)
         self._stalled_until_s = start_s + num_tokens / self.speed.prefill_tokens_per_s
 
     def _admit(self) -> None:
-        """Fill the batch from those that wait, and set the timer."""
+        """Fill the batch from waiting requests, and set the timer."""
         speed = self.speed
         while self._waiting and not (self._is_paused or self._is_hung):
             if len(self._running) >= speed.slots:
@@ -377,14 +377,14 @@ class SimulatedEngine:
         return job is not None and job.ends_at == end
 
     def _keep(self, key: tuple[str, str], num_tokens: int) -> None:
-        """Note that these tokens are in the cache; those that were used longest ago go first."""
+        """Record that these tokens are cached; the least recently used ones are evicted."""
         self._cached[key] = num_tokens
         self._cached.move_to_end(key)
         while len(self._cached) > _MAX_PREFIXES:
             self._cached.popitem(last=False)
 
     def _preempt(self) -> None:
-        """Put the request that came last back in the queue; its tokens are computed again."""
+        """Put the newest request back in the queue; its tokens are computed again."""
         job = self._running.pop(max(self._running))
         self._context -= self._size(job)
         self._close_span(job)
@@ -392,7 +392,7 @@ class SimulatedEngine:
         self.num_preemptions += 1
 
     def _close_span(self, job: Job) -> None:
-        """Note under which weights the tokens since the last span were written."""
+        """Record the version for the tokens since the last span."""
         written = job.num_tokens - job.num_done
         written = min(written, max(0, round(self._steps - job.started_at) - job.num_done))
         if written:

@@ -1,4 +1,4 @@
-"""Simulated environments: how long answers are, how many turns there are, what fails.
+"""Simulated environments: lengths of answers, numbers of turns, failures.
 
 Everything of a rollout follows from its id and the seed, never from the order of events. So two
 schedules play the same rollouts and can be compared one by one, and a fault in one place changes
@@ -26,42 +26,42 @@ from telescope_core.base.types import (
 from telescope_train.simulation.servers import SimulatedPolicy
 
 Lengths: TypeAlias = Callable[[random.Random], int]
-"""Draws the number of tokens of an answer."""
+"""Function that draws the number of tokens of an answer."""
 
 
 class SimulatedCall(NamedTuple):
     """One model call of a rollout, in tokens."""
 
     num_new_tokens: int
-    """Of the prompt, beyond what the turn before ended with."""
+    """Number of prompt tokens after those of the previous turn."""
     num_tokens: int
-    """Of the answer."""
+    """Number of tokens of the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What rollouts of an environment are like. Times are in seconds, lengths in tokens."""
+    """Properties of an environment's rollouts. Times are in seconds, lengths in tokens."""
 
     lengths: Lengths
-    """Of one answer."""
+    """Length of one answer."""
     num_prompt_tokens: int = 256
-    """Of the first prompt."""
+    """Length of the first prompt."""
     num_turns: tuple[int, int] = (1, 1)
-    """Fewest and most answers of a rollout."""
+    """Least and most answers of a rollout."""
     num_tool_tokens: int = 128
-    """Of what the environment says between two answers."""
+    """Length of the environment's text between two answers."""
     tool_s: float = 0.0
     """Mean time between two answers; exponential."""
     reward_s: float = 0.2
-    """Time of scoring."""
+    """Time for scoring."""
     failure_rate: float = 0.0
-    """Share of the model calls before which the environment raises."""
+    """Share of model calls before which the environment raises an error."""
     loss_rate: float = 0.0
-    """Share of the attempts whose process dies while they are played."""
+    """Share of attempts whose process dies meanwhile."""
     hang_rate: float = 0.0
-    """Share of the attempts in which the environment never comes back from a tool."""
+    """Share of attempts in which a tool never returns."""
     hung_reward_rate: float = 0.0
-    """Share of the attempts whose reward never ends."""
+    """Share of attempts whose reward never ends."""
 
     def calls(self, chance: random.Random) -> list[SimulatedCall]:
         """Return the model calls of one rollout."""
@@ -75,7 +75,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded(Workload):
-    """Rollouts as long as those of a run: each is one of `rollouts`, chosen by chance."""
+    """Rollouts as in a run: each is a random one of `rollouts`."""
 
     rollouts: Sequence[Sequence[SimulatedCall]]
 
@@ -135,10 +135,10 @@ class SimulatedEnvironment:
         seed: int = 0,
         on_end: Callable[[Rollout], None] = lambda rollout: None,
     ) -> None:
-        """`on_end` gets every attempt that has ended."""
+        """`on_end` is called with every attempt that has ended."""
         self.name = name
         self.drawn: list[tuple[str, int]] = []
-        """(group id, tokens that all answers will have) of each rollout that has begun."""
+        """(group id, total tokens of all answers) of each rollout that has begun."""
         self._workload = workload
         self._seed = seed
         self._on_end = on_end
@@ -157,11 +157,11 @@ class SimulatedEnvironment:
         )
 
     async def example(self, split: Split, index: int) -> Example:
-        """Return the example of this number."""
+        """Return the example with this number."""
         return Example(id=f"{split}-{index}", prompt=str(index))
 
     async def gold(self, split: Split, index: int) -> Rollout | None:
-        """Return None: nothing is known to be right."""
+        """Return None: there is no gold answer."""
         return None
 
     async def play(self, request: PlayRequest, policy: Policy) -> Rollout:
@@ -193,7 +193,7 @@ class SimulatedEnvironment:
         return group
 
     async def cancel(self, rollout_id: str) -> None:
-        """Do nothing: whoever plays a rollout cancels its task."""
+        """Do nothing: the player of a rollout cancels its task."""
 
     async def health(self) -> None:
         """Return at once."""

@@ -1,4 +1,4 @@
-"""What a run would do on machines that are not here: `telescope simulate`.
+"""Estimate a run on machines that are not available: `telescope simulate`.
 
 The chosen division of the GPUs between servers and ranks is simulated, and a few others beside it.
 """
@@ -21,11 +21,11 @@ from telescope_train.simulation.together import OnStep, all_of
 from telescope_train.simulation.usage import Usage
 
 _OTHER_SPLITS = (0.5, 0.75, 1.25, 1.5)
-"""Numbers of servers, relative to the chosen one, that are tried beside it."""
+"""Numbers of servers, relative to the chosen one, that are simulated as well."""
 _FEW_ROLLOUTS = 20_000
-"""All together: so many are simulated within a few seconds, without further processes."""
+"""Total number of rollouts that is simulated within seconds in one process."""
 _WARM_UP = 3
-"""Steps at the start that are left out of means: the first batch has nobody to overlap with."""
+"""Initial steps that are left out of means: nothing overlaps with the first batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,18 +33,18 @@ class Hardware:
     """The machines of a simulated run."""
 
     num_gpus: int
-    """All together."""
+    """Total number of GPUs."""
     num_servers: int
     gpus_per_server: int = 1
-    """GPUs that share the layers of one server (tensor parallelism)."""
+    """Number of GPUs that share the layers of one server (tensor parallelism)."""
 
     @property
     def num_ranks(self) -> int:
-        """GPUs that are left for the trainer."""
+        """Number of GPUs that are left for the trainer."""
         return self.num_gpus - self.num_servers * self.gpus_per_server
 
     def require_sound(self) -> None:
-        """Raise ConfigError if a side has no GPU."""
+        """Raise ConfigError if servers or trainer have no GPU."""
         if self.num_servers < 1 or self.num_ranks < 1:
             raise ConfigError(
                 f"{self.num_servers} servers of {self.gpus_per_server} GPUs leave "
@@ -54,12 +54,12 @@ class Hardware:
 
 
 SpeedsOf: TypeAlias = Callable[[Hardware], Speeds]
-"""Gives the speed of a server and of a rank in a division of the GPUs."""
+"""Function that returns the speeds of a server and of a rank for a division of the GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What one division of the GPUs can be expected to do. Means leave out the first steps."""
+    """Expected results of one division of the GPUs. Means leave out the first steps."""
 
     num_servers: int
     num_ranks: int
@@ -67,13 +67,13 @@ class Expected:
     """Seconds between two optimizer steps."""
     steps_per_hour: float
     servers_idle: float
-    """Share of the time in which a server has nothing to do."""
+    """Share of the time in which servers are idle."""
     trainer_idle: float
     staleness_mean: float
     """Weight updates between the first token of a sample and its training."""
     staleness_max: float
     groups_ready: float
-    """Groups that have ended when the trainer asks for its batch."""
+    """Groups that are ready when the trainer takes its batch."""
     rollouts_waiting: float
     """Rollouts that wait for a slot at that time."""
     num_preemptions: int
@@ -84,7 +84,7 @@ class Expected:
 
     @classmethod
     def from_simulated(cls, found: Simulated, hardware: Hardware) -> "Expected":
-        """Return what `found` says."""
+        """Return the expected results from the simulation `found`."""
         rows = found.rows[min(_WARM_UP, len(found.rows) - 1) :]
 
         def mean(name: str) -> float:
@@ -110,7 +110,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTaken:
-    """One step of a simulated run, the first ones included."""
+    """One step of a simulated run, including the first ones."""
 
     ended_s: float
     staleness_mean: float
@@ -119,14 +119,14 @@ class StepTaken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What a simulated run did over time."""
+    """The course of a simulated run over time."""
 
     usage: tuple[Usage, ...]
     steps: tuple[StepTaken, ...]
 
     @classmethod
     def from_simulated(cls, found: Simulated) -> "Course":
-        """Return that of `found`."""
+        """Return the course of `found`."""
         steps = tuple(
             StepTaken(
                 ended_s=ended_s,
@@ -144,14 +144,14 @@ class Estimate:
 
     chosen: Expected
     course: Course
-    """Of the chosen one."""
+    """Course of the chosen division."""
     others: tuple[Expected, ...]
     """Sorted by the number of servers."""
     limit: str
-    """What a step waits for."""
+    """The bottleneck of a step."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return all numbers."""
+        """Return all numbers as JSON."""
         return asdict(self)
 
 
@@ -164,7 +164,7 @@ def estimate(
     steps: int,
     on_progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Estimate:
-    """Simulate `steps` steps of the run on `hardware`, and with other numbers of servers.
+    """Simulate `steps` steps of the run on `hardware`, also with other numbers of servers.
 
     `on_progress` gets the steps that are done and all there are, about twice a second.
     """
@@ -187,7 +187,7 @@ def estimate(
 
 
 def recorded_workload(run_folder: Path, like: Workload) -> Recorded:
-    """Return rollouts as long as those in `run_folder`, with the times of `like`.
+    """Return rollouts as in `run_folder`, with the times of `like`.
 
     Raises ConfigError if there is no run, or it has no rollouts with tokens.
     """
@@ -252,5 +252,5 @@ def _limit(expected: Expected) -> str:
 
 
 def table_of(estimate: Estimate) -> Sequence[Expected]:
-    """Return all divisions that were simulated, by their number of servers."""
+    """Return all simulated divisions, by their number of servers."""
     return sorted([estimate.chosen, *estimate.others], key=lambda one: one.num_servers)

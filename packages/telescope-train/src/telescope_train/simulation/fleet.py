@@ -1,4 +1,4 @@
-"""The processes of simulated servers: they die and hang as planned, and take a while to start."""
+"""Processes of simulated servers: they die and hang as planned, and take a while to start."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from telescope_train.simulation.engine import SimulatedEngine
 
 
 class SimulatedFleet:
-    """See `inference.supervisor.Fleet`."""
+    """A fleet of simulated servers; see `inference.supervisor.Fleet`."""
 
     def __init__(
         self,
@@ -19,7 +19,7 @@ class SimulatedFleet:
         progress_s: float = 120.0,
         failed_starts: int = 0,
     ) -> None:
-        """`failed_starts`: how many starts, the first ones, end with a dead server."""
+        """`failed_starts`: number of first starts that end with a dead server."""
         self._engines = engines
         self._start_s = start_s
         self._progress_s = progress_s

@@ -1,4 +1,4 @@
-"""How fast a GPU samples and trains a model of a given size: an estimate from data sheets.
+"""Estimate the speed of a GPU in sampling and training a model, from data sheets.
 
 Decoding reads every weight once per step, so memory bandwidth limits it; prefill and training are
 limited by FLOP/s. The shares of the peak that are reached are rough means of public reports. For
@@ -16,15 +16,15 @@ from telescope_train.simulation.trainer import TrainerSpeed
 from telescope_train.step.throughput import PEAK_FLOPS
 
 BANDWIDTH_SHARE, PREFILL_SHARE, TRAINING_SHARE, MEMORY_SHARE = 0.7, 0.5, 0.4, 0.9
-"""Of the peak: memory bandwidth in decoding, FLOP/s in prefill and in training, memory in use."""
+"""Achieved share of the peak: bandwidth in decoding, FLOP/s in prefill and training, memory."""
 LAUNCH_S = 0.002
-"""Seconds of a decode step that no bandwidth can save."""
+"""Seconds of a decode step independent of bandwidth."""
 NETWORK_BYTES_PER_S = 25e9
-"""Between two machines, for weights."""
+"""Bandwidth between two machines, for weights."""
 _BYTES = 2
-"""Of a weight and of a number in the key-value cache: bfloat16."""
+"""Bytes of a weight and of a value in the key-value cache: bfloat16."""
 _OPTIMIZER_BYTES = 16
-"""Read and written per parameter in an optimizer step: float32 weights, gradients, moments."""
+"""Bytes per parameter in an optimizer step: float32 weights, gradients, moments."""
 
 
 class Gpu(NamedTuple):
@@ -49,7 +49,7 @@ GPUS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """What a simulation needs to know of the machines."""
+    """Speeds of machines for a simulation."""
 
     engine: EngineSpeed
     servers: ServerTimes
@@ -59,7 +59,7 @@ class Speeds:
 def estimated_speeds(
     facts: ModelFacts, gpu: str, *, gpus_per_server: int, num_ranks: int, slots: int
 ) -> Speeds:
-    """Return the speeds of servers and ranks for a model on GPUs of a kind.
+    """Return estimated speeds of servers and ranks for a model on a kind of GPU.
 
     `slots` is the most requests of one server. Raises ConfigError for a GPU that is not known, or
     a model that does not fit.

@@ -1,4 +1,4 @@
-"""How fast the servers and ranks of a run were, from what it recorded.
+"""Measure the speeds of a run's servers and ranks from its records.
 
 Decoding is fitted to the model calls of the run: the time of a call is what each of its tokens took
 next to the other requests of its server, and what a call costs on top. The trainer is fitted to the
@@ -27,10 +27,10 @@ from telescope_train.simulation.servers import TOKENS_PER_ID, ServerTimes
 from telescope_train.simulation.trainer import TrainerSpeed
 
 WARM_UP = 3
-"""Steps at the start of a run that are left out, because their first calls compile and load."""
+"""Initial steps of a run that are left out, because their first calls compile and load."""
 _MIN_STEPS, _MIN_CALLS = 5, 50
 _CALLS_OF_UPDATE = 6
-"""Round trips of a weight update: pause, begin, receive, finish, compare, resume."""
+"""Number of round trips of a weight update: pause, begin, receive, finish, compare, resume."""
 
 
 class Call(NamedTuple):
@@ -40,7 +40,7 @@ class Call(NamedTuple):
     began_s: float
     ended_s: float
     num_tokens: int
-    """Of the answer."""
+    """Number of tokens of the answer."""
 
 
 def measured_speeds(run_folder: Path, *, hidden_size: int | None, slots: int) -> Speeds:
@@ -94,7 +94,7 @@ def fitted(columns_NK: NDArray[np.float64], seconds_N: NDArray[np.float64]) -> N
 def engine_speed(
     calls: Sequence[Call], updates: Mapping[str, Sequence[tuple[float, float]]], slots: int
 ) -> tuple[EngineSpeed, float]:
-    """Return an engine's speed, and the seconds of a call that no token explains.
+    """Return an engine's speed, and the seconds of a call that are independent of its tokens.
 
     `updates`: by server, from when to when it was paused for new weights.
     """
@@ -161,7 +161,7 @@ def _calls(rollouts: Sequence[RolloutRow], events: Sequence[AttemptEvent]) -> li
 
 
 def requests_beside(calls: Sequence[Call]) -> NDArray[np.float64]:
-    """Return [N] the mean number of requests of its server during each call, itself included."""
+    """Return [N] the mean number of requests on its server during each call, including itself."""
     found_N = np.zeros(len(calls))
     for server in {call.server for call in calls}:
         own = [index for index, call in enumerate(calls) if call.server == server]
@@ -186,7 +186,7 @@ def requests_beside(calls: Sequence[Call]) -> NDArray[np.float64]:
 
 
 def _updates(folder: RunFolder) -> dict[str, list[tuple[float, float]]]:
-    """Return from when to when each server was paused for new weights."""
+    """Return the intervals in which each server was paused for new weights."""
     found: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     began_s: dict[str, float] = {}
     for event in folder.server_events():
@@ -198,7 +198,7 @@ def _updates(folder: RunFolder) -> dict[str, list[tuple[float, float]]]:
 
 
 def _overlap(call: Call, spans: Sequence[tuple[float, float]]) -> float:
-    """Return the seconds of `call` that lie in `spans`, which follow each other."""
+    """Return the seconds of `call` within `spans`, which do not overlap."""
     first = bisect_left(spans, call.began_s, key=lambda span: span[1])
     seconds = 0.0
     for began_s, ended_s in spans[first:]:

@@ -1,4 +1,4 @@
-"""What a simulated run did over time, drawn: as text of 80 columns, and as a page.
+"""Draw a simulated run over time: as text of 80 columns, and as a page.
 
 Both show shares on a scale from 0 to 100% and numbers on one from 0 to the highest that is shown.
 """
@@ -17,7 +17,7 @@ from telescope_train.simulation.usage import Usage
 
 _CELLS = 48
 _NAME, _TICK = 14, 6
-"""Characters of a name, and of a number beside the axis."""
+"""Characters of a name, and of a number at the axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class _Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Curve:
-    """One thing that changes over time."""
+    """One value that changes over time."""
 
     name: str
     spans: Sequence[_Span]
@@ -37,12 +37,12 @@ class _Curve:
 
     @property
     def mean(self) -> float:
-        """Over time."""
+        """Mean over time."""
         seconds = sum(one.to_s - one.from_s for one in self.spans)
         return sum(one.value * (one.to_s - one.from_s) for one in self.spans) / (seconds or 1.0)
 
     def text(self, value: float) -> str:
-        """Return `value` as it is shown beside the curve."""
+        """Return `value` as text beside the curve."""
         if self.is_share:
             return f"{value:.0%}"
         return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.2g}"
@@ -63,7 +63,7 @@ def lines_of(course: Course) -> list[str]:
 
 
 def write_page(path: Path, estimate: Estimate, *, title: str) -> None:
-    """Write everything as a page of its own."""
+    """Write everything as a separate page."""
     curves = {curve.name: curve for curve in _curves(estimate.course)}
     one = estimate.chosen
     rows = [
@@ -135,7 +135,7 @@ def _drawn(curve: _Curve, duration_s: float) -> list[str]:
 
 
 def _cells(spans: Sequence[_Span], duration_s: float, count: int) -> list[float | None]:
-    """Return the mean over time in each of `count` equal parts; None where nothing is known."""
+    """Return the mean over time in each of `count` equal parts; None where unknown."""
     sums, seconds = [0.0] * count, [0.0] * count
     cell_s = duration_s / count
     for one in spans:

@@ -50,7 +50,7 @@ _VOCAB_SIZE = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What is simulated: the settings of the run, its machines, and what its rollouts are like."""
+    """Input of a simulation: the settings of a run, its machines, and how its rollouts behave."""
 
     config: TrainConfig
     workload: Workload
@@ -61,41 +61,41 @@ class Scenario:
     trainer: TrainerSpeed = field(default_factory=TrainerSpeed)
     disk: DiskTimes = field(default_factory=DiskTimes)
     fleet: Callable[[Sequence[SimulatedEngine]], SimulatedFleet] | None = None
-    """Makes what starts lost servers again; None = none is lost."""
+    """Creates the fleet that restarts lost servers; None = none is lost."""
     call: CallServers = call_in_step
-    """Calls many servers; `call_servers` if they do not all take the same times."""
+    """Calls many servers; `call_servers` if their times differ."""
     on_step: Callable[[int], None] = lambda step: None
-    """Is told of each step that is done."""
+    """Called after each step."""
     adapt: Callable[[LoopParts], LoopParts] = lambda parts: parts
-    """Changes the parts of the run, such as for another rule of scheduling."""
+    """Changes the parts of the run, for instance to test another schedule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """What came of a simulated run. Times are virtual unless they say otherwise."""
+    """Results of a simulated run. Times are virtual unless stated otherwise."""
 
     rows: Sequence[dict[str, float]]
     """Metrics of each step, as a run writes them."""
     ended_s: Sequence[float]
-    """When each step was done."""
+    """Time at which each step ended."""
     duration_s: float
     server_busy: float
-    """Share of the time in which a server had work, over all servers."""
+    """Share of the time in which servers had work, over all servers."""
     trainer_busy: float
     """Share of the time in which the ranks computed."""
     num_tokens: int
-    """Tokens of the answers that servers finished."""
+    """Number of tokens in answers that servers finished."""
     num_preemptions: int
     usage: tuple[Usage, ...]
-    """How busy everything was, and what waited, over the whole time."""
+    """Load of all parts, and lengths of queues, over time."""
     mean_drawn: float
-    """Mean tokens of the rollouts of all batches that were trained, as they were drawn."""
+    """Mean tokens of the drawn rollouts of all trained batches."""
     mean_trained: float
-    """Mean tokens of the rollouts that batches were made of."""
+    """Mean tokens of the rollouts in these batches."""
     history: str
-    """Digest of all rollouts and their times: equal runs have equal ones."""
+    """Digest of all rollouts and their times: equal for equal runs."""
     real_s: float
-    """Seconds that the simulation itself took."""
+    """Real seconds of the simulation."""
 
     @property
     def step_s(self) -> float:
@@ -104,12 +104,12 @@ class Simulated:
 
     @property
     def length_bias(self) -> float:
-        """Mean trained over mean drawn length; 1 = long answers are trained on like short ones."""
+        """Mean trained over mean drawn length; 1 = long answers are trained as often as others."""
         return self.mean_trained / self.mean_drawn
 
 
 class History:
-    """Takes the place of the run folder, and keeps what `Simulated` needs."""
+    """Replaces the run folder, and keeps the data for `Simulated`."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -122,36 +122,36 @@ class History:
         self._digest.update(repr(sorted(self.rows[-1].items())).encode())
 
     def write_rollouts(self, step: int, rows: Iterable[RolloutRow]) -> None:
-        """Keep nothing of the rows: each costs more to write than its rollout to simulate."""
+        """Discard the rows: each takes longer to write than its rollout to simulate."""
 
     def write_attempts(self, step: int, rows: Iterable[RolloutRow]) -> None:
-        """Keep nothing of them either: they are counted in the metrics."""
+        """Discard these too: they are counted in the metrics."""
 
     def write_token_facts(self, step: int, rows: Iterable[TurnFacts]) -> None:
-        """Keep nothing: tokens are not simulated."""
+        """Discard them: tokens are not simulated."""
 
     def add(self, event: AttemptEvent) -> None:
-        """Note what happens to an attempt."""
+        """Process an event of an attempt."""
         text = f"{event.group_id}/{event.index} {event.attempt} {event.stage} {event.server}"
         self._digest.update(f"{text} {event.time_s:.9f}\n".encode())
 
     def pack(self, step: int) -> None:
-        """Do nothing: no event is kept."""
+        """Do nothing: events are not kept."""
 
     def played(self, rollout: Rollout) -> None:
-        """Note that `rollout` has ended."""
+        """Record the end of `rollout`."""
         now_s = asyncio.get_running_loop().time()
         text = f"{rollout.group_id}/{rollout.index} {rollout.status} {now_s:.9f}\n"
         self._digest.update(text.encode())
 
     @property
     def digest(self) -> str:
-        """Of everything so far."""
+        """Digest of everything so far."""
         return self._digest.hexdigest()
 
 
 def simulate(scenario: Scenario) -> Simulated:
-    """Return what comes of `scenario`; the same each time but for `real_s`."""
+    """Return the results of `scenario`; always the same, except `real_s`."""
     began_s = time.perf_counter()
     with rare_collections():
         result = run_in_virtual_time(lambda: _simulated(scenario))
@@ -163,14 +163,14 @@ async def _simulated(scenario: Scenario) -> Simulated:
 
 
 class SimulatedRun:
-    """Everything of one run, inside the loop."""
+    """All parts of one run, inside the loop."""
 
     def __init__(self, scenario: Scenario, history: History) -> None:
         self._scenario = scenario
         self.history = history
         self.ended_s: list[float] = []
         self.killed = asyncio.Event()
-        """Set when its driver is killed; whoever runs it ends it then."""
+        """Set when its driver is killed; its caller must then end it."""
         self.environments = {
             entry.name: SimulatedEnvironment(
                 scenario.workload,
@@ -201,7 +201,7 @@ class SimulatedRun:
         )
 
     async def simulated(self) -> Simulated:
-        """Take every step, and return what came of them."""
+        """Take every step, and return the results."""
         parts = self._scenario.adapt(await self.parts())
         self.follow(parts)
         meter = UsageMeter(self.engines, self.ranks, parts.sampler.queues)
@@ -240,7 +240,7 @@ class SimulatedRun:
         )
 
     async def watched(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await `work`, and meanwhile bring back the servers that are lost."""
+        """Await `work`, while lost servers are restarted."""
         if self._scenario.fleet is None:
             return await work
         fleet = self._scenario.fleet(self.engines)
@@ -248,7 +248,7 @@ class SimulatedRun:
         await supervised(work, [supervisor.run()], grace_s=0.0)
 
     def follow(self, parts: LoopParts) -> None:
-        """Let the slots follow the servers until the simulation ends, as far as they may change."""
+        """Let the number of slots follow the servers until the simulation ends, if it may."""
         config = self._scenario.config
         slots = parts.sampler.attempts.slots
         following = Concurrency.from_config(config, slots, self.pool, read_all=read_in_turn)
@@ -256,7 +256,7 @@ class SimulatedRun:
             in_background(following.run())
 
     async def parts(self, first_version: WeightVersion = 0) -> LoopParts:
-        """Return what the loop touches, with `first_version` live on all servers."""
+        """Return the parts of the loop, with `first_version` live on all servers."""
         config = self._scenario.config
         mix = await training_environments(config, self.environments, {}, {})
         await self.publisher.connect()

@@ -44,17 +44,17 @@ from telescope_train.rollouts.slots import Reader
 from telescope_train.simulation.engine import EngineAborted, EngineLost, SimulatedEngine
 
 TOKENS_PER_ID = 64
-"""Tokens that one id stands for."""
+"""Number of tokens for which one id stands."""
 UPDATE_PATH = "/update_weights"
 
 
 def num_ids(num_tokens: int) -> int:
-    """Return how many ids stand for `num_tokens` tokens; at least 1."""
+    """Return the number of ids for `num_tokens` tokens; at least 1."""
     return max(1, -(-num_tokens // TOKENS_PER_ID))
 
 
 class Planned(list[int]):
-    """The ids of a prompt, and how many tokens the answer will have."""
+    """The ids of a prompt, and the length of the answer."""
 
     def __init__(self, ids: Sequence[int], *, rollout_id: str, num_tokens: int) -> None:
         super().__init__(ids)
@@ -67,20 +67,20 @@ class ServerTimes:
     """Delays of a server outside its engine, in seconds."""
 
     round_trip_s: float = 0.002
-    """Of one request or control call."""
+    """Seconds of a request or control call, without its work."""
     transfer_s: float = 0.5
-    """To receive all weights."""
+    """Seconds to receive all weights."""
     error_rate: float = 0.0
-    """Share of the requests that it answers with an error."""
+    """Share of requests that are answered with an error."""
 
 
 class SimulatedClient:
-    """The way to one simulated server; see `inference.pool.ServerClient`."""
+    """The client of one simulated server; see `inference.pool.ServerClient`."""
 
     def __init__(
         self, engine: SimulatedEngine, times: ServerTimes, sent: Callable[[], str] = lambda: ""
     ) -> None:
-        """`sent` gives the digest of what the trainer sends."""
+        """`sent` returns the digest of the weights that the trainer sends."""
         self.base_url = engine.name
         self.identity = ""
         self.num_in_flight = 0
@@ -90,9 +90,9 @@ class SimulatedClient:
         self._sent = sent
         self._received = ""
         self.corrupts: Callable[[], bool] = lambda: False
-        """Whether the next weights arrive as something else."""
+        """Whether the next weights arrive corrupted."""
         self.loses_answer: Callable[[str], bool] = lambda path: False
-        """Whether the answer to the next call of a path gets lost, once it was obeyed."""
+        """Whether the answer to the next call of a path is lost, after the call took effect."""
         self._chance = random.Random(f"errors/{engine.name}")
 
     async def generate(self, request: Request) -> Generation:
@@ -135,7 +135,7 @@ class SimulatedClient:
         is_repeatable: bool = False,
         deadline_s: float | None = CONTROL_DEADLINE_S,
     ) -> Any:
-        """Do what the server would do at `path`, as far as the engine notices it."""
+        """Do the work of the server's route `path`, as far as it affects the engine."""
         try:
             async with asyncio.timeout(deadline_s):
                 within_s = None if deadline_s is None else ANSWER_WITHIN_S
@@ -158,7 +158,7 @@ class SimulatedClient:
         return answer
 
     async def _until_answered(self, path: str, within_s: float | None) -> None:
-        """Return when an answer arrives; after `within_s`, the server is asked for it again."""
+        """Return when an answer arrives; after `within_s`, the call is repeated."""
         while self.loses_answer(path):
             # The connection stays open, until the server is ended.
             try:
@@ -169,7 +169,7 @@ class SimulatedClient:
             raise ServerLostError(f"no answer from {self.base_url}{path}: {why or 'it hangs'}")
 
     def obey(self, path: str, body: dict[str, Any], query: str) -> Any:
-        """Do what is asked for at `path`, in no time; raises EngineLost if the engine is dead."""
+        """Do the work of `path`, in no time; raises EngineLost if the engine is dead."""
         self.engine.require_alive()
         if path == PAUSE_PATH:
             aborts = PAUSE_AND_ABORT in query
@@ -199,7 +199,7 @@ class SimulatedClient:
         self.engine.die(why)
 
     async def load(self) -> ServerLoad:
-        """Return what the engine is doing."""
+        """Return the load of the engine."""
         engine = self.engine
         return ServerLoad(
             cache_use=engine.cache_use,
@@ -215,7 +215,7 @@ class SimulatedClient:
 async def call_in_step(
     clients: Sequence[ServerClient], call: ControlCall, on_answer: OnAnswer
 ) -> None:
-    """Do what `call_servers` does, for servers that all take the same times, in a single task.
+    """Do the same as `call_servers`, in one task, for servers with equal times.
 
     What each server notices, and when, is the same.
     """
@@ -239,7 +239,7 @@ async def call_in_step(
 
 
 async def read_in_turn(readers: Sequence[Reader]) -> Sequence[ServerLoad | None]:
-    """Do what `read_at_once` does, without a task for each server: they answer in no time."""
+    """Do the same as `read_at_once`, without tasks: servers answer in no time."""
     return [await reader() for reader in readers]
 
 
@@ -271,7 +271,7 @@ def _generation(spans: Sequence[Span], ids: int, reason: Literal["stop", "length
 
 
 class SimulatedPolicies:
-    """Gives each rollout a policy that asks the pool for planned answers."""
+    """Gives each rollout a policy that requests planned answers from the pool."""
 
     def __init__(self, pool: ServerPool, attempts: Attempts) -> None:
         self._pool = pool
@@ -282,11 +282,11 @@ class SimulatedPolicies:
         return SimulatedPolicy(LimitedPool(self._pool, self._attempts, rollout_id), rollout_id)
 
     async def close(self) -> None:
-        """Do nothing: the pool is closed by whoever opened it."""
+        """Do nothing: the creator of the pool closes it."""
 
 
 class SimulatedPolicy:
-    """One rollout's policy. The environment says with `say` how long the next answer is."""
+    """One rollout's policy. The environment sets the length of each answer with `say`."""
 
     endpoint: ChatEndpoint | None = None
 
@@ -304,11 +304,11 @@ class SimulatedPolicy:
         *,
         tools: Sequence[dict[str, JsonValue]] = (),
     ) -> Completion:
-        """Refuse: a simulated environment has no messages; it calls `say`."""
+        """Raise: a simulated environment has no messages; it calls `say`."""
         raise TypeError("a simulated policy takes no messages; simulated environments call `say`")
 
     async def say(self, sampling: Sampling, *, num_new_tokens: int, num_tokens: int) -> Completion:
-        """Return an answer of `num_tokens` after `num_new_tokens` of further prompt."""
+        """Return an answer of `num_tokens`, to a prompt with `num_new_tokens` more tokens."""
         clock = asyncio.get_running_loop()
         started_s = clock.time()
         self._ids += [3] * num_ids(num_new_tokens)

@@ -1,4 +1,4 @@
-"""Several simulations at the same time, each in a process of its own, with their progress."""
+"""Several simulations at once, each in its own process, with progress reports."""
 
 import multiprocessing
 from collections.abc import Callable, Sequence
@@ -10,12 +10,12 @@ from typing import TypeAlias, TypeVar
 from telescope_train.models.threads import usable_cores
 
 OnStep: TypeAlias = Callable[[int], None]
-"""Is told the number of each step that is done."""
+"""Called with the number of each step that ends."""
 Result = TypeVar("Result")
 
 _POLL_S = 0.5
 _steps: "SimpleQueue[int] | None" = None
-"""In a process that simulates: where steps are told. Set once, when the process begins."""
+"""In a simulating process: the queue for steps. Set once, at its start."""
 
 
 def all_of(
@@ -24,7 +24,7 @@ def all_of(
     in_processes: bool,
     on_progress: Callable[[int], None],
 ) -> list[Result]:
-    """Return what all `works` return, in order; they can be pickled if there are processes.
+    """Return the results of all `works`, in order; they must be picklable if processes are used.
 
     `on_progress` gets the number of steps that all of them have done: now and then, also while
     none is done.

@@ -1,4 +1,4 @@
-"""Simulated trainer ranks: they take the time that the FLOPs of their batches need."""
+"""Simulated trainer ranks, whose time follows from the FLOPs of their batches."""
 
 import asyncio
 import random
@@ -27,18 +27,18 @@ from telescope_train.simulation.servers import TOKENS_PER_ID
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSpeed:
-    """What one rank can do."""
+    """Speeds of one rank."""
 
     tokens_per_s: float = 12_000.0
-    """Tokens through forward and backward in a second, without attention."""
+    """Tokens per second through forward and backward, without attention."""
     hidden_size: int = 4096
-    """Sets how much attention costs relative to the rest."""
+    """Hidden size of the model, which sets the relative cost of attention."""
     optimizer_s: float = 0.5
     """Seconds of one optimizer step."""
     send_s: float = 0.5
     """Seconds to send all weights."""
     jitter: float = 0.0
-    """Whatever is done takes longer by up to this factor, by chance."""
+    """Largest random factor on all times."""
 
 
 class SimulatedRanks:
@@ -47,7 +47,7 @@ class SimulatedRanks:
     def __init__(
         self, num_ranks: int, speed: TrainerSpeed, disk: SimulatedDisk | None = None
     ) -> None:
-        """`disk`: where checkpoints are written; None = at once."""
+        """`disk`: the disk for checkpoints; None = writes take no time."""
         self.num_ranks = num_ranks
         self.speed = speed
         self.weights: Weights = ()
@@ -56,7 +56,7 @@ class SimulatedRanks:
         self._disk = disk or SimulatedDisk(DiskTimes())
         self._saving: StateWriter | None = None
         self._gradient: list[PackedBatch] = []
-        """What it was accumulated over."""
+        """The data over which the gradient was accumulated."""
         self._version = 0
         self._working_since_s: float | None = None
         self._died = asyncio.Event()
@@ -65,15 +65,15 @@ class SimulatedRanks:
 
     @property
     def num_steps(self) -> int:
-        """How many optimizer steps the weights have taken."""
+        """Number of optimizer steps of the present weights."""
         return len(self.weights)
 
     def die(self) -> None:
-        """Let every call fail from now on, those under way at their end."""
+        """Fail every later call, and running ones at their end."""
         self._died.set()
 
     async def start_again(self) -> None:
-        """Take the place of ranks that died, with the weights at the beginning."""
+        """Replace ranks that died, with the initial weights."""
         await self.close()
         self._died.clear()
         self._queue = asyncio.Lock()
@@ -115,25 +115,25 @@ class SimulatedRanks:
         return [[np.zeros(len(b.token_ids_T), np.float32) for b in shard] for shard in shards]
 
     async def reference_logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:
-        """Like `logprobs`."""
+        """Return log-probs like `logprobs`."""
         return await self.logprobs(shards)
 
     async def update_reference(self) -> None:
         """Do nothing."""
 
     async def weight_headers(self) -> list[TensorHeader]:
-        """Return one tensor that stands for all."""
+        """Return one tensor, in place of all."""
         return [TensorHeader(name="weights", dtype="bfloat16", shape=(1,))]
 
     async def meeting_point(self) -> tuple[str, int]:
-        """Return a place that nobody goes to."""
+        """Return a place that is not used."""
         return "simulated", 0
 
     async def connect(self, place: Place, *, wait_s: float | None = None) -> None:
         """Do nothing."""
 
     async def stage_weights(self, wire: Wire) -> None:
-        """Do nothing: what is sent is staged nowhere."""
+        """Do nothing: nothing is staged."""
 
     async def send_weights(self) -> str:
         """Take the time of a transfer."""
@@ -142,11 +142,11 @@ class SimulatedRanks:
 
     @property
     def digest(self) -> str:
-        """What servers say that they have received."""
+        """Digest that servers report after receiving the weights."""
         return f"after {self.num_steps} steps, the last {self.weights[-1:]}"
 
     async def sent_digests(self) -> dict[str, str]:
-        """Return the digest of the one tensor that stands for all."""
+        """Return the digest of the one tensor."""
         return {"weights": self.digest}
 
     async def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
@@ -156,12 +156,12 @@ class SimulatedRanks:
         self._saving = StateWriter(folder, self.weights, num_ranks=self.num_ranks, disk=self._disk)
 
     async def checkpoint_is_written(self) -> bool:
-        """Answer once what is being done is done."""
+        """Return whether it is written, after the present activity."""
         await self._hold(0.0)
         return self._saving is None or self._saving.is_done
 
     async def finish_checkpoint(self) -> Mapping[str, FileProof]:
-        """Wait for what is being written; raises TelescopeError if it could not be."""
+        """Wait for the background write; raises TelescopeError if it failed."""
         await self._hold(0.0)
         saving, self._saving = self._saving, None
         if saving is not None:
@@ -169,25 +169,25 @@ class SimulatedRanks:
         return {}  # they are so small that whoever publishes them reads them
 
     async def load_checkpoint(self, folder: Path, proofs: Mapping[str, FileProof]) -> None:
-        """Take the weights of a checkpoint, in no time."""
+        """Load the weights of a checkpoint, in no time."""
         assert not wrong_contents(folder, proofs, proofs)
         await self._hold(0.0)
         self._take(read_weights(folder))
 
     async def save_pretrained(self, folder: Path) -> None:
-        """Write something that stands for the export."""
+        """Write a file in place of the export."""
         await self._hold(0.0)
         self._disk.export(folder, self.digest)
 
     async def close(self) -> None:
-        """End what is being written."""
+        """Stop the background write."""
         saving, self._saving = self._saving, None
         if saving is not None:
             await saving.end()
 
     @property
     def busy_until_now_s(self) -> float:
-        """`busy_s` with what is being done."""
+        """`busy_s`, including the present activity."""
         if self._working_since_s is None:
             return self.busy_s
         return self.busy_s + asyncio.get_running_loop().time() - self._working_since_s
@@ -208,7 +208,7 @@ class SimulatedRanks:
         self.weights, self._gradient = weights, []
 
     async def _hold(self, seconds: float) -> None:
-        """Do what is no part of a step, after what is being done."""
+        """Do work outside of a step, after the present activity."""
         async with self._queue:
             if seconds:
                 await asyncio.sleep(seconds)

@@ -1,4 +1,4 @@
-"""How busy a simulated run is over time: its servers, its ranks, and what waits for them.
+"""The load of a simulated run over time: its servers, its ranks, and its queues.
 
 Readings come at equal intervals of virtual time. When there are many, neighbors are made one and
 the interval doubles, so that a long run has as many as a short one.
@@ -15,12 +15,12 @@ from telescope_train.simulation.trainer import SimulatedRanks
 
 _FIRST_INTERVAL_S = 1.0
 _MOST_READINGS = 240
-"""An even number."""
+"""Most readings; an even number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """A part of a simulated run."""
+    """The load in one part of a simulated run."""
 
     from_s: float
     to_s: float
@@ -31,13 +31,13 @@ class Usage:
     rollouts_waiting: float
     """Rollouts and calls that waited for a slot, or to begin."""
     requests_waiting: float
-    """Requests that waited in the queues of the servers."""
+    """Requests in the queues of the servers."""
     groups_ready: float
-    """Groups that had ended and were not trained on yet."""
+    """Groups that were ready and not trained on yet."""
 
 
 class Queues(NamedTuple):
-    """What waits at one moment."""
+    """Lengths of the queues at one moment."""
 
     rollouts_waiting: float
     requests_waiting: float
@@ -47,14 +47,14 @@ class Queues(NamedTuple):
 class _Reading(NamedTuple):
     time_s: float
     servers_s: float
-    """Seconds in which a server had work so far, summed over all."""
+    """Seconds in which servers had work so far, summed over all."""
     ranks_s: float
     queues: Queues
-    """Means since the reading before."""
+    """Means since the previous reading."""
 
 
 class UsageMeter:
-    """Reads a run again and again."""
+    """Reads the load of a run repeatedly."""
 
     def __init__(
         self,
@@ -69,13 +69,13 @@ class UsageMeter:
         self._readings = [_Reading(0.0, 0.0, 0.0, Queues(0.0, 0.0, 0.0))]
 
     async def run(self) -> None:
-        """Read without end."""
+        """Read until canceled."""
         while True:
             await asyncio.sleep(self._interval_s)
             self.read()
 
     def read(self) -> None:
-        """Note what has been done until now, and what waits."""
+        """Record the load up to now, and the queues."""
         queues = self._sampler_queues()
         self._readings.append(
             _Reading(
@@ -93,7 +93,7 @@ class UsageMeter:
             self._merge()
 
     def usage(self) -> tuple[Usage, ...]:
-        """Return what was read, in order."""
+        """Return the readings, in order."""
         return tuple(
             Usage(
                 from_s=before.time_s,
@@ -108,7 +108,7 @@ class UsageMeter:
         )
 
     def _merge(self) -> None:
-        """Make each two readings one, and read half as often from now on."""
+        """Merge pairs of readings, and read half as often from now on."""
         first, *rest = self._readings
         self._readings = [
             first,

@@ -22,7 +22,7 @@ _ASYNCIO = str(Path(asyncio.__file__).parent)
 
 
 class Deadlock(RuntimeError):
-    """Every task waits, and nothing that is scheduled can wake one: the run would hang for ever."""
+    """Every task waits, and no timer can wake one: the run would hang forever."""
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -39,7 +39,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[..., Any], *args: Any
     ) -> "asyncio.Future[Any]":
-        """Call `func` at once, in no time: a thread would answer in real time."""
+        """Call `func` at once, in no time: a thread would take real time."""
         del executor
         future = self.create_future()
         try:
@@ -49,7 +49,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return future
 
     def jump(self) -> None:
-        """Go to the time of the next timer; raises Deadlock if there is none."""
+        """Advance to the time of the next timer; raises Deadlock if there is none."""
         # The heap of timers is private to asyncio and has been the same since Python 3.4. A test
         # with many timers pins it on each Python that is supported.
         timers: list[asyncio.TimerHandle] = self._scheduled  # pyright: ignore[reportAttributeAccessIssue]
@@ -70,7 +70,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def in_background(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-    """Return a task that does `work`, whose timers are not taken for a reason to go on."""
+    """Return a task for `work`, whose timers alone do not keep the loop going."""
     context = contextvars.copy_context()
     context.run(_BACKGROUND.set, True)
     return asyncio.get_running_loop().create_task(work, context=context)
@@ -82,7 +82,7 @@ def _is_background(timer: asyncio.TimerHandle) -> bool:
 
 
 class _NeverWaits(selectors.SelectSelector):
-    """Moves the clock of its loop where another selector would wait for input."""
+    """Advances the clock of its loop where another selector would wait for input."""
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class _NeverWaits(selectors.SelectSelector):
 
 
 def run_in_virtual_time(main: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-    """Return what `main()` returns; its time is virtual.
+    """Return the result of `main()`, whose time is virtual.
 
     Raises Deadlock when `main` waits for something that cannot happen any more.
     """
@@ -104,13 +104,13 @@ def run_in_virtual_time(main: Callable[[], Coroutine[Any, Any, Result]]) -> Resu
 
 
 def _waiting(loop: asyncio.AbstractEventLoop) -> str:
-    """Name the coroutines in which tasks wait, each once."""
+    """Return the names of the coroutines in which tasks wait, each once."""
     places = sorted({_place(task) for task in asyncio.all_tasks(loop) if not task.done()})
     return "; ".join(places[:8]) or "none"
 
 
 def _place(task: "asyncio.Task[Any]") -> str:
-    """Return the innermost coroutine in which a task waits, asyncio's own left out."""
+    """Return the innermost coroutine in which a task waits, without asyncio's own."""
     place, inner = task.get_name(), task.get_coro()
     while inspect.iscoroutine(inner):
         frame = inner.cr_frame

@@ -42,7 +42,7 @@ class RewardRange(NamedTuple):
 
 
 class NoCredit(StrEnum):
-    """Why a group is not learned from."""
+    """Reason why a group is not learned from."""
 
     ALL_AT_MAXIMUM = "all_at_maximum"
     """Every rollout got the highest reward."""
@@ -53,19 +53,20 @@ class NoCredit(StrEnum):
     TOO_FEW = "too_few"
     """Failures left fewer rollouts than the algorithm needs to compare."""
     ALL_FILTERED = "all_filtered"
-    """Filters left none of its rollouts."""
+    """Filters removed all of its rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditRules:
-    """The rules of credit, which are the same in all steps of a run."""
+    """Rules of credit, which are the same in all steps of a run."""
 
     algorithm: Algorithm
     config: TrainConfig
     sampling: Mapping[str, Sampling]
-    """How each environment's rollouts are sampled, by its name."""
+    """Sampling settings of each environment, by name."""
     vocab_size: int
-    """Tokens in the vocabulary; a filter compares log-probs with a uniform draw from it."""
+    """Number of tokens in the vocabulary; a filter compares log-probs with a uniform draw from
+    it."""
     declared: Mapping[str, RewardRange] = field(default_factory=dict[str, RewardRange])
     """Reward ranges that environments declare, by name. They are used only to report at which end
     of its range a group of equal rewards is."""
@@ -87,16 +88,16 @@ def credit_rules(config: TrainConfig, mix: Mix, *, vocab_size: int | None) -> Cr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """What one step learns from, and why the rest was left out."""
+    """The samples of one step, and the reasons for leaving out the rest."""
 
     samples: tuple[TrainingSample, ...]
     """One or more per rollout, in the order of the groups."""
     advantages: Mapping[RolloutKey, float]
     """By rollout, including those of discarded groups and filtered rollouts that have one."""
     discarded: Mapping[str, NoCredit]
-    """The groups left out, by group id."""
+    """Reason for leaving out a group, by group id."""
     filtered: Mapping[RolloutKey, Filtered]
-    """The rollouts that filters left out of the remaining groups, by rollout."""
+    """Reason for filtering out a rollout of the remaining groups, by rollout."""
     metrics: Mapping[str, float]
     """Counts of groups and rollouts by reason, final rewards, mean and deviation of advantages."""
 
@@ -108,7 +109,7 @@ def assign_credit(
     kl_penalties: Mapping[RolloutKey, float] | None = None,
     built: Mapping[RolloutKey, Sequence[TrainingSample]] | None = None,
 ) -> Credit:
-    """Return the samples of `groups` and what became of each group.
+    """Return the samples of `groups`, and the outcome of each group.
 
     `kl_penalties` are added to the rewards (`kl_in_reward`). `built` holds samples of an earlier
     call, which are used again where the advantage is the same. Rollouts that were not kept take no
@@ -188,7 +189,7 @@ def scored_rollouts(group: Group) -> list[Rollout]:
 
 
 class _BranchCredit:
-    """What each branch of a rollout is credited with, by the setting `branch_credit`.
+    """Computes the credit of each branch of a rollout, by the setting `branch_credit`.
 
     Agents with rewards of their own, such as the seats of a match, are compared by those, whatever
     the setting is.
@@ -201,7 +202,7 @@ class _BranchCredit:
         advantages: Mapping[RolloutKey, float],
         rules: CreditRules,
     ) -> None:
-        """`shaped` gives rewards that count, [G]; `advantages` follow from those of `usable`."""
+        """`shaped` returns rewards, [G]; `advantages` computes from rewards of `usable` ones."""
         self._rule = rules.config.algorithm.branch_credit
         self._advantages = advantages
         self._of_agents: dict[tuple[RolloutKey, str], float] = {}
@@ -339,7 +340,7 @@ def _reason(rollouts: Sequence[Rollout], ranges: Mapping[str, RewardRange]) -> N
 
 
 def _num_outside(usable: Mapping[str, Sequence[Rollout]], ranges: Mapping[str, RewardRange]) -> int:
-    """Count the rewards that clipping changed; above 0, the configured range is too narrow."""
+    """Count the rewards changed by clipping; above 0, the configured range is too narrow."""
     num_outside = 0
     for rollouts in usable.values():
         if span := ranges.get(rollouts[0].environment):
@@ -378,7 +379,7 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
 def _correlation(
     rewards: Mapping[str, NDArray[np.float64]], advantages: Mapping[str, NDArray[np.float64]]
 ) -> dict[str, float]:
-    """Return the correlation of rewards and advantages within groups; {} if none has any."""
+    """Return the correlation of rewards and advantages within groups; {} if it is undefined."""
     if not rewards:
         return {}
     rewards_N, advantages_N = (
@@ -394,7 +395,7 @@ def _correlation(
 def _signal(
     groups: Sequence[Group], samples: Sequence[TrainingSample], weighting: Weighting
 ) -> dict[str, float]:
-    """Return the share that each environment has in the groups and in the gradient, if several.
+    """Return each environment's share of groups and of gradient, if there are several.
 
     The share in the gradient is that of the sums of |advantage| over trained tokens.
     """

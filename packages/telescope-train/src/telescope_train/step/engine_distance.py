@@ -1,4 +1,4 @@
-"""`mismatch/*` of a step whose own batch cannot tell it: engine against trainer, same weights.
+"""`mismatch/*` of a step whose batch cannot show it: engine against trainer, same weights.
 
 With rollouts a step ahead, a batch is mostly of older weights than those that it trains, and the
 forward pass of the step compares the two. Rollouts of later batches that have ended by then are of
@@ -18,9 +18,9 @@ from telescope_train.batches.samples import samples_from_rollout
 from telescope_train.step.credit import CreditRules, scored_rollouts
 
 SHARE = 1 / 16
-"""Of the tokens of the batch: a forward pass takes a third of the time of forward and backward."""
+"""Share of the batch's tokens: a forward pass takes a third of the time of both passes."""
 LEAST_TOKENS = 256
-"""Scored in any case, where the batch is small."""
+"""Least number of tokens to score, even in a small batch."""
 
 
 async def engine_distance(
@@ -70,7 +70,7 @@ def _sampled_by(version: WeightVersion, sample: TrainingSample) -> bool:
 def _fresh(
     ended: Iterable[Group], rules: CreditRules, version: WeightVersion, max_tokens: int
 ) -> Iterator[TrainingSample]:
-    """Yield samples of `version` while they fit into `max_tokens` together; one in any case."""
+    """Yield samples of `version` while they fit into `max_tokens` together; at least one."""
     num_tokens = 0
     for group in ended:
         for rollout in scored_rollouts(group):

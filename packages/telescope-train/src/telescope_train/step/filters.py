@@ -1,4 +1,4 @@
-"""Filters for rollouts that are not trained on: cut off, too slow, gibberish, repetition. Pure.
+"""Filters for rollouts that are not trained on: cut, too slow, gibberish, repetition. Pure.
 
 A filtered rollout keeps its reward and stays in the baseline of its group, which would otherwise
 favor the rollouts that are left. Its tokens are in neither numerator nor denominator of the loss.
@@ -22,13 +22,13 @@ MAX_TEXT_LENGTH = 10_000
 
 
 class Filtered(StrEnum):
-    """Why a rollout is not trained on."""
+    """Reason why a rollout is not trained on."""
 
     OVERLONG = "overlong"
     """A turn was cut off by `max_tokens`, or the context had no room for another turn, so it is not
     known how it would have ended."""
     TIMEOUT = "timeout"
-    """It was still being played at its deadline, which the machine may be the reason for."""
+    """It was still being played at its deadline, perhaps because of a slow machine."""
     GIBBERISH = "gibberish"
     """A rare token was sampled that was less likely than in a uniform draw."""
     REPETITION = "repetition"
@@ -38,7 +38,7 @@ class Filtered(StrEnum):
 def filter_reason(
     rollout: Rollout, section: AlgorithmSection, *, vocab_size: int
 ) -> Filtered | None:
-    """Return the first filter of `section` that matches `rollout`; None when it is trained on."""
+    """Return the first filter of `section` that matches `rollout`; None if it is trained on."""
     is_out_of_context = rollout.stop_reason is StopReason.CONTEXT_LENGTH
     if section.filter_overlong and (rollout.is_truncated or is_out_of_context):
         return Filtered.OVERLONG
@@ -74,7 +74,7 @@ def has_gibberish(rollout: Rollout, *, token_threshold: int, vocab_size: int) ->
 
 
 def compression_ratio(text: str) -> float:
-    """Return how many times smaller zlib makes the end of `text`; 1 for a short text.
+    """Return the factor by which zlib compresses the end of `text`; 1 for a short text.
 
     English prose gives 2 to 3, an endlessly repeated phrase several tens.
     """
@@ -85,5 +85,5 @@ def compression_ratio(text: str) -> float:
 
 
 def written_text(rollout: Rollout) -> str:
-    """Return what the policy wrote, all turns in order."""
+    """Return the text of the policy, all turns in order."""
     return "\n".join(turn.completion.message.content for turn in rollout.turns)

@@ -1,4 +1,4 @@
-"""What a step lost of its batch, told once for each cause, and in the summary of the run.
+"""Report what steps lost of their batches, once for each cause, and in the run's summary.
 
 Metrics hold every number. A person reads the terminal, where a step that trained on a quarter of
 its batch looks like any other.
@@ -17,11 +17,11 @@ from telescope_train.rollouts.sampled import SampledBatch
 from telescope_train.step.credit import NoCredit
 
 LEAST_TRAINED = 0.5
-"""Share of the groups of a batch: a step that trains on less is one of few groups."""
+"""Share of the groups of a batch below which a step counts as one of few groups."""
 NUM_FEW_STEPS = 3
-"""Steps of few groups in a row after which the run says so."""
+"""Consecutive steps of few groups after which the run reports them."""
 _MOST_STEPS_READ = 50
-"""Steps whose rollouts are read for the most frequent error of a run."""
+"""Most steps whose rollouts are read for the most frequent error of a run."""
 _MOST_ERROR_CHARACTERS = 300
 REMEDIES = {
     Boundary.ENVIRONMENT: "correct the environment where the error says",
@@ -31,11 +31,11 @@ REMEDIES = {
     Boundary.PROCESS: "look at logs/environment_output-*.jsonl of the run folder",
     Boundary.TIMEOUT: "raise rollout_timeout_s, or bound what the environment's code does",
 }
-"""What to do about failures of each cause."""
+"""Advice for failures of each cause."""
 
 
 class Losses:
-    """Tells what is lost while the run goes on."""
+    """Reports losses while the run goes on."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
@@ -44,7 +44,7 @@ class Losses:
         self._has_told_few = False
 
     def note(self, step: int, batch: SampledBatch, row: Mapping[str, float]) -> None:
-        """Tell what is new in the batch of `step`, whose metrics are `row`."""
+        """Report new losses in the batch of `step`, whose metrics are `row`."""
         played = [rollout for group in batch.groups for rollout in group.rollouts]
         causes: dict[tuple[str, Boundary, str], list[Rollout]] = {}
         for rollout in (*played, *batch.replaced):
@@ -77,7 +77,7 @@ def failures_text(step: int, failed: Sequence[Rollout], num_rollouts: int) -> st
 
 
 def few_groups_text(step: int, rows: Sequence[Mapping[str, float]]) -> str:
-    """Return the text about steps in a row that each trained on few groups."""
+    """Return the text about consecutive steps that each trained on few groups."""
     total = sum(row["groups/total"] for row in rows)
     left_out = sum(row["groups/discarded"] for row in rows)
     reasons = {one: sum(row.get(f"groups/{one}", 0.0) for row in rows) for one in NoCredit}
@@ -91,7 +91,7 @@ def few_groups_text(step: int, rows: Sequence[Mapping[str, float]]) -> str:
 
 
 def losses_of(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what a run lost, for its summary; from the `rows` of its metrics and its records."""
+    """Return the losses of a run for its summary, from the `rows` of metrics and its records."""
 
     def total(metric: str) -> int:
         return round(sum(row.get(metric) or 0.0 for row in rows))
@@ -133,7 +133,7 @@ def _most_frequent(errors: Iterable[str | None]) -> str:
 
 
 def _increments(rows: Sequence[Mapping[str, Any]], *, prefix: str, suffix: str) -> int:
-    """Return by how much counters rose in all; each begins at 0 again when a run is resumed."""
+    """Return the total increase of counters, each of which restarts at 0 when a run is resumed."""
     before: dict[str, float] = {}
     risen = 0.0
     for row in rows:

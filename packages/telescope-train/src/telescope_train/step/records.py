@@ -11,7 +11,7 @@ from telescope_train.step.credit import Credit
 
 
 class StepRecords(Protocol):
-    """Where the rows of a run go: the run folder, `telescope_core.records.RunFolder`."""
+    """Receives the rows of a run: `telescope_core.records.RunFolder`."""
 
     def log_metrics(self, row: Mapping[str, JsonValue]) -> None:
         """Add one row of metrics."""
@@ -22,7 +22,7 @@ class StepRecords(Protocol):
         ...
 
     def write_token_facts(self, step: int, rows: Iterable[TurnFacts]) -> Any:
-        """Write what the trainer found of the tokens of one step."""
+        """Write the facts about the tokens of one step."""
         ...
 
     def write_attempts(self, step: int, rows: Iterable[RolloutRow]) -> Any:
@@ -49,13 +49,13 @@ def record_rollouts(
 
 
 def record_attempts(folder: StepRecords, step: int, attempts: Sequence[Rollout]) -> None:
-    """Write attempts that are no rollouts of a step: replaced, or cut short by the end of a run."""
+    """Write attempts that are not rollouts of a step: replaced, or cut short by the run's end."""
     if attempts:
         folder.write_attempts(step, (row_of(one, step=step, with_tokens=True) for one in attempts))
 
 
 def record_unfinished(folder: StepRecords, left: Mapping[int, Sequence[Rollout]]) -> None:
-    """Write the rollouts of batches that no step was trained on, by the number of the batch."""
+    """Write the rollouts of untrained batches, by the number of the batch."""
     for batch, attempts in left.items():
         record_attempts(folder, batch + 1, attempts)
 

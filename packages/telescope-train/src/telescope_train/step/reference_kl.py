@@ -1,4 +1,4 @@
-"""`kl_in_reward`: a penalty on each reward for how far its rollout is from the reference model.
+"""`kl_in_reward`: a penalty on each reward for its rollout's distance from the reference model.
 
 The ranks compute the reference log-probs. They are compared with the sampler's log-probs. A reward
 multiplies the gradient of a log-prob, and the mean of k1 times that gradient is the gradient of

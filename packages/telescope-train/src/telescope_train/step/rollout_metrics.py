@@ -1,4 +1,4 @@
-"""Metrics of a step's rollouts: rewards, lengths, how they ended, failures, ages. Pure."""
+"""Metrics of a step's rollouts: rewards, lengths, stop reasons, failures, ages. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def batch_metrics(batch: SampledBatch) -> dict[str, float]:
-    """Return metrics of filling the batch: rejected groups, all rewards, failures and queues."""
+    """Return metrics of filling a batch: rejected groups, all rewards, failures and queues."""
     by_environment: defaultdict[str, list[float]] = defaultdict(list)
     for group in batch.all_groups:
         found = [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
@@ -89,7 +89,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 def sample_metrics(
     samples: Sequence[TrainingSample], version: WeightVersion, *, max_async_rollout: int
 ) -> dict[str, float]:
-    """Return the lengths of samples in tokens, and how old the tokens are, in versions."""
+    """Return the lengths of samples in tokens, and the ages of tokens, in versions."""
     if not samples:
         return {}
     return {
@@ -101,7 +101,7 @@ def sample_metrics(
 def _staleness(
     samples: Sequence[TrainingSample], version: WeightVersion, max_async_rollout: int
 ) -> dict[str, float]:
-    """Count the sampled tokens by the weights that sampled each of them."""
+    """Count the sampled tokens by the version that sampled them."""
     num_by_age = Counter[int]()
     num_undelivered = 0
     for sample in samples:

@@ -1,4 +1,4 @@
-"""What is added to rewards before advantages: a length penalty and a KL penalty. Pure.
+"""Penalties on rewards before advantages: for length and for KL divergence. Pure.
 
 Both are added after rewards were scaled, so `overlong_penalty_factor` and
 `kl_penalty_tau` are in units of the reward that advantages are taken from.
@@ -18,7 +18,7 @@ RolloutKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shaping:
-    """What is added to the reward of each rollout; 0 for a rollout that is not a key."""
+    """Penalties on the reward of each rollout; 0 for a rollout that is not a key."""
 
     overlong: Mapping[RolloutKey, float] = field(default_factory=dict[RolloutKey, float])
     """Length penalty, at most 0, in units of the scaled reward."""
@@ -32,7 +32,7 @@ class Shaping:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Means over the rollouts that each part was computed for."""
+        """Means over the rollouts for which each part was computed."""
         parts = {"overlong": self.overlong, "kl": self.kl}
         return {
             f"reward_shaping/{name}": float(np.mean(list(values.values())))
@@ -54,7 +54,7 @@ def overlong_penalty(num_tokens: int, *, max_tokens: int, buffer: int, factor: f
 def overlong_penalties(
     rollouts: Sequence[Rollout], section: AlgorithmSection, sampling: Mapping[str, Sampling]
 ) -> dict[RolloutKey, float]:
-    """Return each rollout's penalty, for its longest turn: `max_tokens` is a limit per turn."""
+    """Return each rollout's penalty, by its longest turn: `max_tokens` limits each turn."""
     if not section.overlong_penalty_factor:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""Whether gradients can be taken before a batch is complete, and if not, why. Imports no torch."""
+"""Decide whether gradients can be taken before a batch is complete. Imports no torch."""
 
 from telescope_core.base.errors import ConfigError
 from telescope_train.algorithms.record import load_algorithm
@@ -14,7 +14,7 @@ def streams_gradients(config: TrainConfig) -> bool:
 
 
 def needs_whole_batch(config: TrainConfig) -> str | None:
-    """Return what in the settings needs the whole batch before the first gradient; None = nothing.
+    """Return the settings that need a whole batch before the first gradient; None = none do.
 
     Raises ConfigError for an unknown algorithm.
     """
@@ -49,7 +49,7 @@ def how_gradients_are_taken(config: TrainConfig) -> str:
 
 
 def stream_problem(config: TrainConfig) -> str | None:
-    """Return why `stream_gradients = true` cannot be met; None if it can, or is not asked for."""
+    """Return why `stream_gradients = true` cannot be met; None if it can, or is not set."""
     if config.scheduling.stream_gradients is not True:
         return None
     try:

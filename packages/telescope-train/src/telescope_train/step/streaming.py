@@ -30,11 +30,11 @@ from telescope_train.step.reference_kl import kl_penalties
 from telescope_train.step.shaping import RolloutKey
 
 FULL = 0.85
-"""Share of `seq_len` from which a packed batch is worth a forward pass before all are known."""
+"""Share of `seq_len` from which on a packed batch is computed before all groups have ended."""
 
 
 class GradientStream:
-    """The gradient of one step, as far as its groups have ended."""
+    """The gradient of one step, over the groups that have ended."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class GradientStream:
         version: WeightVersion,
         clock: StepClock,
     ) -> None:
-        """`version` is that of the weights that are trained.
+        """`version`: that of the trained weights.
 
         `clock` hears what credit and packing took, and what the trainer before and after them.
         """
@@ -59,20 +59,20 @@ class GradientStream:
         self._num_trained = 0
         self._num_early = 0
         self.weight_scale = 1.0
-        """What the weights of tokens are multiplied by at the end; known after `apply`."""
+        """Factor for the weights of tokens at the end; known after `apply`."""
 
     @property
     def kl_penalties(self) -> Mapping[RolloutKey, float]:
-        """Of every rollout so far."""
+        """KL penalty of every rollout so far."""
         return self._kl
 
     @property
     def built(self) -> Mapping[RolloutKey, Sequence[TrainingSample]]:
-        """The samples of every rollout that is trained on so far."""
+        """Samples of every trained rollout so far."""
         return self._built
 
     async def add(self, groups: Sequence[Group]) -> None:
-        """Take the gradient of what fills whole rounds of batches; keep the rest for later."""
+        """Take the gradient of complete rounds of batches; keep the rest for later."""
         rules = self._rules
         # What the ranks have had before the last groups came is what did not have to wait for them.
         self._num_early = self._num_trained
@@ -89,7 +89,7 @@ class GradientStream:
         await self._accumulate(full_rounds([s for s, _ in self._waiting], self._packing))
 
     async def rest(self) -> None:
-        """Take the gradient of what is left; the batch is complete."""
+        """Take the gradient of the rest; the batch is complete."""
         await self._accumulate(range(len(self._waiting)))
 
     async def apply(self, credit: Credit) -> dict[str, float]:
@@ -107,7 +107,7 @@ class GradientStream:
 
     @property
     def plan(self) -> StepPlan:
-        """What the ranks have done, as one step."""
+        """The work of the ranks, as one step."""
         is_empty = not any(self._shards)
         return StepPlan(
             minibatches=[] if is_empty else [self._shards], order=[] if is_empty else [0]
@@ -121,7 +121,7 @@ class GradientStream:
             self._clock.lap("train")
 
     def _packed(self, chosen: Sequence[int]) -> list[list[PackedBatch]]:
-        """Return what waits at the indices `chosen` as batches of each rank, if there is any."""
+        """Return the waiting samples at the indices `chosen` as batches of each rank, if any."""
         if not chosen:
             return []
         taken = set(chosen)
@@ -150,7 +150,7 @@ class GradientStream:
 
 
 def full_rounds(samples: Sequence[TrainingSample], packing: Packing) -> list[int]:
-    """Return the indices of the samples that fill batches for all ranks, as many as there are.
+    """Return the indices of samples that fill batches for all ranks, as many as there are.
 
     Batches that are not full would cost time that is missing when the batch is complete.
     """

@@ -1,4 +1,4 @@
-"""How well a step used the machine: FLOPs, their balance over ranks, MFU. Pure.
+"""Efficiency of a step: FLOPs, their balance over ranks, MFU. Pure.
 
 Only model FLOPs count: what a forward and backward pass needs in theory, once per token and epoch.
 Recomputed activations and forward passes for old log-probs are work, but not progress.
@@ -30,21 +30,21 @@ PEAK_FLOPS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The model and hardware that a run's speed is measured against."""
+    """Model and hardware, relative to which the speed of a run is measured."""
 
     facts: ModelFacts
     seq_len: int
     """Most tokens in one packed batch."""
     hidden_size: int
-    """Width of the hidden states, which decides what attention costs."""
+    """Width of the hidden states, which determines the cost of attention."""
     gpu_name: str | None
-    """Of each trainer rank; None on CPU."""
+    """GPU of each trainer rank; None on CPU."""
     ranks_per_shard: int = 1
     """Ranks that share each row (context parallelism)."""
 
 
 def _shared(batch: PackedBatch) -> NDArray[np.float64]:
-    """Return [samples] the tokens that each has in common with the one before it."""
+    """Return [samples] the tokens that each shares with the one before it."""
     if batch.shared_S is None:
         return np.zeros(len(batch.lengths_S))
     return batch.shared_S.astype(np.float64)
@@ -71,7 +71,7 @@ def training_flops(facts: ModelFacts, batches: Sequence[PackedBatch]) -> float |
 
 
 def peak_flops(gpu_name: str | None) -> float | None:
-    """Return the GPU's peak FLOP/s; None for a CPU and for a GPU that is not in the table."""
+    """Return the GPU's peak FLOP/s; None for a CPU or a GPU that is not in the table."""
     if gpu_name is None:
         return None
     return next((peak for part, peak in PEAK_FLOPS.items() if part in gpu_name), None)

@@ -1,4 +1,4 @@
-"""What the ranks found of each token of a step, sorted back from packed batches to turns. Pure."""
+"""Facts about each token of a step, sorted back from packed batches to turns. Pure."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -13,16 +13,16 @@ from telescope_train.batches.batch import Origin, PackedBatch, StepPlan, Trainin
 
 
 class _Place(NamedTuple):
-    """Where the tokens of a turn are."""
+    """The place of a turn's tokens."""
 
     origin: Origin
     part: TurnPart
     facts: BatchFacts
-    """Of its batch."""
+    """Facts of its batch."""
     weight: float
-    """Of each of its tokens."""
+    """Weight of each of its tokens."""
     first: int
-    """Its first token, counted among the trained tokens of the batch."""
+    """Index of its first token among the trained tokens of the batch."""
 
 
 def turn_facts(
@@ -32,7 +32,7 @@ def turn_facts(
     *,
     scale: float = 1.0,
 ) -> Iterator[TurnFacts]:
-    """Yield one row for each turn that was trained on, in the order of `samples`.
+    """Yield one row for each trained turn, in the order of `samples`.
 
     `facts` is by [rank][batch], in the order in which `plan` first uses the batches. `scale` is
     what the gradient was multiplied by at the end of the step.

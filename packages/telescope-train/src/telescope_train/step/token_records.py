@@ -1,4 +1,4 @@
-"""`TokenRecords`: writes what ranks found of the tokens of a step while the next goes on."""
+"""`TokenRecords`: write the facts about the tokens of a step during the next step."""
 
 import asyncio
 from collections.abc import Sequence
@@ -31,14 +31,14 @@ class TokenRecords:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait for the file of the last step."""
+        """Wait until the file of the last step is written."""
         # Also after an error: a run that goes back deletes files, and none may appear afterwards.
         await self._written()
 
     async def record(
         self, step: int, plan: StepPlan, samples: Sequence[TrainingSample], *, scale: float
     ) -> None:
-        """Take the facts that the ranks found in `step`, and begin to write them; see `turn_facts`.
+        """Start to write the facts about the tokens of `step`; see `turn_facts`.
 
         A step that trained on nothing has a file without rows. Raises what the write before raised.
         """

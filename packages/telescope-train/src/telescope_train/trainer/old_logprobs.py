@@ -16,7 +16,7 @@ from telescope_train.config.schema import AlgorithmSection
 
 
 class LogprobSource(Protocol):
-    """A trainer rank, as far as it computes log-probs."""
+    """The part of a trainer rank that computes log-probs."""
 
     def logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
         """Return logprobs_T [T], nats, of each batch."""
@@ -32,7 +32,7 @@ def with_old_logprobs(
     rank: LogprobSource,
     algorithm: AlgorithmSection | None,
 ) -> list[list[PackedBatch]]:
-    """Return this rank's share of each minibatch with the columns that `algorithm` needs.
+    """Return this rank's part of each minibatch, with the columns that `algorithm` needs.
 
     Each column costs one forward pass over all minibatches. Every rank calls it.
     """

@@ -1,4 +1,4 @@
-"""Counts what a rank does, so that whoever waits for it can tell slow from stuck. No torch."""
+"""Count the work of a rank, which distinguishes a slow rank from a stuck one. No torch."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,23 +11,23 @@ Item = TypeVar("Item")
 
 @dataclass(slots=True)
 class RankProgress:
-    """Counts what a rank has done, so that others can tell slow from stuck."""
+    """Counts the work of a rank, which distinguishes a slow rank from a stuck one."""
 
     count: int = 0
-    """Batches, tensors and spans so far."""
+    """Number of batches, tensors and spans so far."""
 
     def one(self) -> None:
-        """Count one thing that was done."""
+        """Count one item."""
         self.count += 1
 
     def each(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Yield `items`, and count each one when the next is asked for."""
+        """Yield `items`, and count each one when the next is requested."""
         for item in items:
             yield item
             self.count += 1
 
     def over(self, batches: Sequence[PackedBatch]) -> "CountedBatches":
-        """Return `batches` such that a loop over them counts each one."""
+        """Return `batches` so that a loop over them counts each one."""
         return CountedBatches(batches, self)
 
 

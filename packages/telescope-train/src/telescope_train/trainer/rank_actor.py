@@ -25,28 +25,28 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 WATCHING = "watching"
-"""Name of the thread of a rank that answers questions about its progress."""
+"""Name of a rank's thread that answers questions about its progress."""
 
 
 class OpensRank(Protocol):
     """A function that loads the model and returns the rank."""
 
     def __call__(self, *, progress: RankProgress, held_port: HeldPort) -> "TrainerWorker":
-        """Return the rank, which counts what it does and frees the port in time."""
+        """Return the rank, which counts its work and releases the port in time."""
         ...
 
 
 class RankPlace(NamedTuple):
-    """Where a rank runs."""
+    """Place of a rank."""
 
     node: str
-    """Ray's id of it."""
+    """Ray's id of the node."""
     gpus: tuple[int, ...]
-    """Their numbers on that node; empty on CPU."""
+    """Numbers of its GPUs on that node; empty on CPU."""
 
 
 class RankActor:
-    """One trainer rank in a process of its own."""
+    """One trainer rank in its own process."""
 
     def __init__(self, logs: Logs, network: Network) -> None:
         self._logs = logs
@@ -58,7 +58,7 @@ class RankActor:
     # In a thread of its own, so that it answers while a call computes.
     @ray.method(concurrency_group=WATCHING)
     def signs_of_life(self) -> int:
-        """Return a number that changes with every batch, tensor, file and module that is done."""
+        """Return a number that changes with every finished batch, tensor, file and module."""
         done = self._progress.count + len(sys.modules)
         if self._worker is not None:
             return done
@@ -67,20 +67,20 @@ class RankActor:
 
     @ray.method(concurrency_group=WATCHING)
     def taken_spans(self) -> TakenSpans:
-        """Return the spans of the rank since it was asked last."""
+        """Return the spans of the rank since the last call."""
         if self._worker is None:
             return TakenSpans(time.monotonic(), [])
         return self._worker.spans.take()
 
     def place(self) -> RankPlace:
-        """Return where this rank runs."""
+        """Return the place of this rank."""
         context = ray.get_runtime_context()
         gpus = context.get_accelerator_ids().get("GPU", [])
         # A GPU of a divided card has a name and no number; then Ray's order has to do.
         return RankPlace(context.get_node_id(), tuple(int(one) for one in gpus if one.isdecimal()))
 
     def address(self) -> tuple[str, int]:
-        """Return (host, port) of this node, where nothing else can listen from now on."""
+        """Return (host, port) of this node, with the port reserved from now on."""
         host = self._network.address()
         return host, self._held_port.hold(host)
 
@@ -97,7 +97,7 @@ class RankActor:
             _LOGGER.info("self-test passed: %s", test.text)
 
     def ask(self, question: Callable[["TrainerWorker"], Any]) -> Any:
-        """Return the answer of `question`, a function of the rank."""
+        """Return the result of `question`, a function of the rank."""
         assert self._worker is not None, "open comes first"
         return question(self._worker)
 

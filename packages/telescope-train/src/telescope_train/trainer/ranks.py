@@ -25,16 +25,16 @@ from telescope_train.trainer.worker import TrainerWorker
 
 
 class RankFacts(NamedTuple):
-    """Facts about a rank once its model is loaded."""
+    """Facts about a rank whose model is loaded."""
 
     self_tests: list[SelfTest]
-    """All of them passed."""
+    """Results of the self-tests, all of which passed."""
     gpu_name: str | None
-    """None on CPU."""
+    """Name of the GPU; None on CPU."""
     sharing: PrefixSharing
     """Whether samples of a row share prefixes."""
     activations: str = ""
-    """Why as many layers are recomputed as are; empty where the settings alone say it."""
+    """Reason for the number of recomputed layers; empty if the settings fix it."""
 
     @classmethod
     def from_worker(cls, worker: TrainerWorker) -> "RankFacts":
@@ -50,12 +50,12 @@ class Rank(Protocol):
         ...
 
     async def address(self) -> tuple[str, int]:
-        """Return (host, port) of its machine, held for others to meet at."""
+        """Return (host, port) of its machine, with the port reserved for a meeting."""
         ...
 
 
 class AllRanks:
-    """Every call is collective: it goes to all ranks at once and returns when all have answered."""
+    """All ranks together: every call goes to all of them and returns when all have answered."""
 
     def __init__(
         self,
@@ -64,16 +64,16 @@ class AllRanks:
         *,
         layout: RankLayout = ONE_RANK,
     ) -> None:
-        """`layout` says which rows each rank takes and which rank answers for them."""
+        """`layout`: the rows of each rank, and the ranks that report results for them."""
         self._ranks = list(ranks)
         self.layout = layout
-        """How the ranks divide the work."""
+        """Division of the work among ranks."""
         self.facts = list(facts)
-        """Of each rank, once its model is loaded."""
+        """Facts of each rank, once its model is loaded."""
 
     @property
     def num_ranks(self) -> int:
-        """How many shards a step has: ranks that share rows count once."""
+        """Number of shards of a step: ranks that share rows count once."""
         return self.layout.num_shards
 
     @property
@@ -83,17 +83,17 @@ class AllRanks:
 
     @property
     def activations(self) -> str:
-        """Why as many layers are recomputed as are; empty where the settings alone say it."""
+        """Reason for the number of recomputed layers; empty if the settings fix it."""
         return self.facts[0].activations
 
     @property
     def why_nothing_is_shared(self) -> str | None:
-        """Why each rank computes every sample by itself; None = they share prefixes."""
+        """Reason why ranks compute samples separately; None = they share prefixes."""
         return next((one.sharing.reason for one in self.facts if one.sharing.reason), None)
 
     @property
     def self_tests(self) -> list[SelfTest]:
-        """The worst of all ranks in each test."""
+        """The worst result of all ranks in each test."""
         by_test = zip(*(facts.self_tests for facts in self.facts), strict=True)
         return [max(ranks, key=lambda test: test.value) for ranks in by_test]
 
@@ -116,11 +116,11 @@ class AllRanks:
         await self._each("accumulate_gradient", shards, version)
 
     async def apply_gradient(self, scale: float) -> dict[str, float]:
-        """Take one optimizer step with `scale` times what was accumulated; returns metrics."""
+        """Take one optimizer step with `scale` times the accumulated gradient; returns metrics."""
         return (await self._all("apply_gradient", scale))[0]
 
     async def take_token_facts(self) -> list[list[BatchFacts]]:
-        """Return the facts of the tokens of the last step, by [shard][batch], and forget them."""
+        """Return and forget the facts about the tokens of the last step, by [shard][batch]."""
         return self._of_speakers(await self._all("take_token_facts"))
 
     async def logprobs(self, shards: Shards) -> list[list[NDArray[np.float32]]]:
@@ -148,7 +148,7 @@ class AllRanks:
         await self._ranks[0].call("connect", place, wait_s)
 
     async def stage_weights(self, wire: Wire) -> None:
-        """Gather the weights where they can be sent from without the ranks' help."""
+        """Gather the weights so that they can be sent without the other ranks."""
         await self._all("stage_weights", wire)
 
     async def send_weights(self) -> str:
@@ -165,28 +165,28 @@ class AllRanks:
         return (await asyncio.gather(*sending))[0]
 
     async def free_cached_memory(self) -> None:
-        """Give memory of GPUs that no tensor is in back, for servers that share them."""
+        """Free GPU memory that holds no tensor, for servers on the same GPU."""
         await self._all("free_cached_memory")
 
     async def sent_digests(self) -> dict[str, str]:
-        """Return the digest of each tensor that was sent last, by name."""
+        """Return the digest of each tensor of the last transfer, by name."""
         return await self._ranks[0].call("sent_digests")
 
     async def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
-        """Copy the state on every rank and begin to write it; training may go on."""
+        """Copy the state on every rank and start to write it; training may continue."""
         await self._all("start_checkpoint", folder, with_training_state)
 
     async def checkpoint_is_written(self) -> bool:
-        """Return whether every rank is done with its part."""
+        """Return whether every rank has finished its part."""
         return all(await self._all("checkpoint_is_written"))
 
     async def finish_checkpoint(self) -> dict[str, FileProof]:
-        """Wait for all parts; raises when one could not be written. Returns the files' proofs."""
+        """Wait for all parts; raises if one failed. Returns the files' proofs."""
         written: list[dict[str, FileProof]] = await self._all("finish_checkpoint")
         return {name: proof for proofs in written for name, proof in proofs.items()}
 
     async def load_checkpoint(self, folder: Path, proofs: Mapping[str, FileProof]) -> None:
-        """Continue from the state in `folder`, whose files must be those of `proofs`."""
+        """Continue from the state in `folder`, whose files must match `proofs`."""
         await self._all("load_checkpoint", folder, dict(proofs))
 
     async def save_pretrained(self, folder: Path) -> None:
@@ -201,7 +201,7 @@ class AllRanks:
         return [answers[rank] for rank in self.layout.speakers]
 
     async def _each(self, method: str, shards: Shards, *arguments: Any) -> list[Any]:
-        """Call `method` on each rank with its shard; returns one answer for each shard."""
+        """Call `method` on each rank with its shard; returns one result per shard."""
         rows = await self._put_rows(shards)
         answers = await asyncio.gather(
             *(
@@ -212,11 +212,11 @@ class AllRanks:
         return self._of_speakers(answers)
 
     async def _put_rows(self, shards: Shards) -> Sequence[Any]:
-        """Return what ranks are given for their shard."""
+        """Return the arguments for the ranks of each shard."""
         return shards
 
     async def _put_minibatches(self, shards: Sequence[Shards]) -> Sequence[Any]:
-        """Return what ranks are given for the minibatches of their shard."""
+        """Return the arguments for the ranks of each shard, with its part of the minibatches."""
         return shards
 
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
@@ -224,7 +224,7 @@ class AllRanks:
 
 
 class _LocalRank:
-    """A rank in this process, in a thread of its own: the event loop goes on while it computes."""
+    """A rank in a thread of this process, so that the event loop goes on while it computes."""
 
     def __init__(self, worker: TrainerWorker) -> None:
         self._worker = worker

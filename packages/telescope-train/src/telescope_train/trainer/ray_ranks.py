@@ -31,20 +31,20 @@ WATCH_EVERY_S = 1.0
 
 
 class _SharedProgress:
-    """Whether any rank moves on: the others wait for it in a collective."""
+    """Progress of all ranks together, because they wait for each other in collectives."""
 
     def __init__(self, timeout_s: float, look: Stages = stages) -> None:
         self.ranks: list[_RayRank] = []
         self.mute: list[str] = []
-        """Ranks that did not even answer the last question."""
+        """Ranks that did not answer the last question."""
         self._timeout_s = timeout_s
         self._look = look
         self._seen: Hashable = None
         self._num_changes = -1
-        """The first look, which has nothing to compare with, makes it 0."""
+        """Number of changes; -1 before the first look, which has nothing to compare with."""
 
     async def signs_of_life(self) -> int:
-        """Return a number that changes with what any rank does, or the cluster to start one."""
+        """Return a number that changes with any rank's work, or the cluster's to start one."""
         counts = await asyncio.gather(*(self._of(one) for one in self.ranks))
         self.mute = [
             one.process for one, count in zip(self.ranks, counts, strict=True) if count is None
@@ -66,7 +66,7 @@ class _SharedProgress:
 
 
 class _RayRank:
-    """A `RankActor`, seen from the driver."""
+    """A `RankActor`, from the driver's point of view."""
 
     def __init__(
         self, actor: Any, number: int, progress: _SharedProgress, timeout_s: float
@@ -104,7 +104,7 @@ class _RayRank:
                 raise RankDiedError(f"{self.process} cannot be reached any more")
 
     async def answer(self, reference: Any) -> Any:
-        """Return an answer of the rank; raises RankDiedError if it can no longer be known."""
+        """Return an answer of the rank; raises RankDiedError if there will be none."""
         try:
             return await self._answer(reference)
         except UnreachableError as error:
@@ -135,7 +135,7 @@ class _RayRank:
 
 @contextmanager
 def _faults_of_ray(process: str) -> Iterator[None]:
-    """Raise what a fault of Ray itself means for a call of `process`.
+    """Raise the error that a fault of Ray means for a call of `process`.
 
     If an object was lost on its way, nobody knows whether the call was made, so that rank counts as
     dead: all go back to a checkpoint. Where there is no room for it, starting again would not help.
@@ -160,21 +160,21 @@ def _faults_of_ray(process: str) -> Iterator[None]:
 
 
 def in_order_of_places(places: Sequence[RankPlace]) -> list[int]:
-    """Return the indices of `places` by node, in the order of nodes, and then by GPU."""
+    """Return the indices of `places` sorted by node, and then by GPU."""
     order = in_order_of_nodes([place.node for place in places])
     first = {places[index].node: rank for rank, index in reversed(list(enumerate(order)))}
     return sorted(order, key=lambda index: (first[places[index].node], places[index].gpus))
 
 
 class RoomOfRanks(Protocol):
-    """What the cluster has reserved for the ranks; see `cluster.placement.RankRoom`."""
+    """Resources reserved for the ranks; see `cluster.placement.RankRoom`."""
 
     def places(self) -> list[dict[str, Any]]:
         """Return Ray's options for the actor of each rank."""
         ...
 
     async def renew(self) -> None:
-        """Reserve other room if a node is gone; raises ConfigError if there is none."""
+        """Reserve other resources if a node is lost; raises ConfigError if there are none."""
         ...
 
 
@@ -190,7 +190,7 @@ class RayRanks(AllRanks):
         timeout_s: float,
         layout: RankLayout = ONE_RANK,
     ) -> None:
-        """Start one process per place of `room`, which writes to `logs`; `open` loads the model.
+        """Start a process at each place of `room`, which logs to `logs`; `open` loads the model.
 
         Ranks that make no progress for `timeout_s` seconds are taken for dead.
         """
@@ -275,7 +275,7 @@ class RayRanks(AllRanks):
 
     @property
     def timed(self) -> Sequence[TimedRank]:
-        """The ranks that there are now, as far as they say what they did."""
+        """The present ranks that report their spans."""
         return self._processes
 
     async def watch(self) -> None:

@@ -1,4 +1,4 @@
-"""The rows of a step in Ray's object store, from where each rank draws its own.
+"""Rows of a step in Ray's object store, from which each rank fetches its own.
 
 The driver writes them once, in a thread beside its event loop, and hands out references. A rank on
 the same machine reads them where they lie; one elsewhere has its node fetch them. So the number of
@@ -28,5 +28,5 @@ async def put_minibatches(shards: Sequence[Sequence[Sequence[PackedBatch]]]) -> 
 
 
 def without_origins(batches: Sequence[PackedBatch]) -> list[PackedBatch]:
-    """Return `batches` without what only records need, which is Python objects for each sample."""
+    """Return `batches` without fields only for records, which hold Python objects per sample."""
     return [replace(batch, origins=()) for batch in batches]

@@ -49,18 +49,18 @@ _KEPT_BYTES = 2**31 - 1
 _GROWTH_BYTES = 64 * 2**20
 
 UNWATCHED_WAIT_S = 600.0
-"""Seconds for which ranks wait for each other where nobody looks whether they move on."""
+"""Seconds for which ranks wait for each other if nobody checks their progress."""
 WATCHED_WAIT_S = 30 * 24 * 3600.0
-"""The same where somebody does: whoever watches ends them, however slow one of them is."""
+"""The same if somebody does, who ends ranks that are stuck, however slow others are."""
 NO_PROOFS: Mapping[str, FileProof] = MappingProxyType({})
-"""Of a checkpoint that nothing proves, as `save_checkpoint` writes it."""
+"""Proofs of a checkpoint without any, as `save_checkpoint` writes it."""
 NEVER_SAMPLED = -2
-"""A weight version that no token has, for the weights between optimizer steps of one batch."""
+"""Version that no token has, for weights between optimizer steps of one batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Which rank this is, and where and how long the ranks wait for each other."""
+    """Number of this rank, and place and time limit of the ranks' meeting."""
 
     rank: int = 0
     world_size: int = 1
@@ -68,9 +68,9 @@ class Meeting:
     address: str = "127.0.0.1"
     """The machine of rank 0."""
     port: int | None = None
-    """A port there that is free or held for rank 0; needed for more than one rank."""
+    """Port on it that is free or reserved for rank 0; needed for more than one rank."""
     wait_s: float = UNWATCHED_WAIT_S
-    """Longest wait for another rank, seconds: where they meet, and in a collective."""
+    """Longest wait for another rank in seconds, at the meeting and in collectives."""
 
 
 ALONE = Meeting()
@@ -86,7 +86,7 @@ class _Accumulated:
 
 
 class TrainerWorker:
-    """One rank of the trainer. Call `close` when done; a process can have one at a time."""
+    """One rank of the trainer. Call `close` when done; a process can have only one at a time."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class TrainerWorker:
         self._accumulated: list[_Accumulated] = []
         self._token_facts: list[BatchFacts] = []
         self.held_port = held_port or HeldPort()
-        """Holds a port from when others are told of it to when this rank listens there."""
+        """Reserved port, from its announcement until this rank listens on it."""
         if self._device.type == "cpu":
             torch.set_num_threads(num_threads)
             keep_freed_memory()
@@ -145,12 +145,12 @@ class TrainerWorker:
 
     @property
     def sharing(self) -> PrefixSharing:
-        """Whether samples of a row share prefixes; a backend that does not say so cannot."""
+        """Whether samples of a row share prefixes; a backend without the attribute cannot."""
         return getattr(self.backend, "sharing", no_sharing("the backend cannot"))
 
     @property
     def activations(self) -> str:
-        """Why as many layers are recomputed as are; empty where the settings alone say it."""
+        """Reason for the number of recomputed layers; empty if the settings fix it."""
         return getattr(self.backend, "activations", "")
 
     @property
@@ -229,7 +229,7 @@ class TrainerWorker:
         )
 
     def apply_gradient(self, scale: float) -> dict[str, float]:
-        """Take an optimizer step with `scale` times the sum of what was accumulated.
+        """Take an optimizer step with `scale` times the accumulated gradient.
 
         Metrics are over all tokens of all ranks. Raises ValueError if nothing was accumulated.
         """
@@ -251,11 +251,11 @@ class TrainerWorker:
         }
 
     def _unchanged_weights(self) -> dict[str, float]:
-        """Return how much the step before this one left as it was; {} if that is not known."""
+        """Return the share of weights that the previous step left unchanged; {} if not known."""
         return {} if self._sends_frozen else self._sending.unchanged()
 
     def take_token_facts(self) -> list[BatchFacts]:
-        """Return the facts of this rank's tokens of the last step, by batch, and forget them.
+        """Return and forget the facts about this rank's tokens of the last step, by batch.
 
         Batches are in the order in which the step first went over them.
         """
@@ -298,7 +298,7 @@ class TrainerWorker:
         self._sending.connect(place, wait_s)
 
     def stage_weights(self, wire: Wire) -> None:
-        """Gather every tensor where rank 0 can send it from without the other ranks."""
+        """Gather every tensor so that rank 0 can send it without the other ranks."""
         with self.spans.span("stage weights", on_cpu=True):
             self._sending.stage(wire, is_sender=dist.get_rank() == 0)
 
@@ -311,12 +311,12 @@ class TrainerWorker:
             return self._sending.send()
 
     def free_cached_memory(self) -> None:
-        """Give memory of the GPU that no tensor is in back, for a server that shares it."""
+        """Free GPU memory that holds no tensor, for a server on the same GPU."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def sent_digests(self) -> dict[str, str]:
-        """Return the digest of each tensor that was sent last, by name; of rank 0 only."""
+        """Return the digest of each tensor of the last transfer, by name; on rank 0 only."""
         return self._sending.digests()
 
     def save_checkpoint(self, folder: str | Path) -> None:
@@ -346,7 +346,7 @@ class TrainerWorker:
     def load_checkpoint(
         self, folder: str | Path, proofs: Mapping[str, FileProof] = NO_PROOFS
     ) -> None:
-        """Continue from the checkpoint in `folder`, whose files must be those of `proofs`."""
+        """Continue from the checkpoint in `folder`, whose files must match `proofs`."""
         with self.spans.span("load checkpoint", on_cpu=True):
             require_proved(Path(folder), proofs, self._progress.one)
             self.backend.load_checkpoint(folder)

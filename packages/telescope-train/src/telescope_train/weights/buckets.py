@@ -1,4 +1,4 @@
-"""Many small tensors as few large transfers, because processes wait for each other in each.
+"""Combine many small tensors into few large transfers, because each makes processes wait.
 
 Sender and receivers plan the same buckets, because both plan from the headers alone.
 """
@@ -12,7 +12,7 @@ from telescope_train.backends.transfer import TensorHeader
 from telescope_train.weights.digests import Digests
 
 _ALIGNMENT = 64
-"""Bytes; tensors start at multiples of this, where a view of any dtype may begin."""
+"""Alignment in bytes of tensors in a bucket, so that a view of any dtype may begin there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +20,10 @@ class Bucket:
     """Tensors that are sent together, one after another."""
 
     number: int
-    """Its place among all buckets of the transfer, from 0."""
+    """Index among all buckets of the transfer."""
     headers: tuple[TensorHeader, ...]
     num_bytes: int
-    """Size of all, gaps between them included."""
+    """Size of all tensors, including gaps between them."""
 
 
 def plan_buckets(headers: Sequence[TensorHeader], limit_bytes: int) -> list[Bucket]:
@@ -57,7 +57,7 @@ def filled(
     buffer: Callable[[int], torch.Tensor],
     digests: Digests,
 ) -> Iterator[tuple[Bucket, torch.Tensor]]:
-    """Yield each bucket with its content, [bytes] uint8 in memory that `buffer` gives out.
+    """Yield each bucket with its content, [bytes] uint8, in memory from `buffer`.
 
     Holds one bucket and one tensor at a time. Raises ValueError if `tensors` are not those that the
     buckets were planned for: the receivers would cut the stream at other places.

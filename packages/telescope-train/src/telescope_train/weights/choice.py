@@ -1,4 +1,4 @@
-"""Which transport a run uses. Imports no torch, so that a dry run can say it."""
+"""Choose the transport of a run. Imports no torch, for use in a dry run."""
 
 from telescope_train.config.schema import TrainConfig
 from telescope_train.config.weights_section import AUTO_TRANSPORT

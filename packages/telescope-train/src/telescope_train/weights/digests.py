@@ -1,4 +1,4 @@
-"""Digests of the tensors of a weight update: both ends compute them, and they must be equal.
+"""Digests of the tensors of a weight update, which must be equal at both ends.
 
 A digest is of bytes, so it sees a wrong tensor, an old one, a missing one and a swapped one. It is
 computed where the bytes are, in one pass, and only a few numbers of each tensor leave a GPU.
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 _ROW = 1024
-"""Words of 8 bytes that are added up before their sum is weighted by its position."""
+"""Number of 8-byte words that are summed before their sum is weighted by its position."""
 
 
 class Digests:
@@ -29,7 +29,7 @@ class Digests:
         self._sums[name] = _sums(content)
 
     def by_name(self) -> dict[str, str]:
-        """Return name -> digest; each is read once, which waits for a GPU."""
+        """Return name -> digest; waits for a GPU to finish."""
         sums, self._sums = self._sums, {}
         self._texts |= {
             name: "-".join(f"{value & (2**64 - 1):x}" for value in parts.tolist())
@@ -38,7 +38,7 @@ class Digests:
         return dict(self._texts)
 
     def whole(self) -> str:
-        """Return one digest of all tensors and their names, whatever their order."""
+        """Return one digest of all tensors and their names, independent of their order."""
         digest = hashlib.sha256()
         for name, text in sorted(self.by_name().items()):
             digest.update(f"{name}={text}\n".encode())
@@ -53,7 +53,7 @@ def difference(sent: Mapping[str, str], held: Mapping[str, str]) -> str:
 
 
 def _sums(content: "torch.Tensor") -> "torch.Tensor":
-    """Return [3] int64: sums of the words, and what is left at the end. They wrap around.
+    """Return [3] int64: sums of the words, and of the rest. They wrap around.
 
     The sum of each row of words is weighted by its place, so that rows cannot change theirs. The
     weights are odd: an even one would wipe out the highest bit.

@@ -18,13 +18,13 @@ from telescope_train.backends.transfer import Place
 from telescope_train.weights.buckets import Bucket, parts_of
 
 CURRENT = "current.json"
-"""Names the folder of the newest update."""
+"""File that names the folder of the newest update."""
 _INDEX = "model.safetensors.index.json"
 _KEPT = 2
-"""Updates that are kept: one may still be read while the next is written."""
+"""Number of updates that are kept: one may still be read while the next is written."""
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 _MOST_BYTES = 64 * 2**20
-"""Of a file of the model that is put beside the weights."""
+"""Largest file of the model that is put beside the weights."""
 
 
 class _DiskSender:
@@ -117,7 +117,7 @@ class _DiskReceiver:
 
 
 def current_update(folder: Path) -> Path:
-    """Return the folder of the newest whole update; raises RuntimeError if there is none here."""
+    """Return the folder of the newest complete update; raises RuntimeError if there is none."""
     try:
         told = json.loads((folder / CURRENT).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -137,20 +137,20 @@ def _updates(folder: Path) -> dict[int, Path]:
 
 
 class DiskTransport:
-    """Servers read what was written while they sampled."""
+    """Weights in files, which are written while servers sample."""
 
     is_stored = True
 
     def sender(
         self, place: Place, *, device: torch.device, listen_fd: int | None, wait_s: float | None
     ) -> _DiskSender:
-        """Open the folder to write; nobody is waited for."""
+        """Open the folder for writing; waits for nobody."""
         if listen_fd is not None:
             os.close(listen_fd)  # nobody meets there
         return _DiskSender(_folder(place), None if not place.wire.model else Path(place.wire.model))
 
     def receiver(self, place: Place, *, rank: int, device: torch.device) -> _DiskReceiver:
-        """Open the folder to read."""
+        """Open the folder for reading."""
         return _DiskReceiver(_folder(place))
 
 

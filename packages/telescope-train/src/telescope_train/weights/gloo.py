@@ -72,7 +72,7 @@ class GlooGroup:
         self._group.broadcast([tensor], options).wait()
 
     def meet(self) -> None:
-        """Return when every member has come as far as this."""
+        """Return when every member has called this."""
         self._group.allreduce([torch.zeros(1)], AllreduceOptions()).wait()
 
 
@@ -109,14 +109,14 @@ class _GlooReceiver:
         return flat
 
     def settle(self) -> None:
-        """Everything is there: each broadcast was waited for."""
+        """Do nothing: each broadcast was already awaited."""
 
     def close(self) -> None:
         self._group.close()
 
 
 class GlooTransport:
-    """Works everywhere; a GPU's weights go through the memory of its machine."""
+    """Transport for all machines; a GPU's weights pass through CPU memory."""
 
     is_stored = False
 

@@ -1,4 +1,4 @@
-"""`ipc`: weights inside one GPU that trainer rank 0 and the servers share.
+"""`ipc`: weights within one GPU that trainer rank 0 and the servers share.
 
 Rank 0 keeps one buffer, which every worker maps into its own memory. A bucket is written there and
 copied by each worker; a gloo group says when it is there, and when all have it. What needs a GPU is
@@ -18,13 +18,13 @@ from telescope_train.weights.gloo import GlooGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handle:
-    """What another process needs to map a buffer; bytes are in hexadecimal."""
+    """Data with which another process maps a buffer; bytes are hexadecimal."""
 
     allocation: str
-    """Of the allocation that the buffer is a part of."""
+    """Handle of the allocation that contains the buffer."""
     size_bytes: int
     offset_bytes: int
-    """Where the buffer begins in the allocation."""
+    """Offset of the buffer in the allocation."""
     ref_counter: str
     ref_counter_offset: int
     event: str
@@ -32,14 +32,14 @@ class Handle:
 
 
 class SharedMemory(Protocol):
-    """CUDA, as far as it is used here."""
+    """The part of CUDA that is used here."""
 
     def buffer(self, num_bytes: int, device: torch.device) -> torch.Tensor:
         """Return [bytes] uint8 that can be shared."""
         ...
 
     def share(self, buffer: torch.Tensor) -> Handle:
-        """Return the handle that `mapped` needs in another process."""
+        """Return the handle for `mapped` in another process."""
         ...
 
     def mapped(self, handle: Handle, device: torch.device) -> torch.Tensor:
@@ -63,7 +63,7 @@ class CudaMemory:
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
     def share(self, buffer: torch.Tensor) -> Handle:
-        """Return the handle that torch would pickle."""
+        """Return the same handle as torch's pickling."""
         (
             _,  # the number of the GPU, which is another one where other GPUs are visible
             allocation,
@@ -95,7 +95,7 @@ class CudaMemory:
         torch.cuda.synchronize()
 
     def collect(self) -> None:
-        """Free the buffers that others have let go."""
+        """Free the buffers that other processes have unmapped."""
         torch.cuda.ipc_collect()
 
 
@@ -127,7 +127,7 @@ class _IpcSender:
         self._device = device
         self._buffer: torch.Tensor | None = None
         self._told = 0
-        """How large the buffer was that the workers were told of."""
+        """Size of the buffer that the workers know."""
 
     def buffer(self, num_bytes: int) -> torch.Tensor:
         if self._buffer is None or len(self._buffer) < num_bytes:
@@ -151,7 +151,7 @@ class _IpcSender:
         self._group.meet()
 
     def settle(self) -> None:
-        """Let the memory go, which the workers have let go before."""
+        """Release the memory, after the workers have released it."""
         self._buffer = None
         self._memory.collect()
 
@@ -191,12 +191,12 @@ class _IpcReceiver:
 
 
 class IpcTransport:
-    """Inside one GPU; both ends must be on the same one."""
+    """Transport within one GPU, which both ends must use."""
 
     is_stored = False
 
     def __init__(self, memory: SharedMemory | None = None) -> None:
-        """`memory`: of the GPU; None = CUDA's."""
+        """`memory`: that of the GPU; None = CUDA's."""
         self._memory: SharedMemory = memory or CudaMemory()
 
     def sender(

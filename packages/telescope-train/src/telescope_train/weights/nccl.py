@@ -18,18 +18,18 @@ _POLL_S = 0.001
 
 
 class Fabric(Protocol):
-    """NCCL, as far as it is used here. Work is queued in the device's current stream."""
+    """The part of NCCL that is used here. Work is queued in the device's current stream."""
 
     def broadcast(self, flat: torch.Tensor) -> None:
         """Queue the sending of `flat` from rank 0, or the receiving into it."""
         ...
 
     def reached(self) -> Callable[[], bool]:
-        """Return a function that says whether all work queued up to now is done."""
+        """Return a function that tells whether all work queued so far is done."""
         ...
 
     def leave(self) -> None:
-        """Break off what is queued, and leave."""
+        """Abort queued work, and leave."""
         ...
 
 
@@ -78,14 +78,14 @@ class Communicator:
 
 
 class _End:
-    """What both ends do: queue one broadcast for each bucket, and wait for at most two of them."""
+    """Common to both ends: queue one broadcast for each bucket, wait for at most two of them."""
 
     def __init__(self, fabric: Fabric, device: torch.device, wait_s: float | None = None) -> None:
         self._fabric = fabric
         self._device = device
         self._wait_s = wait_s or TRANSFER_DEADLINE_S
         self._before: Callable[[], bool] | None = None
-        """Whether the bucket before is done; None = there is none."""
+        """Whether the previous bucket is done; None = there is none."""
 
     def buffer(self, num_bytes: int) -> torch.Tensor:
         # A buffer that is freed while it is still being sent is not given out before that has
@@ -130,12 +130,12 @@ class _NcclReceiver(_End):
 
 
 class NcclTransport:
-    """From GPU to GPU, on one machine or between machines."""
+    """Transport from GPU to GPU, on one machine or between machines."""
 
     is_stored = False
 
     def __init__(self, join: Callable[..., Fabric] = Communicator) -> None:
-        """`join` makes the fabric of one member."""
+        """`join` creates the fabric of one member."""
         self._join = join
 
     def sender(

@@ -42,9 +42,9 @@ _PAUSE_QUERIES = {
     "abort": PAUSE_AND_ABORT,
 }
 MOST_TRIES = 4
-"""Times in a row that weights are sent from the start before it fails for no server's fault."""
+"""Consecutive attempts to send weights before it fails without a server at fault."""
 MOST_SPOILED = 2
-"""Times in a row that a transfer is spoiled before the server that failed first is lost."""
+"""Consecutive spoiled transfers before the server that failed first counts as lost."""
 LEFT_ALONE_S = 15.0
 """Seconds in which a server leaves a transfer that the ranks have left, before it is lost.
 
@@ -54,17 +54,17 @@ OTHERS_WAIT_S = 15.0
 
 The trainer stands still meanwhile, and what these servers do is not what it needs."""
 SIGN_WITHIN_S = 5.0
-"""Seconds in which such a server gives a sign of life, before anything is sent. It has no work."""
+"""Seconds for such a server's sign of life before a transfer; it has no other work."""
 
 _LEFT_BEHIND = ServerLostError("it waits in a transfer that the trainer has left")
 _SILENT = ServerLostError("everything has been sent, and it did not say that it has received it")
 
 
 class SpoiledError(TransferError):
-    """A server that is alive did not take part in a transfer."""
+    """A living server did not take part in a transfer."""
 
     def __init__(self, message: str, member: Member) -> None:
-        """`member`: the one that failed first; others may have failed because of it."""
+        """`member`: the first one to fail; others may have failed because of it."""
         super().__init__(message)
         self.member = member
 
@@ -83,7 +83,7 @@ class WeightPublisher:
         others: Sequence[ServerPool] = (),
         call: CallServers = call_servers,
     ) -> None:
-        """`sends_adapter`: what the ranks send is a LoRA adapter, not weights.
+        """`sends_adapter`: the ranks send a LoRA adapter instead of weights.
 
         `wire`: how they travel; None = over TCP. `others`: pools that get weights by `send_to`
         only. `call` calls many servers.
@@ -100,7 +100,7 @@ class WeightPublisher:
         self._headers: list[TensorHeader] = []
         self._sending = asyncio.Lock()
         self._group: list[Member] = []
-        """Who can receive what the ranks send now: servers, each in one of its lives."""
+        """Servers, each between two starts, that can receive from the ranks now."""
         self._are_ranks_ahead = False
         self._open_updates = set[Member]()
         """Servers whose update has begun and not failed."""
@@ -121,7 +121,7 @@ class WeightPublisher:
             raise failure
 
     async def weights_change(self) -> None:
-        """Say that the ranks' weights are about to differ from those of `pool.version`.
+        """Announce that the ranks' weights are about to differ from those of `pool.version`.
 
         Until the next `publish`, no server gets them.
         """
@@ -138,7 +138,7 @@ class WeightPublisher:
         await to_its_end(self._publish(version, self._pause_query))
 
     async def restore(self, version: WeightVersion) -> None:
-        """Make the weights of new ranks live; `version` may be older than what was live before.
+        """Make the weights of new ranks live; `version` may be older than the live one.
 
         What servers computed under other weights with the same number is forgotten. Nothing may be
         sampled meanwhile.
@@ -148,14 +148,14 @@ class WeightPublisher:
         await to_its_end(self._publish(version, f"?{PAUSE_AND_CLEAR}"))
 
     async def _publish(self, version: WeightVersion, pause_query: str) -> TransferError | None:
-        """Return the failure by which the last server was lost, if none is left."""
+        """Return the failure of the last server, if no server is left."""
         async with self._sending:
             failure = await self._update(self._pool, version, pause_query)
             self._are_ranks_ahead = False
         return failure
 
     async def send_to(self, pool: ServerPool) -> None:
-        """Give the servers of another pool the weights that are live, and keep them there.
+        """Give the servers of another pool the live weights, and keep them there.
 
         To be called before the ranks' weights change. Returns when every server of `pool` that is
         left samples from them. One that does not answer soon is lost: the trainer waits for it.
@@ -176,7 +176,7 @@ class WeightPublisher:
                     self._lose(member, error)
 
     async def bring_in(self, server: Server) -> None:
-        """Give a server that is loading the present weights; returns when it serves, or is lost.
+        """Update a loading server to the present weights; returns when it serves, or is lost.
 
         The others are not disturbed. If the ranks' weights are newer than those that the others
         have, it gets them with the next `publish`.
@@ -185,7 +185,7 @@ class WeightPublisher:
         await server.until(ServerState.SERVING, ServerState.LOST)
 
     async def give(self, server: Server) -> None:
-        """Give a server that is loading the present weights, if the ranks still have them."""
+        """Update a loading server to the present weights, if the ranks still have them."""
         async with self._sending:
             if server.state is ServerState.LOADING and not self._are_ranks_ahead:
                 await self._bring_in_alone(Member(server, server.life))
@@ -203,7 +203,7 @@ class WeightPublisher:
             self._lose(member, error)
 
     async def _look(self, member: Member) -> None:
-        """Lose a server that gives no sign of life."""
+        """Mark a server as lost if it shows no sign of life."""
         if not await member.server.client.is_alive(within_s=SIGN_WITHIN_S):
             silent = f"it gave no sign of life for {SIGN_WITHIN_S:g} s"
             self._lose(member, ServerLostError(silent))
@@ -248,7 +248,7 @@ class WeightPublisher:
     async def _until_sent(
         self, members: Sequence[Member], version: WeightVersion
     ) -> TransferError | None:
-        """Send everything to those of `members` that are not lost on the way.
+        """Send everything to those of `members` that are not lost meanwhile.
 
         Returns the failure by which the last one was, if none is left.
         """
@@ -272,7 +272,7 @@ class WeightPublisher:
     async def _with_all(
         self, members: Sequence[Member], work: Callable[[Sequence[Member]], Awaitable[None]]
     ) -> TransferError | None:
-        """Do `work` with those of `members` that are left, from the start after each failure.
+        """Do `work` with the remaining `members`, again from the start after each failure.
 
         A server that spoils it again and again is lost, although it answers. Returns the failure by
         which the last one was; raises TransferError if it fails and no server is to blame.
@@ -297,7 +297,7 @@ class WeightPublisher:
         return failure
 
     async def _join(self, members: Sequence[Member]) -> None:
-        """Make `members` the ones that receive; raises TransferError if one of them is lost."""
+        """Make `members` the receivers; raises TransferError if one of them is lost."""
         if list(members) == self._group:
             return
         self._group = []
@@ -345,7 +345,7 @@ class WeightPublisher:
         await self._compare(members, sent)
 
     async def _open(self, members: Sequence[Member]) -> None:
-        """Make servers ready to receive; raises TransferError if one is lost."""
+        """Prepare servers to receive; raises TransferError if one is lost."""
         if self._sends_adapter:
             return
         # What came before a failure was received by some of them as a whole, and vLLM refuses to
@@ -358,7 +358,7 @@ class WeightPublisher:
             raise TransferError("an inference server was lost before the weights were sent")
 
     def _receiving(self) -> tuple[str, dict[str, Any]]:
-        """Return the call with which a server receives what the ranks send."""
+        """Return the call by which a server receives from the ranks."""
         rows = [asdict(header) for header in self._headers]
         info = {
             "names": [row["name"] for row in rows],
@@ -371,7 +371,7 @@ class WeightPublisher:
         return "/update_weights", {"update_info": info}
 
     async def _compare(self, members: Sequence[Member], sent: str) -> None:
-        """Lose the servers that have received something else than was sent."""
+        """Mark servers as lost that have received other data than was sent."""
         others: list[Member] = []
 
         def compare(member: Member, digest: str) -> None:
@@ -394,7 +394,7 @@ class WeightPublisher:
     async def _ask(
         self, members: Sequence[Member], method: str, hear: Callable[[Member, Any], None]
     ) -> None:
-        """Hear what each worker of each server answers; servers that do not are lost.
+        """Return the answers of the workers of each server; servers without answers are lost.
 
         Of a server with several engines, vLLM returns the answers of one.
         """
@@ -420,7 +420,7 @@ class WeightPublisher:
         query: str = "",
         is_repeatable: bool = False,
     ) -> None:
-        """Call all of `members` that are left; those that do not succeed are lost."""
+        """Call all remaining `members`; those that fail are lost."""
         call = ControlCall(
             path=path,
             body=body,
@@ -446,7 +446,7 @@ class WeightPublisher:
     async def _together(
         self, of_ranks: Awaitable[Any], members: Sequence[Member], call: ControlCall
     ) -> Any:
-        """Return what the ranks return once all members have taken part; a dead one is lost.
+        """Return the result of the ranks once all members have taken part; dead ones are lost.
 
         Raises TransferError if the ranks or a living member failed: then another one was gone.
         """
@@ -486,7 +486,7 @@ class WeightPublisher:
         return from_ranks
 
     def _are_main(self, members: Sequence[Member]) -> bool:
-        """Whether they are of the pool that rollouts ask."""
+        """Return whether they belong to the pool for rollouts."""
         return all(self._pool_of(member.server) is self._pool for member in members)
 
     def _deadline_s(self, members: Sequence[Member]) -> float:
@@ -498,7 +498,7 @@ class WeightPublisher:
 
 
 async def to_its_end(work: Coroutine[Any, Any, Result]) -> Result:
-    """Await `work`, which goes on when this is canceled."""
+    """Await `work`, which continues when this is canceled."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

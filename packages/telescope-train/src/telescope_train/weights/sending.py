@@ -1,4 +1,4 @@
-"""`WeightSending`: what one trainer rank does in weight updates. Rank 0 sends, all ranks gather.
+"""`WeightSending`: the part of one trainer rank in updates. Rank 0 sends, all ranks gather.
 
 Every rank goes through the weights together, whatever becomes of the sending: a rank that stopped
 would leave the others waiting in the middle of a gather.
@@ -24,7 +24,7 @@ class Exporting(Protocol):
     """The part of a backend that is used here."""
 
     def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return the headers of `transfer_weights`, without gathering; see `TrainerBackend`."""
+        """Yield the tensors for servers; see `TrainerBackend`."""
         ...
 
     def transfer_headers(self) -> Sequence[TensorHeader]:
@@ -32,16 +32,16 @@ class Exporting(Protocol):
         ...
 
     def without_gradient_buffers(self) -> AbstractContextManager[None]:
-        """Return the headers of `transfer_weights`, without gathering; see `TrainerBackend`."""
+        """Free the memory of gradients inside the block; see `TrainerBackend`."""
         ...
 
 
 @dataclass(slots=True)
 class _Staged:
-    """All weights of a version, where they can be sent from as often as needed."""
+    """All weights of a version, in a place from which they can be sent repeatedly."""
 
     buckets: list[tuple[Bucket, torch.Tensor]]
-    """In the CPU memory of rank 0; none on other ranks, and none if servers read files."""
+    """Buckets in the CPU memory of rank 0; none on other ranks, or if servers read files."""
     digests: Digests
 
 
@@ -60,7 +60,7 @@ class WeightSending:
         ] = iter,
         pinned: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.pin_memory,
     ) -> None:
-        """`counted` is told of each tensor; `pinned` copies to page-locked memory."""
+        """`counted` is called with each tensor; `pinned`: copy to page-locked memory."""
         self._backend = backend
         self._device = device
         self._held_port = held_port
@@ -70,17 +70,17 @@ class WeightSending:
         self._frees_gradients = section.weight_broadcast_free_grad_buffers
         self._wire = Wire()
         self._sender: Sender | None = None
-        """None = this rank does not send, or has no connection."""
+        """Sender; None = this rank does not send, or has no connection."""
         self._staged: _Staged | None = None
         self._sent = Digests()
         self._compared = self._sent
 
     def headers(self) -> list[TensorHeader]:
-        """Describe the tensors that are sent, in their order. Nothing is gathered."""
+        """Return the headers of the tensors, in the order of sending. Nothing is gathered."""
         return list(self._backend.transfer_headers())
 
     def stage(self, wire: Wire, *, is_sender: bool) -> None:
-        """Gather all weights in CPU memory, or where servers read them; every rank calls it.
+        """Gather all weights in CPU memory, or in files for servers; every rank calls it.
 
         `is_sender`: whether this is rank 0, which keeps them. Until the next call, `send` sends
         these weights.
@@ -100,7 +100,7 @@ class WeightSending:
         self._staged = _Staged(held, digests)
 
     def connect(self, place: Place, wait_s: float | None) -> None:
-        """Open this end; returns when all servers have joined, if the transport needs them to.
+        """Open this end; returns when all servers have joined, if the transport needs that.
 
         Raises TransferError if one does not.
         """
@@ -120,7 +120,7 @@ class WeightSending:
         )
 
     def send(self) -> str:
-        """Send all weights to all servers; returns their digest, or "" on other ranks than 0.
+        """Send all weights to all servers; returns their digest, or "" on ranks other than 0.
 
         Raises TransferError if a server did not take part.
         """
@@ -162,11 +162,11 @@ class WeightSending:
         return self._sent.whole()
 
     def digests(self) -> dict[str, str]:
-        """Return the digest of each tensor that was sent last, by name; of rank 0 only."""
+        """Return the digest of each tensor of the last transfer, by name; on rank 0 only."""
         return self._sent.by_name()
 
     def unchanged(self) -> dict[str, float]:
-        """Return the share of bytes sent last that are those sent when this was asked before.
+        """Return the share of bytes of the last transfer that have not changed since the last call.
 
         As `weights/unchanged`; {} if there are not two updates to compare. Of rank 0 only.
         """

@@ -1,4 +1,4 @@
-"""The seam of weight transports: both ends of a way from trainer rank 0 to the workers of servers.
+"""The interface of weight transports, from trainer rank 0 to the workers of servers.
 
 A transport moves buckets of bytes. What is in them, in which order, and whether it arrived as it
 was sent, is decided here once for all of them. An entry point of the group
@@ -18,7 +18,7 @@ from telescope_train.weights.buckets import Bucket, emptied, filled, plan_bucket
 from telescope_train.weights.digests import Digests
 
 JOIN_DEADLINE_S = 60.0
-"""Longest that members of a group wait for each other, in seconds."""
+"""Longest time in seconds for which members of a group wait for each other."""
 TRANSFER_DEADLINE_S = 120.0
 """Longest wait for the other side in a transfer, in seconds.
 
@@ -42,11 +42,11 @@ class Sender(Protocol):
         ...
 
     def settle(self) -> None:
-        """Return when nothing of the transfer is on its way; raises RuntimeError like `send`."""
+        """Return when the whole transfer has arrived; raises RuntimeError like `send`."""
         ...
 
     def close(self) -> None:
-        """Leave. Receivers that wait for it give up soon. Idempotent."""
+        """Leave. Receivers that wait for it fail soon. Idempotent."""
         ...
 
 
@@ -54,11 +54,11 @@ class Receiver(Protocol):
     """The end of one worker of a server."""
 
     def receive(self, bucket: Bucket) -> torch.Tensor:
-        """Return [bytes] uint8 that nothing overwrites; raises RuntimeError if rank 0 has gone."""
+        """Return [bytes] uint8 that is not overwritten; raises RuntimeError if rank 0 has gone."""
         ...
 
     def settle(self) -> None:
-        """Return when everything that was received may be read from any stream."""
+        """Return when all received data may be read from any stream."""
         ...
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class WeightTransport(Protocol):
         ...
 
     def receiver(self, place: Place, *, rank: int, device: torch.device) -> Receiver:
-        """Join as member `rank`, from 1; `device`: of the worker."""
+        """Join as member `rank`, from 1; `device`: that of the worker."""
         ...
 
 
@@ -111,7 +111,7 @@ def send(
     *,
     bucket_bytes: int,
 ) -> Digests:
-    """Send all tensors; returns when they have left, so that they may change."""
+    """Send all tensors; returns when they are sent, so that they may change."""
     digests = Digests()
     buckets = plan_buckets(headers, bucket_bytes)
     for bucket, flat in filled(buckets, tensors, sender.buffer, digests):

@@ -1,4 +1,4 @@
-"""Loads the adapter that the trainer sent into a vLLM worker, in place of the one before.
+"""Load the adapter from the trainer into a vLLM worker, in place of the previous one.
 
 vLLM loads adapters from folders only. Here the matrices come from memory, and go through the same
 steps: packed for fused layers, cast to the dtype of adapters, copied into the slot of the adapter.

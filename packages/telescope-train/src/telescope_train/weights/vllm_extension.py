@@ -33,13 +33,13 @@ if torch.cpu._is_amx_tile_supported():
 
 
 class WorkerExtension:
-    """What vLLM's workers can do besides. Naming it makes vLLM import this module."""
+    """Methods added to vLLM's workers. Naming the class makes vLLM import this module."""
 
     weight_transfer_engine: "TelescopeEngine"
     model_runner: Any
 
     def received_digest(self) -> str:
-        """Return the digest of the newest update that was received as a whole."""
+        """Return the digest of the newest complete update."""
         return self.weight_transfer_engine.received.whole()
 
     def received_digests(self) -> dict[str, str]:
@@ -47,7 +47,7 @@ class WorkerExtension:
         return self.weight_transfer_engine.received.by_name()
 
     def receive_adapter(self, update_info: dict[str, Any]) -> None:
-        """Receive an adapter and put it in the place of the one before, in one call.
+        """Receive an adapter and replace the previous one, in one call.
 
         Not `update_weights`: vLLM forgets all adapters at the end of an update of weights.
         """
@@ -58,12 +58,12 @@ class WorkerExtension:
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """Where trainer rank 0 waits, and which members this server's workers are."""
+    """Meeting place with trainer rank 0, and member numbers of this server's workers."""
 
     place: dict[str, Any]
     """A `Place` as JSON."""
     rank_offset: int
-    """The number of this server's first worker among all members."""
+    """Number of this server's first worker among all members."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
     """Sizes of each tensor in each dimension."""
 
     def headers(self) -> list[TensorHeader]:
-        """Return the same by tensor."""
+        """Return the same as one header per tensor."""
         rows = zip(self.names, self.dtype_names, self.shapes, strict=True)
         return [
             TensorHeader(name=name, dtype=dtype, shape=tuple(shape)) for name, dtype, shape in rows
@@ -96,10 +96,10 @@ class TelescopeEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     """None before `init_transfer_engine` and after `shutdown`."""
     _bucket_bytes = 0
     received = Digests()
-    """Of the newest update that was received as a whole."""
+    """Digests of the newest complete update."""
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Meet the trainer; returns when all members are there."""
+        """Connect to the trainer; returns when all members have joined."""
         # The old group goes first: another member of it may have died.
         self.shutdown()
         # The number of this worker among those of its server, over data-parallel copies too.
@@ -113,7 +113,7 @@ class TelescopeEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         )
 
     def start_weight_update(self) -> None:
-        """Bring every layer back into the form that weights are loaded into."""
+        """Convert every layer back to the form into which weights are loaded."""
         # vLLM processes weights after loading (on the CPU it packs matrices), so weights as Hugging
         # Face stores them cannot be written over the result.
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
@@ -133,7 +133,7 @@ class TelescopeEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.model.load_weights(self.receive(update_info))
 
     def finish_weight_update(self) -> None:
-        """Bring every layer into its fast form again, including a tied head."""
+        """Convert every layer to its fast form again, including a tied head."""
         # The heads come last, because they are packed from embeddings that are in place by then.
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
@@ -143,7 +143,7 @@ class TelescopeEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         repack_heads(self.model)
 
     def shutdown(self) -> None:
-        """Leave the trainer. Idempotent."""
+        """Disconnect from the trainer. Idempotent."""
         if self._receiver is not None:
             self._receiver.close()
             self._receiver = None
@@ -158,7 +158,7 @@ class TelescopeEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
 
 def sent_nothing_to(model: torch.nn.Module, *, is_tied: bool) -> set[str]:
-    """Return the classes of which no layer has weights of its own that an update could bring.
+    """Return the layer classes without weights of their own that an update could bring.
 
     Those are layers without parameters (such as tables of rotations), and the head of a model whose
     head is the embedding. Called before the end of an update.
