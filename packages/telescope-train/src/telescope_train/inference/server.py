@@ -40,7 +40,7 @@ from telescope_train.cluster.watchdog import Watchdog
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.inference.death_cause import DeathCause
 from telescope_train.inference.servers import ServerDiedError
-from telescope_train.inference.tool_calls import tool_call_arguments
+from telescope_train.inference.vllm_tool_parsers import tool_call_arguments
 from telescope_train.inference.wire import (
     ENGINE_PATH,
     IDENTITY_VARIABLE,
