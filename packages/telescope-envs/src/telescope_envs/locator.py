@@ -1,4 +1,4 @@
-"""`InstalledLocator`: find the code on this machine that the name of an environment refers to.
+"""`InstalledLocator`: find the code on this machine for the name of an environment.
 
 It looks in this order: environments linked for development, exactly what the nearest telescope.lock
 names, installed environments, packages with the entry point. It never returns a different
@@ -34,10 +34,10 @@ from telescope_envs.registry.resolving import Request, matches, parse_request
 
 
 class InstalledLocator:
-    """Locates what `telescope env` linked and installed, and packages with the entry point."""
+    """Locates linked and installed environments, and packages with the entry point."""
 
     def locate(self, name: str) -> EnvironmentLocation | None:
-        """Return where `name`, `owner/name` or `owner/name@version` is, with its code's digest.
+        """Return the location of `name`, `owner/name` or `owner/name@version`, with its digest.
 
         The folder of a project is located as if it were linked.
         """
@@ -128,7 +128,7 @@ def usable_ids() -> list[str]:
 
 
 def usable_names() -> set[str]:
-    """Return every name of what can be located: ids, names without owners, and `SCHEME:ID`."""
+    """Return every name that can be located: ids, names without owners, and `SCHEME:ID`."""
     ids = usable_ids()
     bare = {one.rpartition("/")[2] for one in ids}
     return {*ids, *bare, *(link.name for link in adapted_links())}

@@ -1,4 +1,4 @@
-"""Environments of other frameworks: `telescope env link SCHEME:ID`, and where one is afterwards.
+"""Environments of other frameworks: `telescope env link SCHEME:ID`, and locating the links.
 
 Frameworks cannot be installed together, so each set of requirements has a virtual environment of
 its own, which its links share. A link is one small record; adapters are in telescope-adapters.
@@ -46,12 +46,12 @@ from telescope_envs.records.model import read_pyproject, table_at
 _DIGITS = 16
 _CONTENT_DIGITS = 12
 _KEY = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN|SECRET|PASSWORD|URL)\b")
-"""What variables that an environment lacks are called in messages."""
+"""Name for a missing variable of an environment, in messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkPython:
-    """A virtual environment of a framework."""
+    """A virtual environment with a framework."""
 
     python: Path
     requirements: tuple[str, ...]
@@ -61,17 +61,17 @@ class FrameworkPython:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Package:
-    """What `--with` names."""
+    """A package that `--with` names."""
 
     name: str
     requirement: str
-    """As uv reads it in any folder."""
+    """Requirement in a form that uv reads in any folder."""
     sha256: str = ""
-    """Of the file, where it is one."""
+    """Digest of the file, if it is one."""
     is_source: bool = False
-    """Whether it has to be built, which whoever names a source agrees to."""
+    """Whether it must be built; naming a source counts as permission."""
     may_change: bool = False
-    """Whether the same requirement may mean other files tomorrow, as a folder and a URL do."""
+    """Whether the same requirement may later mean other files, as with a folder or a URL."""
 
 
 def link_adapted(
@@ -142,7 +142,7 @@ def unlink_adapted(name: str) -> AdaptedLink | None:
 
 
 def locate_adapted(name: str) -> EnvironmentLocation | None:
-    """Return where the linked `SCHEME:ID` is; None if it is not linked."""
+    """Return the location of the linked `SCHEME:ID`; None if it is not linked."""
     link = next((link for link in adapted_links() if link.name == name), None)
     if link is None:
         return None
@@ -168,7 +168,7 @@ def locate_adapted(name: str) -> EnvironmentLocation | None:
 
 
 def framework_version(link: AdaptedLink) -> str:
-    """Return the version of the framework; "0" where there is none."""
+    """Return the version of the framework; "0" if there is none."""
     names = {one.distribution for one in require_adapted(link.name).frameworks}
     pins = dict(pin.split("==", 1) for pin in link.dependencies if "==" in pin)
     return next((pins[name] for name in sorted(names) if name in pins), "0")
@@ -195,7 +195,7 @@ def _granted(name: str, secrets: Sequence[str]) -> dict[str, str]:
 
 
 def _anywhere(found: Adapted) -> str:
-    """Return the id so that it means the same in workers, which start in another folder."""
+    """Return the id with absolute paths, because workers start in another folder."""
     if found.scheme == "harbor":
         return str(Path(found.id).expanduser().resolve())
     file, at, task = found.id.partition("@")
@@ -204,7 +204,7 @@ def _anywhere(found: Adapted) -> str:
 
 
 def _package(text: str) -> _Package:
-    """Return what `--with TEXT` means: a requirement, or a wheel, an sdist or a folder here."""
+    """Return the package of `--with TEXT`: a requirement, or a local wheel, sdist or folder."""
     path = Path(text)
     is_file = path.is_file()
     if is_file or (path.is_dir() and (os.sep in text or (path / "pyproject.toml").exists())):
@@ -234,7 +234,7 @@ def _package(text: str) -> _Package:
 
 
 def _name_in(path: Path, text: str) -> str:
-    """Return the name of the package that a file or a folder holds."""
+    """Return the name of the package in a file or a folder."""
     try:
         if path.is_dir():
             project = table_at(read_pyproject(path), "project", path=path)
@@ -314,7 +314,7 @@ def _explained(
 def environment_for(
     scheme: str, packages: Sequence[str], *, allow_sdist: Sequence[str] = ()
 ) -> FrameworkPython:
-    """Return a virtual environment with `packages` and the adapters, which links share.
+    """Return a virtual environment with `packages` and the adapters; links share them.
 
     It is made again where a folder or a URL is among them, whose files may have changed.
     """
@@ -387,5 +387,5 @@ def _framework(found: Adapted, pins: Sequence[str]) -> Framework:
 
 
 def _played(found: Adapted) -> str:
-    """Return the versions of the framework that have an adapter."""
+    """Return the versions of the framework for which there is an adapter."""
     return " or ".join(f">={one.lowest},<{one.below}" for one in found.frameworks)

@@ -1,4 +1,4 @@
-"""`telescope agent`: the packages of harnesses, each in a virtual environment of its own.
+"""`telescope agent`: the packages of harnesses, each in its own virtual environment.
 
 The interpreter is the one that sandboxes of this machine have. `telescope_core.harnesses.installed`
 says where the environments are.
@@ -26,25 +26,25 @@ _REACHABLE = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentState:
-    """What is known of a harness on this machine."""
+    """State of a harness on this machine."""
 
     name: str
     requirements: tuple[str, ...]
     """Empty = it needs no packages of its own."""
     excluded: tuple[str, ...]
-    """Packages that the requirements ask for and that are left out."""
+    """Packages that the requirements include but that are left out."""
     folder: Path
     is_installed: bool
 
 
 def agent_states() -> list[AgentState]:
-    """Return every harness, and whether its packages are here."""
+    """Return every harness, and whether its packages are installed."""
     interpreter = find_interpreter().path
     return [_state(name, interpreter) for name in harness_names()]
 
 
 def install_agent(name: str) -> AgentState:
-    """Install the packages of a harness, unless they are here; raises what uv says if it fails."""
+    """Install the packages of a harness, unless they are there; raises uv's message on failure."""
     interpreter = find_interpreter().path
     state = _state(name, interpreter)
     if not state.requirements or state.is_installed:
@@ -104,7 +104,7 @@ def _make(state: AgentState, interpreter: str) -> None:
 
 
 def _open_to_all(folder: Path) -> None:
-    """Let every user read what is in `folder`, whatever the mask of this process is."""
+    """Make everything in `folder` readable for all users, whatever the umask is."""
     for path in (folder, *folder.rglob("*")):
         if path.is_symlink():
             continue

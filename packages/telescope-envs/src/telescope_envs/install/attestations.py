@@ -1,4 +1,4 @@
-"""Sigstore attestations of wheels: whose signature is accepted, and checking it offline.
+"""Sigstore attestations of wheels: accepted signers, and checking signatures offline.
 
 An attestation is a Sigstore bundle over an in-toto statement that names the wheel and its sha256.
 It proves that a workflow of the namespace's publisher signed these bytes while its short-lived
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sigstore.models import TrustedRoot
 
 PREDICATE_TYPE = "urn:telescope:attestation:publish:v1"
-"""As in PEP 740, it states only that the publisher published this file."""
+"""Predicate type of PEP 740, which states only that the publisher published this file."""
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 _NOTHING = "Nothing was installed"
 INSTALL_HINT = "install it: pip install 'telescope-envs[sigstore]'"
@@ -46,7 +46,7 @@ _REFS = ("refs/heads/", "refs/tags/")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttestationPolicy:
-    """Which attestations the releases of one registry must have."""
+    """The attestations that releases of a registry must have."""
 
     mode: AttestationMode = AttestationMode.OFF
     publishers: tuple[Publisher, ...] = ()
@@ -56,7 +56,7 @@ class AttestationPolicy:
 
 
 def asks_for_attestation(address: str | None, release: Release) -> bool:
-    """Whether the user's configuration asks to check an attestation of `release`.
+    """Return whether the user's configuration requires an attestation of `release`.
 
     `address` is that of its registry; None where that is only what a bundle claims.
     """
@@ -70,16 +70,16 @@ def asks_for_attestation(address: str | None, release: Release) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attested:
-    """An attestation that holds, or that nobody asked for."""
+    """A valid attestation, or none if none is required."""
 
     by: str = ""
-    """The identity that signed it; empty if no attestation is asked for."""
+    """The identity that signed it; empty if no attestation is required."""
     data: bytes = b""
-    """The Sigstore bundle; empty if there is none, or if it is not asked for."""
+    """The Sigstore bundle; empty if there is none, or if none is required."""
 
 
 def require_attestation(registry: Registry, release: Release, wheel: bytes) -> Attested:
-    """Check the attestation of `wheel` as the user's configuration asks for `registry`.
+    """Check the attestation of `wheel` if the user's configuration requires it for `registry`.
 
     The registry says what is signed and who may sign, each time. Raises RegistryError if the
     attestation cannot be read or is not valid.
@@ -164,7 +164,7 @@ def check_attestation(
 
 
 def expected_identities(publishers: Sequence[Publisher]) -> list["RepositoryIdentity"]:
-    """Return who may sign: the publishers' repositories whose OIDC issuer is known."""
+    """Return the accepted signers: the publishers' repositories whose OIDC issuer is known."""
     found: list[RepositoryIdentity] = []
     for publisher in publishers:
         address = publisher.id if "://" in publisher.id else f"https://github.com/{publisher.id}"
@@ -199,7 +199,7 @@ class RepositoryIdentity:
         return f"{self.repository}{f' ({self.workflow})' if self.workflow else ''}"
 
     def allows(self, identity: str) -> bool:
-        """Whether `identity`, `<repository>/<path of workflow>@<ref>`, matches this one."""
+        """Return whether `identity`, `<repository>/<path of workflow>@<ref>`, matches this one."""
         signer, _, ref = identity.partition("@")
         if not signer.startswith(f"{self.repository}/") or not ref.startswith(_REFS):
             return False
@@ -208,7 +208,7 @@ class RepositoryIdentity:
 
 
 class _SignedBy:
-    """A sigstore policy that accepts any of the allowed identities with its issuer."""
+    """A sigstore policy that accepts any of the allowed identities from its issuer."""
 
     def __init__(self, allowed: Sequence[RepositoryIdentity]) -> None:
         self._allowed = allowed
@@ -253,7 +253,7 @@ def _verified(
 
 
 def trusted_root(path: Path | None) -> "TrustedRoot":
-    """Return the root of trust in `path`, or for None the public Sigstore's, without a network."""
+    """Return the root of trust in `path`; for None the public Sigstore's, without a network."""
     from sigstore.errors import Error
     from sigstore.models import ClientTrustConfig, TrustedRoot
 

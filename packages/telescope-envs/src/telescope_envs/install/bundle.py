@@ -60,7 +60,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     """Every file except the manifest, sorted by path."""
 
     def check(self) -> None:
-        """Raise RecordProblem for hashes that are none, and for odd releases."""
+        """Raise RecordProblem for invalid hashes, and for invalid releases."""
         for number, file in enumerate(self.files):
             check_digest(f"files.{number}.sha256", file.sha256)
         for one in self.environments:
@@ -68,7 +68,7 @@ class Manifest(Record, frozen=True, kw_only=True):
 
 
 def this_platform() -> str:
-    """Return the platform as bundles name it."""
+    """Return the name of the platform in bundles."""
     return f"{sys.platform}-{platform.machine().lower()}"
 
 
@@ -79,7 +79,7 @@ def dataset_digest(files: Iterable[tuple[str, str]]) -> str:
 
 
 def may_hold(path: str) -> bool:
-    """Whether a bundle may hold a file at `path`."""
+    """Return whether a bundle may contain a file at `path`."""
     parts = path.split("/")
     if path == LOCK_NAME:
         return True
@@ -103,7 +103,7 @@ _Pin = tuple[str, Version, str]
 
 
 def unexpected_contents(manifest: Manifest, lock: Lock, names: Collection[str]) -> str | None:
-    """Return how the archive's `names` or the manifest are unlike the lock; None if they fit."""
+    """Return how the archive's `names` or the manifest differ from the lock; None if they fit."""
     return next(_problems(manifest, lock, names), None)
 
 
@@ -161,7 +161,7 @@ def _odd_environments(manifest: Manifest, lock: Lock) -> Iterator[str]:
 
 
 def _odd_datasets(manifest: Manifest, lock: Lock) -> Iterator[str]:
-    """Yield the datasets that the lock does not name, or whose files are not those it names."""
+    """Yield datasets that the lock does not name, or whose files differ from those it names."""
     named = {data.sha256 for one in lock.environments for data in one.datasets}
     found: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
     for file in manifest.files:

@@ -1,4 +1,4 @@
-"""Making bundles: what goes into one, and writing it. Equal inputs give equal bytes."""
+"""Create bundles: choose the content, and write it. Equal inputs give equal bytes."""
 
 import hashlib
 import os
@@ -223,7 +223,7 @@ def _fetched(data: LockedDataset) -> Path:
 
 
 def _holding(entry: LockedEnvironment, held: dict[LockedDataset, str]) -> LockedEnvironment:
-    """Return `entry` with the digests of the datasets that the bundle holds."""
+    """Return `entry` with the digests of the datasets in the bundle."""
     datasets = tuple(
         data.changed(sha256=held[data]) if data in held else data for data in entry.datasets
     )

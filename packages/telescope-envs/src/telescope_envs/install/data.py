@@ -1,4 +1,4 @@
-"""What installing keeps in the data folder: cached wheels, virtual environments, what uses them.
+"""Content of the data folder: cached wheels, virtual environments, and records of their use.
 
 Also removes what killed runs left behind, and virtual environments out of use.
 """
@@ -23,7 +23,7 @@ PART = ".part-"
 
 
 class CachedRelease(Record, frozen=True, kw_only=True):
-    """A release whose wheel is in the cache, and where it came from."""
+    """A release whose wheel is in the cache, and its origin."""
 
     registry: str
     release: Release
@@ -116,7 +116,7 @@ def installing(
 
 
 def remove_leftovers() -> list[Path]:
-    """Remove unfinished folders whose installer is gone; returns those that are gone now."""
+    """Remove unfinished folders whose installer has ended; returns those that were removed."""
     removed: list[Path] = []
     for parent, prefix in (
         (venvs_folder(), BUILDING),
@@ -187,7 +187,7 @@ def _locked_by_projects() -> set[Path]:
 
 
 def _is_running(folder: Path) -> bool:
-    """Whether a process of this machine was started from `folder`; False without /proc."""
+    """Return whether a process of this machine was started from `folder`; False without /proc."""
     start = os.fsencode(f"{folder}{os.sep}")
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -243,7 +243,7 @@ def dataset_folder(sha256: str) -> Path:
 
 
 def kept_datasets(locked: LockedEnvironment) -> dict[str, str]:
-    """Return `repo@commit` -> folder of the datasets of `locked` that a bundle brought."""
+    """Return `repo@commit` -> folder of the datasets of `locked` that came in a bundle."""
     return {
         f"{one.repo}@{one.revision}": str(dataset_folder(one.sha256))
         for one in locked.datasets
@@ -260,7 +260,7 @@ def packages_folder() -> Path:
 
 
 def brought_wheels_folder(sha256: str) -> Path:
-    """Return the folder for the wheel with this hash, alone: equal names may hide other bytes."""
+    """Return the folder for the wheel with this hash, alone: other bytes may have the same name."""
     return packages_folder() / sha256
 
 

@@ -1,4 +1,4 @@
-"""Declarations of an environment's class. `loading` runs this file as a program.
+"""Report the declarations of an environment's class. `loading` runs this file as a program.
 
 It runs in the interpreter that can import the environment. There, telescope-core may be the only
 part of Telescope, so this module imports no other.

@@ -1,4 +1,4 @@
-"""What `env verify` finds: changed files, packages unlike the lock, a registry that says more.
+"""Findings of `env verify`: changed files, packages unlike the lock, news of the registry.
 
 A RECORD lists a package's files with their hashes. A file that no RECORD lists must be one that an
 empty virtual environment has, or byte code of a listed file. Anything else was added later.
@@ -28,16 +28,16 @@ from telescope_envs.rules.wheel import hashes_in
 
 
 class FindingKind(StrEnum):
-    """What was found; all but NOTE make the verification fail."""
+    """Kinds of findings; all except NOTE make the verification fail."""
 
     CHANGED = "changed"
-    """A file is not the one that was installed."""
+    """A file differs from the installed one."""
     MISSING = "missing"
     """A file or a package is gone."""
     EXTRA = "extra"
-    """A file is there that no package installed."""
+    """A file exists that no package installed."""
     LOCK = "lock"
-    """What is installed differs from what is locked."""
+    """Installed packages differ from locked ones."""
     REGISTRY = "registry"
     """The registry has another wheel under that version, or none."""
     YANKED = "yanked"
@@ -48,7 +48,7 @@ class FindingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was found."""
+    """One finding."""
 
     kind: FindingKind
     what: str
@@ -123,7 +123,7 @@ def unreachable(registry: str, error: TelescopeError) -> Iterable[Finding]:
 
 _BYTE_CODE_HEADER = 16
 _NOT_OF_PACKAGES = {"telescope.json", ".lock"}
-"""Files beside the packages: the record of the installation, and the file that uv locks."""
+"""Files beside the packages: the record of the installation, and uv's lock file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ def compared(name: str, package: Distribution) -> Compared:
 
 
 def _changed_files(recorded: Iterable[Recorded]) -> Iterator[Finding]:
-    """Yield the files that are gone or have other bytes than their RECORD says."""
+    """Yield files that are missing or differ from their RECORD."""
     for file in recorded:
         if not file.path.is_file():
             if file.hash:

@@ -1,4 +1,4 @@
-"""Loading an environment in a process of its own, to learn what it declares or that it works.
+"""Load an environment in its own process, to read its declarations or to test it.
 
 Whatever its interpreter, one program asks: `declare.py`. The environment's code sees no token, no
 home and no variable of this process but the harmless ones.
@@ -27,7 +27,7 @@ _LIMITS_S = {
     "declared": 120.0,
     "task_files": 300.0,
 }
-"""A framework's environment may read its data while it is built."""
+"""Time limit; an environment of a framework may read its data while it is built."""
 _DECLARED = ("config_schema", "config_schema_sha256", "splits", "reward", "network", "secrets")
 
 
@@ -41,7 +41,7 @@ def asked(
     secrets: Mapping[str, str] | None = None,
     what: str,
 ) -> dict[str, Any]:
-    """Return what the environment `factory`, which `interpreter` imports, answers to `question`.
+    """Return the answer of the environment `factory`, imported by `interpreter`, to `question`.
 
     `interpreter` may bring options; by itself it imports what this process could, but nothing from
     the working directory or the user's own packages. `secrets` are variables that it gets, by name.
@@ -62,7 +62,7 @@ def asked(
 
 
 def describe_wheel(wheel: Path, factory: str, *, counts_examples: bool = True) -> dict[str, Any]:
-    """Return what `factory` in `wheel` declares; raises EnvironmentLoadError if it does not load.
+    """Return the declarations of `factory` in `wheel`; raises EnvironmentLoadError.
 
     Counting the examples of its splits may load datasets; without it each number is None.
 
@@ -75,7 +75,7 @@ def describe_wheel(wheel: Path, factory: str, *, counts_examples: bool = True) -
 
 
 def probe(python: Path, release: Release) -> None:
-    """Load `release` with `python`, and compare what it declares with its record.
+    """Load `release` with `python`, and compare its declarations with its record.
 
     Raises EnvironmentLoadError if it cannot be loaded, RegistryError if the declarations differ.
     """
@@ -162,7 +162,7 @@ def _settings(
 
 
 def _table_of(field: Mapping[str, Any], tables: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the table that `field` holds, even if it may be null instead; None for no table."""
+    """Return the table in `field`, even if it may be null; None if it is no table."""
     for option in (field, *field.get("anyOf", ()), *field.get("allOf", ())):
         named = tables.get(str(option.get("$ref", "")).rpartition("/")[2])
         if named is not None and "properties" in named:

@@ -1,4 +1,4 @@
-"""Installing from a bundle: everything in it is checked before any of it is kept.
+"""Install from a bundle: everything in it is checked before any of it is kept.
 
 A bundle is not signed, and its lock is its own. So it may hold only what that lock names, each file
 with the hash that the lock has for it, and nothing reaches the cache until all of that is known.
@@ -62,9 +62,9 @@ from telescope_envs.rules.archive import has_plain_ends
 from telescope_envs.rules.wheel import read_release
 
 MAX_BUNDLE_BYTES = 10 * 2**30
-"""Default of the largest bundle that is opened, and of what it may unpack to."""
+"""Default limit for the size of a bundle, and for its unpacked size."""
 _MAX_TEXT_BYTES = 64 * 2**20
-"""Largest manifest and lock, which are read into memory."""
+"""Largest manifest or lock, which are read into memory."""
 _CHUNK_BYTES = 2**20
 _IS_ENCRYPTED = 0x1
 _ADVICE = "fetch or make the bundle again"
@@ -72,7 +72,7 @@ _ADVICE = "fetch or make the bundle again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenBundle:
-    """A bundle that was unpacked, and that holds exactly what its lock names."""
+    """An unpacked bundle whose content is exactly that of its lock."""
 
     lock: Lock
     packages: Path
@@ -88,7 +88,7 @@ class _Contents(NamedTuple):
 def opened_bundle(
     path: Path, *, progress: Progress, max_bytes: int = MAX_BUNDLE_BYTES
 ) -> Generator[OpenBundle]:
-    """Unpack the bundle at `path`, check all that it holds, and put its wheels into the cache.
+    """Unpack the bundle at `path`, check its whole content, and put its wheels into the cache.
 
     Raises RegistryError for a damaged bundle, and ConfigError for one that was made for another
     platform or is larger than `max_bytes`. In both cases nothing was kept.
@@ -109,7 +109,7 @@ def opened_bundle(
 
 
 def _unpacked(path: Path, root: Path, max_bytes: int) -> _Contents:
-    """Unpack the bundle into `root`, its lock first, after checking that it holds what it may."""
+    """Unpack the bundle into `root`, its lock first, after checking the names of its files."""
     (root / PACKAGES).mkdir()
     (root / ENVIRONMENTS).mkdir()
     try:
@@ -156,7 +156,7 @@ def _require_size(num_bytes: int, max_bytes: int, path: Path) -> None:
 
 
 def _require_plain(archive: zipfile.ZipFile, path: Path) -> None:
-    """Refuse what only another program would have written, and what may unpack to any size."""
+    """Refuse archives that only another program would write, or that may unpack to any size."""
     members = archive.infolist()
     if len(members) > MAX_FILES:
         raise RegistryError(f"{path}: has {len(members)} files, more than {MAX_FILES}; {_ADVICE}")
@@ -244,7 +244,7 @@ def _inspected(one: BundledEnvironment, root: Path) -> _Inspected:
 
 
 def _keep(files: Sequence[BundledFile], root: Path) -> None:
-    """Put packages and datasets where later runs find them by their hash."""
+    """Store packages and datasets where later runs find them by their hashes."""
     kept = packages_folder()
     try:
         kept.mkdir(parents=True, exist_ok=True)
@@ -285,7 +285,7 @@ def chosen_entries(lock: Lock, names: Sequence[str]) -> list[LockedEnvironment]:
 
 
 def entry_named(lock: Lock, name: str) -> LockedEnvironment | None:
-    """Return the entry that `name` means; None if there is none, or if it asks for a version."""
+    """Return the entry for `name`; None if there is none, or if `name` has a version."""
     request = parse_request(name)
     if request.wanted:
         return None

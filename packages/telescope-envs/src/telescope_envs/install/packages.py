@@ -1,4 +1,4 @@
-"""The packages of an interpreter: what it has, what it lacks, and adding and removing them.
+"""The packages of an interpreter: list installed and missing ones, add and remove them.
 
 The version of an installed package never changes. An environment that needs another version is
 refused with an error that says so.
@@ -19,7 +19,7 @@ from telescope_core.base.errors import EnvironmentLoadError
 from telescope_envs.processes.uv import Uv, installed_pins, lacks_wheel, wheels_only
 
 Enters = Callable[[Requirement, Distribution], bool]
-"""Whether the requirements of an installed package are followed as well."""
+"""Decides whether the requirements of an installed package are followed as well."""
 
 
 def closure(
@@ -88,7 +88,7 @@ def install_requirements(
 
 
 def is_installed(name: str) -> bool:
-    """Whether this interpreter has the distribution `name`, as folders show it now."""
+    """Return whether this interpreter has the distribution `name` now, according to its folders."""
     plain = re.sub(r"[-_.]+", "_", name)
     folders = [Path(entry) for entry in sys.path if entry]
     return any(any(at.glob(f"{plain}-*.dist-info")) for at in folders)
@@ -105,7 +105,7 @@ def _here(arguments: Sequence[str], *, failure: str) -> None:
 
 
 CORE = "telescope-core"
-"""It comes with Telescope itself, so it is left out of locks and digests."""
+"""Packages that come with Telescope itself, which locks and digests leave out."""
 
 
 def installed_closure(requires_dist: Iterable[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Installing one environment from a registry into its own virtual environment.
+"""Install one environment from a registry into its own virtual environment.
 
 Each step is one function and announces itself. However an installation ends, even by kill -9, the
 next one finds nothing half-made in use: a folder gets its final name only when it is complete, and
@@ -111,7 +111,7 @@ class Installed:
 
     release: Release
     locked: LockedEnvironment | None
-    """Its entry as it is now; None if it shares this interpreter, whose packages are not locked."""
+    """Its present lock entry; None if it shares this interpreter, whose packages are not locked."""
     is_new: bool
     """False if the same release with the same packages was already active."""
 
@@ -193,7 +193,7 @@ def checked_wheel(registry: Registry, release: Release, *, progress: Progress) -
 
 
 def planned_installation(registry: str, release: Release, entry: LockedEnvironment) -> Installation:
-    """Return the record of the virtual environment that is to be built for `entry`."""
+    """Return the record of the virtual environment to build for `entry`."""
     return Installation(
         registry=registry,
         installed_at=datetime.now(UTC),
@@ -225,7 +225,7 @@ def activate(entry: LockedEnvironment, *, progress: Progress) -> bool:
 
 
 def _records(active: InstalledEnvironment, entry: LockedEnvironment) -> bool:
-    """Whether the record of what is installed is whole, and names the datasets of `entry`."""
+    """Return whether the record of the installation is complete, with the datasets of `entry`."""
     known = None if active.is_damaged else active.installation
     return known is not None and (known.locked is None or known.locked.datasets == entry.datasets)
 
@@ -277,7 +277,7 @@ def find_active(environment_id: str) -> InstalledEnvironment | None:
 
 
 def fits_here(entry: LockedEnvironment, release: Release) -> bool:
-    """Whether `entry` locks `release` for this Python, with all that it and core require."""
+    """Return whether `entry` locks `release` for this Python, with all requirements."""
     return (
         entry.sha256 == release.wheel.sha256
         and entry.python == python_version()

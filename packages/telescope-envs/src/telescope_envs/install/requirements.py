@@ -1,4 +1,4 @@
-"""Choosing the packages an environment runs with: exact versions and hashes, from one index.
+"""Choose the packages for an environment: exact versions and hashes, from one index.
 
 The registry never supplies a dependency, and the index never supplies an environment. Names that
 belong to Telescope are refused as dependencies, and the environment's own wheel is installed as a
@@ -30,7 +30,7 @@ _ENVIRONMENTS = "telescope-env-"
 
 
 def python_version() -> str:
-    """Return this Python as locks name it, such as 3.11."""
+    """Return the version of this Python as in locks, such as 3.11."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -120,7 +120,7 @@ def install_requirements(
 
 
 def serve(lines: Iterable[str], needs: Iterable[str]) -> bool:
-    """Whether locked `lines` satisfy every requirement in `needs` on this platform."""
+    """Return whether locked `lines` satisfy every requirement in `needs` on this platform."""
     locked = [Requirement(line.partition(" --hash")[0]) for line in lines]
     pins = {
         canonicalize_name(pin.name): next(iter(pin.specifier)).version
@@ -140,7 +140,7 @@ def serve(lines: Iterable[str], needs: Iterable[str]) -> bool:
 
 
 def _counts(text: str) -> bool:
-    """Whether a requirement counts: it is not telescope-core, and not only for an extra."""
+    """Return whether a requirement counts: not telescope-core, and not only for an extra."""
     requirement = Requirement(text)
     return canonicalize_name(requirement.name) != CORE and "extra ==" not in str(requirement.marker)
 

@@ -9,7 +9,7 @@ Progress = Callable[[str], None]
 
 
 class Step(StrEnum):
-    """The steps in order, as they are announced, each with what is true when it begins."""
+    """Steps in order, as they are announced; each says what holds at its beginning."""
 
     RESOLVE = "looking it up"
     """Nothing is known yet."""

@@ -1,4 +1,4 @@
-"""Making what is installed match telescope.lock: the same wheels, the same packages."""
+"""Make the installed packages match telescope.lock: the same wheels, the same packages."""
 
 from collections.abc import Callable
 from pathlib import Path

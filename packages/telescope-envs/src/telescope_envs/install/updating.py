@@ -1,4 +1,4 @@
-"""Which newer release an installed environment can move to, and what differs in it.
+"""Find the newer release to which an installed environment can move, and its differences.
 
 A new major version means different tasks or rewards, so it is chosen only on request: scores from
 before the update would not be comparable with scores after it.
@@ -17,15 +17,15 @@ from telescope_envs.registry.resolving import notices, resolve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdatePlan:
-    """What updating one environment would do."""
+    """Plan for updating one environment."""
 
     before: Release
     after: Release | None
     """None if the environment stays as it is."""
     refused: str
-    """A release that was not chosen, and why; empty if there is none."""
+    """A release that was not chosen, with the reason; empty if there is none."""
     warnings: tuple[str, ...]
-    """What the registry says against the release that it is or becomes."""
+    """Warnings of the registry about the release that is chosen or kept."""
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ def plan_update(registry: Registry, before: Release, *, allow_major: bool) -> Up
 def _chosen(
     registry: Registry, before: Release, *, allow_major: bool
 ) -> tuple[Release | None, str]:
-    """Return the release to update to, and why another was not chosen."""
+    """Return the release to update to, and the reason against another one."""
     newest = resolve(registry, before.id)
     if is_major_step(before.version, newest.version) and not allow_major:
         below = Version(before.version).major + 1

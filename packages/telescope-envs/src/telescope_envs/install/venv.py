@@ -1,4 +1,4 @@
-"""Building one environment's virtual environment: telescope-core, locked packages, its wheel.
+"""Build the virtual environment of one environment: telescope-core, locked packages, its wheel.
 
 Files are hard links to uv's package cache and to the telescope-core that builds it, so a second
 environment costs almost no time and no space.
@@ -95,7 +95,7 @@ def build_venv(
 
 @contextmanager
 def new_folder(folder: Path, scratch: Path) -> Generator[None]:
-    """Move `scratch` to `folder` once the block has filled it; nothing stays if it fails."""
+    """Move `scratch` to `folder` when the block has filled it; removes it on failure."""
     clear_scratch(scratch)
     scratch.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -108,7 +108,7 @@ def new_folder(folder: Path, scratch: Path) -> Generator[None]:
 
 
 def clear_scratch(folder: Path) -> None:
-    """Remove what is in the place of a new folder: nothing may be built upon it."""
+    """Remove the content at the place of a new folder, on which nothing may be built."""
     if not remove_tree(folder):
         raise EnvironmentLoadError(
             f"{folder} is left of an earlier installation and cannot be removed; remove it with "
@@ -150,6 +150,6 @@ def link_byte_code(site_packages: Path) -> None:
 
 
 def site_packages(folder: Path) -> Path:
-    """Return where a virtual environment of this Python keeps its packages."""
+    """Return the package folder of a virtual environment of this Python."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return folder / "lib" / version / "site-packages"

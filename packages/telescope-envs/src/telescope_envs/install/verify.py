@@ -1,4 +1,4 @@
-"""`telescope env verify`: check an installed environment again, from its files to its registry.
+"""`telescope env verify`: check an installed environment again, from files to registry.
 
 What is checked before an install is in `pipeline`, and what a wheel may hold in `rules.wheel`.
 """
@@ -56,7 +56,7 @@ class Verification:
 
 
 Packages = Callable[[str], Mapping[str, Distribution]]
-"""Returns what an interpreter has installed, by canonical name."""
+"""Returns the installed packages of an interpreter, by canonical name."""
 
 
 Compare = Callable[[str, Distribution], Compared]

@@ -1,1 +1,1 @@
-"""Running other programs for an environment: within limits, and nothing is left of them."""
+"""Run other programs for an environment, within limits and without leftovers."""

@@ -1,4 +1,4 @@
-"""Running git in a folder that somebody else made, so that nothing in the folder is started.
+"""Run git in a foreign folder, without starting anything that the folder names.
 
 The configuration and the hooks of a repository name programs, and git starts some of them even to
 show a status. So git gets a second view of the repository, in a temporary folder: the same objects,
@@ -24,7 +24,7 @@ _TIME_LIMIT_S = 120.0
 _MAX_OUTPUT_BYTES = 256 << 20
 _MAX_ERRORS_BYTES = 64 << 10
 _PASSED_ON = ("HOME", "XDG_CONFIG_HOME", "TMPDIR", "LD_LIBRARY_PATH")
-"""Variables that git gets besides those that an environment's code may see."""
+"""Variables for git besides those that an environment's code may see."""
 _OF_THE_USER = {
     "GIT_CONFIG_GLOBAL",
     "GIT_CONFIG_SYSTEM",
@@ -32,7 +32,7 @@ _OF_THE_USER = {
     "GIT_CEILING_DIRECTORIES",
     "GIT_DISCOVERY_ACROSS_FILESYSTEM",
 }
-"""Variables of git that are passed on. A hook of git sets others, which mean another repository."""
+"""Variables of git that are passed on. Git hooks set others, which name another repository."""
 _OVERRIDES = {"core.fsmonitor": "false", "core.hooksPath": os.devnull, "log.showSignature": "false"}
 _HARMLESS = re.compile(
     r"(?P<section>core|extensions|remote\.origin)\.(?P<name>repositoryformatversion|filemode"
@@ -43,19 +43,19 @@ _NOT_SEEN = {
     *("HEAD", "config", "config.worktree", "hooks"),
     *("commondir", "gitdir", "modules", "worktrees"),
 }
-"""Files of a repository that the second view does not share. HEAD is copied."""
+"""Files of a repository that its second view does not share. HEAD is copied."""
 
 
 class _Repository(NamedTuple):
     work_tree: Path
     git_folder: Path
     common_folder: Path
-    """Another one than `git_folder` in a further work tree of the same repository."""
+    """Git folder of the main work tree, if this is a further one; else `git_folder`."""
 
 
 @contextmanager
 def reading(folder: Path) -> Generator[dict[str, str]]:
-    """Yield the variables with which git reads the repository around `folder`, and runs nothing.
+    """Yield variables with which git reads the repository of `folder`, without running anything.
 
     With them git finds no repository where `why_unreadable` has a reason. Do not write with them.
     """
@@ -96,7 +96,7 @@ def run_git(
 
 
 def _output(process: "subprocess.Popen[bytes]", what: str, folder: Path) -> bytes:
-    """Return what git printed, when it has ended; nothing it started is left."""
+    """Return git's output when it has ended; no process that it started is left."""
     assert process.stdout is not None, "it is a pipe"
     is_late = threading.Event()
 
@@ -126,7 +126,7 @@ def _output(process: "subprocess.Popen[bytes]", what: str, folder: Path) -> byte
 
 
 def why_unreadable(folder: Path) -> str:
-    """Return what git says if it can read no repository with files around `folder`; else empty."""
+    """Return git's message if it can read no repository around `folder`; else empty."""
     found = _discovered(folder)
     return "" if isinstance(found, _Repository) else found
 
@@ -149,7 +149,7 @@ def _environ() -> dict[str, str]:
 
 
 def _discovered(folder: Path) -> _Repository | str:
-    """Return the repository around `folder`, or what git says if there is none to read."""
+    """Return the repository around `folder`, or git's message if there is none to read."""
     question = ("--show-toplevel", "--absolute-git-dir", "--git-common-dir")
     # This command starts nothing, whatever the configuration says.
     done = run_git(folder, "rev-parse", "--path-format=absolute", *question, environ=_environ())

@@ -1,4 +1,4 @@
-"""Running programs on an environment's behalf: within limits, and with nothing left of them.
+"""Run programs for an environment, within limits and without leftovers.
 
 A program gets no variables and no descriptors but those that are named, and an empty folder to work
 in, so that no file around it steers it. A supervisor stands over it: when the program has ended,
@@ -27,13 +27,13 @@ from telescope_envs.records.model import read_json
 
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
 MAX_OUTPUT_BYTES = 4 * 2**20
-"""Of each of its outputs, the last this many bytes are kept."""
+"""Bytes that are kept of each of its outputs, from the end."""
 _CHUNK_BYTES = 2**16
 _LOOK_EVERY_S = 0.05
-"""Seconds between two looks at whether a program that says nothing has ended."""
+"""Seconds between two checks whether a silent program has ended."""
 _SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 SUPERVISOR_S = 10.0
-"""Seconds that a supervisor has to end all that its program started."""
+"""Seconds for a supervisor to end everything that its program started."""
 _LOOK_AGAIN_S = 0.01
 
 
@@ -65,23 +65,23 @@ class _Tail:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Kept:
-    """A program under its supervisor, which is `process` and ends as the program did."""
+    """A program under its supervisor, which is `process` and ends in the same way."""
 
     process: "subprocess.Popen[bytes]"
     until_s: float
-    """When its time is over, by the monotonic clock."""
+    """Its deadline on the monotonic clock."""
     guard_fd: int
     """Our end of a pipe that the supervisor watches: when it closes, everything is ended."""
     has_ended: bool = False
     is_late: bool = False
     """Whether it was ended because its time was over."""
     spent_s: float = 0.0
-    """Processor time of all of it, in seconds; known if it was ended here."""
+    """Processor time of all its processes, in seconds; known if it was ended here."""
     _tails: "dict[IO[bytes], _Tail]" = field(init=False)
     _open: "list[IO[bytes]]" = field(init=False)
 
     def __post_init__(self) -> None:
-        """Read both outputs without waiting for them."""
+        """Read both outputs without blocking."""
         assert self.process.stdout is not None, "it is a pipe"
         assert self.process.stderr is not None, "it is a pipe"
         self._tails = {self.process.stdout: _Tail(), self.process.stderr: _Tail()}
@@ -91,7 +91,7 @@ class Kept:
 
     @property
     def streams(self) -> "list[IO[bytes]]":
-        """The outputs from which something may still come."""
+        """The outputs that are still open."""
         return [] if self.has_ended else self._open
 
     @property
@@ -105,7 +105,7 @@ class Kept:
         return self._texts()[1]
 
     def look(self) -> None:
-        """Read its output, and find out whether it has ended; ends it if its time is over."""
+        """Read its output, and check whether it has ended; ends it if its time is over."""
         # Asked before the outputs are read, so what it wrote before its end is not lost. Others may
         # hold its outputs open after it, so their end is not waited for.
         ended = self.process.poll() is not None
@@ -234,7 +234,7 @@ def _folder(given: Path | None) -> Generator[Path]:
 
 
 def _is_at_end(stream: IO[bytes], tail: _Tail) -> bool:
-    """Take what is there now; returns whether nothing more can come."""
+    """Read available data; returns whether the end is reached."""
     with suppress(BlockingIOError):
         while chunk := os.read(stream.fileno(), _CHUNK_BYTES):
             tail.add(chunk)
@@ -245,7 +245,7 @@ def _is_at_end(stream: IO[bytes], tail: _Tail) -> bool:
 def printed_table(
     finished: subprocess.CompletedProcess[str], *, what: str, keys: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the JSON table in the last line that a program printed, which has all of `keys`.
+    """Return the JSON table in the last line of a program's output, which has all of `keys`.
 
     Raises EnvironmentLoadError for anything else: an environment's code may print too, or end its
     process before the table is printed.

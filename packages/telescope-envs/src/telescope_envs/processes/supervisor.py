@@ -75,7 +75,7 @@ def go_on_in_kept_child(guard_fd: int) -> None:
 
 
 def _end_as(code: int) -> None:
-    """End this process with exit code `code`, or by the signal that it stands for."""
+    """End this process with exit code `code`, or by the signal that it means."""
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has written its own
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
@@ -85,7 +85,7 @@ def _end_as(code: int) -> None:
 
 
 def _wake_when_children_end(wake_fd: int) -> dict[int, Any]:
-    """Write to `wake_fd` when a child has ended, and ignore what would end this process.
+    """Write to `wake_fd` when a child has ended, and ignore signals that would end this process.
 
     Returns the handlers of signals as they were before.
     """
@@ -118,7 +118,7 @@ def _end_all(child: int) -> dict[int, int]:
 
 
 def _children() -> Iterator[int]:
-    """Yield the ids of this process's children; of none where there is no /proc."""
+    """Yield the ids of this process's children; none if there is no /proc."""
     own = os.getpid()
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -128,7 +128,7 @@ def _children() -> Iterator[int]:
 
 
 def _reaped() -> dict[int, int]:
-    """Return how the children ended that have ended, by id."""
+    """Return the wait statuses of the children that have ended, by id."""
     ended: dict[int, int] = {}
     with suppress(ChildProcessError):
         while True:

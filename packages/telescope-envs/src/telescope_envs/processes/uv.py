@@ -1,4 +1,4 @@
-"""Running uv: with this machine's settings for it and for pip, and never with a project's.
+"""Run uv with this machine's settings for it and for pip, never with a project's.
 
 Extra indexes in pip's files are ignored, because pip merges them with the main one while uv would
 search them first. To use one, name it in UV_INDEX or PIP_EXTRA_INDEX_URL.
@@ -37,12 +37,12 @@ _HANDED_ON = frozenset(
         *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "LD_LIBRARY_PATH", "CC", "CXX", "CFLAGS"),
     }
 )
-"""Variables that uv, or a compiler that it starts, needs; those for proxies in any case."""
+"""Variables for uv, or a compiler that it starts; those for proxies are always included."""
 _SEPARATOR = {"UV_FIND_LINKS": ","}
 
 
 def index_settings(environ: Mapping[str, str], *, has_index: bool = True) -> dict[str, str]:
-    """Return the variables to run uv with: what it reads of `environ`, and pip's by uv's names.
+    """Return the variables for uv: those it reads in `environ`, and pip's under uv's names.
 
     Tokens and keys of other programs are left out, because uv may run the build of a package.
     Without `has_index`, every variable that names an index is left out as well.
@@ -116,7 +116,7 @@ def _is_handed_on(name: str) -> bool:
 
 
 def _absolute(place: str) -> str:
-    """Return `place` so that it means the same in another folder."""
+    """Return `place` as an absolute path, valid in any folder."""
     return place if "://" in place or not Path(place).exists() else str(Path(place).absolute())
 
 
@@ -188,7 +188,7 @@ def installed_pins() -> list[str]:
 
 
 def lacks_wheel(said: str, needed_by: str) -> EnvironmentLoadError | None:
-    """Return the error to raise where uv `said` that a package has no wheel, else None."""
+    """Return the error to raise if uv `said` that a package has no wheel, else None."""
     found = _NO_WHEEL.search(said)
     if found is None:
         return None

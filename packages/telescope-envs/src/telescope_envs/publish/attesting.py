@@ -1,4 +1,4 @@
-"""Signs a release with Sigstore when the publisher has an OIDC identity.
+"""Sign a release with Sigstore if the publisher has an OIDC identity.
 
 In GitHub Actions and similar CI systems, a job proves its identity with a short-lived token, so no
 key is stored. The bundle is stored beside the wheel, and its digest is part of the release.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class AttestMode(StrEnum):
-    """When a push signs the release."""
+    """Whether a push signs the release."""
 
     AUTO = "auto"
     """Sign if there is an OIDC identity and the sigstore library is installed."""

@@ -1,4 +1,4 @@
-"""Builds an environment's wheel reproducibly: equal sources give equal bytes on any machine.
+"""Build an environment's wheel reproducibly: equal sources give equal bytes on any machine.
 
 The project's declared build backend builds the wheel from a copy of the sources. The wheel is then
 rewritten with sorted, uncompressed entries, one file mode and one fixed time (SOURCE_DATE_EPOCH if
@@ -94,12 +94,12 @@ def left_out(project: Path, files: Collection[str]) -> list[str]:
 
 
 def is_in_git(folder: Path) -> bool:
-    """Whether `folder` is part of a git repository."""
+    """Return whether `folder` is part of a git repository."""
     return git_text(folder, "rev-parse", "--show-toplevel") is not None
 
 
 def git_text(folder: Path, *arguments: str) -> str | None:
-    """Return what git reads there; None if it fails, is not installed, or `folder` is not in git.
+    """Return the output of git; None if it fails, is not installed, or `folder` is not in git.
 
     Nothing that the repository's configuration names is started.
     """

@@ -1,4 +1,4 @@
-"""Publishes the first-party environments: `python -m telescope_envs.publish.first_party`.
+"""Publish the first-party environments: `python -m telescope_envs.publish.first_party`.
 
 Its arguments are the registry's folder and then the project folders. The code that it shares with
 `telescope env push` is in the other modules of this package.
@@ -36,7 +36,7 @@ def publish(
     datasets: list[Dataset],
     validate: bool = False,
 ) -> str:
-    """Build `project` and append its release; returns a line that says what was done.
+    """Build `project` and append its release; returns a line that reports the outcome.
 
     Publishing the same bytes again succeeds; different bytes under a published version are an
     error.

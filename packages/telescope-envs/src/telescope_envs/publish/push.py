@@ -1,4 +1,4 @@
-"""Publishes a project: builds, checks and validates it before changing anything.
+"""Publish a project: build, check and validate it before changing anything.
 
 All of that happens on a copy of the committed sources. The version in the project is raised, and
 the release is appended to the registry, only after every check has passed.
@@ -80,7 +80,7 @@ class PushOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushResult:
-    """The release, the outcome of its push, and what changed since the previous release."""
+    """The release, the outcome of its push, and changes since the previous release."""
 
     state: PushState
     release: Release

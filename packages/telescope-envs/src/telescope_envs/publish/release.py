@@ -1,4 +1,4 @@
-"""The release that is made of a build: its record, and whether it may be published.
+"""Make a release from a build: its record, and whether it may be published.
 
 A store repeats the checks under its lock where it can. They are made here as well to fail early,
 and to check more than the registry can. Nothing is written here.

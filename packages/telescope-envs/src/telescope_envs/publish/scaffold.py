@@ -1,4 +1,4 @@
-"""Creates a new project from a template: text files whose `{{placeholders}}` are filled in.
+"""Create a project from a template: text files whose `{{placeholders}}` are filled in.
 
 A template is a folder in `templates/`; the files of `templates/common` are part of each template.
 """

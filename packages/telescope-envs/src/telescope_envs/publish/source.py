@@ -1,4 +1,4 @@
-"""A project as it is published: the commit of its sources, and its version.
+"""The sources of a project for publishing: their commit, and the version.
 
 Only `write_version` and `commit_file` change anything. Versions follow PEP 440.
 """

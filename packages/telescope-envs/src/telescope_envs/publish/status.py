@@ -1,4 +1,4 @@
-"""Yanks releases and deprecates environments.
+"""Yank releases and deprecate environments.
 
 Nothing is ever deleted: a yanked version still installs if it is named exactly or locked.
 """
@@ -18,7 +18,7 @@ from telescope_envs.rules.admission import published_versions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusChange:
-    """The new status record, and what it changes for users."""
+    """The new status record, and its effect for users."""
 
     id: str
     status: Status

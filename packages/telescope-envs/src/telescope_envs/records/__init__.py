@@ -1,1 +1,1 @@
-"""What is read and written: the records of registries, locks, installations, links and projects."""
+"""Records that are read and written: of registries, locks, installations, links and projects."""

@@ -18,11 +18,11 @@ from telescope_envs.records.reading import Unreadable, parse_status, read_releas
 from telescope_envs.records.release import Release, Status
 
 CATALOG_PATH = "v1/index.json"
-"""Where a registry whose folders cannot be listed keeps its catalog, a JSON array of rows."""
+"""Path of the catalog, a JSON array of rows, in a registry whose folders cannot be listed."""
 _PLAIN_VERSION = re.compile(r"[0-9]+(\.[0-9]+)*")
 _WORDS = re.compile(r"[^\W_]+")
 _SHORTEST_WITH_TYPO = 4
-"""Shortest word that may match with a typo; too many shorter words are one letter apart."""
+"""Shortest word that may match with a typo; many shorter words differ in one letter."""
 _IS_NAME, _BEGINS_NAME = 0, 1
 _WORD_OF_NAME, _BEGINS_WORD, _TAG, _IN_NAME, _OWNER, _SUMMARY, _TYPO = range(2, 9)
 
@@ -99,7 +99,7 @@ def _row(environment_id: str, releases: Sequence[Release], said: Status) -> Cata
 
 
 def newest_version(versions: Sequence[str], yanked: dict[str, str]) -> int:
-    """Return the index in `versions` of the one to show.
+    """Return the index in `versions` of the version to show.
 
     A final version is preferred over a pre-release, and either over a yanked version.
     """

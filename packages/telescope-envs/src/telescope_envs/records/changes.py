@@ -1,4 +1,4 @@
-"""Compares two releases of an environment and lists what changes for its users."""
+"""Compare two releases of an environment and list the changes for its users."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -69,6 +69,6 @@ def _names(names: Iterable[str]) -> str:
 
 
 def is_major_step(before: str, after: str) -> bool:
-    """Whether `after` is a new major version, so its scores do not compare with `before`."""
+    """Return whether `after` is a new major version, whose scores do not compare with `before`."""
     old, new = Version(before), Version(after)
     return (new.epoch, new.major) > (old.epoch, old.major)

@@ -45,7 +45,7 @@ _READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 def read_file(
     path: str | Path, *, max_bytes: int = MAX_FILE_BYTES, follows_link: bool = False
 ) -> bytes:
-    """Return the bytes of a file that somebody else may have put there.
+    """Return the bytes of a file that somebody else may have created.
 
     Raises OSError for a named pipe, a device or a socket, which may never open or never end, for
     more than `max_bytes`, and for a link unless `follows_link`.
@@ -244,7 +244,7 @@ def remove_tree(folder: Path) -> bool:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """Return what is in `folder`, which its owner can then change; nothing if that cannot be."""
+    """Return the content of `folder`, made writable for its owner; empty if that fails."""
     with suppress(OSError):
         folder.chmod(0o700)
     try:
@@ -255,7 +255,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _moved_up(inner: Path, top: Path, numbers: "count[int]") -> Path:
-    """Move a folder to the top; returns where it is now, which is where it was if it cannot be."""
+    """Move a folder to the top; returns its new place, or its old one if that fails."""
     if inner.parent == top:
         return inner
     with suppress(OSError):

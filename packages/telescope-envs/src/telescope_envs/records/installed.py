@@ -1,4 +1,4 @@
-"""What is installed for this interpreter: its environments, their releases, and its packages.
+"""Installed content of this interpreter: its environments, their releases, its packages.
 
 Each installation leaves one record in the data folder. What a list shows of it is read on its own,
 so that damage elsewhere in the record does not hide what is installed. Packages are read from the
@@ -81,7 +81,7 @@ class _Release(msgspec.Struct):
 
 
 class _Head(msgspec.Struct):
-    """What a list shows of an installation."""
+    """The part of an installation's record that lists show."""
 
     release: _Release
     registry: str
@@ -133,7 +133,7 @@ class InstalledEnvironment:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether it has a record that cannot be read as a whole."""
+        """Whether its record cannot be read completely."""
         try:
             _ = self.installation
         except EnvironmentLoadError:

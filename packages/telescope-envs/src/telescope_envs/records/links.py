@@ -1,4 +1,4 @@
-"""Links: environments that are used in place, and those that are played through a framework.
+"""Links: environments that are used in place, or played through a framework.
 
 A link is one small record of where a project or a framework is. A project's name, version and class
 are read from its pyproject.toml each time, and its folder goes to the front of the import path of
@@ -37,7 +37,7 @@ class Link(Record, frozen=True, kw_only=True):
         return linked_project(self.id, Path(self.folder))
 
     def check(self) -> None:
-        """Raise RecordProblem for what cannot be a folder."""
+        """Raise RecordProblem for a path that cannot be a folder."""
         if "\0" in self.folder:
             raise RecordProblem("folder: the name of a folder cannot hold a null character")
 
@@ -100,13 +100,13 @@ def unlink(name: str) -> Link | None:
 
 
 def links() -> list[Link]:
-    """Return every link in order of id, each once, including links to folders that are gone."""
+    """Return every link in order of id, each once, including links to missing folders."""
     found = read_known(Link, (data_folder() / "links").glob("*/*.json"))
     return [link for path, link in found if path == _record_path(link.id)]
 
 
 def adapted_links() -> list[AdaptedLink]:
-    """Return every link whose Python is still there, in order of name."""
+    """Return every link whose Python still exists, in order of name."""
     found = read_known(AdaptedLink, (data_folder() / "adapted").glob("*.json"))
     usable = (one for _, one in found if not one.interpreter or os.path.exists(one.interpreter))
     return sorted(usable, key=lambda link: link.name)

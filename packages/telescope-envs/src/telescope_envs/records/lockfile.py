@@ -77,7 +77,7 @@ class LockedEnvironment(Record, frozen=True, kw_only=True, forbid_unknown_fields
         return sha256_of("\n".join(parts))
 
     def check(self) -> None:
-        """Raise RecordProblem for what installing does not write.
+        """Raise RecordProblem for content that installing does not write.
 
         A lock comes with a project that somebody else wrote. Its fields become paths and lines for
         uv, so each is exactly of the form that installing writes.
@@ -132,7 +132,7 @@ class Lock(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def is_requirement_line(line: str) -> bool:
-    """Whether `line` locks one package, and says nothing else to a reader of requirements."""
+    """Return whether `line` locks one package, and means nothing else in a requirements file."""
     found = REQUIREMENT_LINE.fullmatch(line)
     if found is None:
         return False
@@ -246,7 +246,7 @@ def _require_version(table: dict[str, Any], where: str, remedy: str) -> None:
 
 
 def _what_is_wrong(problem: str, text: str) -> str:
-    """Return the line and the field that are wrong, and why."""
+    """Return the line and the field that are wrong, and the reason."""
     place, _, message = problem.partition(": ")
     steps = place.split(".")
     index = int(steps[1]) if steps[0] == "environments" and len(steps) > 1 else None

@@ -1,4 +1,4 @@
-"""Reads JSON and TOML that somebody else wrote: plain documents, and `Record`s, which have rules.
+"""Read JSON and TOML from others: plain documents, and `Record`s, which have rules.
 
 Whatever is wrong with a document is one kind of error. The types of a record's fields state most of
 its rules, and `check` the others. A reader ignores fields that it does not know, so fields can be
@@ -48,7 +48,7 @@ def _read(parse: Callable[[], Document]) -> Document:
 
 
 def _require_plain(document: object) -> None:
-    """Raise ValueError for what cannot be printed: deep nesting, huge integers, half characters."""
+    """Raise ValueError for unprintable content: deep nesting, huge integers, half characters."""
     level: list[object] = [document]
     for _ in range(_MAX_DEPTH):
         for value in level:
@@ -75,7 +75,7 @@ Table = dict[str, object]
 
 
 def read_toml_file(path: Path) -> Table:
-    """Return the tables of a TOML file; raises ConfigError if it cannot be read or is none."""
+    """Return the tables of a TOML file; raises ConfigError if it cannot be read or parsed."""
     try:
         return read_toml(read_file(path, follows_link=True))
     except OSError as error:
@@ -90,7 +90,7 @@ def read_pyproject(project: Path) -> Table:
 
 
 def table_at(document: Table, *names: str, path: Path) -> Table:
-    """Return the table at `names`, empty if it is not there; ConfigError if it is no table."""
+    """Return the table at `names`, empty if it is missing; ConfigError if it is not a table."""
     here = document
     for depth, name in enumerate(names, 1):
         found = here.get(name, {})
@@ -102,7 +102,7 @@ def table_at(document: Table, *names: str, path: Path) -> Table:
 
 
 def texts_at(table: Table, key: str, where: str, *, path: Path) -> list[str]:
-    """Return the list of texts under `key`, empty if it is not there; else ConfigError."""
+    """Return the list of texts under `key`, empty if it is missing; else ConfigError."""
     listed = table.get(key, [])
     if not isinstance(listed, list) or not all(
         isinstance(text, str) for text in cast(list[object], listed)
@@ -112,7 +112,7 @@ def texts_at(table: Table, key: str, where: str, *, path: Path) -> list[str]:
 
 
 Line = Annotated[str, Meta(max_length=LONGEST_TEXT)]
-"""Text that is safe to print as it is in lists and errors."""
+"""Text that is safe to print in lists and errors."""
 Count = Annotated[int, Meta(ge=0, le=LARGEST_COUNT)]
 _ESCAPES_OTHER_THAN_QUOTES = re.compile(rb'\\[^"\\/]')
 _ERROR = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<where>.*)`)?", re.DOTALL)
@@ -126,10 +126,10 @@ class RecordProblem(ValueError):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One record. Making one in a program checks nothing; reading one checks everything."""
+    """One record. Creating one in a program checks nothing; reading one checks everything."""
 
     def check(self) -> None:
-        """Raise RecordProblem for a rule that does not hold and that no type states."""
+        """Raise RecordProblem for a broken rule that types do not express."""
 
     def changed(self, **fields: object) -> Self:
         """Return a copy with other values of `fields`."""
@@ -146,7 +146,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class PublicRecord(Record, frozen=True, kw_only=True):
-    """A record of a registry, which anybody may have written: every text in it is a `Line`."""
+    """A record of a registry, written by anybody: every text in it is a `Line`."""
 
 
 def read(record: type[RecordType], text: bytes | str, *, is_plain: bool = False) -> RecordType:
@@ -196,7 +196,7 @@ def converted(record: type[RecordType], tables: Mapping[str, object]) -> RecordT
 
 
 def explained(error: msgspec.ValidationError) -> str:
-    """Return the field that is wrong, with its tables, and why."""
+    """Return the wrong field, with its tables, and the reason."""
     found = _ERROR.fullmatch(str(error))
     assert found is not None, "every text matches"
     steps = [name or number for name, number in _STEP.findall(found["where"] or "")]
@@ -212,7 +212,7 @@ def _decoder(record: type[Record]) -> "msgspec.json.Decoder[Record]":
 
 
 def is_plain_json(text: bytes) -> bool:
-    """Whether no text in this JSON, of one record or of many lines, acts on a terminal.
+    """Return whether no text in this JSON, one record or many lines, acts on a terminal.
 
     Raises ValueError for what is not UTF-8.
     """
@@ -224,7 +224,7 @@ def is_plain_json(text: bytes) -> bool:
 
 
 def _require_lines(value: object, where: str = "") -> None:
-    """Raise RecordProblem for a text in a `PublicRecord`, at any depth, that is no line."""
+    """Raise RecordProblem for a text in a `PublicRecord`, at any depth, that is no `Line`."""
     if isinstance(value, PublicRecord):
         for place, text in _texts(msgspec.to_builtins(value), where):
             if acts_on_terminals(text):

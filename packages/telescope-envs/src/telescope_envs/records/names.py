@@ -1,4 +1,4 @@
-"""Rules for names and versions: what is allowed, what is equivalent and what is too similar.
+"""Rules for names and versions: permitted, equivalent and confusingly similar ones.
 
 Pure functions over text. The registry's `namespaces/` says who may use an owner name, and its
 `reserved.txt` lists the names that nobody may use.
@@ -63,7 +63,7 @@ def check_version(version: str) -> str:
 
 
 def check_specifier(text: str) -> str:
-    """Return `text`; raises ValueError when it is no range of Python versions."""
+    """Return `text`; raises ValueError if it is not a range of Python versions."""
     try:
         found = SpecifierSet(text)
         if text and not all(map(str.strip, text.split(","))):
@@ -77,7 +77,7 @@ def check_specifier(text: str) -> str:
 
 
 def check_requirement(text: str) -> str:
-    """Return `text`; raises ValueError when it is no requirement (PEP 508)."""
+    """Return `text`; raises ValueError if it is not a requirement (PEP 508)."""
     try:
         requirement = Requirement(text)
         # A name that ends in a line or a dot is one to packaging, and none to uv.
@@ -106,12 +106,12 @@ def _require_versions(specifiers: SpecifierSet) -> None:
 
 
 def is_commit(revision: str) -> bool:
-    """Whether `revision` is the digest of a commit, which never means anything else."""
+    """Return whether `revision` is a full commit digest, which can mean nothing else."""
     return re.fullmatch(r"[0-9a-f]{40}", revision) is not None
 
 
 def is_version(version: str) -> bool:
-    """Whether `check_version` accepts it."""
+    """Return whether `check_version` accepts it."""
     try:
         return bool(check_version(version))
     except RegistryError:
@@ -178,7 +178,7 @@ def near_names(name: str, known: Iterable[str]) -> list[str]:
 
 
 def is_one_edit(one: str, other: str) -> bool:
-    """Whether one insertion, deletion, replacement or adjacent swap turns `one` into `other`."""
+    """Return whether one insertion, deletion, replacement or adjacent swap makes them equal."""
     if abs(len(one) - len(other)) > 1 or one == other:
         return False
     differences = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)

@@ -1,4 +1,4 @@
-"""Reads what a project declares in its pyproject.toml: which environment it is, and its package.
+"""Read a project's pyproject.toml: the identity of its environment, and its package.
 
 The table of datasets beside it is read here too. What each command needs is that command's matter.
 """
@@ -44,7 +44,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkedProject(Identity):
-    """What a project's pyproject.toml declares; its version is never empty."""
+    """Declarations in a project's pyproject.toml; the version is never empty."""
 
     folder: Path
     source: Path
@@ -94,7 +94,7 @@ def require_project(folder: Path) -> None:
 
 
 def read_project(folder: Path) -> LinkedProject:
-    """Return what the pyproject.toml in `folder` declares; raises ConfigError if it is invalid."""
+    """Return the declarations in pyproject.toml of `folder`; raises ConfigError if invalid."""
     folder = folder.expanduser().resolve()
     path = folder / "pyproject.toml"
     require_project(folder)

@@ -66,7 +66,7 @@ def metadata_path(wheel_path: str) -> str:
 
 
 def is_registry_path(path: str) -> bool:
-    """Whether `path` can name a file of a registry: relative, without `..` or hidden parts.
+    """Return whether `path` can name a registry file: relative, without `..` or hidden parts.
 
     Every store checks this before it touches a file, because index lines are untrusted.
     """
@@ -79,7 +79,7 @@ def is_registry_path(path: str) -> bool:
 
 
 def is_web_address(url: str) -> bool:
-    """Whether a wheel's address is on a web server rather than a path below the registry."""
+    """Return whether a wheel's address is on a web server, not a path below the registry."""
     return url.startswith(("https://", "http://"))
 
 
@@ -130,9 +130,9 @@ class Unreadable(NamedTuple):
     """A record that is skipped because it cannot be read."""
 
     where: str
-    """`path`, or `path:line` for a line of an index file."""
+    """Its place: `path`, or `path:line` for a line of an index file."""
     why: str
-    """Begins with where it is."""
+    """The reason, which begins with the place."""
     version: str = ""
     """The version that it states; empty if it states none."""
     sha256: str = ""
@@ -140,7 +140,7 @@ class Unreadable(NamedTuple):
 
 
 class LineProblem(ValueError):
-    """What is wrong with a record and what to do; where the record is goes before it."""
+    """A problem of a record, with advice; its place is put before it."""
 
 
 class ReadReleases(NamedTuple):
@@ -260,7 +260,7 @@ def _release_of(line: bytes, environment_id: str, *, is_plain: bool) -> Release:
 
 
 class _Stated(msgspec.Struct):
-    """What is needed of a release that cannot be read, so that it is not published again."""
+    """The parts of an unreadable release that prevent publishing it again."""
 
     version: str = ""
     wheel: dict[str, Any] = {}
@@ -316,7 +316,7 @@ def _of_tables(record: type[RecordType], data: bytes, where: str) -> RecordType:
 
 
 def log_unreadable(unreadable: Sequence[Unreadable]) -> None:
-    """Name the records that were skipped: the first few, and how many more there are."""
+    """Log the skipped records: the first few, and the number of others."""
     for one in unreadable[:_NAMED]:
         log.warning("skipped: %s", escaped(one.why))
     if len(unreadable) > _NAMED:

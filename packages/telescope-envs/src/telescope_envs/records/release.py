@@ -30,12 +30,12 @@ from telescope_envs.records.names import (
 )
 
 FILENAME = "{filename}"
-"""What stands for the name of a wheel in a template."""
+"""Placeholder for the name of a wheel in a template."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PROTOCOL = re.compile(r"(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})")
 _FILE_NAME = re.compile(FILE_NAME)
 _KEPT = 16384
-"""Most texts of which it is remembered whether they break a rule: a server is sent ever new ones.
+"""Most texts whose checks are remembered; a server receives new ones all the time.
 """
 _Schema = Annotated[int, Meta(ge=1, le=FORMAT_VERSION)]
 _AtLeastOne = Annotated[int, Meta(ge=1, le=LARGEST_COUNT)]
@@ -55,7 +55,7 @@ class WheelFile(PublicRecord, frozen=True, kw_only=True):
     """Hash of the METADATA file in the wheel."""
 
     def check(self) -> None:
-        """Raise RecordProblem for a name that is no file's, and for hashes that are none."""
+        """Raise RecordProblem for an invalid file name or hash."""
         check_digest("sha256", self.sha256)
         check_digest("metadata_sha256", self.metadata_sha256)
         if not _FILE_NAME.fullmatch(self.filename):
@@ -83,7 +83,7 @@ class ProtocolRange(PublicRecord, frozen=True, kw_only=True):
         return _numbers(self.minimum), _numbers(self.maximum)
 
     def check(self) -> None:
-        """Raise RecordProblem for what is no version, or no range."""
+        """Raise RecordProblem for an invalid version or range."""
         _check_range(self.minimum, self.maximum)
 
 
@@ -166,7 +166,7 @@ class Release(PublicRecord, frozen=True, kw_only=True):
     config_schema_sha256: str
     """Hash of the JSON schema of its settings."""
     settings: tuple[Setting, ...] | UnsetType = UNSET
-    """Not in releases from before settings were recorded, nor where they take too much space."""
+    """Missing in releases from before settings were recorded, or if they take too much space."""
     datasets: tuple[Dataset, ...] = ()
     splits: dict[Line, Count | None]
     """Split -> number of examples; None if it is endless, or if it was checked on fixture rows."""
@@ -189,7 +189,7 @@ class Release(PublicRecord, frozen=True, kw_only=True):
         return f"{self.owner}/{self.name}"
 
     def check(self) -> None:
-        """Raise RecordProblem for names, versions, hashes and ranges that are none."""
+        """Raise RecordProblem for invalid names, versions, hashes and ranges."""
         if len(self.requires_dist) > MAX_REQUIREMENTS:
             count = len(self.requires_dist)
             raise RecordProblem(f"requires_dist: expected at most {MAX_REQUIREMENTS}, got {count}")
@@ -236,7 +236,7 @@ class RegistryConfig(PublicRecord, frozen=True, kw_only=True):
     """Path of a server's API below the registry; empty if the registry is only files."""
 
     def check(self) -> None:
-        """Raise RecordProblem for a client that is no version, and for odd templates."""
+        """Raise RecordProblem for an invalid client version, and for invalid templates."""
         for number, text in enumerate(self.artifacts):
             # Not a format string: `{filename.attribute}` would read more than the name.
             if text.count(FILENAME) != 1 or set(text.replace(FILENAME, "")) & set("{}"):
@@ -276,7 +276,7 @@ class Namespace(PublicRecord, frozen=True, kw_only=True):
         return self.status == "suspended" and self.withheld
 
     def check(self) -> None:
-        """Raise RecordProblem for what cannot be the name of an owner."""
+        """Raise RecordProblem for an invalid name of an owner."""
         require("owner", check_owner, self.owner)
 
 
@@ -287,7 +287,7 @@ class Aliases(PublicRecord, frozen=True, kw_only=True):
     """Bare name -> owner/name."""
 
     def check(self) -> None:
-        """Raise RecordProblem for what cannot be the name of an environment."""
+        """Raise RecordProblem for an invalid name of an environment."""
         for name in self.aliases:
             require("aliases", check_name, name)
 
@@ -303,7 +303,7 @@ class RemovedRelease(PublicRecord, frozen=True, kw_only=True):
     reason: Line
 
     def check(self) -> None:
-        """Raise RecordProblem for what no release can be, and for a missing reason."""
+        """Raise RecordProblem for values that no release can have, and for a missing reason."""
         owner, _, name = self.id.partition("/")
         require("id", check_owner, owner)
         require("id", check_name, name)
@@ -323,7 +323,7 @@ class Removals(PublicRecord, frozen=True, kw_only=True):
         check_each("removed", self.removed)
 
     def has(self, release: Release) -> bool:
-        """Whether this very release was removed."""
+        """Return whether exactly this release was removed."""
         wanted = (release.id, release.version, release.wheel.sha256)
         return any((one.id, one.version, one.sha256) == wanted for one in self.removed)
 

@@ -1,4 +1,4 @@
-"""Where registries are: their addresses, the user's configuration file, and which one is used.
+"""Addresses of registries, the user's configuration file, and the choice of a registry.
 
 The file has the default in `registry`, and under `[registries]` lines such as
 `corp = "https://hub.corp.example"` or `lab = { address = "http://10.0.0.5", insecure = true }`.
@@ -30,12 +30,12 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _PLAIN_IN_PATHS = "!$&'()*+,;=:@"
-"""What a path holds without escapes, besides letters, digits and `_.-~`."""
+"""Characters of a path that need no escapes, besides letters, digits and `_.-~`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """The address of a registry in canonical form, which is what is compared and stored."""
+    """The canonical form of a registry's address, for comparison and storage."""
 
     text: str
     """The address in the form that `--registry` accepts, without credentials."""
@@ -48,7 +48,7 @@ class Address:
         return self.text.partition("@")[0] if self.scheme == "hf" else self.text
 
     def is_place_of(self, other: "Address") -> bool:
-        """Whether both are spellings of one place, whatever the revision.
+        """Return whether both are spellings of one place, ignoring the revision.
 
         Folders are one if they are the same on disk, and every name of this machine is one host. A
         token needs more: it belongs to the host and port that it was given for.
@@ -138,7 +138,7 @@ def _canonical_url(text: str) -> str:
 
 
 def _canonical_host(host: str, text: str) -> str:
-    """Return the one spelling of a host; raises ConfigError for what is only sometimes one."""
+    """Return the canonical spelling of a host; raises ConfigError for an ambiguous one."""
     try:
         address = ip_address(host)
     except ValueError:
@@ -155,7 +155,7 @@ def _canonical_host(host: str, text: str) -> str:
 
 
 def _canonical_path(path: str) -> str:
-    """Return the one spelling of a path: without dots, empty parts and needless escapes."""
+    """Return the canonical spelling of a path: without dots, empty parts and needless escapes."""
     kept: list[str] = []
     for part in path.split("/"):
         plain = quote(unquote_to_bytes(part), safe=_PLAIN_IN_PATHS)
@@ -177,7 +177,7 @@ _MEANS_SOMETHING_ELSE = {"file", "http", "https", "hf", "sha256"}
 
 
 class AttestationMode(StrEnum):
-    """Whether installing asks for Sigstore attestations."""
+    """Whether installing requires Sigstore attestations."""
 
     OFF = "off"
     """Attestations are not checked."""
@@ -194,7 +194,7 @@ class NamedRegistry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     insecure: bool = False
     """Whether plain http is allowed although the registry is not on this machine."""
     attestations: AttestationMode | None = None
-    """None for the file's setting for all registries."""
+    """Mode for this registry; None for the file's setting for all registries."""
     trusted_root: str = ""
     """Path to the trusted_root.json of its Sigstore; empty for the file's setting for all."""
 
@@ -205,7 +205,7 @@ class NamedRegistry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class TrustedSigner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of `[signers]`: who may sign the releases of an owner, as the user knows."""
+    """One line of `[signers]`: an identity that may sign an owner's releases, set by the user."""
 
     repository: str
     """`owner/name` on GitHub, or its https address."""
@@ -224,7 +224,7 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Name or address of the default registry; empty if none was chosen."""
     registries: dict[str, NamedRegistry] = {}
     attestations: AttestationMode = AttestationMode.OFF
-    """For every registry without a setting of its own."""
+    """Mode for every registry without its own setting."""
     trusted_root: str = ""
     """Path to the trusted_root.json of another Sigstore; empty for the public one."""
     signers: dict[str, TrustedSigner] = {}
@@ -249,7 +249,7 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
         return place
 
     def is_default(self, place: Address, environ: Mapping[str, str]) -> bool:
-        """Whether `place`, whatever its revision, is the default registry that the user chose."""
+        """Return whether `place`, ignoring the revision, is the default registry of the user."""
         chosen = environ.get(VARIABLE) or self.registry
         return bool(chosen) and (
             self._meaning_of(chosen).without_revision == place.without_revision
@@ -261,7 +261,7 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.place_of(chosen) if chosen else None
 
     def names_of(self, place: Address) -> list[str]:
-        """Return the names that this file gives to `place`, whatever its revision."""
+        """Return the names that this file gives to `place`, ignoring its revision."""
         return [name for name, line in self.registries.items() if line.place.is_place_of(place)]
 
     def attestations_of(self, place: Address) -> tuple[AttestationMode, Path | None]:
@@ -287,7 +287,7 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
         return Path(text).expanduser() if text else None
 
     def allows_plain_http(self, place: Address) -> bool:
-        """Whether the user allowed plain http for `place`."""
+        """Return whether the user allowed plain http for `place`."""
         return any(self.registries[name].insecure for name in self.names_of(place))
 
     def _meaning_of(self, text: str) -> Address:

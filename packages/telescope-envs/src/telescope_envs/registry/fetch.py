@@ -34,7 +34,7 @@ from telescope_envs.registry.http_cache import CachedFile
 
 
 class Watchdog:
-    """Ends the reads on the connections that it has seen when its time is over."""
+    """Ends reads on the connections that it has seen when its time is over."""
 
     def __init__(self) -> None:
         self.has_barked = False
@@ -66,7 +66,7 @@ class Watchdog:
 
 
 class Reach(IntEnum):
-    """From where a host is reached, the nearest first."""
+    """The networks from which a host can be reached, nearest first."""
 
     MACHINE = 0
     """Only from this machine."""
@@ -77,7 +77,7 @@ class Reach(IntEnum):
 
 
 def reach_of(host: str) -> Reach:
-    """Return the nearest reach of the addresses that `host` has here."""
+    """Return the nearest network from which the addresses of `host` can be reached."""
     try:
         found = {str(address[0]) for *_, address in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError):
@@ -126,7 +126,7 @@ class _Task:
 
 
 class _TryAgainError(Exception):
-    """This try failed but the next may succeed; `wait_s` is the wait that the server asks for."""
+    """This try failed but the next may succeed; `wait_s`: wait that the server asks for."""
 
     def __init__(self, reason: str, wait_s: float = 0.0) -> None:
         super().__init__(reason)

@@ -34,7 +34,7 @@ class CachedFile(msgspec.Struct, frozen=True, kw_only=True):
     """The server's response for one URL."""
 
     status: int
-    """200, or 404 if the file does not exist; 304 if what is cached is still right."""
+    """200; 404 if the file does not exist; 304 if the cached file is still valid."""
     body: bytes = b""
     etag: str = ""
     last_modified: str = ""

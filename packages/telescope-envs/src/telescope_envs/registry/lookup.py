@@ -112,7 +112,7 @@ def _place_at(address: Address, opening: Opening) -> Place:
 
 
 def _download(address: Address, opening: Opening, url: str, max_bytes: int) -> bytes | None:
-    """Return a wheel that the registry in a folder has elsewhere."""
+    """Return a wheel that the registry in a folder stores elsewhere."""
     # Imported only now, because who lists or installs from a folder should not wait for it.
     web = import_module("telescope_envs.registry.stores.http")
     return web.download(_place_at(address, opening), url, max_bytes)

@@ -62,7 +62,7 @@ class Registry:
         return [row.id for row in self.catalog()]
 
     def has(self, environment_id: str) -> bool:
-        """Whether owner/name has an index file; does not read the catalog."""
+        """Return whether owner/name has an index file; does not read the catalog."""
         return bool(self.store.read(f"index/{environment_id}.jsonl"))
 
     def aliases(self) -> dict[str, str]:
@@ -98,7 +98,7 @@ class Registry:
         return parse_status(self.store.read(path), self._where(path))
 
     def namespace(self, owner: str) -> Namespace | None:
-        """Return the record of who may publish as `owner`; None when nobody may."""
+        """Return the record of who may publish as `owner`; None if nobody may."""
         path = f"namespaces/{owner}.toml"
         found = self.store.read(path)
         return parse_namespace_of(owner, found, self._where(path)) if found is not None else None

@@ -54,7 +54,7 @@ class Request:
         return f"{self.owner}/{self.name}" if self.owner else self.name
 
     def fits(self, environment_id: str, registry: str) -> bool:
-        """Whether it means owner/name, which came from the registry at the address `registry`.
+        """Return whether it means owner/name from the registry at the address `registry`.
 
         The address is empty if it came from none; then only a request without a registry fits.
         """
@@ -246,7 +246,7 @@ def _with_unreadable(
 
 
 def _fits(release: Release, wanted: str) -> bool:
-    """Whether the release matches `wanted`; a pre-release only if `wanted` itself names one."""
+    """Return whether the release matches `wanted`; a pre-release only if `wanted` names one."""
     if wanted.startswith(_DIGEST):
         return matches(release.version, wanted, release.wheel.sha256)
     specifier = _specifier(wanted)
@@ -254,7 +254,7 @@ def _fits(release: Release, wanted: str) -> bool:
 
 
 def _newest_that_runs(releases: Sequence[Release]) -> tuple[Release, list[str]]:
-    """Return the newest release that runs here, and why newer ones were skipped."""
+    """Return the newest release that runs here, and the reasons against newer ones."""
     skipped: list[str] = []
     for release in reversed(releases):
         obstacle = _obstacle(release)
@@ -265,7 +265,7 @@ def _newest_that_runs(releases: Sequence[Release]) -> tuple[Release, list[str]]:
 
 
 def _obstacle(release: Release) -> str:
-    """Return what prevents the release from running here, with advice; empty if nothing does."""
+    """Return the reason why the release cannot run here, with advice; empty if it can."""
     named = f"{release.id} {release.version}"
     python = platform.python_version()
     if not SpecifierSet(release.requires_python).contains(python, prereleases=True):

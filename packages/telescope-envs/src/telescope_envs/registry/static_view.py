@@ -1,4 +1,4 @@
-"""The files that a registry is rendered to, for hosts that only serve files.
+"""Files to which a registry is rendered, for hosts that only serve files.
 
 These are the registry's own, `v1/index.json` for clients that cannot list folders, and the simple
 index, with which plain `pip` and `uv` install: PEP 503 HTML and PEP 691 JSON, which a server makes

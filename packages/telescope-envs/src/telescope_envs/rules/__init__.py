@@ -1,1 +1,1 @@
-"""The rules of a registry: what a wheel may hold, and what may be published or must be found."""
+"""Rules of a registry: permitted content of wheels, and conditions for publishing and checks."""

@@ -1,4 +1,4 @@
-"""Rules of publishing: the one place that has them, for stores, pushes, servers and checks.
+"""Rules of publishing, in one place for stores, pushes, servers and checks.
 
 The registry is read through a function that maps a path to bytes, so folders, repositories and
 servers share this. A store takes its lock, or fixes its parent commit, before the first read.
@@ -59,7 +59,7 @@ def is_new(read: Read, publication: Publication) -> bool:
 
 
 def is_published(read: Read, environment_id: str, version: str, sha256: str) -> bool:
-    """Whether that version is published; raises RegistryError if it is with another wheel."""
+    """Return whether that version is published; RegistryError if it is, with another wheel."""
     digest = published_sha256(read, environment_id, version)
     if digest is not None and digest != sha256:
         raise RegistryError(

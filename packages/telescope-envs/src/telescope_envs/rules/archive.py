@@ -1,4 +1,4 @@
-"""What a wheel's zip archive may be, and its METADATA and WHEEL, so that every reader agrees. Pure.
+"""Permitted forms of a wheel's zip archive, METADATA and WHEEL, on which all readers agree. Pure.
 
 A zip file says most things twice: in a header before each file, and in the directory at its end.
 Programs differ in which of the two they believe, in the extra fields they obey, and in how they
@@ -35,7 +35,7 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def has_plain_ends(data: bytes | mmap) -> bool:
-    """Whether `data` begins with a file of a zip archive, and ends with its end and no comment.
+    """Return whether `data` begins with a zip file entry, and ends with its end and no comment.
 
     With bytes before or after it, two programs could read different archives.
     """
@@ -44,7 +44,7 @@ def has_plain_ends(data: bytes | mmap) -> bool:
 
 
 def has_long_directory(data: bytes, max_bytes: int) -> bool:
-    """Whether the directory of the archive, which takes long to read, is longer than `max_bytes`.
+    """Return whether the archive's directory, which takes long to read, exceeds `max_bytes`.
 
     `data` has plain ends. A directory of the 64-bit format counts as long.
     """
@@ -54,10 +54,10 @@ def has_long_directory(data: bytes, max_bytes: int) -> bool:
 
 
 class _Header(NamedTuple):
-    """What both descriptions of a file must agree on."""
+    """Fields on which both descriptions of a file must agree."""
 
     version: int
-    """Of the format, that a program has to know to unpack it; the upper byte is to be 0."""
+    """Format version needed to unpack it; the upper byte must be 0."""
     flags: int
     method: int
     time: int
@@ -69,7 +69,7 @@ class _Header(NamedTuple):
 
 
 def layout_problem(archive: zipfile.ZipFile, data: bytes) -> str | None:
-    """Return what makes the archive in `data` unlike that of a build backend; None if nothing."""
+    """Return how the archive in `data` differs from a build backend's; None if it does not."""
     return next(_problems(archive, data), None)
 
 
@@ -125,7 +125,7 @@ def _central_header(member: zipfile.ZipInfo) -> _Header:
 
 
 def _directory_problems(data: bytes, archive: zipfile.ZipFile) -> Iterator[str]:
-    """Yield what is wrong with the lengths in the directory, which zipfile reads leniently."""
+    """Yield errors in the lengths in the directory, which zipfile reads leniently."""
     position = archive.start_dir
     for member in archive.infolist():
         name = member.orig_filename
@@ -156,7 +156,7 @@ def _end_problems(data: bytes, directory: int, position: int, num_files: int) ->
 
 
 class WheelProblem(Exception):
-    """What is wrong with a wheel, and what to do; its reader says with which one."""
+    """An error in a wheel, with advice; the reader adds the name of the wheel."""
 
 
 AGAIN = "build it again with an ordinary build backend"
@@ -166,11 +166,11 @@ _WHEEL_FIELDS = {
     "Root-Is-Purelib": ("true",),
     "Tag": ("py3-none-any",),
 }
-"""Field of WHEEL that must be there once -> the values that it may have."""
+"""Field of WHEEL that must occur once -> its permitted values."""
 
 
 def read_metadata(data: bytes) -> RawMetadata:
-    """Return the fields of METADATA; raises WheelProblem unless each is valid and there once."""
+    """Return the fields of METADATA; raises WheelProblem unless each is valid and occurs once."""
     try:
         data.decode()
     except UnicodeDecodeError as error:
@@ -213,7 +213,7 @@ def read_metadata(data: bytes) -> RawMetadata:
 
 
 def check_wheel_file(text: str) -> None:
-    """Raise WheelProblem unless WHEEL is that of a pure Python wheel of version 1.0."""
+    """Raise WheelProblem unless WHEEL describes a pure Python wheel of version 1.0."""
     found: dict[str, list[str]] = {}
     for line in filter(None, text.split("\n")):
         field, mark, value = line.partition(": ")

@@ -1,4 +1,4 @@
-"""Checks the invariants of a registry in a folder: its files, its wheels and its git history.
+"""Check the invariants of a registry in a folder: its files, its wheels and its git history.
 
 Artifacts on other hosts are not fetched, and no wheel is run.
 """
@@ -48,7 +48,7 @@ def _check_wheel(tree: Tree, line: IndexLine) -> None:
 
 
 def _check_removed(tree: Tree, line: IndexLine) -> None:
-    """Add what is wrong with a release that was removed and whose line stays."""
+    """Add an error for a removed release whose line still exists."""
     release, label = line.release, f"{line.release.id} {line.release.version}"
     if any(url in tree.paths for url in release.wheel.urls):
         what, fix = f"names {label}, whose wheel is still there", "remove the wheel, or the entry"
@@ -93,7 +93,7 @@ def check_registry(
     now: datetime | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> CheckReport:
-    """Return everything that is wrong with the registry at `root`, without running any wheel.
+    """Return all errors in the registry at `root`, without running code of a wheel.
 
     Besides the history of the current branch, `against` can name a git commit or branch: its index
     files must be a prefix of the index files here.

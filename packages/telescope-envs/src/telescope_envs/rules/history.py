@@ -1,4 +1,4 @@
-"""Checks in the git history that index lines and aliases of a registry were never changed.
+"""Check in the git history that index lines and aliases of a registry never changed.
 
 Each commit on the first-parent history is compared with the one before it, and the working tree
 with the last commit. Reading the commits takes two git calls, however long the history is.
@@ -99,7 +99,7 @@ def _broken_promises(change: ReleaseChange, removals: Removals) -> Iterator[Tree
 
 
 def _without(change: ReleaseChange, removals: Removals) -> bytes:
-    """Return what was there before the change, without the lines that it rightly removed."""
+    """Return the content before the change, without the lines that were rightly removed."""
     still = {*index_lines(change.new)}
     environment_id = change.path.removeprefix("index/").removesuffix(".jsonl")
 

@@ -1,4 +1,4 @@
-"""Reads the whole tree of a registry and checks each of its files and names."""
+"""Read the whole tree of a registry and check each of its files and names."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -65,7 +65,7 @@ CHECKS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeFinding:
-    """One thing that is wrong."""
+    """One error."""
 
     check: str
     """A key of `CHECKS`."""
@@ -88,7 +88,7 @@ class CheckReport:
     unchecked: list[str] = field(default_factory=list[str])
     """Keys of `CHECKS` that could not run here."""
     notes: list[str] = field(default_factory=list[str])
-    """Why checks could not run, and which ran only in part."""
+    """Reasons why checks could not run, or ran only in part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +273,7 @@ def _check_schemas(tree: Tree) -> None:
 
 
 def check_names(tree: Tree) -> None:
-    """Add what is wrong with the names of owners, environments, aliases and requirements."""
+    """Add errors in the names of owners, environments, aliases and requirements."""
     _check_same_names(tree)
     _check_reserved_names(tree)
     removed = {one.id for one in tree.removals.removed}

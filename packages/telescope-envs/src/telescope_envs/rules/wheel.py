@@ -1,4 +1,4 @@
-"""Inspects an environment's wheel without running any of its code.
+"""Inspect an environment's wheel without running any of its code.
 
 An environment is one pure-Python package and its metadata. Anything else that a wheel may contain
 (startup hooks, scripts, data files, binaries, a second package) is refused, because installing it
@@ -75,7 +75,7 @@ _REFUSED_MODULES = {"sitecustomize", "usercustomize"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelContents:
-    """What a wheel declares about itself."""
+    """The declarations of a wheel."""
 
     distribution: str
     version: str
@@ -93,11 +93,11 @@ class WheelContents:
     """The METADATA file."""
     metadata_sha256: str
     files: Mapping[str, bytes] = field(repr=False)
-    """Path in the wheel -> content, of every file: what is installed is written from these."""
+    """Path in the wheel -> content, of every file; these are installed."""
 
 
 def read_wheel(data: bytes, filename: str) -> WheelContents:
-    """Return what the wheel declares; raises RegistryError for anything that is not allowed."""
+    """Return the declarations of a wheel; raises RegistryError for forbidden content."""
     try:
         return _contents(_files_in(data), *_named_by(filename))
     except WheelProblem as problem:
@@ -105,7 +105,7 @@ def read_wheel(data: bytes, filename: str) -> WheelContents:
 
 
 def read_release(data: bytes, release: Release) -> WheelContents:
-    """Return what the bytes of a wheel hold; raises RegistryError unless they are `release`."""
+    """Return the content of a wheel; raises RegistryError unless it is that of `release`."""
     check_bytes(data, release)
     contents = read_wheel(data, release.wheel.filename)
     check_release(contents, release)
@@ -202,12 +202,12 @@ def _check_members(archive: zipfile.ZipFile) -> None:
 
 
 def _as_file(path: str) -> str:
-    """Return what two paths have in common that some file system takes for one file."""
+    """Return a key that is equal for paths which some file system takes for one file."""
     return normalize("NFC", path).casefold()
 
 
 def _check_paths(paths: Iterable[str], module: str, info_folder: str) -> None:
-    """Refuse what cannot be written below one folder."""
+    """Refuse paths that cannot be written below one folder."""
     for path in paths:
         _check_path(path, module, info_folder)
     # Installing writes this one as well.
@@ -307,7 +307,7 @@ def _entry_point(files: Mapping[str, bytes], module: str, info_folder: str) -> t
 
 
 def _contents(files: Mapping[str, bytes], distribution: str, version: str) -> WheelContents:
-    """Return what the files of a wheel declare, whose file name states the two texts."""
+    """Return the declarations in the files of a wheel, whose file name states the two texts."""
     module = distribution.replace("-", "_")
     info_folder = f"{module}-{version}.dist-info"
     _check_paths(files, module, info_folder)

@@ -74,7 +74,7 @@ def etag_of(content: bytes) -> str:
 
 
 def is_known(request: Request, etag: str) -> bool:
-    """Whether the caller says that it already has the body with that ETag."""
+    """Return whether the caller already has the body with that ETag."""
     sent = request.headers.get("if-none-match", "")
     known = {entry.strip().removeprefix("W/") for entry in sent.split(",")}
     return etag in known or "*" in known
@@ -110,7 +110,7 @@ _MAX_ADDRESS_BYTES = 4096
 
 
 def host_names(host: str, public_address: str) -> frozenset[str]:
-    """Return the names by which a server that listens on `host` may be asked, in lower case.
+    """Return the names for requests to a server that listens on `host`, in lower case.
 
     A web page elsewhere could otherwise give this machine a name of its own, and let the browser of
     somebody who may read here read everything.

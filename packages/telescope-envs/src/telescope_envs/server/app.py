@@ -82,7 +82,7 @@ class ServerOptions:
     """Limit per token, including changes of status; 0 means no limit."""
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     proxies: tuple[Network, ...] = ()
-    """Only from these are X-Forwarded-For and X-Forwarded-Proto believed."""
+    """Addresses of trusted proxies, whose X-Forwarded-For and X-Forwarded-Proto are used."""
 
 
 class HubApp:
@@ -95,7 +95,8 @@ class HubApp:
         self.answers = Answers(lambda: hub.changes, is_private=options.is_private)
         self._publishes = Limit("publications of one token", options.publishes_per_hour, 3600.0)
         self._publishing: defaultdict[object, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """The owners of a token, or its id -> held while something that it sent is inspected."""
+        """Owners of a token, or its id -> lock that is held while one of its uploads is
+        inspected."""
 
     async def tree(self, request: Request, path: str) -> Response:
         """Return a file of the registry's tree."""
@@ -146,7 +147,7 @@ class HubApp:
         return found
 
     async def front_page(self, request: Request) -> Response:
-        """List the environments, for people."""
+        """Return a page for people that lists the environments."""
         self.callers.reader(request)
         address = self._address_in(request)
 
@@ -165,7 +166,7 @@ class HubApp:
         return self.answers.answer(request, address, build) or Response()
 
     async def environment_page(self, request: Request, owner: str, name: str) -> Response:
-        """Say how to install one environment, and list its wheels, for people."""
+        """Return a page for people: how to install one environment, and a list of its wheels."""
         self.callers.reader(request)
         environment_id, address = f"{owner}/{name}", self._address_in(request)
 
@@ -266,7 +267,7 @@ class HubApp:
         return token
 
     def _store(self, sent: Sent, token: CallerToken) -> tuple[Release, bool]:
-        """Return the release that was sent, and whether it is new."""
+        """Return the sent release, and whether it is new."""
         is_admin = token.includes(Scope.ADMIN)
         publication = parse_publication(sent)
         release, owner = publication.release, publication.release.owner

@@ -28,14 +28,14 @@ LOOKS_LIKE_A_TOKEN = re.compile(r"tsh_[A-Za-z0-9_-]{20,}")
 
 
 class Scope(StrEnum):
-    """What a token may do; each scope includes those listed before it."""
+    """Rights of a token; each scope includes those before it."""
 
     READ = "read"
     """Read a private registry."""
     PUBLISH = "publish"
     """Publish, yank and deprecate under its owners."""
     ADMIN = "admin"
-    """All of that under every owner, and publish names that are similar to existing ones."""
+    """All of that for every owner, and publish names that are similar to existing ones."""
 
 
 _RANK = {scope: rank for rank, scope in enumerate(Scope)}
@@ -55,16 +55,16 @@ class CallerToken:
     revoked_at: datetime | None = None
 
     def includes(self, scope: Scope) -> bool:
-        """Whether it may do what `scope` allows."""
+        """Return whether it permits everything that `scope` does."""
         return _RANK[self.scope] >= _RANK[scope]
 
     def may_publish_as(self, owner: str) -> bool:
-        """Whether it may publish under `owner`."""
+        """Return whether it may publish under `owner`."""
         return self.scope is Scope.ADMIN or (self.includes(Scope.PUBLISH) and owner in self.owners)
 
     @property
     def why_not(self) -> str:
-        """Why the token is no longer valid; empty while it is valid."""
+        """Reason why the token is no longer valid; empty while it is valid."""
         if self.revoked_at is not None:
             return "revoked"
         return "expired" if datetime.now(UTC) >= self.expires_at else ""
@@ -239,7 +239,7 @@ class Callers:
 
 
 def refuse_token_in_address(path: str, query: str) -> None:
-    """Raise Refusal when the URL contains what may be a token."""
+    """Raise Refusal if the URL contains text that may be a token."""
     names = {part.partition("=")[0].lower() for part in query.split("&")}
     if names & _TOKEN_PARAMETERS or LOOKS_LIKE_A_TOKEN.search(unquote(f"{path}?{query}")):
         raise Refusal(

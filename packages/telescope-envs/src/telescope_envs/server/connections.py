@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _SITE_BITS = 64
-"""One customer of a network has a whole IPv6 network of this length."""
+"""Length of the IPv6 network that one customer of a provider has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class ConnectionLimits:
     request_head_s: float = 20.0
     """Time for the head of a request, from the opening of the connection or the last response."""
     stalled_s: float = 60.0
-    """Time after which a client that read nothing of its response is dropped."""
+    """Time after which a client that has not read its response is dropped."""
 
 
 class Connections:
@@ -48,7 +48,7 @@ class Connections:
         self._of_address: Counter[str] = Counter()
 
     def tracked(self, app: ASGIApp) -> ASGIApp:
-        """Return `app`, during whose requests their connections need not send another."""
+        """Return `app` wrapped so that a connection with a running request is not timed out."""
 
         async def run(scope: Scope, receive: Receive, send: Send) -> None:
             connection = self._open.get(scope.get("client"))
@@ -87,21 +87,21 @@ class Connections:
                 del self._of_address[connection.address]
 
     def wait(self, connection: "Connection") -> None:
-        """Note that a connection has no request now."""
+        """Record that a connection has no request now."""
         self._waiting[connection] = None
 
     def stop_waiting(self, connection: "Connection") -> None:
-        """Note that a connection has a request, or is closed."""
+        """Record that a connection has a request, or is closed."""
         self._waiting.pop(connection, None)
 
     def is_proxy(self, host: str) -> bool:
-        """Whether `host` is a trusted proxy."""
+        """Return whether `host` is a trusted proxy."""
         address = _address(host)
         return address is not None and any(address in proxy for proxy in self._proxies)
 
 
 class Connection(asyncio.Protocol):
-    """One connection: passes everything on to the protocol that speaks HTTP, within the limits.
+    """One connection: passes data to the protocol that speaks HTTP, within the limits.
 
     States: waiting for a request (a timer runs), in a request, in a request whose client does not
     read (a timer runs), closed.
@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
         self.is_proxy = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Admit the connection, or answer why not and close it."""
+        """Admit the connection, or answer with the reason against it and close it."""
         assert isinstance(transport, asyncio.Transport), "HTTP needs a stream"
         self._transport = transport
         name: tuple[Any, ...] | None = transport.get_extra_info("peername")
@@ -148,23 +148,23 @@ class Connection(asyncio.Protocol):
             self._http.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """Pass on that the client sends no more."""
+        """Pass on that the client will send no more."""
         return self._http.eof_received() if self._http is not None else None
 
     def pause_writing(self) -> None:
-        """Give the client a limited time to read something of what it was sent."""
+        """Start the time limit for the client to read the data sent to it."""
         self._watch_reading()
         if self._http is not None:
             self._http.pause_writing()
 
     def resume_writing(self) -> None:
-        """Note that the client has read most of it."""
+        """Record that the client has read most of the data."""
         if self._http is not None:
             self._http.resume_writing()
         self._has_read()
 
     def begin_request(self) -> None:
-        """Note that the head of a request is complete."""
+        """Record that the head of a request is complete."""
         self._num_requests += 1
         self._connections.stop_waiting(self)
         if self._num_unread():
@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
             self._stop_timer()
 
     def end_request(self) -> None:
-        """Note that a request was answered."""
+        """Record that a request was answered."""
         self._num_requests -= 1
         if not self._num_requests:
             self._wait()
@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
             self.drop()
 
     def _watch_reading(self) -> None:
-        """Drop the client unless it reads something in time, and again for what is left then."""
+        """Drop the client unless it reads something in time; repeats for the remaining data."""
         before = self._num_unread()
 
         def check() -> None:

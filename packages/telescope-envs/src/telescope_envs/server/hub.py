@@ -47,9 +47,9 @@ class AuditEntry(NamedTuple):
     """ISO 8601, UTC."""
     event: str
     subject: str
-    """The owner, the token or the release that it concerns."""
+    """The owner, the token or the release that was changed."""
     token: str
-    """Id of the token that was used; empty if it was changed on the server's machine."""
+    """Id of the token that was used; empty for changes on the server's machine."""
     reason: str
 
 
@@ -149,7 +149,7 @@ class HubStore:
         return [row for row in rows if row and row.id.partition("/")[0] not in withheld]
 
     def require_served(self, environment_id: str) -> None:
-        """Raise Refusal if what this owner published is withheld."""
+        """Raise Refusal if the publications of this owner are withheld."""
         owner = environment_id.partition("/")[0]
         if owner in self.releases.withheld_owners():
             raise Refusal(
@@ -202,14 +202,14 @@ class HubStore:
         return [(owner, state) for owner, state in self.database.rows(query)]
 
     def suspend(self, owner: str, *, reason: str, is_withheld: bool) -> None:
-        """Let `owner` publish nothing and refuse its tokens, until it is restored.
+        """Suspend `owner`: it cannot publish, and its tokens are refused, until it is restored.
 
         What it published stays installable unless it is withheld.
         """
         self._change_namespace(owner, "withheld" if is_withheld else "suspended", reason)
 
     def restore(self, owner: str, *, reason: str) -> None:
-        """Take the suspension of `owner` back."""
+        """Undo the suspension of `owner`."""
         if (owner, "active") in self.namespaces():
             raise ConfigError(f"namespace {owner!r} is not suspended, so there is nothing to do")
         self._change_namespace(owner, "restored", reason)
@@ -232,7 +232,7 @@ class HubStore:
             )
 
     def audit(self) -> list[AuditEntry]:
-        """Return who changed what, the oldest change first."""
+        """Return the changes and their authors, oldest first."""
         rows = self.database.rows("SELECT at, event, subject, token, reason FROM audit ORDER BY at")
         return [AuditEntry(*row) for row in rows]
 

@@ -1,4 +1,4 @@
-"""Why the server refuses a request, and what the caller can do; rate limits per caller."""
+"""Reasons why the server refuses a request, with advice; rate limits per caller."""
 
 import errno
 import sqlite3
@@ -20,7 +20,7 @@ class Refusal(RegistryError):
 
 
 def full_disk(error: OSError | sqlite3.Error) -> bool:
-    """Whether the error says that the disk, or the share of this user, is full."""
+    """Return whether the error means that the disk, or the quota of this user, is full."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
     return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,4 +1,4 @@
-"""Reads releases and statuses from SQLite, and adds each in one transaction.
+"""Read releases and statuses from SQLite, and add each in one transaction.
 
 The contents of a wheel are checked before, in `checks`. The callback `allow` checks the caller's
 token inside the transaction, so a token that was revoked in the meantime publishes nothing.
@@ -74,12 +74,12 @@ class Releases:
         return self._database.value(query, distribution)
 
     def withheld_owners(self) -> set[str]:
-        """Return the suspended owners of whom nothing is served."""
+        """Return the suspended owners whose releases are not served."""
         query = "SELECT owner FROM namespaces WHERE status = 'suspended' AND withheld"
         return {owner for (owner,) in self._database.rows(query)}
 
     def status_record(self, environment_id: str) -> bytes | None:
-        """Return the status file of an environment, as it is served."""
+        """Return the served status file of an environment."""
         found = self._database.value(
             "SELECT record FROM statuses WHERE environment = ? ORDER BY revision DESC LIMIT 1",
             environment_id,
@@ -157,7 +157,7 @@ class Releases:
         return status
 
     def _check_new_name(self, release: Release) -> None:
-        """Refuse the first release of a name that people may confuse with another owner's."""
+        """Refuse the first release under a name that is confusingly similar to another owner's."""
         others = [one for one in self.states() if not one.startswith(f"{release.owner}/")]
         near = near_names(release.name, [other.partition("/")[2] for other in others])
         if near:

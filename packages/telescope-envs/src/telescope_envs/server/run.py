@@ -1,4 +1,4 @@
-"""Serves a data folder until SIGTERM, SIGHUP or SIGINT; one server at a time, ends in 2 seconds."""
+"""Serve a data folder until SIGTERM, SIGHUP or SIGINT; one server at a time, ends in 2 seconds."""
 
 import asyncio
 import logging
@@ -51,7 +51,7 @@ def serve(
 
 
 def configured(hub: HubStore, options: ServerOptions) -> uvicorn.Config:
-    """Return how to serve `hub`: its application, within the limits on connections."""
+    """Return the server configuration of `hub`: its application and the limits on connections."""
     connections = Connections(options.connections, options.proxies)
     app: ASGIApp = create_app(hub, options)
     if options.proxies:

@@ -1,4 +1,4 @@
-"""Receives publications, and checks them whatever their sender claims to have checked.
+"""Receive publications, and check them again, whatever their sender has checked.
 
 A publication is one multipart request with size limits, spooled to disk. Its parts are `record`
 (the release as JSON), `wheel`, and optionally `attestation`. The wheel is read but never run. Who
@@ -35,7 +35,7 @@ _Object = dict[str, object]
 
 
 class Sent(NamedTuple):
-    """The parts of a request that publishes, none of them checked."""
+    """The parts of an upload, all unchecked."""
 
     record: bytes
     wheel: bytes
@@ -154,11 +154,12 @@ _PARTS = {"record", "wheel", "attestation"}
 _OVERHEAD_BYTES = MAX_RECORD_BYTES + MAX_ATTESTATION_BYTES + 16 * 1024
 _ARRIVES_WITHIN_S = 300.0
 _DRAINED_BYTES = 16 * 1024 * 1024
-"""How much of a too long body is read and discarded, so that its sender reads the response."""
+"""Most bytes of a too long body that are read and discarded, so that its sender reads the
+response."""
 
 
 async def receive_publication(request: Request, *, max_wheel_bytes: int) -> Sent:
-    """Return the parts that were sent; raises Refusal if they are not those of a publication."""
+    """Return the parts of an upload; raises Refusal if they are not those of a publication."""
     limit = max_wheel_bytes + _OVERHEAD_BYTES
     announced = request.headers.get("content-length", "0")
     if announced.isdecimal() and int(announced) > limit:
@@ -196,7 +197,7 @@ async def receive_publication(request: Request, *, max_wheel_bytes: int) -> Sent
 
 
 async def bounded(request: Request, limit: int, refusal: Refusal) -> AsyncGenerator[bytes, None]:
-    """Yield the body; raises `refusal` once it is longer than `limit`, whatever was announced."""
+    """Yield the body; raises `refusal` if it is longer than `limit`, whatever was announced."""
     received = 0
     async for chunk in request.stream():
         received += len(chunk)

@@ -1,4 +1,4 @@
-"""Validating environments: a report of checks with evidence, under a versioned policy."""
+"""Validation of environments: a report of checks with evidence, under a versioned policy."""
 
 from telescope_envs.validation.grading import GraderReport, check_grader
 from telescope_envs.validation.policy import CHECKS, POLICY_VERSION, Check

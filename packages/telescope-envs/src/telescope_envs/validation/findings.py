@@ -1,4 +1,4 @@
-"""`Findings`: collects what checks find, and turns it into the results of a report."""
+"""`Findings`: collect the findings of checks, and convert them into the results of a report."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -24,40 +24,40 @@ class Findings:
         self.facts: dict[str, float | str] = {}
 
     def passed(self, check: str) -> None:
-        """Record that `check` was done; it passes unless something was found."""
+        """Record that `check` was completed; it passes unless it has findings."""
         self._passed.add(_known(check))
 
     def found(self, check: str, text: str, *, example_id: str = "", completion: str = "") -> None:
-        """Record one thing that `check` found."""
+        """Record one finding of `check`."""
         kept = self._evidence[_known(check)]
         if len(kept) < MAX_EVIDENCE:
             said = shortened(completion)
             kept.append(Evidence(text=text, example_id=example_id, completion=said))
 
     def not_applicable(self, check: str, reason: str) -> None:
-        """Record that `check` has nothing to look at."""
+        """Record that `check` does not apply."""
         self._not_applicable[_known(check)] = reason
 
     def inconclusive(self, check: str, reason: str) -> None:
-        """Record that too little of `check` could be tried; something found still counts."""
+        """Record that too little of `check` could be tried; its findings still count."""
         self._inconclusive.setdefault(_known(check), reason)
 
     def cut_short(self, check: str, reason: str) -> None:
-        """Record that its level ended during `check`, through no known fault of the environment."""
+        """Record that the level ended during `check`, through no known fault of the environment."""
         self.inconclusive(check, reason)
         self._cut_short[CHECKS[check].level] = f"the level ended during {check}"
 
     def not_run(self, checks: Iterable[str], reason: str) -> None:
-        """Record why `checks` cannot be done, except those about which something is known."""
+        """Record why `checks` cannot run, except those with a known result."""
         for check in checks:
             self._not_run.setdefault(_known(check), reason)
 
     def has_found(self, check: str) -> bool:
-        """Whether `check` has found anything so far."""
+        """Return whether `check` has findings so far."""
         return check in self._evidence
 
     def has_failed(self, level: Level) -> bool:
-        """Whether a check of `level` failed, which keeps the environment from being published."""
+        """Return whether a check of `level` failed, which prevents publishing the environment."""
         results = self.results("")
         return any(one.level is level and one.outcome is Outcome.FAIL for one in results)
 
@@ -98,7 +98,7 @@ class Findings:
 
 
 def shortened(text: str) -> str:
-    """Return `text` with unprintable characters escaped, without its middle if it is long."""
+    """Return `text` with unprintable characters escaped, and cut in the middle if it is long."""
     if len(text) > _MAX_COMPLETION:
         half = _MAX_COMPLETION // 2
         text = f"{text[:half]} ... ({len(text)} characters) ... {text[-half:]}"

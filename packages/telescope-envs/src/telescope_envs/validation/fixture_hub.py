@@ -1,4 +1,4 @@
-"""`FixtureHub`: rows of an author's own, served like datasets of the Hugging Face Hub on loopback.
+"""`FixtureHub`: an author's own rows, served like datasets of the Hugging Face Hub on loopback.
 
 A folder holds them as `OWNER/NAME/FILE`, with the same files and columns as the datasets that they
 stand in for. Every revision that is asked for is answered with these files, so that an environment
@@ -23,7 +23,7 @@ from telescope_envs.records.names import is_commit
 FOLDER = "fixture-rows"
 """The folder of a project that holds its fixture rows."""
 TOKEN = "fixture"
-"""What an environment is given in the place of a token of the Hub."""
+"""Token for an environment in place of a real one."""
 _ABOUT = re.compile(r"/api/datasets/([^/]+/[^/]+)(?:/revision/([^/]+))?")
 _TREE = re.compile(r"/api/datasets/([^/]+/[^/]+)/tree/([^/]+)/?(.*)")
 _FILE = re.compile(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
@@ -38,7 +38,7 @@ class FixtureHub:
     def __init__(self, folder: Path, *, token: str = "") -> None:
         self._datasets = _read(folder)
         self.requested: list[str] = []
-        """Paths that were asked for."""
+        """Paths that were requested."""
         self._server = ThreadingHTTPServer(
             ("127.0.0.1", 0), partial(_Handler, self._datasets, token, self.requested)
         )
@@ -61,7 +61,7 @@ class FixtureHub:
         self._thread.join()
 
     def environ(self, home: Path) -> dict[str, str]:
-        """Return variables with which the Hub's libraries read from here, with caches in `home`.
+        """Return variables that direct the Hub's libraries here, with caches in `home`.
 
         The caches must be separate: a fixture row must never be taken for one of the dataset.
         """
@@ -175,11 +175,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: the report says what was found."""
+        """Write no log: the report has the findings."""
 
 
 def commit_of(files: Mapping[str, bytes], revision: str) -> str:
-    """Return `revision` if it is a commit, else the one at which a branch stands here."""
+    """Return `revision` if it is a commit, else the commit of a branch here."""
     if is_commit(revision):
         return revision
     digest = hashlib.sha1()

@@ -1,4 +1,4 @@
-"""`telescope env check-grader`: which answers near the right one the grader takes to be right."""
+"""`telescope env check-grader`: find answers close to the right one that the grader accepts."""
 
 from collections import Counter
 from pathlib import Path
@@ -18,22 +18,22 @@ from telescope_envs.validation.static import check_static, version_in
 
 
 class GradedKind(BaseModel):
-    """What the grader took one kind of answers for."""
+    """Judgments of the grader on one kind of answers."""
 
     model_config = ConfigDict(frozen=True)
 
     kind: str
     what: str
-    """What was changed in the right answer."""
+    """The change to the right answer."""
     num_tried: int
     num_equal: int
-    """How many earned the success threshold or more."""
+    """Number of answers that earned the success threshold or more."""
     num_failed: int
-    """How many have no reward, because their rollout failed."""
+    """Number of answers without a reward, because their rollout failed."""
 
 
 class GraderReport(BaseModel):
-    """Gold answers, and answers of other values near them, as the grader of one environment."""
+    """Judgments of an environment's grader on gold answers, and on close but wrong ones."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -45,13 +45,13 @@ class GraderReport(BaseModel):
     num_examples: int
     kinds: tuple[GradedKind, ...]
     wrong: tuple[dict[str, Any], ...]
-    """Each answer that was judged wrongly, with the right one, its example and its reward."""
+    """Each wrongly judged answer, with the right one, its example and its reward."""
     not_tried: tuple[str, ...]
-    """What could not be tried, and why."""
+    """Answers that could not be tried, with reasons."""
 
 
 def check_grader(subject: Subject, options: ValidationOptions) -> GraderReport:
-    """Play gold answers and answers near them; raises ConfigError if it cannot be loaded."""
+    """Play gold answers and close ones; raises ConfigError if it cannot be loaded."""
     findings = Findings()
     subject = check_static(subject, findings)
     with (
@@ -82,7 +82,7 @@ def _replies(
     options: ValidationOptions,
     environ: dict[str, str],
 ) -> dict[str, Any]:
-    """Return what the probe played; raises ConfigError with what kept it from playing."""
+    """Return the played answers; raises ConfigError with the reason if there are none."""
     trial = None
     if subject.factory:
         trial = trial_of(subject, scratch, findings, options, environ)

@@ -20,25 +20,25 @@ _LIMITS_S: dict[Kind, float] = {
     "leakage": 600.0,
     "grading": 900.0,
 }
-"""Seconds on the wall, so that a validation ends though something waits for ever."""
+"""Wall time in seconds, so that a validation ends although something waits forever."""
 _ENOUGH = 0.5
-"""The part of the answers that both processes have to play."""
+"""Share of the answers that both processes must play."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """An environment in a place where it can be imported, and how much of it to check."""
+    """An environment that can be imported, and how much of it to check."""
 
     place: ProbePlace
     factory: str
     num_examples: int
     network: str = "none"
-    """The access to the network that it declares."""
+    """Network access that it declares."""
     secrets: tuple[str, ...] = ()
     recorded: tuple[str, ...] | None = None
-    """The secrets that its release was published with; None = nothing records them."""
+    """Secrets with which its release was published; None = not recorded."""
     tell: Callable[[str], None] = lambda line: None
-    """Hears which secrets it gets, before it gets them."""
+    """Called with the secrets that it gets, before it gets them."""
 
     @property
     def environ(self) -> dict[str, str]:
@@ -84,7 +84,7 @@ class _ImportTime:
     """Processor time."""
     wall_s: float
     slowness: float
-    """How many times slower than the reference machine that the limit is for."""
+    """Slowness relative to the reference machine for which the limit is set."""
 
     @property
     def counted_s(self) -> float:
@@ -213,7 +213,7 @@ def _compare_scores(
 
 
 def check_leakage(trial: Trial, findings: Findings) -> Trial:
-    """Check what the policy sees, the tools, and what a rollout leaves behind."""
+    """Check the prompts of the policy, the tools, and leftovers of a rollout."""
     (told,) = run_probes(trial, ("leakage", 1))
     told.tell(findings)
     return trial

@@ -1,4 +1,4 @@
-"""The table of checks: what each proves, why it matters, its severity, and how to fix a finding.
+"""The table of checks: what each proves, why it matters, its severity, and the fix.
 
 Reports name `POLICY_VERSION`, so the meaning of a version is fixed. A change to the table needs a
 new version and a new line in tests/envs/validation/policies.json.
@@ -15,19 +15,19 @@ POLICY_VERSION = "6"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One check: its id, its severity, and why and how to pass it."""
+    """One check: its id, its severity, why it matters and how to pass it."""
 
     id: str
     """The level and the name of the check, such as `static.wheel`."""
     severity: Severity
     what: str
-    """What is true when it passes."""
+    """The statement that is true if it passes."""
     why: str
     fix: str
 
     @property
     def level(self) -> Level:
-        """The level that its id names."""
+        """The level in its id."""
         return Level(self.id.partition(".")[0])
 
 
@@ -316,6 +316,6 @@ CHECKS: dict[str, Check] = {check.id: check for check in (*_STATIC, *_LOAD, *_RE
 
 
 def policy_digest() -> str:
-    """Return a digest of what the table decides; the wording of `why` and `fix` may change."""
+    """Return a digest of the table's decisions; the wording of `why` and `fix` may change."""
     table = [(check.id, check.severity, check.what) for check in CHECKS.values()]
     return hashlib.sha256(json.dumps(table).encode()).hexdigest()

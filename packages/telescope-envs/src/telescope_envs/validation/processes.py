@@ -1,4 +1,4 @@
-"""Running probes in the environment's interpreter, with few variables and a time limit.
+"""Run probes in the environment's interpreter, with few variables and a time limit.
 
 Probes have a home, a temporary folder and a working directory that are deleted afterwards.
 """
@@ -30,9 +30,9 @@ from telescope_envs.records.files import read_file
 from telescope_envs.validation.findings import Findings
 
 _PASSED_ON = ("OMP_NUM_THREADS",)
-"""Variables that probes see besides those that every program of an environment sees."""
+"""Variables for probes, besides those for every program of an environment."""
 OWN_SHARE = 0.5
-"""A probe that is not done in time, but computed for this part of it, is itself the cause."""
+"""Share of its time for which a late probe must have computed to be itself the cause."""
 _PROGRAM = """
 import sys
 from telescope_core.probes.main import main
@@ -44,14 +44,14 @@ main(sys.argv[1])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbePlace:
-    """Where an environment can be imported."""
+    """A place from which an environment can be imported."""
 
     interpreter: str
     search_path: tuple[str, ...]
     scratch: Path
-    """Deleted afterwards."""
+    """Temporary folder, deleted afterwards."""
     environ: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Variables that every probe gets besides the harmless ones: where fixture rows are served."""
+    """Variables for every probe, besides harmless ones: the address of fixture rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,22 +61,22 @@ class Task:
     job: Job
     hash_seed: int = 1
     environ: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Variables it gets besides the harmless ones: declared secrets."""
+    """Variables besides the harmless ones: declared secrets."""
     limit_s: float
 
 
 @dataclass(slots=True)
 class ProbeReply:
-    """What a probe reported."""
+    """The report of a probe."""
 
     lines: list[dict[str, Any]]
     data: dict[str, Any]
     end: str = ""
-    """Why the probe did not finish; empty if it did."""
+    """Reason why the probe did not finish; empty if it did."""
     is_own_end: bool = True
-    """Whether the environment is the cause of `end`, as far as can be known."""
+    """Whether the environment is the cause of `end`, as far as is known."""
     stage: str = ""
-    """The check that it started last."""
+    """The check that was started last."""
 
     def tell(self, findings: Findings) -> None:
         """Record in `findings` everything that was reported about checks."""
@@ -118,7 +118,7 @@ def make_job(
 
 
 def run_together(place: ProbePlace, tasks: Sequence[Task]) -> list[ProbeReply]:
-    """Run probes at the same time; returns what each reported. None of them outlives this call."""
+    """Run probes at once; returns the report of each. None of them outlives this call."""
     with ExitStack() as stack:
         probes = [stack.enter_context(_started(place, task)) for task in tasks]
         wait_for(probes)
@@ -126,7 +126,7 @@ def run_together(place: ProbePlace, tasks: Sequence[Task]) -> list[ProbeReply]:
 
 
 def _caches(place: ProbePlace) -> dict[str, Path]:
-    """Return the folders that an environment may write to, by the variables that name them."""
+    """Return the folders to which an environment may write, by the variables that name them."""
     home = os.environ.get("HOME", "")
     hub = place.environ.get("HF_HOME") or os.environ.get("HF_HOME")
     hub = hub or (str(Path(home) / ".cache" / "huggingface") if home else "")
@@ -139,7 +139,7 @@ def _caches(place: ProbePlace) -> dict[str, Path]:
 
 
 def _reply(task: Task, probe: Kept) -> ProbeReply:
-    """Return what a probe that has ended, or whose time was over, reported."""
+    """Return the report of a probe that has ended, or whose time was over."""
     code = probe.process.returncode
     end = Ending(f"its process ended with {code}" if code else "")
     if probe.is_late:
@@ -150,15 +150,15 @@ def _reply(task: Task, probe: Kept) -> ProbeReply:
 
 
 class Ending(NamedTuple):
-    """How a probe ended; the text is empty if it did what it was to do."""
+    """The end of a probe; the text is empty if it finished its job."""
 
     text: str
     is_own: bool = True
-    """Whether the environment is the cause, as far as can be known."""
+    """Whether the environment is the cause, as far as is known."""
 
 
 def late_ending(limit_s: float, spent_s: float) -> Ending:
-    """Return how a probe ended that was not done in time, of which it computed for `spent_s`."""
+    """Return the end of a late probe, which computed for `spent_s`."""
     text = f"not done after {limit_s:g} s, {spent_s:.1f} s of which it computed"
     if spent_s >= OWN_SHARE * limit_s:
         return Ending(text)
@@ -167,7 +167,7 @@ def late_ending(limit_s: float, spent_s: float) -> Ending:
 
 @contextmanager
 def _started(place: ProbePlace, task: Task) -> Generator[Kept]:
-    """Start a probe; on exit, nothing is left of it."""
+    """Start a probe; on exit, nothing of it is left."""
     caches = _caches(place)
     home, work = place.scratch / "home", place.scratch / "work"
     own_caches = [path for path in caches.values() if place.scratch in path.parents]
@@ -188,7 +188,7 @@ def _started(place: ProbePlace, task: Task) -> Generator[Kept]:
 
 
 def read_answers(path: Path, end: str = "", *, is_own_end: bool = True) -> ProbeReply:
-    """Return the answers that a probe wrote; `end` is the reason to give if it did not finish."""
+    """Return the answers of a probe; `end` is the reason if it did not finish."""
     lines: list[dict[str, Any]] = []
     try:
         told = read_file(path).decode()
@@ -212,7 +212,7 @@ def read_answers(path: Path, end: str = "", *, is_own_end: bool = True) -> Probe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What the levels check. Fields are empty if they do not apply."""
+    """The subject of the checks. Fields that do not apply are empty."""
 
     label: str
     """Its name in messages and reports."""
@@ -223,7 +223,7 @@ class Subject:
     metadata: bytes = b""
     """The METADATA file."""
     files: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
-    """Path in the wheel -> content, of a wheel that holds nothing forbidden."""
+    """Path in the wheel -> content, of a wheel without forbidden content."""
     factory: str = ""
     """`module:Class`."""
     interpreter: str = sys.executable
@@ -231,7 +231,7 @@ class Subject:
     search_path: tuple[str, ...] = ()
     """Folders that go to the front of the interpreter's import path."""
     secrets: tuple[str, ...] | None = None
-    """The secrets that its release was published with; None = nothing records them."""
+    """Secrets with which its release was published; None = not recorded."""
 
 
 _CHECK = "load.requirements"

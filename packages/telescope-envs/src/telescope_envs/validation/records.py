@@ -15,7 +15,7 @@ from telescope_envs.records.files import sha256_of
 
 FORMAT_VERSION = 1
 EXAMPLES_FROM = "examples_from"
-"""The fact that says where the examples came from, if not from where the environment says."""
+"""Fact with the source of examples, if it is not the declared one."""
 FIXTURE_ROWS = "fixture rows"
 
 
@@ -29,11 +29,11 @@ class Level(StrEnum):
     REWARD = "reward"
     """Playing rollouts with scripted answers."""
     LEAKAGE = "leakage"
-    """What the policy is shown, its tools, and what a rollout leaves behind."""
+    """The prompts of the policy, its tools, and leftovers of a rollout."""
 
 
 class Severity(StrEnum):
-    """What a finding of a check means for the verdict."""
+    """Effect of a finding on the verdict."""
 
     FAIL = "fail"
     """The environment cannot be published."""
@@ -45,16 +45,16 @@ class Outcome(StrEnum):
     """The outcome of a check."""
 
     PASS = "pass"
-    """It was done and found nothing."""
+    """It was completed, without findings."""
     WARN = "warn"
-    """It found something that does not keep the environment from being published."""
+    """It has a finding that does not prevent publishing the environment."""
     FAIL = "fail"
-    """It found something that keeps the environment from being published."""
+    """It has a finding that prevents publishing the environment."""
     INCONCLUSIVE = "not conclusive"
     """Too little of it could be tried, and that need not be the environment's fault; `reason` says
     how much. It never counts as a pass, nor as a failure."""
     NOT_RUN = "not run"
-    """It could not be done, or was not asked for; `reason` says why. It never counts as a pass."""
+    """It could not run, or was not requested, for the given `reason`. It never counts as a pass."""
     NOT_APPLICABLE = "not applicable"
     """There is nothing to check, such as the tools of an environment without tools."""
 
@@ -63,14 +63,14 @@ class Verdict(StrEnum):
     """The report in one word."""
 
     PASS = "pass"
-    """Every applicable check that was asked for was done, and none found anything."""
+    """Every applicable, requested check was completed, without findings."""
     WARN = "warn"
-    """Only checks of severity warn found something."""
+    """Only checks of severity warn have findings."""
     INCONCLUSIVE = "not conclusive"
     """Nothing failed, but a check that was asked for is not conclusive. It cannot be published on
     this report; validating again may decide it."""
     FAIL = "fail"
-    """A check of severity fail found something, or something asked for could not be done."""
+    """A check of severity fail has a finding, or a requested check could not run."""
 
 
 class _Record(BaseModel):
@@ -78,37 +78,37 @@ class _Record(BaseModel):
 
 
 class Evidence(_Record):
-    """One thing that a check found."""
+    """One finding of a check."""
 
     text: str
     example_id: str = ""
-    """The id of the example with which it was found."""
+    """The id of the example of the finding."""
     completion: str = ""
     """The scripted answer of the policy, shortened."""
 
 
 class CheckResult(_Record):
-    """One check with what it found."""
+    """One check with its findings."""
 
     id: str
     level: Level
     severity: Severity
     outcome: Outcome
     reason: str = ""
-    """Why it was not run, is not conclusive, or does not apply."""
+    """Reason why it did not run, is not conclusive, or does not apply."""
     evidence: tuple[Evidence, ...] = ()
     fix: str = ""
-    """What to do about it; empty unless something was found."""
+    """Advice; empty unless there is a finding."""
 
 
 class Report(_Record):
-    """Everything that one validation found."""
+    """All findings of one validation."""
 
     format: int = FORMAT_VERSION
     policy: str
     """Version of the policy, the table of checks."""
     environment: str
-    """`owner/name`, or the name that was asked for if its id cannot be read."""
+    """`owner/name`, or the requested name if its id cannot be read."""
     version: str = ""
     wheel_sha256: str = ""
     """sha256 of the wheel that was validated; empty if there is none."""
@@ -116,7 +116,7 @@ class Report(_Record):
     """Version of telescope-core, which played the rollouts."""
     python: str = ""
     level: Level
-    """The last level that was asked for."""
+    """The last requested level."""
     num_examples: int
     """Number of examples of each split to check."""
     created_at: datetime
@@ -127,7 +127,7 @@ class Report(_Record):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every level was asked for, as publishing requires."""
+        """Whether every level was requested, as publishing requires."""
         return self.level is Level.LEAKAGE
 
     @property
@@ -159,7 +159,7 @@ def report_schema() -> dict[str, Any]:
 
 
 def verdict_of(checks: tuple[CheckResult, ...], *, asked: tuple[Level, ...]) -> Verdict:
-    """Return the verdict of `checks`; a check that was asked for but not run is a failure."""
+    """Return the verdict of `checks`; a requested check that did not run is a failure."""
     outcomes = {check.outcome for check in checks}
     is_owed = any(check.level in asked and check.outcome is Outcome.NOT_RUN for check in checks)
     if Outcome.FAIL in outcomes or is_owed:

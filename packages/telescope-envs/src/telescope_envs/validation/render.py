@@ -39,7 +39,7 @@ def as_text(report: Report, marks: Marks = PLAIN) -> str:
 
 
 def evidence_text(report: Report, marks: Marks = PLAIN) -> str:
-    """Return what checks found and which are not conclusive, without those that passed."""
+    """Return findings of checks and inconclusive checks, without those that passed."""
     lines: list[str] = []
     for check in report.checks:
         if check.evidence:

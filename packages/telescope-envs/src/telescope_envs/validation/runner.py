@@ -1,4 +1,4 @@
-"""Validating a project, a wheel or an installed environment, level by level.
+"""Validate a project, a wheel or an installed environment, level by level.
 
 After a level that failed, the later ones are reported as not run, with the reason. The checks are
 in other modules, and policy.py has the severity of each.
@@ -29,7 +29,7 @@ from telescope_envs.validation.records import EXAMPLES_FROM, FIXTURE_ROWS, Level
 from telescope_envs.validation.static import check_static, version_in
 
 LEVELS = (Level.STATIC, Level.LOAD, Level.REWARD, Level.LEAKAGE)
-"""In the order in which they run."""
+"""The levels, in the order in which they run."""
 DEFAULT_EXAMPLES = 16
 _TRIED = {
     Level.LOAD: check_load,
@@ -40,7 +40,7 @@ _TRIED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationOptions:
-    """How much to check."""
+    """Extent of a validation."""
 
     level: Level = LEVELS[-1]
     """The last level to run."""
@@ -108,7 +108,7 @@ def installed_subject(name: str) -> Subject:
 
 
 def validate(subject: Subject, options: ValidationOptions = _DEFAULTS) -> Report:
-    """Validate a project, a wheel or what is installed; whatever is wrong is in the report."""
+    """Validate a project, a wheel or an installation; all errors are in the report."""
     findings = Findings()
     asked = LEVELS[: LEVELS.index(options.level) + 1]
     options.progress(f"{subject.label}: static checks")
@@ -141,7 +141,7 @@ def validate(subject: Subject, options: ValidationOptions = _DEFAULTS) -> Report
 def fixtures(
     subject: Subject, scratch: Path, options: ValidationOptions
 ) -> Generator[dict[str, str]]:
-    """Serve the project's fixture rows; yields the variables that lead to them, else none."""
+    """Serve the project's fixture rows; yields the variables with their address, or none."""
     if not options.fixture_rows:
         yield {}
         return
@@ -162,7 +162,7 @@ def trial_of(
     options: ValidationOptions,
     environ: dict[str, str],
 ) -> Trial | None:
-    """Return `subject` where it can be imported; None if its dependencies are missing there."""
+    """Return `subject` in a place to import it; None if its dependencies are missing there."""
     place = prepare_place(subject, scratch, findings, allow_sdist=options.allow_sdist)
     if place is None:
         return None
@@ -182,7 +182,7 @@ def _try_out(
     options: ValidationOptions,
     environ: dict[str, str],
 ) -> None:
-    """Run the levels that run the environment's code, up to the first that fails."""
+    """Run the levels that run the environment's code, up to the first failure."""
     trial: Trial | None = None
     before = Level.STATIC
     for level, check in _TRIED.items():

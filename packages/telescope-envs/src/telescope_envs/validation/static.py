@@ -84,7 +84,7 @@ _PLACEHOLDERS = re.compile(
 )
 _MAX_WHEEL_BYTES = 50 * 1024 * 1024
 _MAX_SCANNED_BYTES = 4 * 1024 * 1024
-"""Bytes to scan of one file; what follows is taken to be data."""
+"""Most bytes of a file to scan; the rest counts as data."""
 _FROM_WHEEL = ("static.wheel", *_OF_METADATA)
 
 

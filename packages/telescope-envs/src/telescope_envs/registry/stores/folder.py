@@ -34,7 +34,7 @@ _LOCK_WAIT_S = 30.0
 
 
 Download = Callable[[str, int], bytes | None]
-"""Returns the bytes at an absolute address, at most so many; None when there is nothing."""
+"""Returns the bytes at an absolute address, up to a limit; None if there is nothing."""
 
 
 class LocalStore:

@@ -220,7 +220,7 @@ class HuggingFaceStore:
         return self._bytes_of(Path(found), path, max_bytes)
 
     def _bytes_of(self, kept: Path, path: str, max_bytes: int) -> bytes:
-        """Return what the library's cache keeps of the file at `path`, as a link to its bytes."""
+        """Return the library's cached content of the file at `path`, a link to its bytes."""
         try:
             return read_file(kept, max_bytes=max_bytes, follows_link=True)
         except OSError as error:
