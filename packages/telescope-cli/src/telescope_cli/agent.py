@@ -1,4 +1,4 @@
-"""`telescope agent`: the agent programs that environments can be played by, and their packages."""
+"""`telescope agent`: agent programs that can play environments, and their packages."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any

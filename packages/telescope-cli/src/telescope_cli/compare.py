@@ -1,4 +1,4 @@
-"""`telescope compare RUN FORK`: what two runs differ in, and whether the second one did better."""
+"""`telescope compare RUN FORK`: how two runs differ, and whether the second one did better."""
 
 import json
 import textwrap
@@ -89,7 +89,7 @@ def _head(runs: list[RunFolder], comparison: RunComparison) -> Iterator[str]:
 
 
 def _settings(comparison: RunComparison) -> Iterator[str]:
-    """Yield settings; of an environment or eval that only one run has, its name alone."""
+    """Yield settings; of an environment or eval that only one run has, only its name."""
     tables = [
         one.name.removesuffix("name")
         for one in comparison.settings

@@ -106,7 +106,7 @@ def _check_options(dtype: str | None, size: str, *, push: str | None, private: b
 
 
 def _chosen(source: Path, *, steps: str | None, is_all: bool) -> "list[RunCheckpoint]":
-    """Return the checkpoints to export, oldest first; stderr says which are not whole."""
+    """Return the checkpoints to export, oldest first; prints incomplete ones on stderr."""
     from telescope_train.checkpoints.folders import find_checkpoints, read_checkpoint
 
     if steps is not None and is_all:

@@ -200,7 +200,7 @@ def _fail(message: str, exit_code: int) -> NoReturn:
 
 
 def _leave(code: int) -> NoReturn:
-    """End this process with exit code `code`, now that nothing of the command is left to do.
+    """End this process with exit code `code`, when all work of the command is done.
 
     As Python does it, but without destructors of modules and of libraries in C: those of Ray and
     torch may crash, and the code would then be that of the crash. What has to be done at the end,

@@ -1,4 +1,4 @@
-"""`telescope model`: bring models of other formats into the one that is trained and served."""
+"""`telescope model`: convert models of other formats for training and serving."""
 
 import json
 import os

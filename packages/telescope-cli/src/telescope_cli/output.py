@@ -1,4 +1,4 @@
-"""Standard output and error that show what a terminal would act on, instead of sending it.
+"""Standard output and error with characters escaped that a terminal would act on.
 
 The verbs about environments print names, summaries and messages from other people. They are escaped
 where the text leaves the program, so that no verb can forget it.
@@ -13,7 +13,7 @@ from telescope_core.base.terminal import escaped
 
 
 class _Escaping:
-    """A text stream that escapes what is written to `stream`."""
+    """A text stream that escapes everything before it is written to `stream`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

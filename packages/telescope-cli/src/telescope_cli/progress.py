@@ -1,4 +1,4 @@
-"""Progress of a command that may take minutes: a bar on a terminal, elsewhere a line now and then.
+"""Progress of a command that may take minutes: a bar on a terminal, elsewhere occasional lines.
 
 Whatever is done within two seconds shows nothing.
 """
@@ -14,7 +14,7 @@ _SHOWN_AFTER_S = 2.0
 _LINE_EVERY_S = 10.0
 
 OnProgress = Callable[[int, int], None]
-"""Gets how much is done, and how much there is."""
+"""Called with the amount of work done, and the total."""
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def progress_of(
     console: Console | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Generator[OnProgress]:
-    """Yield a function to call with each message of progress; it is shown on stderr."""
+    """Yield a function to call with each progress message, which is shown on stderr."""
     console = console or Console(stderr=True, highlight=False)
     bar = Progress(
         TextColumn("{task.description}"),

@@ -1,4 +1,4 @@
-"""`telescope rescore RUN --env NEW`: what another version of an environment would have rewarded.
+"""`telescope rescore RUN --env NEW`: the rewards of another version of an environment.
 
 The rollouts of a run or an eval are read from its folder and graded by the other version, in its
 own process. Nothing is sampled, and nothing in the folder changes.
@@ -62,7 +62,7 @@ from telescope_core.records.rows import RolloutRow
 from telescope_core.reports import write_eval_report
 
 _MORE_EXAMPLES = 10_000
-"""Examples that are searched beyond those that the rollouts are of."""
+"""Number of further examples to search, beyond those of the rollouts."""
 
 FolderArgument = Annotated[
     str,
@@ -102,17 +102,17 @@ class Saved:
 
     path: Path
     name: str
-    """The environment as the folder names it."""
+    """Name of the environment in the folder."""
     settings: Mapping[str, Any]
-    """Its own settings then, without secrets."""
+    """Its recorded settings, without secrets."""
     split: Split
     sampling: Sampling
     model: str
     record: EnvironmentRecord | None
-    """Which code it was; None if that is not recorded."""
+    """Record of its code; None if there is none."""
     num_rollouts: int
     most_examples: int
-    """No example of an endless split that was played has a position above this."""
+    """Largest position of an example in an endless split that was played."""
     steps: tuple[int, ...]
     """Steps whose rollouts are graded; empty for an eval."""
 
@@ -222,7 +222,7 @@ class _Request:
         return f"{self.saved.path}: {self.saved.name} graded by {self.environment}{version}"
 
     def manifest(self) -> dict[str, JsonValue]:
-        """Return the manifest of the folder of the new rewards."""
+        """Return the manifest of the folder for the new rewards."""
         return {
             "rescored": str(self.saved.path),
             "environment": self.environment,
@@ -237,11 +237,11 @@ class _Request:
 class _Outcome(NamedTuple):
     rescored: Rescored
     hide: set[str]
-    """Values of secrets that nothing which is shown may hold."""
+    """Values of secrets that are removed from all output."""
 
 
 async def _grade(request: _Request, output: Path | None, recording: ExitStack) -> _Outcome:
-    """Grade what is saved; `recording` notes in the new folder how that ended."""
+    """Grade the saved rollouts; `recording` records the outcome in the new folder."""
     saved, began_s = request.saved, time.monotonic()
     environment = open_environment(request.environment, request.settings, request.processes)
 
@@ -294,7 +294,7 @@ async def _grade(request: _Request, output: Path | None, recording: ExitStack) -
 
 
 def _new_row(one: Graded) -> RolloutRow:
-    """Return the row with its new reward; without one, a failed rollout that says why."""
+    """Return the row with its new reward; without one, a failed rollout with the reason."""
     if one.rollout is None or one.rollout.reward is None:
         reason = one.why_not or "; ".join(f"{part}: {why}" for part, why in one.left_out.items())
         return replace(
@@ -404,13 +404,13 @@ def _number_of(name: str, counts: Mapping[tuple[str, RolloutStatus], int]) -> in
 
 
 def _position(row: RolloutRow) -> int:
-    """Return the position of an eval's example; 0 if its group does not tell it."""
+    """Return the position of an eval's example; 0 if its group does not contain it."""
     found = re.fullmatch(r"eval-(\d+)", row.group_id)
     return int(found[1]) if found else 0
 
 
 def _chosen(names: Sequence[str], environment_id: str, of: str | None, path: Path) -> str:
-    """Return the environment of the run that is meant: given, the only one, or of that name."""
+    """Return the environment of the run: the named one, or the only one."""
     if of is not None:
         if of not in names:
             raise unknown_name("environment", of, names, f"(in {path})")
@@ -459,7 +459,7 @@ def _steps(text: str | None, known: Sequence[int], path: Path) -> tuple[int, ...
 
 
 def _merged(recorded: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recorded settings with those that are given; a secret must be given again."""
+    """Return the recorded settings merged with the given ones; secrets must be given again."""
     merged = _with(recorded, given)
     left_out = [name for name, value in merged.items() if value == HIDDEN]
     if left_out:

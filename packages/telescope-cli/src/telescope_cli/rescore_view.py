@@ -1,4 +1,4 @@
-"""What `telescope rescore` prints: tables and sentences in 80 columns."""
+"""Print the result of `telescope rescore`: tables and sentences in 80 columns."""
 
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ _ANSWER_CHARACTERS = 50
 def print_rescored(
     rescored: Rescored, *, title: str, code_changes: Sequence[str], hide: Collection[str]
 ) -> None:
-    """Print the result; nothing of it holds the values of `hide`."""
+    """Print the result, without the values in `hide`."""
     console = Console(width=WIDTH, highlight=False)
     console.print(Text(escaped(title), style="bold"), soft_wrap=True)
     counts = f"{rescored.num_graded} of {rescored.num_rollouts} rollouts graded"
@@ -112,7 +112,7 @@ def _group_lines(rescored: Rescored) -> Iterator[str]:
 
 
 def _steps_table(steps: Sequence[StepChange]) -> Table:
-    """Return the means of ranges of steps, a few lines however many there are."""
+    """Return the means of ranges of steps, in a few lines however many steps there are."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in ("steps", "rollouts", "rose", "fell", "before", "after", "change"):
         table.add_column(name, justify="right")
@@ -142,5 +142,5 @@ def _largest_lines(one: RewardChange) -> Iterable[str]:
 
 
 def _end(text: str) -> str:
-    """Return the last characters of a text, with its spaces and line ends shown."""
+    """Return the last characters of a text, with its spaces and line ends visible."""
     return ascii(text[-_ANSWER_CHARACTERS:])

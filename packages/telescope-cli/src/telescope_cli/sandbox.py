@@ -1,4 +1,4 @@
-"""`telescope sandbox`: which providers of sandboxes there are, and whether one does its work."""
+"""`telescope sandbox`: list the providers of sandboxes, and check one."""
 
 import asyncio
 import dataclasses

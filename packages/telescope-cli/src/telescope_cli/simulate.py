@@ -1,4 +1,4 @@
-"""`telescope simulate run.toml`: what a run would do on GPUs that are not here."""
+"""`telescope simulate run.toml`: simulate a run on GPUs that are not available."""
 
 import json
 from pathlib import Path
@@ -132,7 +132,7 @@ def simulate_command(
 def _speeds(
     config: "TrainConfig", *, gpu: str, parameters: str, speeds_of: Path | None
 ) -> tuple["SpeedsOf", str]:
-    """Return how fast a server and a rank are, and what to call the machines."""
+    """Return the speeds of a server and a rank, and a name for the machines."""
     from telescope_train.simulation.machines import estimated_speeds
     from telescope_train.simulation.measured import measured_speeds
 
@@ -219,7 +219,7 @@ def _show(console: Console, found: "Estimate", kind: str) -> None:
 
 
 def _bar(console: Console, one: "Expected") -> None:
-    """Draw how the trainer spends a step."""
+    """Draw the division of the trainer's time in a step."""
     parts = {"waits": one.generate_s, "trains": one.train_s, "publishes": one.sync_s}
     total = sum(parts.values()) or 1.0
     room = WIDTH - 2

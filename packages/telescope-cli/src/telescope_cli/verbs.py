@@ -166,7 +166,7 @@ def _process(parameter: Any, convert: Callable[[Any, Any], Any], ctx: Any, value
 
 
 def _is_converted(parameter: Any, value: Any) -> bool:
-    """Whether the value already has the type that the command function expects."""
+    """Return whether the value already has the type that the command function expects."""
     annotation = parameter.type_descriptor.annotation
     if value is None:
         return True

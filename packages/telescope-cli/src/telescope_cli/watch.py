@@ -1,4 +1,4 @@
-"""`telescope watch RUN`: the view of a run that somebody else started, while it goes on."""
+"""`telescope watch RUN`: the view of a running run that somebody else started."""
 
 import json
 import signal
@@ -25,11 +25,11 @@ _FILES = {
     "restart": "restarts.jsonl",
     "eval": "eval_points.jsonl",
 }
-"""Kind of what happens -> the file that tells it."""
+"""Kind of event -> file that records it."""
 
 
 def run_names(incomplete: str) -> list[str]:
-    """Return the names of runs in the folder `runs` that a shell may complete to."""
+    """Return the names of runs in the folder `runs`, for completion by a shell."""
     return [name for name in _known(Path("runs")) if name.startswith(incomplete)]
 
 
@@ -96,12 +96,13 @@ class _Happened(NamedTuple):
 
 
 class _Files:
-    """The files of a run that tell what happens."""
+    """The files of a run that record events."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._files = {kind: FollowedLines(folder.path / name) for kind, name in _FILES.items()}
         self.is_anew = False
-        """Steps were taken back since the last call: those that are told now are all there are."""
+        """Whether steps were taken back since the last call, so that the next events are all there
+        are."""
 
     def read(self) -> Iterator[_Happened]:
         """Yield the events since the last call, steps last."""
@@ -163,7 +164,7 @@ def _on_screen(folder: RunFolder) -> RunState:
 
 
 def _text(happened: _Happened) -> str:
-    """Return what a person is told; empty = nothing."""
+    """Return the text of an event for people; empty = nothing to show."""
     from telescope_train.observability.terminal import restart_text
 
     if happened.kind == "restart":
@@ -181,13 +182,13 @@ def _text(happened: _Happened) -> str:
 
 
 def _num_alike(shown: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> int:
-    """Return how many of the first rows are the same."""
+    """Return the number of equal rows at the beginning."""
     pairs = enumerate(zip(shown, rows, strict=False))
     return next((at for at, (old, new) in pairs if old != new), min(len(shown), len(rows)))
 
 
 def _seconds_since(info: RunInfo, steps: Sequence[dict[str, Any]]) -> float:
-    """Return how long the run has gone on; of one that was killed, until its last step."""
+    """Return the seconds since the start of the run; for a killed one, until its last step."""
     ended = datetime.now(UTC)
     if info.ended_at:
         ended = datetime.fromisoformat(info.ended_at)

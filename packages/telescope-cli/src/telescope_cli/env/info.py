@@ -30,7 +30,7 @@ _WIDTH = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _About:
-    """Everything that is known about one environment."""
+    """All facts about one environment."""
 
     release: Release
     status: Status
@@ -39,14 +39,14 @@ class _About:
     short_name: str
     """The name to type: the alias if there is one, else the id."""
     here: EnvironmentLocation | None
-    """The installed or linked environment that is used under that name; None if there is none."""
+    """The installed or linked environment with that name; None if there is none."""
     locked: LockedEnvironment | None
     settings: tuple[Setting, ...] | None
-    """Those of what is installed, else those in the release; None if neither is known."""
+    """Settings of the installed environment, else of the release; None if neither is known."""
     is_suspended: bool
-    """Whether its owner is."""
+    """Whether its owner is suspended."""
     problem: str
-    """Why what is installed cannot be used; empty if nothing is wrong with it."""
+    """Reason why the installed environment cannot be used; empty if it can."""
 
 
 def info(
@@ -270,7 +270,7 @@ def _usage(name: str, settings: Sequence[Setting]) -> Iterator[str]:
 
 
 def _plain(default: str) -> str:
-    """Return a JSON value as one would type it after a flag."""
+    """Return a JSON value in the form for typing it after a flag."""
     return default.strip('"') if " " not in default else f"'{default}'"
 
 

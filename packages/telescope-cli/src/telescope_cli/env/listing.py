@@ -36,7 +36,7 @@ class ListedEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the installed version is older than the registry's newest."""
     deprecated: str
     warnings: tuple[str, ...] = ()
-    """What the registry says against the version that is installed or locked here."""
+    """Warnings of the registry about the version that is installed or locked here."""
     tags: tuple[str, ...]
     summary: str
 
@@ -94,7 +94,7 @@ def listed_environments(catalog: Iterable[CatalogRow]) -> list[ListedEnvironment
 
 
 def _warned(row: ListedEnvironment, registry: Registry) -> ListedEnvironment:
-    """Return the row with what the registry says against what is here of it."""
+    """Return the row with the registry's warnings about the version that is here."""
     version = row.installed or row.locked
     if version is None or row.linked is not None:
         return row
@@ -115,7 +115,7 @@ def _of_installed(found: InstalledEnvironment) -> _Here:
 
 
 def _of_adapted(link: AdaptedLink) -> _Here:
-    """Return the version of the framework's package: there is no other one."""
+    """Return the version of the framework's package, which is the only version."""
     from telescope_envs.install.adapted import framework_version
 
     needs = ", ".join(link.requirements)

@@ -98,7 +98,7 @@ InstalledNamesArgument = Annotated[
 
 
 def with_bare_names(ids: Iterable[str]) -> set[str]:
-    """Return the ids and their names without owners, which are all the names a user may type."""
+    """Return the ids and the names without owners: all names that a user may type."""
     known = list(ids)
     return {*known, *(one.partition("/")[2] or one for one in known)}
 

@@ -20,7 +20,7 @@ class Outcome:
     """The outcome for one environment."""
 
     name: str
-    """As it was typed."""
+    """Name as it was typed."""
     id: str = ""
     version: str = ""
     state: str
@@ -83,7 +83,7 @@ def report(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
 
 
 def _row(outcome: Outcome) -> dict[str, str]:
-    """Return what --json prints for one outcome."""
+    """Return the JSON object of one outcome, for --json."""
     row = {"name": outcome.name, "state": outcome.state}
     if outcome.error:
         return {**row, "error": outcome.error}

@@ -53,13 +53,13 @@ def compare_command(
 
 
 def comparison_to_json(comparison: Comparison) -> dict[str, JsonValue]:
-    """Return `comparison` as a JSON object, with what follows from its numbers."""
+    """Return `comparison` as a JSON object, with values derived from its numbers."""
     differences: list[JsonValue] = [difference_to_json(one) for one in comparison.differences]
     return {**asdict(comparison), "differences": differences}
 
 
 def difference_to_json(one: Difference) -> dict[str, JsonValue]:
-    """Return `one` as a JSON object, with what follows from its numbers."""
+    """Return `one` as a JSON object, with values derived from its numbers."""
     return {**asdict(one), "change": one.change, "is_shown": one.is_shown}
 
 
@@ -75,7 +75,7 @@ def difference_table(comparison: Comparison) -> Table:
 
 
 def difference_cells(one: Difference) -> list[str]:
-    """Return before, after, change, interval, p, number of tasks and what they could show."""
+    """Return before, after, change, interval, p, number of tasks and detectable difference."""
     interval = "-" if one.low is None else f"{one.low:+.3f} to {one.high:+.3f}"
     return [
         f"{one.before:.3f}",

@@ -1,4 +1,4 @@
-"""What `telescope eval` sends to an endpoint: the API key, and the settings that were given."""
+"""Settings of `telescope eval` for an endpoint: the API key, and the sampling options."""
 
 import json
 import os
@@ -15,16 +15,16 @@ USUAL_VARIABLE = "TELESCOPE_API_KEY"
 
 
 class Endpoint(NamedTuple):
-    """What answers for the model of an eval."""
+    """The endpoint of an eval."""
 
     base_url: str
     model: str | None
-    """Its name there; None = the only one."""
+    """Name of the model there; None = the only one."""
     api_key: ApiKey
 
 
 def api_key(variable: str | None) -> ApiKey:
-    """Return the key in the environment variable that was named, or else in the usual one.
+    """Return the key in the environment variable that was named, or else in the default one.
 
     Raises ConfigError when a variable was named and is not set: without its key, the endpoint
     would refuse every request.
@@ -54,7 +54,7 @@ def host_seen_by(addresses: Sequence[str]) -> str:
 
 
 def sampling_of(options: Mapping[str, Any]) -> Sampling:
-    """Return the sampling that the `options` of the command ask for.
+    """Return the sampling settings in the `options` of the command.
 
     Without a temperature, an endpoint uses its own. A model folder is served for this eval, where
     1 is the model's own distribution.

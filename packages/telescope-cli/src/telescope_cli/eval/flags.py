@@ -21,7 +21,7 @@ def parse_ks(text: str) -> tuple[int, ...]:
 
 
 class UnparsedArguments(NamedTuple):
-    """The words of a command line that typer leaves over."""
+    """The words of a command line that typer does not parse."""
 
     settings: dict[str, Any]
     """The environment's own settings."""

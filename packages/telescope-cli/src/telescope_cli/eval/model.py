@@ -33,7 +33,7 @@ def model_folder(model: str | None) -> Path:
 
 
 def template_text(given: str | None, base_url: str | None) -> str | None:
-    """Return the text of the chat template that was given, which may be a file or a shipped one.
+    """Return the text of the given chat template, which may be a file or a shipped one.
 
     Raises ConfigError when there is none by that name, and for an endpoint, which has its own.
     """
@@ -62,7 +62,7 @@ def _similar(folder: Path) -> str:
 
 
 def require_fitting(folder: Path) -> None:
-    """Raise ConfigError where config, weights and tokenizer of a model that is served disagree.
+    """Raise ConfigError if config, weights and tokenizer of a model to be served disagree.
 
     Without telescope-train nothing is looked at, and nothing can be served.
     """
@@ -76,7 +76,7 @@ def require_fitting(folder: Path) -> None:
 def serve_folder(
     folder: Path, *, log_path: Path, chat_template: Path | None
 ) -> Generator["ServedModel", None, None]:
-    """Serve `folder` with vLLM; yields where, and what requests have to show.
+    """Serve `folder` with vLLM; yields its address, and the key for requests.
 
     `chat_template` is the file of what replaces the model's own.
     """

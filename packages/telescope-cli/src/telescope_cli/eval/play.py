@@ -1,4 +1,4 @@
-"""Play the evals of one command, model by model, and record each in a folder of its own."""
+"""Play the evals of one command, model by model, and record each in its own folder."""
 
 import re
 from collections.abc import Generator, Sequence
@@ -26,7 +26,7 @@ from telescope_core.reports import write_eval_report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalOutcome:
-    """The end of one request: a result, or else an error."""
+    """The outcome of one request: a result, or else an error."""
 
     request: EvalRequest
     folder: EvalFolder
@@ -140,7 +140,7 @@ async def _play(request: EvalRequest, folder: EvalFolder, endpoint: Endpoint) ->
 
 @contextmanager
 def _endpoint(request: EvalRequest, folder: EvalFolder) -> Generator[Endpoint, None, None]:
-    """Yield the endpoint that answers; without a URL, start a server for the model."""
+    """Yield the endpoint of the model; without a URL, start a server for it."""
     if request.base_url is not None:
         yield Endpoint(request.base_url, request.model, request.api_key)
         return
@@ -205,7 +205,7 @@ def _folder_name(request: EvalRequest) -> str:
 
 
 def _distinct(paths: Sequence[Path]) -> list[Path]:
-    """Return the paths, with a number added to those that are there already."""
+    """Return the paths, with a number added to those that already exist."""
     found: list[Path] = []
     for path in paths:
         number, free = 1, path
@@ -226,7 +226,7 @@ def _stamp() -> str:
 
 @contextmanager
 def recorded(folder: EvalFolder) -> Generator[None, None, None]:
-    """Record in the folder why an eval that was begun, or waited for its turn, did not finish."""
+    """Record in the folder why an eval that was begun, or was waiting, did not finish."""
     try:
         yield
     except Interrupted as error:
@@ -243,7 +243,7 @@ def recorded(folder: EvalFolder) -> Generator[None, None, None]:
 
 @contextmanager
 def _resumable(path: Path) -> Generator[None, None, None]:
-    """Say after a signal what is kept, and how to continue."""
+    """After a signal, print what is kept and how to continue."""
     try:
         yield
     except Interrupted as error:

@@ -37,13 +37,13 @@ class EvalRequest:
     api_key: ApiKey
     settings: EvalSettings
     selection: Selection
-    """Which examples; once checked, `settings` holds what it means in the environment."""
+    """The selected examples; once checked, `settings` holds their positions in the environment."""
     processes: ProcessSettings
-    """Where the environment runs; this does not affect the results."""
+    """Place of the environment's processes, which does not affect the results."""
     record: EnvironmentRecord
     """Identity of the environment's code."""
     secrets: tuple[str, ...] = ()
-    """Names of the variables that its workers may read; once checked, those that were told."""
+    """Names of the variables that its workers may read; once checked, those that were shown."""
 
     @property
     def name(self) -> str:
@@ -52,7 +52,7 @@ class EvalRequest:
 
     @property
     def template_digest(self) -> str:
-        """What names the chat template that was given; empty if none was."""
+        """Digest of the given chat template; empty if none was given."""
         text = self.chat_template
         return hashlib.sha256(text.encode()).hexdigest()[:12] if text is not None else ""
 
@@ -85,7 +85,7 @@ class EvalRequest:
         return values | secret_values(given) | secret_values(os.environ)
 
     def _model_files(self) -> dict[str, JsonValue]:
-        """Return the digests of the files of a model folder; of an endpoint none are known."""
+        """Return the digests of the files of a model folder; none for an endpoint."""
         if self.base_url is not None or self.model is None or find_spec("telescope_train") is None:
             return {}
         from telescope_train.checkpoints.inputs import inputs_of

@@ -1,4 +1,4 @@
-"""Which examples `telescope eval` plays: a number, all, positions, ids, or a random choice."""
+"""The examples for `telescope eval`: a number, all, positions, ids, or a random choice."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ _ALL = "all"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What `--examples`, `--example` and `--shuffle` ask for, before the split is known."""
+    """The selection by `--examples`, `--example` and `--shuffle`, before the split is known."""
 
     number: int | None = None
     """Number of examples; None = 64, or all if there are fewer."""
@@ -54,7 +54,7 @@ async def resolve(
     *,
     tell: Callable[[str], None],
 ) -> EvalSettings:
-    """Return `settings` with the examples that `selection` means in this environment.
+    """Return `settings` with the positions of the selected examples in this environment.
 
     `tell` is told when fewer examples than the default are there.
     """

@@ -1,4 +1,4 @@
-"""What `telescope eval` prints when all is played, and when it exits with an error."""
+"""Print the outcomes of `telescope eval`, and decide whether it exits with an error."""
 
 import json
 from collections.abc import Sequence
