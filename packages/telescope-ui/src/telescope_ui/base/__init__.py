@@ -1,1 +1,1 @@
-"""What all pages need and no run: parameters of addresses, answers, curves, lanes and bands."""
+"""Parts that all pages need: parameters of addresses, answers, curves, lanes and bands."""

@@ -1,4 +1,4 @@
-"""What pages answer with: objects that become JSON, and errors that become a status."""
+"""Answers of pages: objects that become JSON, and errors that become a status."""
 
 from typing import Any, TypeAlias
 
@@ -36,11 +36,11 @@ def status_of(error: Exception) -> int:
 
 
 def error_body(status: int, message: str) -> JsonObject:
-    """Return the answer that tells an error."""
+    """Return the body of the answer for an error."""
     return {"error": {"status": status, "message": message}}
 
 
 def error_response(status: int, message: str) -> Response:
-    """Return that answer with its status."""
+    """Return that body as a response with its status."""
     body = as_json(error_body(status, message))
     return Response(body, status_code=status, media_type="application/json")

@@ -1,4 +1,4 @@
-"""The interval that is drawn around a curve of mean rewards. Pure, and quick: one for each step."""
+"""The interval around a curve of mean rewards. Pure, and quick: one for each step."""
 
 import math
 from typing import NamedTuple
@@ -8,11 +8,11 @@ from telescope_core.evals.stats import CONFIDENCE
 
 _TAIL = (1 - CONFIDENCE) / 2
 _NO_SPREAD = 1e-18
-"""Variance of values between 0 and 1 that is rounding alone."""
+"""Variance of values between 0 and 1 that is due to rounding alone."""
 
 
 class Band(NamedTuple):
-    """Both ends; None where one group says nothing of the spread."""
+    """Both ends of the interval; None if one group alone shows no spread."""
 
     low: float | None
     high: float | None

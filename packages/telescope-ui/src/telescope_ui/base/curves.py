@@ -1,4 +1,4 @@
-"""Curves with few enough points to be drawn, in which no peak is lost. Pure."""
+"""Reduce curves to few points for drawing, without losing a peak. Pure."""
 
 import math
 from collections import deque
@@ -8,11 +8,11 @@ from typing import NamedTuple
 from telescope_ui.base.answers import JsonObject
 
 _MOST_SMOOTHED = 20
-"""Steps of the moving average of a long run, as in reports."""
+"""Most steps in the moving average of a long run, as in reports."""
 
 
 class Thinned(NamedTuple):
-    """Which positions of a curve are kept."""
+    """The positions of a curve that are kept."""
 
     positions: list[int]
     is_thinned: bool
@@ -39,22 +39,22 @@ def thinned(columns: Sequence[Sequence[float]], num: int, *, points: int) -> Thi
 
 
 class Drawn(NamedTuple):
-    """Which part of curves is drawn, and how."""
+    """The part of curves to draw, and the settings for it."""
 
     points: int
-    """Most positions of each."""
+    """Most positions of each curve."""
     first: int | None = None
     last: int | None = None
-    """Steps of the part, both included; None = all there are on that side."""
+    """First and last step of the part, both included; None = no limit on that side."""
     smooth: int | None = None
-    """Steps of the moving average; None = as many as reports take, 1 = none."""
+    """Steps of the moving average; None = as in reports, 1 = no average."""
 
     def window(self, num_steps: int) -> int:
-        """Return the steps of the moving average of a run with so many."""
+        """Return the steps of the moving average for a run of that length."""
         return self.smooth or max(1, min(_MOST_SMOOTHED, num_steps // 10))
 
     def part(self, steps: Sequence[int]) -> list[int]:
-        """Return the positions of the steps that are drawn."""
+        """Return the positions of the steps to draw."""
         first, last = self.first, self.last
         return [
             at
@@ -64,7 +64,7 @@ class Drawn(NamedTuple):
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """Return the mean of each value and up to `window` - 1 before it; NaN is passed over.
+    """Return the mean of each value and up to `window` - 1 values before it, ignoring NaN.
 
     Where there is no value, there is no mean either, so that a gap stays one.
     """

@@ -1,4 +1,4 @@
-"""Who may ask: the token, the Host and the Origin of requests, and what a browser may do.
+"""Access control: the token, Host and Origin of requests, and limits for browsers.
 
 A page of another site can make a browser send requests to loopback addresses, and a name of its own
 can be made to point there. Neither gets an answer.
@@ -52,7 +52,7 @@ MAX_TARGET_BYTES = 200_000
 
 
 class Guard:
-    """Wraps an application: only requests of who has the token, from our own pages, reach it."""
+    """Wraps an application: passes on only requests with the token, from our own pages."""
 
     def __init__(
         self, app: ASGIApp, *, token: str, host: str, allowed_hosts: Collection[str] = ()
@@ -149,7 +149,7 @@ class Guard:
         return name in self._names or (not self._is_loopback and _is_address(name))
 
     def _is_from_here(self, headers: Headers, host: str) -> bool:
-        """Whether a browser says that one of our pages, or the person, sent the request."""
+        """Return whether a browser reports that one of our pages, or a person, sent the request."""
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return False
         origin = headers.get("origin")
@@ -159,7 +159,7 @@ class Guard:
 
 
 def _name_in(host: str) -> str:
-    """Return the name of a Host, without its port; empty if it has none."""
+    """Return the name in a Host header, without the port; empty if it has none."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -167,7 +167,7 @@ def _name_in(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens on `host`."""
+    """Return whether only this machine reaches an address that listens on `host`."""
     return host in _LOOPBACK or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 

@@ -1,4 +1,4 @@
-"""Bars of a timeline: lanes of those that overlap, how many there are, how long each is. Pure."""
+"""Bars of a timeline: lanes for overlapping ones, their number, and their times. Pure."""
 
 import heapq
 import math
@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 
 class Bar(NamedTuple):
-    """When something was."""
+    """An interval of time."""
 
     start_s: float
     end_s: float
 
 
 def lanes_of(bars: Sequence[Bar]) -> list[int]:
-    """Return a lane for each bar, so that no two in a lane overlap; `bars` are in order of start.
+    """Return a lane for each bar, so that no two in a lane overlap; `bars` are sorted by start.
 
     The lowest lane that is free is taken, so there are as many lanes as bars at once.
     """
@@ -31,7 +31,7 @@ def lanes_of(bars: Sequence[Bar]) -> list[int]:
 
 
 def depths_of(bars: Sequence[Bar]) -> list[int]:
-    """Return how many earlier bars each bar lies in; `bars` are by start, longer ones first.
+    """Return the number of earlier bars around each bar; `bars` are by start, longer ones first.
 
     Times are measured one by one, so bars that follow each other may overlap a little, and an inner
     one may end a little late: a bar lies in another if most of it does.
@@ -82,7 +82,7 @@ def seconds_by_name(bars: Iterable[tuple[str, Bar]]) -> dict[str, float]:
 
 
 class Change(NamedTuple):
-    """What begins and ends in a bucket: how many bars, and the sum of their times."""
+    """Changes in a bucket: the number of bars that begin and end, and the sum of their times."""
 
     bucket: int
     number: int
@@ -94,7 +94,7 @@ class Change(NamedTuple):
 def mean_numbers(
     changes: Iterable[Change], *, num_buckets: int, bucket_s: float
 ) -> dict[int, float]:
-    """Return how many bars there were at once on average in each bucket that has any.
+    """Return the mean number of simultaneous bars in each bucket that has any.
 
     Up to a time t, bars that began at s and ended at e last sum(t - s) - sum(t - e) together, which
     needs only the number and the sum of beginnings and ends before t.

@@ -1,4 +1,4 @@
-"""The parameters of addresses, checked: what is behind the `?` of each page."""
+"""The parameters of addresses, checked: everything after the `?` of each page."""
 
 from typing import Annotated, Literal
 
@@ -16,13 +16,13 @@ Seconds = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1e11)]
 
 
 class Parameters(BaseModel):
-    """What all pages have in common: no parameter that is not known."""
+    """Common to all pages: unknown parameters are refused."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
 
 class CurveParameters(Parameters):
-    """Of pages with curves over steps."""
+    """Parameters of pages with curves over steps."""
 
     metric: Texts = []
     section: Texts = []
@@ -33,22 +33,22 @@ class CurveParameters(Parameters):
 
     @property
     def drawn(self) -> Drawn:
-        """Which part of curves is drawn, and how."""
+        """The part of curves to draw, and the settings for it."""
         return Drawn(self.points, self.first, self.last, self.smooth)
 
 
 class OverviewParameters(CurveParameters):
-    """Of `/runs/{run}`."""
+    """Parameters of `/runs/{run}`."""
 
 
 class CompareParameters(CurveParameters):
-    """Of `/compare`."""
+    """Parameters of `/compare`."""
 
     run: Annotated[list[Text], Field(min_length=1, max_length=12)]
 
 
 class CompareExamplesParameters(Parameters):
-    """Of `/compare/examples`."""
+    """Parameters of `/compare/examples`."""
 
     run: Annotated[list[Text], Field(min_length=1, max_length=12)]
     environment: Texts = []
@@ -56,7 +56,7 @@ class CompareExamplesParameters(Parameters):
 
 
 class RolloutsParameters(Parameters):
-    """Of `/runs/{run}/rollouts`."""
+    """Parameters of `/runs/{run}/rollouts`."""
 
     step_from: Step | None = None
     step_to: Step | None = None
@@ -85,33 +85,33 @@ class RolloutsParameters(Parameters):
 
 
 class RolloutParameters(Parameters):
-    """Of one rollout."""
+    """Parameters of one rollout."""
 
     tokens: bool = True
 
 
 class DifferenceParameters(Parameters):
-    """Of `/difference`."""
+    """Parameters of `/difference`."""
 
     left: Text
     right: Text
 
 
 class WindowParameters(Parameters):
-    """Of what is over time."""
+    """Parameters of pages over a window of time."""
 
     first_s: Seconds | None = Field(default=None, alias="from")
     last_s: Seconds | None = Field(default=None, alias="to")
 
 
 class TimelineParameters(WindowParameters):
-    """Of `/runs/{run}/timeline`."""
+    """Parameters of `/runs/{run}/timeline`."""
 
     width: Annotated[int, Field(ge=100, le=4000)] = 1200
 
 
 class InfraParameters(WindowParameters):
-    """Of `/runs/{run}/infra`."""
+    """Parameters of `/runs/{run}/infra`."""
 
     points: Points = 300
     source: Texts = []
@@ -119,13 +119,13 @@ class InfraParameters(WindowParameters):
 
 
 class EvalParameters(Parameters):
-    """Of `/runs/{run}/evals/{folder}`."""
+    """Parameters of `/runs/{run}/evals/{folder}`."""
 
     against: Text = ""
 
 
 class LogsParameters(Parameters):
-    """Of `/runs/{run}/logs`."""
+    """Parameters of `/runs/{run}/logs`."""
 
     component: Texts = []
     source: Texts = []
@@ -138,10 +138,10 @@ class LogsParameters(Parameters):
 
 
 class LiveParameters(Parameters):
-    """Of `/live`."""
+    """Parameters of `/live`."""
 
     run: Texts = []
 
 
 class NoParameters(Parameters):
-    """Of pages that have none."""
+    """For pages without parameters."""

@@ -1,4 +1,4 @@
-"""Messages where an address leads nowhere, or asks for a field that no rollout has."""
+"""Messages for addresses of missing pages, and for unknown fields of rollouts."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from urllib.parse import quote
@@ -13,7 +13,7 @@ _OF_RUN = (
 
 
 def no_page(path: str) -> str:
-    """Return why there is no page at `path`, with the pages that are near."""
+    """Return that there is no page at `path`, with similar pages."""
     first, _, below = path.strip("/").partition("/")
     run, _, rest = below.partition("/")
     kind = rest.partition("/")[0]
@@ -29,7 +29,7 @@ def unfit(
     asked: Mapping[str, Sequence[str]],
     choices: Mapping[str, Collection[str]],
 ) -> Iterator[str]:
-    """Yield a sentence for each value that was asked for and that nothing has.
+    """Yield a sentence for each requested value that nothing has.
 
     `choices` are the values that there are; a name without any is passed over.
     """
@@ -41,7 +41,7 @@ def unfit(
 
 
 def unfit_steps(first: int | None, last: int | None, there: Mapping[str, int | None]) -> str | None:
-    """Return a sentence if none of the steps from `first` to `last` is there yet."""
+    """Return a sentence if none of the steps from `first` to `last` exists yet."""
     known = there["first"], there["last"]
     if known[0] is None or known[1] is None:
         return None

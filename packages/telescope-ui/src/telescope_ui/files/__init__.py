@@ -1,1 +1,1 @@
-"""The files of a run as they are read while they are still written, and what is damaged in them."""
+"""The files of a run, read while they are still written, and damage in them."""

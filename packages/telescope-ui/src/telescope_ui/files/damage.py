@@ -15,14 +15,14 @@ from telescope_ui.base.answers import JsonObject
 from telescope_ui.files.run_files import Listed, literal_paths
 
 MAX_LINES_BYTES = 512 * 2**20
-"""Size of a file of JSON lines that is read."""
+"""Largest file of JSON lines that is read."""
 MAX_LINE_BYTES = 2**20
 _MAX_REASON = 400
 _ROWS = {
     **{"rollouts": "rollouts", "attempts": "replaced attempts", "events": "stages of rollouts"},
     **{"calls": "model calls", "timeline": "spans", "gauges": "values of meters"},
 }
-"""What a file of each folder holds."""
+"""Content of the files in each folder."""
 _MAX_KNOWN = 100_000
 _PROBES = {
     ".parquet": "SELECT max(hash(COLUMNS(*))) FROM read_parquet(?)",
@@ -33,16 +33,16 @@ _PROBES = {
 
 
 class Damage:
-    """The files that cannot be read, and why; any thread may ask."""
+    """The files that cannot be read, with reasons; any thread may ask."""
 
     def __init__(self, cursor: Callable[[], duckdb.DuckDBPyConnection]) -> None:
-        """`cursor` returns a connection of its own for one thread."""
+        """`cursor` returns a new connection for one thread."""
         self._cursor = cursor
         self._lock = Lock()
         self._found: dict[Listed, str] = {}
 
     def problem(self, file: Listed) -> str:
-        """Return why a file cannot be read, as a sentence; empty if nothing is known against it."""
+        """Return why a file cannot be read, as a sentence; empty if no problem is known."""
         with self._lock:
             reason = self._found.get(file, "")
         reason = reason or _shallow(file)
@@ -72,7 +72,7 @@ class Damage:
 
 
 def left_out(folder: str, name: str, reason: str) -> str:
-    """Return a problem: which file, what is wrong with it, what is not shown, how to go on.
+    """Return a sentence about a problem: the file, the error, what is not shown, and advice.
 
     What a library said of it, if `reason` has that, comes after the sentence, on a line of its own.
     """
@@ -85,21 +85,21 @@ def left_out(folder: str, name: str, reason: str) -> str:
 
 
 def unreadable(name: str) -> str:
-    """Return the problem of a file that could be opened and not be read to its end."""
+    """Return the problem of a file that could be opened but not read to its end."""
     if name.endswith(".jsonl"):
         return f"a line of it is damaged, or longer than {MAX_LINE_BYTES // 2**20} MiB"
     return "its content is damaged"
 
 
 def with_details(sentence: str, error: Exception) -> str:
-    """Return a sentence, and on a line of its own what a library said."""
+    """Return a sentence, followed by a line with a library's message."""
     return f"{sentence}\n{' '.join(str(error).split())[:_MAX_REASON]}"
 
 
 def answering(
     damage: Damage, files: Callable[[], Sequence[Listed]], answer: Callable[[], JsonObject]
 ) -> JsonObject:
-    """Return `answer()`, and again without the damaged ones of `files()` if some fail it."""
+    """Return `answer()`; if damaged ones of `files()` make it fail, try again without them."""
     try:
         return answer()
     except duckdb.Error:
@@ -110,7 +110,7 @@ def answering(
 
 @lru_cache(maxsize=8192)
 def _shallow(file: Listed) -> str:
-    """Return what can be seen against a file soon; its stamp makes another content another one."""
+    """Return a problem that a quick look shows; `stamp` identifies the content in the cache."""
     if file.path.suffix == ".jsonl":
         size = file.stamp.size
         if size <= MAX_LINES_BYTES:

@@ -18,12 +18,12 @@ from telescope_core.base.errors import ConfigError
 from telescope_ui.files.damage import Damage
 
 VERSION = 1
-"""Of the tables; files of another version are not opened."""
+"""Version of the tables; files of another version are not opened."""
 _MEMORY = "384MB"
 _KEPT_DAYS = 90
-"""How long an index that is not used stays."""
+"""Days after which an unused index is removed."""
 _MAX_COPIES = 16
-"""Processes that show the same run at once."""
+"""Most processes that show the same run at once."""
 
 
 class Database:
@@ -56,12 +56,12 @@ class Database:
         self._connection.close()
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
-        """Return a connection of its own for one thread."""
+        """Return a new connection for one thread."""
         with self._lock:
             return self._connection.cursor()
 
     def rows(self, sql: str, values: Sequence[object] | Mapping[str, object] = ()) -> list[Any]:
-        """Return the rows that a query gives, as tuples."""
+        """Return the result rows of a query, as tuples."""
         with self.cursor() as cursor:
             return cursor.execute(sql, values).fetchall()
 
@@ -122,12 +122,12 @@ def _make(cache: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """Return where index files are kept: `$XDG_CACHE_HOME/telescope/ui`, by default in ~/.cache."""
+    """Return the folder of index files: `$XDG_CACHE_HOME/telescope/ui`, by default in ~/.cache."""
     named = os.environ.get("XDG_CACHE_HOME", "")
     base = Path(named) if named.startswith("/") else Path.home() / ".cache"
     return base / "telescope" / "ui"
 
 
 def quoted(column: str) -> str:
-    """Return `column` as a name in SQL, whatever is in it."""
+    """Return `column` as a quoted name in SQL, whatever characters it has."""
     return '"' + column.replace('"', '""') + '"'

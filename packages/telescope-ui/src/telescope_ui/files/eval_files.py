@@ -1,4 +1,4 @@
-"""Evals, of a run or alone: their results, and where in `rollouts.jsonl` each rollout is."""
+"""Evals, of a run or alone: their results, and each rollout's place in `rollouts.jsonl`."""
 
 import re
 from dataclasses import asdict
@@ -29,19 +29,19 @@ class EvalKey(NamedTuple):
 
     @property
     def order(self) -> int:
-        """Goes up with the weights: `before`, steps, `after`."""
+        """Sort key that increases with the weights: `before`, steps, `after`."""
         if self.tag.startswith("step-"):
             return int(self.tag.removeprefix("step-"))
         return {"before": -1, "after": _LAST}.get(self.tag, 0)
 
 
 class EvalPlace(NamedTuple):
-    """Where the files of an eval are."""
+    """Location of the files of an eval."""
 
     root: Path
-    """Resolved folder that none of them may lead out of: of the run, or else of the eval."""
+    """Resolved folder outside of which no file may be: that of the run, or else of the eval."""
     folder: str = ""
-    """Among the evals of the run; empty for an eval without one."""
+    """Folder among the evals of the run; empty for an eval without one."""
 
     def file(self, name: str) -> Path | None:
         """Return the path of a file of the eval; None if it is not there."""
@@ -60,7 +60,7 @@ class EvalRow(msgspec.Struct, frozen=True):
 
 
 class PlacedRow(NamedTuple):
-    """A rollout and where its line is."""
+    """A rollout and the position of its line."""
 
     row: EvalRow
     offset: int
@@ -74,7 +74,7 @@ def eval_keys(run: Path) -> dict[str, EvalKey]:
 
 
 def key_of(folder: str) -> EvalKey:
-    """Return the parts of the name of a folder, whether or not it is there."""
+    """Return the parts of the name of a folder, which may not exist."""
     match = _TAGGED.fullmatch(folder)
     return EvalKey(folder, "") if match is None else EvalKey(match[1], match[2])
 
@@ -88,7 +88,7 @@ def eval_key(run: Path, folder: str) -> EvalKey:
 
 
 def result_of(place: EvalPlace) -> EvalResult | None:
-    """Return the result of an eval that is there; None if it has none yet."""
+    """Return the result of an existing eval; None if it has none yet."""
     path = place.file("results.json")
     stamp = None if path is None else stamp_of(path)
     if path is None or stamp is None or stamp.size > MAX_JSON_BYTES:
@@ -98,12 +98,12 @@ def result_of(place: EvalPlace) -> EvalResult | None:
 
 @lru_cache(maxsize=256)
 def _result(path: Path, stamp: Stamp) -> EvalResult | None:
-    """Read a result; `stamp` makes another content another question."""
+    """Read a result; `stamp` identifies the content in the cache."""
     return read_result(path.parent)
 
 
 def main_estimate(result: EvalResult) -> JsonObject:
-    """Return the measure that stands for an eval, pass@k with the smallest k, and its interval."""
+    """Return the main measure of an eval, pass@k with the smallest k, and its interval."""
     k = min(result.pass_at, default=None)
     main = result.reward if k is None else result.pass_at[k]
     name = "reward" if k is None else f"pass@{k}"
@@ -111,7 +111,7 @@ def main_estimate(result: EvalResult) -> JsonObject:
 
 
 def estimate(value: Estimate | None) -> JsonObject | None:
-    """Return an estimate as a page gives it."""
+    """Return an estimate in the form for pages."""
     return None if value is None else asdict(value)
 
 

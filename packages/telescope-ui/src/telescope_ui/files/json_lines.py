@@ -36,7 +36,7 @@ class JsonLines:
             return list(self._rows)
 
     def problems(self) -> list[str]:
-        """Return what of the file is left out, each as a sentence."""
+        """Return what is left out of the file, each as a sentence."""
         with self._lock:
             self._refresh()
             return self._tail.problems

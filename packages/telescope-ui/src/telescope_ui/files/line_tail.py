@@ -1,4 +1,4 @@
-"""`LineTail`: the complete lines that a file has got since it was last read, with bounded memory.
+"""`LineTail`: the new complete lines of a file since the last read, with bounded memory.
 
 A file that was replaced, cut or rewritten is read again from its beginning.
 """
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MAX_LINE_BYTES = 8 * 2**20
-"""Longer lines are skipped."""
+"""Bytes of the longest line; longer ones are skipped."""
 MAX_FILE_BYTES = 512 * 2**20
-"""What follows is not read."""
+"""Largest part of a file that is read."""
 _CHUNK_BYTES = 2**20
 _KNOWN_BYTES = 64
-"""Bytes before the end of what was read, which tell a file that was rewritten."""
+"""Bytes before the end of the read part, by which a rewritten file is detected."""
 
 
 class LineTail:
@@ -30,21 +30,21 @@ class LineTail:
         self._max_line_bytes = max_line_bytes
         self._max_file_bytes = max_file_bytes
         self._offset = 0
-        """Behind the last complete line."""
+        """Position after the last complete line."""
         self._inode = 0
         self._known = b""
         self._is_skipping = False
         self.num_skipped = 0
-        """Lines that were too long."""
+        """Number of lines that were too long."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether the file is longer than what is read of it."""
+        """Whether the file is longer than the part that is read."""
         return self._offset >= self._max_file_bytes
 
     @property
     def problems(self) -> list[str]:
-        """What of the file is left out, each as a sentence."""
+        """What is left out of the file, each as a sentence."""
         name, found = self.path.name, list[str]()
         if self.num_skipped or self._is_skipping:
             long = f"a line of more than {self._max_line_bytes // 2**20} MiB"
@@ -56,7 +56,7 @@ class LineTail:
         return found
 
     def is_rewritten(self) -> bool:
-        """Whether what was read is no longer what the file begins with; forgets it then."""
+        """Return whether the read part of the file has changed; forgets it in that case."""
         if self._offset and not self._is_the_same():
             self.__init__(
                 self.path,
@@ -78,7 +78,7 @@ class LineTail:
             return False
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the complete lines that were not read yet; a torn last one waits for its end."""
+        """Yield the complete lines that were not read yet; an incomplete last one waits."""
         try:
             stream = self.path.open("rb")
         except OSError:

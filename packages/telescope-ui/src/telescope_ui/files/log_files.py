@@ -1,4 +1,4 @@
-"""A log as it lies in a run folder: its files, each of which is read in either direction.
+"""A log in a run folder: its files, each of which can be read in both directions.
 
 A log of JSON lines may have full files beside the newest one: `driver.2.jsonl`, `driver.1.jsonl`,
 `driver.jsonl`, oldest first. They are renamed while somebody reads, so a file is known by how it
@@ -17,23 +17,23 @@ from telescope_ui.files.run_files import Listed, Stamp, stamp_in
 
 _BLOCK_BYTES = 2**18
 _FIRST_BLOCK_BYTES = 2**14
-"""What is read first of each log of JSON lines: many logs have a last page soon then."""
+"""Size of the first read in each log of JSON lines; many logs then have a last page soon."""
 _MAX_LINE_BYTES = 2**20
 _FIRST_LINE_BYTES = 2**16
-"""Bytes in which the first line of a log must end to be read as what the log begins with."""
+"""Bytes in which the first line of a log must end to be used as its beginning."""
 _SETTLED_S = 2.0
-"""A last line without an end counts as complete when its file has not changed for so long."""
+"""Seconds without a change after which an incomplete last line counts as complete."""
 
 
 class _Origin(NamedTuple):
-    """What all lines of a log have in common, where they say so."""
+    """Values that all lines of a log share, if they contain them."""
 
     component: str
     source: str
 
 
 class LogFile:
-    """A file of a log, whose complete lines are read in either direction."""
+    """A file of a log, whose complete lines are read in both directions."""
 
     def __init__(self, listed_file: Listed, *, is_newest: bool) -> None:
         """`is_newest`: the program that writes the log may still write to this file."""
@@ -47,7 +47,7 @@ class LogFile:
         log, _ = base_name(listed_file.name)
         first = self._first_line() if self.is_json else b""
         self.key = f"{log}#{zlib.crc32(first):08x}" if first else listed_file.name
-        """Names the file in cursors, whatever it is called when they come back."""
+        """Identifies the file in cursors, even after it is renamed."""
         row = json_object(first) or {}
         # Other programs may write lines of several processes into one file.
         is_of_one_process = {"component", "source", "life"} <= row.keys()
@@ -64,7 +64,7 @@ class LogFile:
 
     @property
     def component(self) -> str:
-        """Name of the component whose log it is, where lines do not say another."""
+        """Name of the component of the log, for lines without one."""
         return self._facts.component
 
     def end(self) -> int:
@@ -127,7 +127,7 @@ class LogFile:
         return parsed(whole.split(b"\n"), start, self._facts, is_json=self.is_json)
 
     def _first_line(self) -> bytes:
-        """Return the first line; nothing if its end is not there, or not near."""
+        """Return the first line; empty if it has no end, or a distant one."""
         with self._path.open("rb") as stream:
             if not self._is_same(stream):
                 raise FileNotFoundError(self._path)
@@ -135,7 +135,7 @@ class LogFile:
         return line if line.endswith(b"\n") else b""
 
     def _is_same(self, stream: IO[bytes]) -> bool:
-        """Return whether an opened file is the one that was listed: it may have been renamed."""
+        """Return whether an opened file is the listed one, which may have been renamed."""
         return stamp_in(stream).inode == self._stamp.inode
 
 
@@ -143,9 +143,9 @@ class Log(NamedTuple):
     """The files of one log."""
 
     name: str
-    """That of its newest file."""
+    """Name of its newest file."""
     files: tuple[LogFile, ...]
-    """Oldest first."""
+    """Its files, oldest first."""
 
     @property
     def component(self) -> str:
@@ -154,12 +154,12 @@ class Log(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total size of all files in bytes."""
         return sum(one.size for one in self.files)
 
 
 def logs_of(found: Iterable[Listed]) -> list[Log]:
-    """Return the logs that files of a folder are part of, by name; some may just be renamed."""
+    """Return the logs that files of a folder belong to, by name; some may just be renamed."""
     by_path = {one.path: one for one in found}
     logs: list[Log] = []
     for log in log_files(by_path):

@@ -1,4 +1,4 @@
-"""Lines of log files with time and level: text as programs write it, and lines of JSON. Pure."""
+"""Parse lines of log files with time and level: text of programs, and JSON lines. Pure."""
 
 import calendar
 import re
@@ -19,18 +19,18 @@ _TIME = re.compile(
     r"(?:(\d{4})[-/])?(\d\d)[-/](\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?"
 )
 _HEAD = 120
-"""Characters at the beginning of a line in which its time and level are looked for."""
+"""Characters at the beginning of a line that are searched for its time and level."""
 
 
 class LogLine(NamedTuple):
-    """One line, and where in its file it begins and ends."""
+    """One line, and its beginning and end in the file."""
 
     time_s: float
     level: str
     component: str
     source: str
     life: int | None
-    """Which start of its process it is from, if the line says so."""
+    """Number of the start of its process, if the line has it."""
     message: str
     start: int
     end: int
@@ -43,13 +43,13 @@ class FileFacts(NamedTuple):
     component: str
     mtime_s: float
     year: int
-    """Of the last change: many programs write times without a year."""
+    """Year of the last change, because many programs write times without a year."""
     utc_offset_s: int
-    """What local time is ahead of UTC: of times without a zone."""
+    """Offset of local time from UTC, for times without a zone."""
 
 
 def parsed(lines: Sequence[bytes], start: int, facts: FileFacts, *, is_json: bool) -> list[LogLine]:
-    """Return `lines`, which follow each other in a file from position `start` on.
+    """Return `lines`, which are consecutive in a file from position `start` on.
 
     A line without a time has that of the line before it, and one without a level likewise.
     """
@@ -84,7 +84,7 @@ def parsed(lines: Sequence[bytes], start: int, facts: FileFacts, *, is_json: boo
 
 
 def _with_times(lines: list[LogLine], facts: FileFacts) -> list[LogLine]:
-    """Give lines before the first time that time, or that of the file where there is none."""
+    """Give lines before the first time that time, or that of the file if there is none."""
     first_s = next((line.time_s for line in lines if line.time_s >= 0), facts.mtime_s)
     return [line if line.time_s >= 0 else line._replace(time_s=first_s) for line in lines]
 
@@ -99,7 +99,7 @@ def json_object(line: bytes) -> dict[str, Any] | None:
 
 
 class _Fields(NamedTuple):
-    """What a line says: the first fields of a `LogLine`; a time of -1 = none."""
+    """The content of a line: the first fields of a `LogLine`; a time of -1 = none."""
 
     time_s: float
     level: str

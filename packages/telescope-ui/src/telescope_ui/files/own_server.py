@@ -1,4 +1,4 @@
-"""The server of this user on this machine: its token, its port, and who else wants it to show more.
+"""The server of this user on this machine: its token, its port, and requests to show more.
 
 All of it is in the state folder of the user, where nobody else may look. A lock that the process of
 the server holds says that it is there: asking the port would hand the token to whoever took it.
@@ -17,16 +17,16 @@ from typing import IO, NamedTuple
 from telescope_core.base.errors import ConfigError
 
 DEFAULT_PORT = 8353
-"""Where the first user of a machine finds the pages."""
+"""Port of the first user of a machine."""
 _MOST_PORTS = 100
-"""Ports that are tried from the default one on."""
+"""Number of ports to try from the default one on."""
 _BEGINS_S = 10.0
-"""How long another process may take from its lock to its port."""
+"""Longest time for another process between locking and listening."""
 _LOOK_S = 0.05
 
 
 class Running(NamedTuple):
-    """A server that is there."""
+    """A running server."""
 
     host: str
     port: int
@@ -34,10 +34,10 @@ class Running(NamedTuple):
 
 
 class OwnServer:
-    """What is kept of the server of a user on this machine; only the holder of the lock writes."""
+    """The files of the server of a user on this machine; only the holder of the lock writes."""
 
     def __init__(self, state: Path) -> None:
-        """Keep it in `state`, which is made if needed.
+        """Keep them in `state`, which is created if needed.
 
         Raises ConfigError if nothing can be kept there, or if it belongs to somebody else, who
         could have put a token there.
@@ -59,7 +59,7 @@ class OwnServer:
             raise self._unusable("it belongs to another user")
 
     def token(self, *, is_loopback: bool) -> str:
-        """Return the token, which is made once.
+        """Return the token, which is created once.
 
         What is listened to by other machines has another one: it is sent without encryption.
         """
@@ -92,19 +92,19 @@ class OwnServer:
         return True
 
     def listens(self, host: str, port: int) -> None:
-        """Tell other processes of the user where the server is."""
+        """Publish the server's address for other processes of the user."""
         if self._lock is not None:
             self._lock.write(json.dumps({"host": host, "port": port, "pid": os.getpid()}))
             self._lock.flush()
 
     def close(self) -> None:
-        """Be the server no more."""
+        """Stop being the server."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def running(self) -> Running | None:
-        """Return the server that another process is; None if it does not get to its port."""
+        """Return the server in another process; None if it gets no port."""
         deadline_s = time.monotonic() + _BEGINS_S
         while time.monotonic() < deadline_s:
             text = self._lock_path.read_text(encoding="utf-8")
@@ -114,13 +114,13 @@ class OwnServer:
         return None
 
     def join(self, folders: Sequence[Path]) -> None:
-        """Have the server show `folders` too, until it ends."""
+        """Ask the server to show `folders` too, until it ends."""
         with self._opened(self._folders_path) as stream:
             stream.seek(0, os.SEEK_END)
             stream.write("".join(f"{json.dumps(os.path.abspath(one))}\n" for one in folders))
 
     def joined(self) -> tuple[Path, ...]:
-        """Return the folders of all `join` since the server began."""
+        """Return the folders of all `join` calls since the server began."""
         try:
             size = self._folders_path.stat().st_size
             if size != self._joined[0]:
@@ -132,14 +132,14 @@ class OwnServer:
         return self._joined[1]
 
     def ports(self) -> list[int]:
-        """Return the ports to try, that of the last time first."""
+        """Return the ports to try, the last used one first."""
         after = range(DEFAULT_PORT, DEFAULT_PORT + _MOST_PORTS)
         with self._opened(self._port_path) as stream:
             text = stream.read().strip()
         return list(dict.fromkeys([*([int(text)] if text.isdecimal() else []), *after]))
 
     def keep_port(self, port: int) -> None:
-        """Try `port` first the next time, if this is the server of the user."""
+        """Try `port` first next time, if this is the server of the user."""
         if self._lock is None:
             return
         with self._opened(self._port_path) as stream:
@@ -158,7 +158,7 @@ class OwnServer:
 
 
 def state_folder() -> Path:
-    """Return where it is kept: `$XDG_STATE_HOME/telescope/ui`, by default in ~/.local/state."""
+    """Return the folder of these files: `$XDG_STATE_HOME/telescope/ui`, else ~/.local/state's."""
     named = os.environ.get("XDG_STATE_HOME", "")
     base = Path(named) if named.startswith("/") else Path.home() / ".local" / "state"
     return base / "telescope" / "ui"

@@ -1,4 +1,4 @@
-"""What may be read of a run folder: regular files that lie inside it, however they are named.
+"""Readable files of a run folder: regular files inside it, whatever their names.
 
 Whoever can write into a run folder can put links into it, so every path is resolved first.
 """
@@ -14,7 +14,7 @@ from telescope_core.records.step_files import StepPart, merged_path, part_in, st
 from telescope_ui.base.answers import NotThereError
 
 MAX_JSON_BYTES = 32 * 2**20
-"""Size of a file of JSON that is read as a whole."""
+"""Largest JSON file that is read as a whole."""
 
 
 class Stamp(NamedTuple):
@@ -34,12 +34,12 @@ class Listed(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """Where it lies; put together only for files that are opened, of thousands."""
+        """Path of the file; computed only for files that are opened, as there are thousands."""
         return self.folder / self.name
 
 
 def inside(root: Path, *parts: str) -> Path | None:
-    """Return the path of `parts` in `root`; None if nothing is there, or if it leads outside.
+    """Return the path of `parts` in `root`; None if there is nothing, or if it leads outside.
 
     `root` must be resolved.
     """
@@ -126,7 +126,7 @@ def folders(root: Path, *parts: str) -> list[Path]:
 
 
 def _entries(folder: Path | None) -> list[os.DirEntry[str]]:
-    """Return what is in a folder; nothing if there is none any more."""
+    """Return the entries of a folder; empty if it has gone."""
     if folder is None:
         return []
     try:
@@ -160,7 +160,7 @@ def step_of(name: str) -> int | None:
 
 
 def step_part(root: Path, folder: str, step: int) -> StepPart | None:
-    """Return where the rows of a step are in a folder of `root`; None if they are not there.
+    """Return the location of the rows of a step in a folder of `root`; None if there are none.
 
     Raises ConfigError that names a file of many steps which cannot be read.
     """
@@ -173,7 +173,7 @@ def step_part(root: Path, folder: str, step: int) -> StepPart | None:
 
 
 def literal_paths(paths: Sequence[Path]) -> list[str]:
-    """Return paths in which DuckDB sees no pattern."""
+    """Return paths escaped so that DuckDB sees no pattern in them."""
     special = str.maketrans({"[": "[[]", "*": "[*]", "?": "[?]"})
     return [str(path).translate(special) for path in paths]
 

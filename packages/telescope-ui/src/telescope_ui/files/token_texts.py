@@ -1,4 +1,4 @@
-"""The text of single tokens, by the `tokenizer.json` that a checkpoint of the run holds.
+"""The text of single tokens, from the `tokenizer.json` of a checkpoint of the run.
 
 Only the vocabulary is read, so no library of tokenizers is needed. Bytes of one character that lie
 in several tokens are shown at the last of them.
@@ -32,7 +32,7 @@ class TokenTexts:
 
 
 def texts_for(run: Path) -> TokenTexts | None:
-    """Return the texts of the tokens of a run; None if it holds no tokenizer that can be read."""
+    """Return the texts of the tokens of a run; None if it has no readable tokenizer."""
     for folder in reversed(folders(run, "checkpoints")):
         path = inside(run, "checkpoints", folder.name, "model", "tokenizer.json")
         stamp = None if path is None else stamp_of(path)
@@ -43,7 +43,7 @@ def texts_for(run: Path) -> TokenTexts | None:
 
 @lru_cache(maxsize=4)
 def _read(path: Path, stamp: Stamp) -> TokenTexts | None:
-    """Return the texts in a file; `stamp` makes another content another question."""
+    """Return the texts in a file; `stamp` identifies the content in the cache."""
     try:
         content: object = msgspec.json.decode(path.read_bytes())
         return TokenTexts(_tokens(cast(dict[str, Any], content)))
@@ -80,7 +80,7 @@ def _bytes(token: str, table: dict[str, int] | None) -> bytes:
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """Return the character that stands for each byte in byte-level vocabularies, as in GPT-2.
+    """Return the character for each byte in byte-level vocabularies, as in GPT-2.
 
     Printable bytes stand for themselves, and the others for the characters from 256 on.
     """

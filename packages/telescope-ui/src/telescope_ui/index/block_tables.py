@@ -1,4 +1,4 @@
-"""Block logs of a run (`calls/`, `timeline/`, `gauges/`) as tables in SQL, read where they are.
+"""Block logs of a run (`calls/`, `timeline/`, `gauges/`) as SQL tables, read in place.
 
 Full blocks are Parquet files. The open block, which is lines of JSON, is read with a limit.
 """
@@ -30,7 +30,7 @@ _TYPES = {float: "DOUBLE", int: "BIGINT", str: "VARCHAR"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A table in SQL, in brackets, and the values that are bound to it."""
+    """A table in SQL, in brackets, and its bound values."""
 
     sql: str
     values: tuple[object, ...]
@@ -45,7 +45,7 @@ def block_source(damage: Damage, run: Path, folder: str, columns: Sequence[str])
 
 
 def block_problems(damage: Damage, run: Path, *folders: str) -> list[str]:
-    """Return what is against files of block logs that are left out, each as a sentence."""
+    """Return problems of block log files that are left out, each as a sentence."""
     files = [one for folder in folders for one in block_files(run, folder)]
     return [problem for one in files if (problem := damage.problem(one))]
 
@@ -80,7 +80,7 @@ def source_of(
 
 
 def block_files(run: Path, folder: str) -> list[Listed]:
-    """Return the files of a block log; of a block in two forms, the packed one."""
+    """Return the files of a block log; for a block in two forms, the packed one."""
     found = listed(run, folder, suffixes=(".parquet", ".jsonl"))
     packed = {one.name for one in found if one.name.endswith(".parquet")}
     lines = ".jsonl"

@@ -1,4 +1,4 @@
-"""Reads step files into the tables of an index, some at a time.
+"""Read step files into the tables of an index, in batches.
 
 Everything that a statement changes is one transaction, so an index is whole after a kill.
 """
@@ -37,13 +37,13 @@ _BATCH = "temp.batch"
 
 
 class StepFile(NamedTuple):
-    """Where the rows of a step are in one of `FOLDERS`: in a file of its own or of many steps."""
+    """Location of the rows of a step in one of `FOLDERS`: its own file, or one of many steps."""
 
     folder: str
     step: int
     file: Listed
     rows: range = _EVERY_ROW
-    """Those of the step among the rows of the file."""
+    """Rows of the step in the file."""
 
 
 def create_tables(cursor: duckdb.DuckDBPyConnection, schema: str) -> None:
@@ -63,7 +63,7 @@ def create_tables(cursor: duckdb.DuckDBPyConnection, schema: str) -> None:
 def known_files(
     cursor: duckdb.DuckDBPyConnection, schema: str
 ) -> dict[tuple[str, int], tuple[int, int, int]]:
-    """Return the stamps of the files that are indexed, by folder and step."""
+    """Return the stamps of the indexed files, by folder and step."""
     rows = cursor.execute(f"SELECT folder, step, size, mtime_ns, inode FROM {schema}.files")
     return {(folder, step): (a, b, c) for folder, step, a, b, c in rows.fetchall()}
 
@@ -71,7 +71,7 @@ def known_files(
 def forget(
     cursor: duckdb.DuckDBPyConnection, schema: str, files: Sequence[tuple[str, int]]
 ) -> None:
-    """Remove what was read from files that are gone or have another content now."""
+    """Remove rows from files that have gone or changed."""
     for folder in FOLDERS:
         steps = [step for name, step in files if name == folder]
         if not steps:
@@ -99,7 +99,7 @@ def batches(files: Sequence[StepFile]) -> Iterator[list[StepFile]]:
 
 
 def add(cursor: duckdb.DuckDBPyConnection, schema: str, files: Sequence[StepFile]) -> None:
-    """Read `files`, which are of one folder; those that cannot be read are noted as problems."""
+    """Read `files`, all of one folder; unreadable ones are recorded as problems."""
     try:
         _add_together(cursor, schema, files)
     except duckdb.Error as error:
@@ -173,7 +173,7 @@ def _scalar(name: str, kind: str, present: set[str]) -> str:
 def _named(
     cursor: duckdb.DuckDBPyConnection, schema: str, present: set[str]
 ) -> dict[str, list[str]]:
-    """Return the members of JSON objects in the batch, and add columns for those that are new."""
+    """Return the members of JSON objects in the batch, and add columns for new ones."""
     known = {column.name for column in existing_columns(cursor, schema)}
     found: dict[str, list[str]] = {}
     for kind, type_ in NAMED.items():
@@ -200,7 +200,7 @@ def _named(
 
 
 def existing_columns(cursor: duckdb.DuckDBPyConnection, schema: str) -> list[Column]:
-    """Return the columns of rollouts that can be filtered and sorted by."""
+    """Return the columns by which rollouts can be filtered and sorted."""
     rows = cursor.execute(f"DESCRIBE {schema}.rollouts").fetchall()
     return [*PLAIN, PLACE[0], *named_columns([row[0] for row in rows])]
 
@@ -230,13 +230,13 @@ def _note(cursor: duckdb.DuckDBPyConnection, schema: str, one: StepFile, problem
 
 
 def checkpoint(cursor: duckdb.DuckDBPyConnection, schema: str) -> None:
-    """Move what was written into the file itself; not while another thread writes to it."""
+    """Move new data into the file itself; no other thread may be writing to it."""
     with suppress(duckdb.TransactionException):
         cursor.execute(f"CHECKPOINT {schema}")
 
 
 def step_files(folder: str, found: Iterable[Listed]) -> dict[int, StepFile]:
-    """Return where each step is among the files `found`."""
+    """Return the location of each step in the files `found`."""
     single: dict[int, StepFile] = {}
     merged: dict[int, StepFile] = {}
     for file in found:
@@ -251,7 +251,7 @@ def step_files(folder: str, found: Iterable[Listed]) -> dict[int, StepFile]:
 
 
 def files_of(run: Path, folder: str, steps: Sequence[int]) -> list[StepFile]:
-    """Return where those of `steps` are that have rows in a folder of the resolved `run`."""
+    """Return the locations of those of `steps` with rows in a folder of the resolved `run`."""
     names = [path(run, step).name for step in steps for path in (step_path, merged_path)]
     found = step_files(folder, named(run, folder, names=dict.fromkeys(names)))
     return [found[step] for step in steps if step in found]
@@ -282,7 +282,7 @@ def rows_of(files: Sequence[StepFile]) -> Source:
 
 @lru_cache(maxsize=1024)
 def _rows_of_steps(file: Listed) -> Mapping[int, range]:
-    """Return the rows of each step in a file of many; its stamp makes another content another."""
+    """Return the rows of each step in a file of many; `stamp` identifies its content."""
     match = _MANY.fullmatch(file.name)
     if match is None:
         return {}

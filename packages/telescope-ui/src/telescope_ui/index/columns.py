@@ -1,4 +1,4 @@
-"""The columns of the index: which scalars of a rollout it has, and of which type."""
+"""The columns of the index: scalars of rollouts, and their types."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
@@ -7,12 +7,12 @@ Kind: TypeAlias = Literal["number", "text", "truth"]
 
 
 class Column(NamedTuple):
-    """A column that rollouts can be filtered and sorted by."""
+    """A column by which rollouts can be filtered and sorted."""
 
     name: str
     kind: Kind
     type: str
-    """In SQL."""
+    """Type in SQL."""
 
 
 _NUMBER, _COUNT, _TEXT = "DOUBLE", "INTEGER", "VARCHAR"
@@ -45,9 +45,9 @@ MAX_ERROR_CHARACTERS = 300
 NAMED = {"metrics": "DOUBLE", "rewards": "DOUBLE", "tags": "VARCHAR"}
 """JSON objects whose members become columns `metrics/NAME` and so on, and their type."""
 MAX_NAMED = 200
-"""Members of each that become columns; a run with more of them has the rest in its rows only."""
+"""Most members of each that become columns; further ones are in the rows only."""
 PLACE = (Column("is_replaced", "truth", "BOOLEAN"), Column("row", "number", _COUNT))
-"""Where a rollout is: in `attempts/` or `rollouts/`, and the number of its row in its step."""
+"""Place of a rollout: in `attempts/` or `rollouts/`, and its row number in the step."""
 
 
 def named_columns(names: Sequence[str]) -> list[Column]:

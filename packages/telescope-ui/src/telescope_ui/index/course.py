@@ -1,4 +1,4 @@
-"""`Course`: steps and reward of a run, which lists of many runs show, without its other metrics."""
+"""`Course`: steps and reward of a run for lists of runs, without its other metrics."""
 
 import math
 from array import array
@@ -14,7 +14,7 @@ from telescope_ui.files.run_files import inside
 
 
 class _Line(msgspec.Struct):
-    """Of a line of metrics, what a list shows; decoding passes over everything else."""
+    """The part of a line of metrics for lists; decoding skips everything else."""
 
     step: object = None
     task_reward: object = msgspec.field(default=None, name=REWARDS[0])
@@ -41,7 +41,7 @@ class Course:
         self._found = tuple(Reward(array("q"), array("d")) for _ in REWARDS)
 
     def last_step(self) -> int:
-        """Return the newest step; 0 = none was done."""
+        """Return the newest step; 0 = there is none."""
         with self._lock:
             self._refresh()
             return self._last_step

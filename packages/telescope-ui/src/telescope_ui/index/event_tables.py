@@ -22,48 +22,48 @@ _TYPES = {
 _SUFFIXES = (".parquet", ".jsonl")
 _MANY = re.compile(r"steps-(\d+)-\d+\.parquet")
 _LINE_BYTES = 150
-"""Bytes of an event as a line, about."""
+"""Approximate bytes of an event as a line."""
 _KEYS = ("environment", "group_id", "index", "attempt")
 _KEY = 'group_id, "index", attempt'
 _SHOWN_STAGES = ("drawn", "waiting", "environment", "scoring")
-"""Stages of attempts that are drawn; `generating` is too, where no calls of models are recorded."""
+"""Stages that are drawn; `generating` as well, if no model calls are recorded."""
 _STAGE_SOURCE = (
     "CASE WHEN stage = 'generating' THEN server WHEN stage IN ('drawn', 'waiting') "
     "THEN 'environment ' || environment || ': waiting' ELSE 'environment ' || environment END"
 )
-"""The row of a stage, in SQL: what waits is not among what is played."""
+"""The row of a stage, in SQL; stages of waiting and of playing are in different rows."""
 
 
 class StepEvents(NamedTuple):
-    """The files of the rollouts that were drawn for a step."""
+    """The event files of the rollouts that were drawn for a step."""
 
     step: int
     packed: Listed | None
-    """All of them, once nothing of the step is played any more; maybe those of other steps too."""
+    """File with all events, once the step is complete; it may hold other steps too."""
     lines: Listed | None
 
     @property
     def files(self) -> list[Listed]:
-        """Those that there are, the better one first."""
+        """The existing files, best first."""
         return [one for one in (self.packed, self.lines) if one is not None]
 
 
 class EventStepFile(NamedTuple):
-    """The file that the events of a step are read from."""
+    """The file from which the events of a step are read."""
 
     step: int
     file: Listed
 
 
 class Usable(NamedTuple):
-    """Files that can be read, and what is against the others."""
+    """Readable files, and problems of the others."""
 
     files: list[EventStepFile]
     problems: list[str]
 
 
 def events_by_step(run: Path) -> dict[int, StepEvents]:
-    """Return the files of `events/` by the step that rollouts were drawn for, in its order."""
+    """Return the files of `events/` by the step for which rollouts were drawn, in order."""
     return dict(sorted(_by_step(listed(run, "events", suffixes=_SUFFIXES)).items()))
 
 
@@ -90,7 +90,7 @@ def _by_step(files: Iterable[Listed]) -> dict[int, StepEvents]:
 
 @lru_cache(maxsize=1024)
 def _steps_together(file: Listed) -> Sequence[int]:
-    """Return the steps of a file of many; its stamp makes another content another question."""
+    """Return the other steps in a file of many; `stamp` identifies its content."""
     match = _MANY.fullmatch(file.name)
     if match is None:
         return ()
@@ -102,7 +102,7 @@ def _steps_together(file: Listed) -> Sequence[int]:
 
 
 def usable(damage: Damage, steps: Iterable[StepEvents]) -> Usable:
-    """Return one file for each of `steps`: the packed one if it can be read, else the lines."""
+    """Return one file for each of `steps`: the packed one if readable, else the lines."""
     found = Usable([], [])
     for step in steps:
         for file in step.files:
@@ -117,13 +117,13 @@ def usable(damage: Damage, steps: Iterable[StepEvents]) -> Usable:
 
 
 def num_events(files: Iterable[EventStepFile]) -> int:
-    """Return about how many events are in files that can be read."""
+    """Return the approximate number of events in readable files."""
     return sum(_num_rows(file) // max(1, len(_steps_together(file))) for _, file in files)
 
 
 @lru_cache(maxsize=8192)
 def _num_rows(file: Listed) -> int:
-    """Count the rows of a file; its stamp makes another content another question."""
+    """Count the rows of a file; `stamp` identifies its content."""
     if file.name.endswith(".jsonl"):
         return file.stamp.size // _LINE_BYTES
     arrow, parquet = arrow_modules()
@@ -139,7 +139,7 @@ def all_files(steps: Iterable[StepEvents]) -> list[Listed]:
 
 
 def events_source(files: Sequence[EventStepFile], columns: Sequence[str]) -> Source | None:
-    """Return `columns` of the events of steps in files; None without any file."""
+    """Return `columns` of the events of steps in files; None if there is no file."""
     chosen = ", ".join(quoted(name) for name in columns)
     lines = [one for one in files if one.file.name.endswith(".jsonl")]
     together = [one for one in files if _steps_together(one.file)]

@@ -13,12 +13,12 @@ _CONDITION = re.compile(r"(?s)(.+?)(<=|>=|!=|<|>|=)(.+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """What rollouts are asked for; what is empty or None holds for all."""
+    """Requested properties of rollouts; empty or None = any."""
 
     step_from: int | None = None
     step_to: int | None = None
     equal: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
-    """Text column -> any of these."""
+    """Text column -> permitted values."""
     reward_from: float | None = None
     reward_to: float | None = None
     truncated: bool | None = None
@@ -35,14 +35,14 @@ class Filters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """A condition in SQL and the values that are bound to it."""
+    """A condition in SQL and its bound values."""
 
     sql: str
     values: tuple[object, ...]
 
 
 def condition_of(filters: Filters, columns: Mapping[str, Column]) -> Condition:
-    """Return the condition that rows of `{rollouts}` have to meet.
+    """Return the condition for rows of `{rollouts}`.
 
     Raises ParameterError for a column that is not there or a condition that cannot be read.
     """

@@ -15,14 +15,14 @@ from telescope_ui.files.line_tail import LineTail
 from telescope_ui.files.run_files import inside
 
 MAX_NAMES = 5000
-"""Metrics of a run; further names are left out."""
+"""Most metrics of a run; further names are left out."""
 MAX_VALUES = 2**25
-"""Steps times metrics; further steps are left out."""
+"""Most values: steps times metrics; further steps are left out."""
 _IDENTITY = ("step",)
 
 
 class Columns(NamedTuple):
-    """Metrics over the same steps; a value that is not there is NaN."""
+    """Metrics over the same steps; a missing value is NaN."""
 
     steps: "array[int]"
     values: "dict[str, array[float]]"
@@ -39,10 +39,10 @@ class MetricsTable:
         self._steps: array[int] = array("q")
         self._columns: dict[str, array[float]] = {}
         self._num_cut = 0
-        """Steps that are left out."""
+        """Number of steps that are left out."""
 
     def problems(self) -> list[str]:
-        """Return what of the file is left out, each as a sentence."""
+        """Return what is left out of the file, each as a sentence."""
         with self._lock:
             self._refresh()
             found = self._tail.problems
@@ -60,7 +60,7 @@ class MetricsTable:
             return sorted(self._columns)
 
     def last_step(self) -> int:
-        """Return the newest step; 0 = none was done."""
+        """Return the newest step; 0 = there is none."""
         with self._lock:
             self._refresh()
             return max(self._steps, default=0)
@@ -91,7 +91,7 @@ class MetricsTable:
             )
 
     def latest(self, name: str) -> float | None:
-        """Return the newest value of a metric; None without one."""
+        """Return the newest value of a metric; None if there is none."""
         with self._lock:
             self._refresh()
             column = self._columns.get(name, array("d"))
@@ -132,7 +132,7 @@ class MetricsTable:
 
 
 def _fill(column: "array[float]", num: int) -> None:
-    """Append what a column lacks of `num` steps: those without a value of it."""
+    """Append NaN for those of `num` steps that a column lacks."""
     if len(column) < num:
         column.extend(array("d", [math.nan]) * (num - len(column)))
 

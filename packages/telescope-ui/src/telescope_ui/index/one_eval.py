@@ -1,4 +1,4 @@
-"""`OneEval`: an eval that belongs to no run, in a folder of its own."""
+"""`OneEval`: an eval that belongs to no run, in its own folder."""
 
 from typing import Any, cast
 
@@ -15,13 +15,13 @@ from telescope_ui.index.one_run import OneRun, escaped_part
 
 
 class OneEval(OneRun):
-    """An eval in an opened folder: a run whose only records are those of the eval."""
+    """An eval in an opened folder, presented as a run with only the records of the eval."""
 
     changing = ("eval.json", "results.json", "rollouts.jsonl")
 
     @property
     def place(self) -> EvalPlace:
-        """Where its files are."""
+        """Location of its files."""
         return EvalPlace(self.path)
 
     def info(self) -> RunInfo:
@@ -57,7 +57,7 @@ class OneEval(OneRun):
         return self._config[1]
 
     def brief(self) -> JsonObject:
-        """Return what every page says of the eval; one with results alone has no known state."""
+        """Return the facts about the eval for every page; without records, its state is unknown."""
         has_state = stamp_of(self.path / "eval.json") is not None
         state = self.info().observed_state.value if has_state else ""
         return {"key": self.key, "name": self.path.name, "state": state}

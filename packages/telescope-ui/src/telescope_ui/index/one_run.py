@@ -1,4 +1,4 @@
-"""`OneRun`: one run folder, and what was read of it so far."""
+"""`OneRun`: one run folder, and the parts that have been read so far."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -22,23 +22,23 @@ from telescope_ui.index.stage_index import StageIndex
 
 
 class SettingsOrigin(NamedTuple):
-    """Where the values of settings come from, by `section.key`."""
+    """Origin of the values of settings, by `section.key`."""
 
     given: list[str] | None
-    """Those that somebody set; None if the run did not record it."""
+    """Settings that were set; None if the run did not record it."""
     chosen: list[str] | None
-    """Those with another value than their default; None if the run did not record it."""
+    """Settings that differ from their defaults; None if the run did not record it."""
     defaults: dict[str, Any]
 
 
 class OneRun:
-    """A run in an opened folder. Nothing is read before it is asked for."""
+    """A run in an opened folder. Everything is read on first use."""
 
     changing = (
         *("run.json", "metrics.jsonl", "servers.jsonl", "eval_points.jsonl", "restarts.jsonl"),
         *("rollouts", "events", "calls", "logs"),
     )
-    """Files and folders that change while it goes on."""
+    """Files and folders that change during the run."""
 
     def __init__(self, key: str, path: Path, opened: Path, *, database: Database) -> None:
         """`path` must be resolved; `opened` is the folder that the user named."""
@@ -60,7 +60,7 @@ class OneRun:
         self._kept: tuple[Sequence[Stamp | None], JsonObject] | None = None
 
     def close(self) -> None:
-        """Give back what the index holds."""
+        """Release the index."""
         self.stages.close()
         self.index.close()
 
@@ -85,7 +85,7 @@ class OneRun:
         return self._config[1]
 
     def settings_origin(self) -> SettingsOrigin:
-        """Return which settings were set, which are not as by default, and all defaults."""
+        """Return settings that were set, settings that differ from defaults, and all defaults."""
         found = object_in(self.path, SETTINGS_FILE) or {}
         given, chosen, defaults = (found.get(name) for name in ("set", "chosen", "defaults"))
         is_known = isinstance(chosen, list) and isinstance(defaults, dict)
@@ -96,7 +96,7 @@ class OneRun:
         )
 
     def kept(self, stamps: Sequence[Stamp | None], read: Callable[[], JsonObject]) -> JsonObject:
-        """Return what `read` returned when the files of its row in the list had these stamps."""
+        """Return the cached result of `read` while the run's files have the same stamps."""
         if self._kept is None or self._kept[0] != stamps:
             self._kept = stamps, read()
         return self._kept[1]
@@ -115,12 +115,12 @@ class OneRun:
         return [problem for lines in self.json_lines for problem in lines.problems()]
 
     def brief(self) -> JsonObject:
-        """Return the facts about a run that stand on every page."""
+        """Return the facts about a run for every page."""
         info = self.info()
         return {"key": self.key, "name": info.name, "state": info.observed_state.value}
 
     def changed_s(self) -> float:
-        """Return when something in the folder changed last, in Unix seconds."""
+        """Return the time of the last change in the folder, in Unix seconds."""
         times: list[float] = []
         for name in self.changing:
             path = inside(self.path, name)
@@ -134,7 +134,7 @@ class OneRun:
 
 
 def settings_of(run: OneRun) -> JsonObject:
-    """Return the settings that tell runs apart."""
+    """Return the settings that distinguish runs."""
     if isinstance(run.setting("model"), str):
         # Settings of supervised training have no sections.
         steps, model = run.setting("number_of_steps"), run.setting("model")
@@ -147,7 +147,7 @@ def settings_of(run: OneRun) -> JsonObject:
 
 
 def escaped_part(part: object) -> str:
-    """Return one part of a path of an address."""
+    """Return one part of a path, escaped for an address."""
     text = str(part).encode("utf-8", "replace")
     return "".join(
         chr(byte) if byte < 128 and (chr(byte).isalnum() or byte in b"._-") else f"%{byte:02X}"
@@ -156,7 +156,7 @@ def escaped_part(part: object) -> str:
 
 
 def seconds_of(iso: str | None) -> float | None:
-    """Return the Unix time of a time in ISO 8601; None if it is none."""
+    """Return the Unix time of a time in ISO 8601; None if it cannot be parsed."""
     try:
         return datetime.fromisoformat(iso or "").timestamp()
     except ValueError:

@@ -1,4 +1,4 @@
-"""Questions to the index: pages of rollouts, histograms, one rollout's place."""
+"""Queries to the index: pages of rollouts, histograms, and the place of a rollout."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,13 +11,13 @@ from telescope_ui.index.run_index import RunIndex
 
 _ORDER = 'step DESC, environment, group_id, "index", attempt'
 MAX_VALUES = 100
-"""Values of a text column in a histogram, or to choose from."""
+"""Most values of a text column in a histogram, or to choose from."""
 _CHOICES = ("environment", "status", "stop_reason", "status_reason")
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 class Place(NamedTuple):
-    """Where a rollout is in the run folder."""
+    """Place of a rollout in the run folder."""
 
     step: int
     is_replaced: bool
@@ -25,12 +25,12 @@ class Place(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """Name of the folder that has its file."""
+        """Name of the folder with its file."""
         return "attempts" if self.is_replaced else "rollouts"
 
 
 def count(index: RunIndex, condition: Condition) -> int:
-    """Return how many rollouts meet `condition`."""
+    """Return the number of rollouts that meet `condition`."""
     sql = f"SELECT count(*) FROM {{rollouts}} WHERE {condition.sql}"
     return index.rows(sql, condition.values)[0][0]
 
@@ -91,7 +91,7 @@ def as_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> JsonObjec
 
 
 def choices(index: RunIndex) -> JsonObject:
-    """Return the values of text columns that have few, most frequent first."""
+    """Return the values of text columns with few values, most frequent first."""
     found: JsonObject = {}
     for name in _CHOICES:
         sql = (
@@ -161,7 +161,7 @@ def _histogram(index: RunIndex, condition: Condition, column: Column, *, bins: i
 
 
 def place_of(index: RunIndex, group_id: str, number: int, attempt: int) -> Place:
-    """Return where a rollout is; raises NotThereError."""
+    """Return the place of a rollout; raises NotThereError."""
     sql = (
         'SELECT step, is_replaced, row FROM {rollouts} WHERE group_id = ? AND "index" = ? '
         "AND attempt = ? ORDER BY is_replaced, step DESC LIMIT 1"

@@ -17,7 +17,7 @@ from telescope_ui.index import building
 from telescope_ui.index.columns import Column
 
 WAIT_S = 2.0
-"""How long an answer waits for the index before it says that the index is not complete."""
+"""Longest wait of an answer for the index, before it reports an incomplete one."""
 _MAX_PROBLEMS = 20
 _TICK_S = 2.0
 
@@ -30,19 +30,19 @@ class RunIndex:
         self._run = run
         self._database = database
         self._changed = Condition()
-        """Held to touch what follows; told when the thread has read some more."""
+        """Held to access the fields below; notified when the thread has read more."""
         self._schema = ""
         self._seen: list[Stamp | None] | None = None
-        """Stamps of the folders when all of their files were seen."""
+        """Stamps of the folders at the time when all of their files were known."""
         self._is_building = False
         self._is_closed = False
         self._num_done = 0
         self._num_total = 0
         self._columns: tuple[Column, ...] = ()
         self._remembered: dict[str, tuple[int, JsonObject]] = {}
-        """Answers by name, and the generation that they are of."""
+        """Cached answers by name, with the generation that they belong to."""
         self.generation = 0
-        """Goes up with every change of what is indexed."""
+        """Number that grows with every change of the index."""
 
     @property
     def schema(self) -> str:
@@ -59,7 +59,7 @@ class RunIndex:
                 self._schema = ""
 
     def refresh(self, wait_s: float = WAIT_S) -> JsonObject:
-        """Read the files that are new, and return how far the index is, after at most `wait_s`."""
+        """Read new files, and return the progress of the index, after at most `wait_s`."""
         with self._changed:
             if not self._is_building and not self._is_closed:
                 self._open()
@@ -73,11 +73,11 @@ class RunIndex:
             }
 
     def columns(self) -> dict[str, Column]:
-        """Return the columns that rollouts can be filtered and sorted by, by name."""
+        """Return the columns by which rollouts can be filtered and sorted, by name."""
         return {column.name: column for column in self._columns}
 
     def column(self, name: str) -> Column:
-        """Return a column; raises ParameterError that names the nearest for an unknown one."""
+        """Return a column; for an unknown one, raises ParameterError that names the nearest."""
         known = self.columns()
         if name not in known:
             raise ParameterError(str(unknown_name("column", name, list(known))))
@@ -91,7 +91,7 @@ class RunIndex:
         return self._database.rows(sql, values)
 
     def remembered(self, name: str, compute: Callable[[], JsonObject]) -> JsonObject:
-        """Return what `compute` gives, computed once for what is indexed now."""
+        """Return the result of `compute`, cached until the index changes."""
         with self._changed:
             generation = self.generation
             known = self._remembered.get(name)

@@ -15,12 +15,12 @@ from telescope_ui.index.one_eval import OneEval
 from telescope_ui.index.one_run import OneRun
 
 _DEPTH = 3
-"""Folders between an opened one and a run, at most: runs/SWEEP/SEED/RUN."""
+"""Most folders between an opened one and a run: runs/SWEEP/SEED/RUN."""
 _MOST_FOLDERS = 20_000
 
 
 class Runs:
-    """Finds runs and evals, and keeps what was read of them; any thread may ask."""
+    """Finds runs and evals, and keeps their cached data; any thread may ask."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class Runs:
             self._keys.clear()
 
     def all(self) -> list[OneRun]:
-        """Return the runs that are there now, in no particular order."""
+        """Return the present runs, in no particular order."""
         return [one for one in self.look() if not isinstance(one, OneEval)]
 
     def evals(self) -> list[OneEval]:
-        """Return the evals that are there now and belong to no run, in no particular order."""
+        """Return the present evals that belong to no run, in no particular order."""
         return [one for one in self.look() if isinstance(one, OneEval)]
 
     def get(self, key: str) -> OneRun:
@@ -84,7 +84,7 @@ class Runs:
         return _chosen("run", key, self.look())
 
     def look(self) -> list[OneRun]:
-        """Return the runs and the evals that are there now, in no particular order."""
+        """Return the present runs and evals, in no particular order."""
         with self._lock:
             found: dict[Path, tuple[type[OneRun], Path]] = {}
             links: list[Path] = []
@@ -130,7 +130,7 @@ def _chosen(kind: str, key: str, found: Sequence[Found]) -> Found:
 
 
 def _advice(folder: Path) -> str:
-    """Return which folders were meant: one with a name like it, or a run in `runs`."""
+    """Return advice about folders: one with a similar name, or a run in `runs`."""
     beside = {path for place in (folder.parent, Path("runs")) for path in _folders(place)}
     names = {path.name: str(path) for path in sorted(beside)}
     close = [names[name] for name in nearest(folder.name, sorted(names))]
@@ -148,14 +148,14 @@ def _folders(place: Path) -> list[Path]:
 
 class _Looked(NamedTuple):
     found: dict[Path, type[OneRun]]
-    """Resolved paths of runs and evals, and which of the two each is."""
+    """Resolved path of each run or eval -> which of the two it is."""
     links: list[Path]
-    """Those that lead out of the folder, to a folder."""
+    """Links to folders outside."""
     seen: set[Path]
 
 
 def _below(folder: Path) -> _Looked:
-    """Return the runs and evals in `folder` and below it; what is within them is not looked for.
+    """Return the runs and evals in `folder` and below it, without searching inside them.
 
     Links out of it are left out: a folder of somebody else could show what is private here. Raises
     OSError if the file system does not answer.
@@ -199,7 +199,7 @@ def _kind_of(folder: Path) -> type[OneRun] | None:
 
 
 def require_shown(folder: Path) -> None:
-    """Raise ConfigError for a folder in which there is something, but no run and no eval."""
+    """Raise ConfigError for a folder that is not empty, but has no run and no eval."""
     if not folder.is_dir():
         raise ConfigError(
             f"{folder}: expected a run or a folder of runs, but there is no such folder; "

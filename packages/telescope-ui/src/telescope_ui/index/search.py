@@ -1,4 +1,4 @@
-"""Search in all text of conversations: newest step first, and no longer than asked."""
+"""Search in all text of conversations: newest step first, with a time limit."""
 
 import re
 import time
@@ -16,7 +16,7 @@ from telescope_ui.index.queries import as_columns
 from telescope_ui.index.run_index import RunIndex
 
 LIMIT_S = 0.5
-"""How long one answer searches."""
+"""Longest search of one answer, in seconds."""
 _FIRST_FILES = 4
 _MOST_FILES = 64
 _EXCERPT = 200
@@ -25,11 +25,11 @@ _SAID = (
     "coalesce(m.reasoning_content, ''), CASE WHEN m.tool_calls = '[]' THEN '' "
     "ELSE coalesce(m.tool_calls, '') END]))"
 )
-"""All texts of the messages of a row, in SQL: also thoughts and calls of tools, which are JSON."""
+"""All texts of a row's messages, in SQL, including thinking and tool calls as JSON."""
 
 
 class Cursor(NamedTuple):
-    """Where a search goes on: at this step, behind so many of its hits."""
+    """Point at which a search continues: a step, and the number of its hits so far."""
 
     step: int
     seen: int
@@ -44,7 +44,7 @@ class Cursor(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """Hits of a search, and how far it got."""
+    """Hits of a search, and its progress."""
 
     columns: JsonObject
     search: JsonObject
@@ -54,7 +54,7 @@ class Search:
     """One search for `text` among the rollouts that meet `condition`."""
 
     def __init__(self, index: RunIndex, run: Path, *, condition: Condition, text: str) -> None:
-        """Search in the run in the resolved folder `run`, in any case."""
+        """Search in the run in the resolved folder `run`, ignoring case."""
         self._index, self._run = index, run
         self._condition = condition
         self._text = text.lower()
@@ -94,7 +94,7 @@ class Search:
         return Searched(columns, _progress(steps[:at], following))
 
     def _steps(self, cursor: Cursor | None) -> list[int]:
-        """Return the steps in which rollouts meet the condition, newest first."""
+        """Return the steps with rollouts that meet the condition, newest first."""
         sql = f"SELECT DISTINCT step FROM {{rollouts}} WHERE {self._condition.sql}"
         steps = sorted(row[0] for row in self._index.rows(sql, self._condition.values))
         return [step for step in reversed(steps) if cursor is None or step <= cursor.step]

@@ -1,4 +1,4 @@
-"""`StageIndex`: how many attempts were in each stage when, over a whole run, without its events.
+"""`StageIndex`: numbers of attempts in each stage over time, for a whole run.
 
 Of the rollouts that were drawn for a step, the time of all is cut into cells. Of each cell it is
 kept how many began and ended a stage in it, and when, on average: a window sums these up, and need
@@ -20,9 +20,9 @@ from telescope_ui.index.event_tables import EventStepFile, events_by_step, stage
 from telescope_ui.index.run_index import RunIndex
 
 WAIT_S = 0.05
-"""How long an answer waits for the files that are new."""
+"""Longest wait of an answer for new files, in seconds."""
 _CELLS = 16
-"""Cells that the time of one step's rollouts is cut into."""
+"""Number of cells into which the time of one step's rollouts is divided."""
 _BATCH_FILES = 32
 _MAX_PROBLEMS = 20
 _Key = tuple[int, int, int, int]
@@ -41,13 +41,13 @@ class StageChange(NamedTuple):
 
 
 class StageIndex:
-    """The stages of all attempts of a run, summed up; any thread may ask."""
+    """Sums over the stages of all attempts of a run; any thread may ask."""
 
     def __init__(self, run: Path, index: RunIndex, database: Database) -> None:
-        """Keep the sums of the run in the resolved folder `run` in the file of its `index`."""
+        """Store the sums of the run in the resolved folder `run` in the file of its `index`."""
         self._run, self._index, self._database = run, index, database
         self._changed = Condition()
-        """Held to touch what follows; told when some more was read."""
+        """Held to access the fields below; notified when more was read."""
         self._is_building = False
         self._is_closed = False
         self._num_done = 0
@@ -61,7 +61,7 @@ class StageIndex:
             self._changed.wait_for(lambda: not self._is_building, timeout=30)
 
     def refresh(self, wait_s: float = WAIT_S) -> JsonObject:
-        """Read the files that are new, and return how far that is, after at most `wait_s`."""
+        """Read new files, and return the progress, after at most `wait_s`."""
         self._index.refresh(0.0)
         with self._changed:
             if not self._is_building and not self._is_closed and self._index.schema:
@@ -75,7 +75,7 @@ class StageIndex:
             }
 
     def changes(self, first_s: float, last_s: float, bucket_s: float) -> list[StageChange]:
-        """Return what began and ended in each bucket of a window; what did before, in bucket 0."""
+        """Return the changes in each bucket of a window; earlier ones are in bucket 0."""
         since = "greatest(time_s - ?, 0)"
         sql = (
             f"SELECT source, name, CAST(floor({since} / ?) AS INTEGER) AS b, sum(number), "

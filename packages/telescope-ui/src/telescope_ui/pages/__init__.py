@@ -1,1 +1,1 @@
-"""The data of each page: plain functions from a run and parameters to what becomes JSON."""
+"""The data of each page: plain functions from a run and parameters to JSON values."""

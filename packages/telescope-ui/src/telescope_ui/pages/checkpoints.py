@@ -1,4 +1,4 @@
-"""Small files of a run that a page reads as a whole: summary, self-tests, checkpoints."""
+"""Small files of a run that pages read as a whole: summary, self-tests, checkpoints."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +13,7 @@ _MAX_MANIFEST_BYTES = 4 * 2**20
 
 
 class SmallFiles:
-    """Reads files of JSON; one that is too large is left out and told, and the page is there."""
+    """Reads JSON files; one that is too large is left out, with a note on the page."""
 
     def __init__(self, run: Path) -> None:
         """Read in the resolved folder `run`."""
@@ -21,7 +21,7 @@ class SmallFiles:
         self.problems: list[str] = []
 
     def read(self, name: str) -> JsonObject | None:
-        """Return the object in a file of the run; None without one."""
+        """Return the object in a file of the run; None if there is none."""
         try:
             return object_in(self._run, name)
         except NotThereError as error:
@@ -29,7 +29,7 @@ class SmallFiles:
             return None
 
     def manifest(self, name: str) -> JsonObject | None:
-        """Return when a checkpoint was made; None if it is not complete."""
+        """Return the time of a checkpoint; None if it is not complete."""
         path = inside(self._run, "checkpoints", name, "checkpoint.json")
         stamp = None if path is None else stamp_of(path)
         if path is None or stamp is None:
@@ -45,13 +45,13 @@ class SmallFiles:
 
 @lru_cache(maxsize=4096)
 def _manifest(path: Path, stamp: Stamp) -> JsonObject | None:
-    """Read what is shown of a manifest; `stamp` makes another content another question."""
+    """Read the shown fields of a manifest; `stamp` identifies its content."""
     found = read_json(path)
     return None if found is None else {name: found.get(name) for name in ("step", "created_at")}
 
 
 def checkpoints(run: OneRun, small: SmallFiles | None = None) -> list[JsonObject]:
-    """Return the checkpoints of the run, in the order of time."""
+    """Return the checkpoints of the run, in order of time."""
     small = small or SmallFiles(run.path)
     found: list[JsonObject] = []
     for folder in folders(run.path, "checkpoints")[:_MAX_CHECKPOINTS]:

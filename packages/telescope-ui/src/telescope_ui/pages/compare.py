@@ -17,7 +17,7 @@ from telescope_ui.pages.sections import chosen_metrics, curves_of, distinct, sec
 from telescope_ui.pages.verdicts import eval_results, judged
 
 _INDEX_WAIT_S = 0.1
-"""Intervals of rewards are all that needs the index."""
+"""Wait for the index, in seconds: only intervals of rewards need it."""
 
 
 def compare_page(runs: Sequence[OneRun], asked: CompareParameters) -> JsonObject:
@@ -103,7 +103,7 @@ def _evals(runs: Sequence[OneRun]) -> list[JsonObject]:
 
 
 def _estimate(result: EvalResult) -> JsonObject:
-    """Return the measure with the least k, or else the reward."""
+    """Return the measure with the smallest k, or else the reward."""
     k = min(result.pass_at, default=None)
     estimate = result.reward if k is None else result.pass_at[k]
     numbers: JsonObject = dict.fromkeys(("mean", "low", "high", "num_tasks"))

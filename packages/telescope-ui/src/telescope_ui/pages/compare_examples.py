@@ -1,4 +1,4 @@
-"""`/compare/examples`: the examples that several runs were trained on, where they differ most."""
+"""`/compare/examples`: examples that several runs trained on, with the largest differences."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""`/runs/{run}/config`: every setting, and the versions that the run had."""
+"""`/runs/{run}/config`: all settings, and the versions of packages."""
 
 from collections.abc import Collection
 from dataclasses import asdict
@@ -9,7 +9,7 @@ from telescope_ui.index.one_run import OneRun
 
 
 def config_page(run: OneRun) -> JsonObject:
-    """Return the settings of a run, and what it ran on."""
+    """Return the settings of a run, and its packages and machine."""
     info = run.info()
     return {
         "page": "config",

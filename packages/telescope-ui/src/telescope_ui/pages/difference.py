@@ -1,4 +1,4 @@
-"""`/difference`: two rollouts, of one run or of two, to be laid beside each other."""
+"""`/difference`: two rollouts, of one run or of two, for display side by side."""
 
 from urllib.parse import unquote
 

@@ -1,4 +1,4 @@
-"""Evals, of a run or alone: points with intervals, paired verdicts, examples that flipped."""
+"""Evals, of a run or alone: points with intervals, paired verdicts, changed examples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -71,7 +71,7 @@ def _name(point: JsonObject) -> str:
 
 
 def _key(folder: str, noted: Mapping[tuple[str, str], JsonObject]) -> EvalKey:
-    """Return the key of an eval by the name that it has in the settings, as far as that is known.
+    """Return the key of an eval by its name in the settings, as far as that is known.
 
     The name of a folder has no path: an eval of `./envs.py:Sums` is in `envs.py-Sums-before`.
     """
@@ -119,22 +119,22 @@ def _compared(before: EvalResult, after: EvalResult) -> Comparison | None:
 
 
 def verdict(one: Difference, *, against: str) -> JsonObject:
-    """Return a paired difference, and what it says in a sentence."""
+    """Return a paired difference, and a sentence about it."""
     numbers = {**asdict(one), "change": one.change, "is_shown": one.is_shown}
     return {**numbers, "sentence": sentence(one), "against": against}
 
 
 class _Shown(NamedTuple):
-    """An eval that a page shows."""
+    """An eval on a page."""
 
     run: OneRun
-    """What it belongs to; itself if it belongs to no run."""
+    """The run of the eval; the eval itself if it belongs to no run."""
     folder: str
-    """Among the evals of the run; empty for an eval without one."""
+    """Folder among the evals of the run; empty for an eval without one."""
 
     @property
     def name(self) -> str:
-        """What it is chosen by."""
+        """Name by which it is chosen."""
         return self.folder or self.run.key
 
     @property
@@ -190,7 +190,7 @@ def standalone_eval_page(
 
 
 def _began(one: OneEval) -> str:
-    """Return when an eval began, for their order; those that do not say it come first."""
+    """Return the start time of an eval, for sorting; unknown ones come first."""
     try:
         return one.info().started_at
     except ConfigError:
@@ -203,7 +203,7 @@ def _is_of(one: OneEval, environment: str) -> bool:
 
 
 def _page(shown: _Shown, others: Sequence[tuple[_Shown, bool]], asked: str) -> JsonObject:
-    """Return a page of an eval; `others` says which there are, and whether they come before it."""
+    """Return a page of an eval; `others`: further evals, and whether they come before it."""
     result = result_of(shown.place)
     against = _against(asked, others)
     other = None if against is None else result_of(against.place)
@@ -243,7 +243,7 @@ _FLIP = ("example_id", "before", "after", "change", "address_before", "address_a
 
 
 def _against(asked: str, others: Sequence[tuple[_Shown, bool]]) -> _Shown | None:
-    """Return which eval to compare to: the one that was asked for, or else the one before."""
+    """Return the eval to compare with: the requested one, or else the one before."""
     by_name = {one.name: one for one, _ in others}
     if asked:
         if asked not in by_name:
@@ -264,7 +264,7 @@ def _flips(
     before_addresses: dict[str, tuple[str, str]],
     after_addresses: dict[str, tuple[str, str]],
 ) -> list[JsonObject]:
-    """Return the examples of which another share was solved, those that got worse first."""
+    """Return the examples whose solved share changed, those that got worse first."""
     old = {task.example_id: task for task in before.tasks if task.rewards and task.example_id}
     found: list[JsonObject] = []
     for task in after.tasks:
@@ -359,7 +359,7 @@ def eval_rollout_page(
 
 
 def example_in_evals(run: OneRun, environment: str, example_id: str) -> list[JsonObject]:
-    """Return what evals made of one example, in the order of the weights."""
+    """Return the results of evals on one example, in the order of the weights."""
     points = {point["folder"]: point for point in eval_points(run)}
     found: list[JsonObject] = []
     for folder, key in eval_keys(run.path).items():

@@ -22,7 +22,7 @@ _COLUMNS = (
 
 
 def group_page(run: OneRun, group_id: str) -> JsonObject:
-    """Return the rollouts of a group; raises NotThereError without any."""
+    """Return the rollouts of a group; raises NotThereError if there are none."""
     run.index.refresh()
     places = queries.group_places(run.index, group_id)
     if not places:

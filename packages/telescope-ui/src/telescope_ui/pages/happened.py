@@ -1,4 +1,4 @@
-"""What happened to a run beside its steps: restarts, lost servers, evals, a first dead step."""
+"""Events of a run besides its steps: restarts, lost servers, evals, a first untrained step."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from telescope_ui.index.one_run import OneRun, seconds_of
 from telescope_ui.pages.rewards import untrained
 
 _MOST = 1000
-"""Newest moments; a server that is lost again and again would fill the page."""
+"""Most moments, the newest ones, because a server may be lost again and again."""
 
 
 def happened(
@@ -20,7 +20,7 @@ def happened(
     eval_points: Sequence[JsonObject],
     servers: Sequence[JsonObject],
 ) -> list[JsonObject]:
-    """Return what happened, newest first: `{"time_s", "kind", "text", "why", "address"}`."""
+    """Return the events, newest first: `{"time_s", "kind", "text", "why", "address"}`."""
     found = [
         *_lives(run),
         *_servers(run, servers),
@@ -41,7 +41,7 @@ def _moment(
 
 
 def _lives(run: OneRun) -> Iterator[JsonObject]:
-    """Yield when the run began, was resumed, restarted its trainer, and ended."""
+    """Yield the times when the run began, was resumed, restarted its trainer, and ended."""
     info = run.info()
     yield _moment(seconds_of(info.started_at), "run", "The run began.")
     for one in info.resumes:
@@ -60,7 +60,7 @@ def _lives(run: OneRun) -> Iterator[JsonObject]:
 
 
 def _servers(run: OneRun, events: Sequence[JsonObject]) -> Iterator[JsonObject]:
-    """Yield when a server was lost, given up, or started anew."""
+    """Yield the times when a server was lost, given up, or restarted."""
     for one in events:
         address = run.address("infra")
         about = (one["time_s"], "server")
@@ -75,7 +75,7 @@ def _servers(run: OneRun, events: Sequence[JsonObject]) -> Iterator[JsonObject]:
 
 
 def _evals(run: OneRun, points: Sequence[JsonObject]) -> Iterator[JsonObject]:
-    """Yield the evals that are not what was asked for."""
+    """Yield the evals whose outcome is not as planned."""
     for one in points:
         if one.get("state") != EvalPointState.DONE:
             text = f"The eval {one.get('name')} {one.get('tag')} was {one.get('state')}."

@@ -1,4 +1,4 @@
-"""What the newest steps say about the health of a run, and where its time went."""
+"""The health of a run by its newest steps, and the division of its time."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from telescope_ui.base.answers import JsonObject
 from telescope_ui.index.one_run import OneRun
 
 _NUM_STEPS = 10
-"""Newest steps that a tile is the mean of."""
+"""Number of newest steps whose mean a tile shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,18 +21,18 @@ class _Rule:
     name: str
     metric: str
     unit: str
-    """Of shares what they are shares of, in percent."""
+    """Unit; for shares, the name of the whole."""
     explanation: str
     and_metrics: tuple[str, ...] = ()
-    """Added to `metric`, as its link lists these too."""
+    """Metrics that are added to `metric`, also listed by its link."""
     share_of: str = ""
-    """Metric that the sum is divided by."""
+    """Metric by which the sum is divided."""
     is_share: bool = False
     watch: float | None = None
     bad: float | None = None
     is_low_bad: bool = False
     query: str = ""
-    """Parameters of the page of rollouts that shows what is behind it."""
+    """Parameters of the rollouts page for the rollouts behind it."""
 
 
 _RULES = (
@@ -131,7 +131,7 @@ _RULES = (
 
 
 def tiles(run: OneRun) -> list[JsonObject]:
-    """Return the tiles whose metric the run has."""
+    """Return the tiles for metrics that the run has."""
     names = set(run.metrics.names())
     found: list[JsonObject] = []
     for rule in _RULES:
@@ -160,7 +160,7 @@ def tiles(run: OneRun) -> list[JsonObject]:
 
 
 def _sum(values: Sequence[float]) -> tuple[float, int]:
-    """Return the sum of the numbers among `values`, and how many they are."""
+    """Return the sum of the numbers among `values`, and their number."""
     known = [value for value in values if not math.isnan(value)]
     return math.fsum(known), len(known)
 
@@ -180,11 +180,11 @@ _BOUND_BY = {
     "time/sync_s": "the transfer of weights",
     "time/wait_s": "the driver",
 }
-"""Part of a step -> what the run waits for where that part is the longest."""
+"""Part of a step -> the bottleneck of a run in which that part is the longest."""
 
 
 def time_spent(run: OneRun, points: Sequence[JsonObject]) -> JsonObject:
-    """Return where the time of the steps went, and that of the evals before and after them.
+    """Return the division of the time of steps, and of evals before and after them.
 
     `points`: what became of each eval. Evals during training have a time of their own only where
     they hold it up, and that is in the transfer of weights.

@@ -1,4 +1,4 @@
-"""`/runs/{run}/infra`: what meters showed, thinned; with many GPUs, quantiles and outliers.
+"""`/runs/{run}/infra`: readings of meters, thinned; with many GPUs, quantiles and outliers.
 
 What waits, and the processes of environments, are in the metrics of steps.
 """
@@ -19,12 +19,12 @@ from telescope_ui.pages.queues import queues_of, workers_of
 from telescope_ui.pages.timeline_spans import Window, window_of
 
 FLEET = 64
-"""With more GPUs than this, not all of them are drawn."""
+"""Number of GPUs above which not all of them are drawn."""
 _MAX_SERIES = 2000
 _MAX_OUTLIERS = 24
 _LEAST_DEVIATIONS = 3.5
 _LEAST_OF_MEAN = 3.0
-"""One of four, or fewer, that differ from the others by the same."""
+"""Least deviation from the mean that is reported for four or fewer sources."""
 _LEAST_SHARE = 0.02
 _STATES = ("time_s", "state", "life", "version", "reason")
 
@@ -80,7 +80,7 @@ def _extent(database: Database, gauges: Source) -> Window | None:
 
 
 def kind_of_source(source: str) -> str:
-    """Return the kind of thing measured: `gpu`, `node`, `server`, `driver` or `other`."""
+    """Return the kind of a source: `gpu`, `node`, `server`, `driver` or `other`."""
     words = source.split(" ")
     if words[0] == "node":
         return "gpu" if "gpu" in words[2:] else "node"
@@ -189,7 +189,7 @@ def _outliers(rows: Sequence[tuple[Any, ...]]) -> list[JsonObject]:
 
 
 def _spread(values: Sequence[float], middle: float) -> tuple[float, float]:
-    """Return how far values lie from their median, as a standard deviation, and what is too far.
+    """Return the deviation of values from their median, as a standard deviation, and a limit.
 
     If more than half of them are the same, as clocks are, their median distance is 0. Then the mean
     distance stands for it, and what is far is also far in relation to the value itself.

@@ -19,21 +19,21 @@ from telescope_ui.files.run_files import Listed, listed
 from telescope_ui.index.one_run import OneRun
 
 LIMIT_S = 0.5
-"""How long one answer searches."""
+"""Longest search of one answer, in seconds."""
 _MAX_FILES = 500
 _MAX_LIVES = 1000
 _COLUMNS = ("time_s", "level", "component", "source", "life", "message")
 
 
 class _Part(NamedTuple):
-    """Lines of a page, and how to get on from there."""
+    """Lines of a page, and the positions at which to continue."""
 
     lines: list[LogLine]
     older: str | None
     newer: str
     is_cut: bool
     reached_s: float | None = None
-    """Time of the oldest line that was looked at, where older ones were asked for."""
+    """Time of the oldest line that was searched, if older ones were requested."""
 
 
 def logs_page(run: OneRun, asked: LogsParameters) -> JsonObject:
@@ -70,7 +70,7 @@ def logs_page(run: OneRun, asked: LogsParameters) -> JsonObject:
 
 @lru_cache(maxsize=4096)
 def _newest_life(file: Listed) -> int:
-    """Return the life that a log is in; the stamp of its file makes another content another."""
+    """Return the number of the last start in a log; `stamp` identifies the file's content."""
     return last_life(file.path) if file.name.endswith(".jsonl") else 0
 
 
@@ -142,7 +142,7 @@ def _keyed(file: LogFile, lines: Iterable[LogLine]) -> Iterator[tuple[str, LogLi
 
 
 def _may_hold(log: Log, asked: LogsParameters) -> bool:
-    """Return whether lines of a log may be asked for, as far as its first line tells."""
+    """Return whether a log may have requested lines, judging by its first line."""
     for file in log.files:
         origin = file.origin
         if origin is None:

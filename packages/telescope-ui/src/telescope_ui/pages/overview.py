@@ -1,4 +1,4 @@
-"""`/runs/{run}`: whether it learned and what is wrong, reward with evals, time, and all metrics."""
+"""`/runs/{run}`: whether it learned and its problems, reward with evals, time, and metrics."""
 
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.base.parameters import OverviewParameters
@@ -12,7 +12,7 @@ from telescope_ui.pages.sections import curves_of
 from telescope_ui.pages.verdicts import judged
 
 _INDEX_WAIT_S = 0.1
-"""Most of the page does not need the index."""
+"""Wait for the index, in seconds: most of the page does not need it."""
 
 
 def overview_page(run: OneRun, asked: OverviewParameters) -> JsonObject:
@@ -68,12 +68,12 @@ def _identity(run: OneRun) -> JsonObject:
 
 
 def restarts(run: OneRun) -> list[JsonObject]:
-    """Return when trainer ranks were started again."""
+    """Return the restarts of trainer ranks."""
     return run.restarts.rows()
 
 
 def eval_points(run: OneRun) -> list[JsonObject]:
-    """Return what became of each eval, with the folder that it is in, if it is there."""
+    """Return the outcome of each eval, with its folder if that exists."""
     there = {path.name for path in folders(run.path, "evals")}
     found: list[JsonObject] = []
     for point in run.eval_points.rows():
@@ -84,7 +84,7 @@ def eval_points(run: OneRun) -> list[JsonObject]:
 
 
 def server_events(run: OneRun) -> list[JsonObject]:
-    """Return what happened to servers, oldest first; lines without a time are left out."""
+    """Return the events of servers, oldest first; lines without a time are left out."""
     rows = run.server_events.rows()
     return [_complete(row) for row in rows if isinstance(row.get("time_s"), int | float)]
 

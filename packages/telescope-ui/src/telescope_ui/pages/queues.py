@@ -1,4 +1,4 @@
-"""What waits and what plays, step by step: queues of the sampler, and processes of environments."""
+"""Queues of the sampler, and processes of environments, step by step."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ def queues_of(run: OneRun, *, points: int) -> JsonObject:
 
 
 def workers_of(run: OneRun, *, points: int) -> list[JsonObject]:
-    """Return what is known of the processes of each environment, over steps and at the newest."""
+    """Return the metrics of each environment's processes, over steps and at the newest."""
     by_environment: dict[str, list[str]] = {}
     for name in run.metrics.names():
         environment, found, meter = name.removeprefix(_WORKERS).rpartition("/")

@@ -1,4 +1,4 @@
-"""The course of the reward, of all environments together and of each, with the evals on it."""
+"""The course of the reward, in total and for each environment, with its evals."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ from telescope_ui.pages.runs import environment_names
 from telescope_ui.pages.verdicts import eval_results
 
 _NUM_STEPS = 10
-"""Newest steps that shares of an environment are those of."""
+"""Number of newest steps for the shares of an environment."""
 
 
 def reward_course(run: OneRun, drawn: Drawn) -> JsonObject:
-    """Return the reward of all environments over steps, and where nothing was trained."""
+    """Return the reward of all environments over steps, and the steps without training."""
     found = _course(run, None, {}, drawn)
     return {**found, "untrained": untrained(run)}
 
@@ -98,7 +98,7 @@ def _course(
 def _values(
     run: OneRun, environment: str | None, spread: Mapping[int, tuple[int, float, float]]
 ) -> tuple[Sequence[int], Sequence[float], Sequence[float]]:
-    """Return steps, rewards and times: of the metrics, or of the groups where those have none."""
+    """Return steps, rewards and times: of the metrics, or else of the groups."""
     known = set(run.metrics.names())
     wanted = [_measure(name, environment) for name in REWARDS]
     name = next((name for name in wanted if name in known), None)
@@ -124,7 +124,7 @@ def _measure(name: str, environment: str | None) -> str:
 
 
 def _range(run: OneRun, environment: str | None) -> tuple[float, float] | None:
-    """Return the least and the largest reward that there can be; None if that is not known."""
+    """Return the least and the largest possible reward; None if not known."""
     ranges = run.info().reward_ranges
     if environment is not None:
         return ranges.get(environment)
@@ -134,7 +134,7 @@ def _range(run: OneRun, environment: str | None) -> tuple[float, float] | None:
 
 
 def untrained(run: OneRun) -> list[tuple[int, int]]:
-    """Return the stretches of steps that took no optimizer step, as far as that is known."""
+    """Return the ranges of steps without an optimizer step, as far as known."""
     names = run.metrics.names()
     if "groups/total" not in names:
         return []
@@ -155,7 +155,7 @@ def untrained(run: OneRun) -> list[tuple[int, int]]:
 
 
 def _newest_shares(run: OneRun) -> dict[str, JsonObject]:
-    """Return of each environment the share of groups with a signal, and that of cut rollouts."""
+    """Return the share of groups with a signal, and of cut rollouts, by environment."""
     since = run.metrics.last_step() - _NUM_STEPS
     signal: list[Any] = run.index.rows(
         "SELECT environment, avg(CAST(minimum < maximum AS DOUBLE)) FROM {groups} "

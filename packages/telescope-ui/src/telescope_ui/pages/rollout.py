@@ -1,4 +1,4 @@
-"""One rollout: what was said, its tokens, its model calls and its stages."""
+"""One rollout: its conversation, tokens, model calls and stages."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ _KEY = ("group_id", "index", "attempt")
 _EVENT = ("time_s", "stage", "call", "server", "version", "reason")
 _MAX_ROWS = 10_000
 _STEPS_APART = 100
-"""Between the step that a rollout was drawn for and the one that it is recorded in, at most."""
+"""Most steps between the drawing of a rollout and its record."""
 _NEAR = 8
 _AROUND_S = 5.0
 
@@ -74,7 +74,7 @@ def rollout_page(
 
 
 def _moments(run: OneRun, database: Database, row: RolloutRow, known: Calls | None) -> JsonObject:
-    """Return the calls and the stages of a rollout, and which files could not be read."""
+    """Return the calls and the stages of a rollout, and the unreadable files."""
     steps = (row.step - _STEPS_APART, row.step + _STEPS_APART)
     # Rows are in order of time, so that most of them are passed over by their steps.
     calls = (
@@ -93,7 +93,7 @@ def _files_of(run: OneRun, row: RolloutRow) -> list[Listed]:
 
 
 def _steps_around(step: int) -> list[int]:
-    """Return the steps for which a rollout of `step` may have been drawn, the nearest first."""
+    """Return the steps for which a rollout of `step` may have been drawn, nearest first."""
     around = range(max(0, step - _STEPS_APART), step + _STEPS_APART + 1)
     return sorted(around, key=lambda one: abs(one - step))
 
@@ -111,7 +111,7 @@ def row_answer(
 
 
 def reward_parts(row: RolloutRow, weights: Mapping[str, float]) -> list[JsonObject]:
-    """Return the parts that the reward is the weighted sum of; empty if that is not known."""
+    """Return the parts of the reward's weighted sum; empty if not known."""
     if row.reward is None or not weights.keys() >= row.rewards.keys():
         return []
     total = math.fsum(weights[name] * value for name, value in row.rewards.items())
@@ -121,7 +121,7 @@ def reward_parts(row: RolloutRow, weights: Mapping[str, float]) -> list[JsonObje
 
 
 def row_at(run: OneRun, place: queries.Place, *, with_tokens: bool) -> RolloutRow:
-    """Return the row at `place`; raises NotThereError when its file is gone."""
+    """Return the row at `place`; raises NotThereError if its file has gone."""
     name = f"step-{place.step:06d}.parquet"
     try:
         part = step_part(run.path, place.folder, place.step)
@@ -138,14 +138,14 @@ def row_at(run: OneRun, place: queries.Place, *, with_tokens: bool) -> RolloutRo
 
 
 def scalars(row: RolloutRow) -> JsonObject:
-    """Return every field of a row but its text and tokens."""
+    """Return every field of a row except its text and tokens."""
     names = [name for name in RolloutRow.__dataclass_fields__ if name not in _NOT_SCALAR]
     fields = {name: getattr(row, name) for name in names}
     return {**fields, "info": [asdict(one) for one in row.info]}
 
 
 def messages_json(messages: Sequence[Message]) -> list[JsonObject]:
-    """Return messages with every field; the text is as it was written, markup and all."""
+    """Return messages with every field; the text is unchanged, including markup."""
     fields: JsonObject = {"role": "", "content": "", "tool_call_id": "", "refusal": ""}
     found: list[JsonObject] = []
     for message in messages:
@@ -159,7 +159,7 @@ def messages_json(messages: Sequence[Message]) -> list[JsonObject]:
 def calls_of(
     run: OneRun, database: Database, row: RolloutRow, *, within: tuple[str, Sequence[object]]
 ) -> JsonObject:
-    """Return the model calls of a rollout; `within` is a condition in SQL and its values."""
+    """Return the model calls of a rollout; `within`: a condition in SQL and its values."""
     names = (*_KEY, *_CALL, "environment")
     source = block_source(database.damage, run.path, "calls", names)
     if source is None:
@@ -202,7 +202,7 @@ def calls_among(known: Calls, row: RolloutRow, folder: str = "") -> JsonObject:
 def _events(
     run: OneRun, database: Database, row: RolloutRow, *, drawn: Sequence[int | None]
 ) -> tuple[JsonObject, list[str]]:
-    """Return the stages of a rollout, and which files could not be read.
+    """Return the stages of a rollout, and the unreadable files.
 
     They lie under the step that it was drawn for, which its calls tell. Without calls on record,
     that of its training is tried, and then those around it, the nearest first.
@@ -228,7 +228,7 @@ def _events(
 
 
 def extent_of_moments(calls: JsonObject, events: JsonObject) -> tuple[float, float] | None:
-    """Return when the first of some calls and stages began, and the last one ended."""
+    """Return the start of the first and the end of the last of some calls and stages."""
     times: list[float] = [time_s for time_s in calls["time_s"] if time_s is not None]
     times += [
         time_s + (duration_s or 0.0)

@@ -1,4 +1,4 @@
-"""The tokens of a rollout as columns: ids, text, log-probs, and which weights sampled each of them.
+"""The tokens of a rollout as columns: ids, text, log-probs, and the weights that sampled them.
 
 And what the trainer found of those that it trained on.
 """
@@ -20,25 +20,25 @@ from telescope_ui.files.run_files import step_part
 from telescope_ui.files.token_texts import texts_for
 
 MAX_TOKENS = 200_000
-"""Tokens of all chains together that are given."""
+"""Most tokens of all chains together."""
 _LARGEST_LOG_RATIO = 80.0
-"""Nats; what is further apart is shown as this."""
+"""Nats; larger values are shown as this."""
 
 
 class Training(NamedTuple):
-    """What the trainer found of the tokens of a rollout."""
+    """Facts of the trainer about the tokens of a rollout."""
 
     turns: Sequence[TurnFacts] | None
-    """Of each turn that was trained on; None = it is not known which."""
+    """Facts about each trained turn; None = not known."""
     problems: Sequence[str] = ()
-    """Why something could not be read."""
+    """Reasons why something could not be read."""
 
 
 UNKNOWN = Training(None)
 
 
 def training_of(run: Path, row: RolloutRow) -> Training:
-    """Return what the trainer found of a rollout of training."""
+    """Return the trainer's facts about a rollout of training."""
     try:
         part = step_part(run, TOKEN_FACTS_FOLDER, row.step)
         if part is None:
@@ -91,7 +91,7 @@ def tokens_of(run: Path, row: RolloutRow, training: Training = UNKNOWN) -> JsonO
 
 
 class _Place:
-    """Where the completion of a turn is in its chain."""
+    """Position of a turn's completion in its chain."""
 
     def __init__(self, turn: int, place: Sequence[int]) -> None:
         self.turn = turn
@@ -99,7 +99,7 @@ class _Place:
 
 
 def _sampled(chain: TokenChain, places: Sequence[_Place], length: int) -> JsonObject:
-    """Return which tokens of a chain the model wrote, in which turn, and how likely each was."""
+    """Return which tokens of a chain the model wrote, in which turn, and their log-probs."""
     logprobs = [(one, chain.logprobs[one.first_logprob : one.last_logprob]) for one in places]
     turns = _laid([(one, [one.turn] * (one.end - one.start)) for one in places], length)
     return {
@@ -110,7 +110,7 @@ def _sampled(chain: TokenChain, places: Sequence[_Place], length: int) -> JsonOb
 
 
 def _versions(row: RolloutRow, places: Sequence[_Place], length: int) -> list[Any] | None:
-    """Return the weights that sampled each token; None if that is recorded of none."""
+    """Return the weights that sampled each token; None if none is recorded."""
     whole = row.oldest_version if row.oldest_version == row.newest_version else None
     values: list[tuple[_Place, list[int]]] = []
     for one in places:
@@ -126,7 +126,7 @@ def _versions(row: RolloutRow, places: Sequence[_Place], length: int) -> list[An
 def _mask(
     places: Sequence[_Place], facts: Mapping[int, TurnFacts], length: int
 ) -> list[int | None]:
-    """Return of each token that the model wrote whether it was in the loss of the step: 1 or 0."""
+    """Return for each token of the model whether it was in the loss of the step: 1 or 0."""
     return _laid(
         [(one, [int(one.turn in facts)] * (one.end - one.start)) for one in places], length
     )
@@ -135,7 +135,7 @@ def _mask(
 def _columns(
     chain: TokenChain, places: Sequence[_Place], facts: Mapping[int, TurnFacts], length: int
 ) -> dict[str, list[float | None]]:
-    """Return further values per token by name; without what no turn of the chain has."""
+    """Return further values per token by name, without those that no turn of the chain has."""
     known = [(one, facts[one.turn]) for one in places if one.turn in facts]
     if not known:
         return {}
@@ -153,7 +153,7 @@ def _columns(
 
 
 def _ratios(trainer: "array[float]", sampler: "array[float]") -> list[float]:
-    """Return how much likelier each token was under the trainer than under the sampler."""
+    """Return the log ratio of each token's probability, trainer over sampler."""
     return [
         math.exp(max(-_LARGEST_LOG_RATIO, min(_LARGEST_LOG_RATIO, new - old)))
         for new, old in zip(trainer, sampler, strict=False)
@@ -161,7 +161,7 @@ def _ratios(trainer: "array[float]", sampler: "array[float]") -> list[float]:
 
 
 def _laid(values: Iterable[tuple[_Place, Iterable[Any]]], length: int) -> list[Any]:
-    """Return a value for each of `length` tokens: those of each turn at its place, others None."""
+    """Return a value for each of `length` tokens: those of the turns in place, others None."""
     found: list[Any] = [None] * length
     for place, own in values:
         for at, value in zip(range(place.start, min(place.end, length)), own, strict=False):

@@ -59,7 +59,7 @@ def rollouts_page(run: OneRun, database: Database, asked: RolloutsParameters) ->
 
 
 def _hints(asked: RolloutsParameters, choices: JsonObject, steps: JsonObject) -> list[str]:
-    """Return what of the filters nothing has, each as a sentence with what is near."""
+    """Return sentences about filters that match nothing, with similar values."""
     few = {name: values for name, values in choices.items() if len(values) < queries.MAX_VALUES}
     hints = list(unfit({name: getattr(asked, name) for name in few}, few))
     of_steps = unfit_steps(asked.step_from, asked.step_to, steps)
@@ -96,7 +96,7 @@ def _filters(asked: RolloutsParameters) -> Filters:
 def _of_servers(
     run: OneRun, database: Database, condition: Condition, servers: Sequence[str]
 ) -> Condition:
-    """Return `condition` and that one of `servers` sampled some of the rollout."""
+    """Return `condition`, restricted to rollouts sampled in part by one of `servers`."""
     calls = block_source(
         database.damage, run.path, "calls", ("group_id", "index", "attempt", "server")
     )
@@ -122,7 +122,7 @@ def servers_of(run: OneRun, database: Database) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _servers_in(database: Database, file: Listed) -> tuple[str, ...]:
-    """Return the servers in a file; its stamp makes another content another question."""
+    """Return the servers in a file; `stamp` identifies its content."""
     calls = source_of(database.damage, CALLS_FOLDER, [file], ("server",))
     if calls is None:
         return ()

@@ -1,4 +1,4 @@
-"""`/`: all runs and evals, newest change first, and runs that differ in their seed alone."""
+"""`/`: all runs and evals, newest change first, and runs that differ only in their seed."""
 
 import re
 import statistics
@@ -30,7 +30,7 @@ _SEED = re.compile(r"(?i)(?P<name>.*?)[-_.]?seed[-_.=]?\d+")
 
 
 def runs_page(runs: Runs) -> JsonObject:
-    """Return runs and evals; one that cannot be read says why, and the others are there."""
+    """Return runs and evals; an unreadable one is listed with the reason."""
     found = [_row(run, _facts_of_run, _OF_RUN) for run in runs.all()]
     evals = [_row(one, _facts_of_eval, _OF_EVAL) for one in runs.evals()]
     return {
@@ -115,7 +115,7 @@ def _stamps(one: OneRun, names: Sequence[str]) -> list[Stamp | None]:
 
 
 def seeds_of(name: str, path: Path) -> str | None:
-    """Return what the names of runs have in common that differ in their seed; None without one.
+    """Return the common part of the names of runs with different seeds; None if there is none.
 
     `NAME-seed3` is of `NAME-seed*`, and a folder `NAME/seed3` of `NAME/seed*`.
     """
@@ -126,7 +126,7 @@ def seeds_of(name: str, path: Path) -> str | None:
 
 
 def _seeds(rows: Sequence[JsonObject]) -> list[JsonObject]:
-    """Return the runs of each name with several seeds, and how their rewards are spread."""
+    """Return the runs of each name with several seeds, and the spread of their rewards."""
     by_name: dict[tuple[str, str], list[JsonObject]] = {}
     for row in rows:
         if row["seeds"] is not None:
@@ -154,7 +154,7 @@ def _spread(found: Sequence[float | None]) -> JsonObject:
 
 
 def environment_names(run: OneRun) -> list[str]:
-    """Return the environments of the settings, or else those that have a reward among metrics."""
+    """Return the environments in the settings, or else those with a reward metric."""
     named: Any = run.config().get("environments")
     if isinstance(named, list) and named:
         sections = cast(list[dict[str, Any]], named)

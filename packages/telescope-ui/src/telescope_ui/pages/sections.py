@@ -23,7 +23,7 @@ SECTIONS = {
     "engine": ("queue/", "requests/", "workers/"),
     "evals": ("eval/", "accuracy", "nll/"),
 }
-"""Section -> how the names of its metrics begin; what fits none is in `other`."""
+"""Section -> prefixes of its metrics; others are in `other`."""
 _OTHER = "other"
 _NO_CURVES = ("time_s",)
 USUAL = (
@@ -31,7 +31,7 @@ USUAL = (
     *("completion_len/mean", "truncated/fraction"),
     *("mismatch/mean", "staleness/mean", "time/step_s", "tokens/rollout_per_s"),
 )
-"""Metrics that are shown where none is asked for, with all terms of the loss."""
+"""Metrics that are shown by default, with all terms of the loss."""
 
 
 def sections_of(names: Collection[str]) -> dict[str, list[str]]:
@@ -45,14 +45,14 @@ def sections_of(names: Collection[str]) -> dict[str, list[str]]:
 
 
 def usual(names: Collection[str]) -> list[str]:
-    """Return which of the metrics `names` are shown where none is asked for."""
+    """Return those of the metrics `names` that are shown by default."""
     terms = sorted(name for name in names if name.startswith("loss/") and name not in USUAL)
     at = USUAL.index("loss/total") + 1
     return [name for name in (*USUAL[:at], *terms, *USUAL[at:]) if name in names]
 
 
 def chosen_metrics(names: Sequence[str], asked: CurveParameters) -> list[str]:
-    """Return which of the metrics `names` are asked for, each once; the usual ones if none is.
+    """Return the requested ones of the metrics `names`, each once; by default, the usual ones.
 
     Raises ParameterError for a section that none of them is in.
     """
@@ -65,7 +65,7 @@ def chosen_metrics(names: Sequence[str], asked: CurveParameters) -> list[str]:
 
 
 def curves_of(run: OneRun, asked: CurveParameters) -> JsonObject:
-    """Return the sections of the metrics of a run, and the curves of those that are asked for."""
+    """Return the sections of the metrics of a run, and the curves of requested ones."""
     names = run.metrics.names()
     chosen = chosen_metrics(names, asked)
     with_time = ["time_s"] if "time_s" in names else []
@@ -85,7 +85,7 @@ def curves_of(run: OneRun, asked: CurveParameters) -> JsonObject:
 
 
 def distinct(run: OneRun, metrics: Sequence[str]) -> list[str]:
-    """Return `metrics` without those that have the values of one before, but for rounding."""
+    """Return `metrics` without those that equal an earlier one, except for rounding."""
     columns = run.metrics.columns(metrics).values
     found: list[str] = []
     for name in metrics:
@@ -95,7 +95,7 @@ def distinct(run: OneRun, metrics: Sequence[str]) -> list[str]:
 
 
 def _are_same(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether both have values at the same steps, which are the same but for rounding."""
+    """Return whether both have equal values at the same steps, except for rounding."""
     return all(
         math.isclose(a, b, rel_tol=1e-9) or (math.isnan(a) and math.isnan(b))
         for a, b in zip(one, other, strict=True)

@@ -1,4 +1,4 @@
-"""`/runs/{run}/timeline`: who did what when, as bars and densities in a window."""
+"""`/runs/{run}/timeline`: activities over time, as bars and densities in a window."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ from telescope_ui.pages.timeline_spans import (
 )
 
 MAX_BARS = 2000
-"""Bars of one row; with more, all of them become a density."""
+"""Most bars of one row; with more, all of them become a density."""
 MAX_TRACE_SPANS = 200_000
-"""Spans of a trace for Perfetto; it ends earlier if there are more."""
+"""Most spans of a trace for Perfetto; a longer trace is cut."""
 _MAX_ALL_BARS = 10_000
 _MAX_ROWS = 2000
 _MAX_STEPS = 2000
@@ -35,12 +35,12 @@ _ORDER = ("driver", "rank", "server", "environment", "evals", "other")
 _BARS = ("start_s", "duration_s", "lane", "name", "step", "version", "note", "address")
 _STATES_LANE = -1
 _COMPLETE: JsonObject = {"files_done": 0, "files_total": 0, "is_complete": True, "problems": []}
-"""Of windows that are read from the events themselves."""
+"""Text about windows that are read from the events themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scale:
-    """What is a pixel and a bucket in a window."""
+    """The size of a pixel and of a bucket in a window."""
 
     window: Window
     width: int
@@ -140,7 +140,7 @@ def _in_window(source: Source) -> str:
 def _rows(
     run: OneRun, database: Database, source: Source, scale: _Scale
 ) -> tuple[dict[str, JsonObject], int]:
-    """Return the rows of what is in the window, and how many spans they are of."""
+    """Return the rows of a window, and the number of their spans."""
     shown = _in_window(source)
     values = (*source.values, scale.window.last_s, scale.window.first_s)
     found = _narrow(database, Source(sql=shown, values=values), scale)
@@ -167,7 +167,7 @@ def _rows(
 
 @dataclass(slots=True)
 class _Narrow:
-    """What a source has in a window: how many wide bars, and the density of the others."""
+    """A source in a window: the number of wide bars, and the density of the others."""
 
     density: JsonObject
     num_wide: int = 0
@@ -176,7 +176,7 @@ class _Narrow:
 
 
 def _narrow(database: Database, shown: Source, scale: _Scale) -> dict[str, _Narrow]:
-    """Return the density of what is narrower than a pixel, which counts where it began.
+    """Return the density of spans narrower than a pixel, counted where they began.
 
     One pass over all spans of the window, as there may be millions.
     """
@@ -276,7 +276,7 @@ def _add_density(
 
 
 def _names(database: Database, chosen: Source, scale: _Scale) -> dict[tuple[str, int], str]:
-    """Return the name of the longest of what began in each bucket of each source."""
+    """Return the name of the longest span that began in each bucket of each source."""
     window = scale.window
     sql = (
         "SELECT source, CAST(floor(greatest(time_s - ?, 0) / ?) AS INTEGER) AS b, "
@@ -289,7 +289,7 @@ def _names(database: Database, chosen: Source, scale: _Scale) -> dict[tuple[str,
 def add_stages(
     run: OneRun, rows: dict[str, JsonObject], scale: _Scale, *, with_generating: bool
 ) -> None:
-    """Add how many attempts were in each stage, of a window with too many files of events."""
+    """Add the numbers of attempts in each stage, for a window with too many event files."""
     window = scale.window
     by_name: dict[tuple[str, str], list[Change]] = {}
     for one in run.stages.changes(window.first_s, window.last_s, scale.bucket_s):
@@ -316,7 +316,7 @@ def add_stages(
 
 
 def _state_bars(events: Sequence[JsonObject], scale: _Scale) -> dict[str, JsonObject]:
-    """Return the states of each server but `serving`, as bars; updates if they can be seen."""
+    """Return the states of each server except `serving`, as bars; updates if wide enough."""
     window = scale.window
     by_server: dict[str, list[JsonObject]] = {}
     for event in sorted(events, key=lambda event: event["time_s"]):
@@ -340,7 +340,7 @@ def _state_bars(events: Sequence[JsonObject], scale: _Scale) -> dict[str, JsonOb
 
 
 def _add_evals(run: OneRun, rows: dict[str, JsonObject], window: Window) -> None:
-    """Add a row of the evals, unless spans tell of them."""
+    """Add a row of the evals, unless spans include them."""
     points = [point for point in eval_points(run) if point.get("duration_s")]
     points = [
         point
@@ -368,7 +368,7 @@ def _add_evals(run: OneRun, rows: dict[str, JsonObject], window: Window) -> None
 
 
 def _marks(run: OneRun, states: Sequence[JsonObject], window: Window) -> list[JsonObject]:
-    """Return what happened at one moment in the window."""
+    """Return the events in the window."""
     found: list[JsonObject] = []
 
     def add(time_s: float | None, kind: str, label: str, address: str = "") -> None:

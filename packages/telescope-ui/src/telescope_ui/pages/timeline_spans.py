@@ -1,4 +1,4 @@
-"""What lasted in a run, from all its records, as one table in SQL: `Spans`.
+"""All spans of a run, from all its records, as one table in SQL: `Spans`.
 
 Model calls, spans of ranks and driver, and stages of attempts become rows of the same columns.
 """
@@ -38,11 +38,11 @@ COLUMNS = (
     *("environment", "group_id", "index", "attempt"),
 )
 MAX_STEP_FILES = 48
-"""Files of `events/` that are read for one answer."""
+"""Most files of `events/` that are read for one answer."""
 MAX_EVENTS = 64_000
-"""Events that are read for one answer."""
+"""Most events that are read for one answer."""
 _STEPS_AHEAD = 16
-"""Steps that rollouts are sampled ahead of their training, at most."""
+"""Most steps by which rollouts are sampled ahead of their training."""
 _KEYS = ("environment", "group_id", "index", "attempt")
 _KEY = 'group_id, "index", attempt'
 _NO_KEY = "'' AS environment, '' AS group_id, 0 AS \"index\", 0 AS attempt"
@@ -50,14 +50,14 @@ _NO_KEY = "'' AS environment, '' AS group_id, 0 AS \"index\", 0 AS attempt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A stretch of time."""
+    """An interval of time."""
 
     first_s: float
     last_s: float
 
     @property
     def length_s(self) -> float:
-        """How long it is; never 0."""
+        """Length of the window; never 0."""
         return max(1e-6, self.last_s - self.first_s)
 
 
@@ -66,13 +66,13 @@ class Spans:
     """The spans of a run in a window."""
 
     source: Source | None
-    """`COLUMNS` of each span; None without any."""
+    """Table with `COLUMNS` of each span; None if there are none."""
     kinds: tuple[str, ...]
-    """Which records there are: `timeline`, `calls`, `events`."""
+    """The kinds of records: `timeline`, `calls`, `events`."""
     is_too_wide: bool
-    """Whether stages of attempts are left out, because they are too many."""
+    """Whether stages of attempts are left out because there are too many."""
     problems: tuple[str, ...] = ()
-    """Files that could not be read, each with the reason."""
+    """Files that could not be read, with reasons."""
 
 
 def spans_of(run: OneRun, database: Database, window: Window) -> Spans:
@@ -120,7 +120,7 @@ def spans_of(run: OneRun, database: Database, window: Window) -> Spans:
 def answering_in(
     run: OneRun, database: Database, asked: WindowParameters, answer: Callable[[], JsonObject]
 ) -> JsonObject:
-    """Return `answer()`, which reads the spans of a window, without files that fail it."""
+    """Return `answer()`, which reads the spans of a window, without files that make it fail."""
 
     def blocks() -> list[Listed]:
         return [one for folder in ("timeline", "calls") for one in block_files(run.path, folder)]
@@ -135,7 +135,7 @@ def answering_in(
 
 
 def window_of(extent: Window | None, first_s: float | None, last_s: float | None) -> Window:
-    """Return the window that is asked for, by default all of `extent`."""
+    """Return the requested window, by default all of `extent`."""
     base = extent or Window(first_s=0.0, last_s=1.0)
     found = Window(
         first_s=base.first_s if first_s is None else first_s,
@@ -150,7 +150,7 @@ def window_of(extent: Window | None, first_s: float | None, last_s: float | None
 
 @lru_cache(maxsize=4096)
 def _extent(database: Database, folder: str, file: Listed) -> tuple[float | None, float | None]:
-    """Return when the first span of a file begins and the last one ends.
+    """Return the start of the first span in a file, and the end of the last one.
 
     The stamp in `file` makes another content another question.
     """
@@ -175,7 +175,7 @@ def _in_window(run: OneRun, by_step: Mapping[int, StepEvents], window: Window) -
 
 
 def step_ends(run: OneRun) -> list[tuple[int, float]]:
-    """Return (step, when it ended in Unix seconds), in order of time."""
+    """Return (step, end in Unix seconds), in order of time."""
     if "time_s" not in run.metrics.names():
         return []
     columns = run.metrics.columns(["time_s"])
@@ -186,7 +186,7 @@ def step_ends(run: OneRun) -> list[tuple[int, float]]:
 
 
 def extent_of(run: OneRun, database: Database) -> Window | None:
-    """Return when the first and the last of what is recorded happened; None without any."""
+    """Return the times of the first and the last record; None if there are none."""
     times: list[float | None] = []
     ends = step_ends(run)
     if ends:
@@ -204,7 +204,7 @@ def extent_of(run: OneRun, database: Database) -> Window | None:
 
 
 def where_time_went(run: OneRun, database: Database, window: Window) -> list[JsonObject]:
-    """Return the seconds of the window by what the driver did, longest first.
+    """Return the seconds of the window by activity of the driver, longest first.
 
     Evals count where the driver did nothing else. What is left has the name "", so that all of
     them add up to the window.

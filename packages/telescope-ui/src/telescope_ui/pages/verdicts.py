@@ -1,4 +1,4 @@
-"""What a run has come to: the verdict on it, and what is wrong, computed from its folder.
+"""The verdict on a run, and its problems, computed from its folder.
 
 So runs of earlier versions, and runs that were killed, have both.
 """
@@ -15,15 +15,15 @@ from telescope_ui.index.one_run import OneRun, settings_of
 
 
 class Judged(NamedTuple):
-    """What is said of a run above everything else."""
+    """The summary at the top of a run's page."""
 
     verdict: RunVerdict
     findings: list[Finding]
     left_s: float | None
-    """Seconds until its last step; None if it has ended, and where that is not known."""
+    """Seconds until its last step; None if it has ended, or if that is not known."""
 
     def findings_as_json(self, run: OneRun) -> list[JsonObject]:
-        """Return the findings; those of their metrics that the run does not have are left out."""
+        """Return the findings, with only those of their metrics that the run has."""
         names = set(run.metrics.names())
         return [
             one.as_json() | {"metrics": [name for name in one.metrics if name in names]}
@@ -32,7 +32,7 @@ class Judged(NamedTuple):
 
 
 def judged(run: OneRun) -> Judged:
-    """Return the verdict on a run, and what is wrong with it by the rules of `telescope doctor`."""
+    """Return the verdict on a run, and the findings of `telescope doctor`."""
     columns = run.metrics.columns(run.metrics.names())
     history = History(columns.steps, columns.values)
     findings = diagnose(history)

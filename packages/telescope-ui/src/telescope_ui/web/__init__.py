@@ -1,1 +1,1 @@
-"""The server: addresses of pages, who may ask, what is live, and the same pages as a folder."""
+"""The server: addresses of pages, access control, live events, and export to a folder."""

@@ -1,4 +1,4 @@
-"""The application: which function answers which address."""
+"""The application: the function for each address."""
 
 import asyncio
 import os
@@ -57,11 +57,11 @@ _OF_REPORT = {
     "content-security-policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'; "
     "img-src data:; frame-ancestors 'none'"
 }
-"""A report is a file that others may have written: it is shown without scripts, as from nowhere."""
+"""Reports may be written by others, so they are shown without scripts and without an origin."""
 
 
 class _PagePart(Convertor[str]):
-    """One part of a path, which comes escaped."""
+    """One part of a path, which arrives escaped."""
 
     regex = "[^/]+"
 
@@ -81,7 +81,7 @@ def create_app(
     host: str,
     allowed_hosts: Collection[str] = (),
 ) -> ASGIApp:
-    """Return the application that shows `runs` to whoever has `token`."""
+    """Return the application that shows `runs` to holders of `token`."""
     register_url_convertor("part", _PagePart())
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.add_exception_handler(TelescopeError, _reply)

@@ -1,4 +1,4 @@
-"""Changes on disk as events for the pages that are open; one thread looks for them."""
+"""Changes on disk as events for open pages; one thread looks for them."""
 
 import asyncio
 import os
@@ -18,11 +18,12 @@ from telescope_ui.index.one_run import OneRun
 from telescope_ui.index.runs import Runs
 
 LOOK_S = 0.25
-"""How often the thread looks, while somebody listens."""
+"""Seconds between looks of the thread, while somebody listens."""
 _SLOW_LOOKS = 8
 """Looks between two at a run that has ended."""
 _STILL_S = 5.0
-"""A page that hears nothing for twice as long says that it is not live."""
+"""Seconds between signs of life; a page without one for twice as long reports that it is not
+live."""
 MAX_LISTENERS = 32
 _MAX_WAITING = 1000
 _FILES = {
@@ -39,43 +40,43 @@ _NEWEST = 4
 
 _NOTHING: JsonObject = {}
 _READY = ""
-"""What tells a listener that changes from now on are told."""
+"""Event that tells a listener that all later changes are reported."""
 
 State = Mapping[str, object]
 _OF_FILES = (OSError, TelescopeError, ValueError)
-"""What looking at files that somebody else writes and deletes can raise."""
+"""Errors of reading files that others write and delete."""
 
 
 @dataclass(eq=False, slots=True)
 class Listener:
-    """One page that is told of changes."""
+    """One page that is notified of changes."""
 
     runs: Collection[str]
-    """Keys of the runs that it shows; empty for all."""
+    """Keys of the runs on the page; empty for all."""
     loop: asyncio.AbstractEventLoop
     is_known: bool = False
-    """Whether the watcher knows what it compares with, so that no change can be missed."""
+    """Whether the watcher has a state to compare with, so that no change can be missed."""
     queue: "asyncio.Queue[tuple[str, JsonObject]]" = field(
         default_factory=lambda: asyncio.Queue(_MAX_WAITING)
     )
 
 
 class Watcher:
-    """Looks at the run folders while somebody listens."""
+    """Watches the run folders while somebody listens."""
 
     def __init__(self, runs: Runs, *, pause: Callable[[float], None] = time.sleep) -> None:
-        """Look at `runs`, with a `pause` of so many seconds between two looks."""
+        """Watch `runs`, with a `pause` in seconds between two looks."""
         self._runs = runs
         self._pause = pause
         self._listening = Condition()
-        """Held to touch the listeners; told when the first one comes."""
+        """Held to access the listeners; notified when the first one arrives."""
         self._listeners: set[Listener] = set()
         self._is_closed = False
         self._thread = Thread(target=self._watch, name="watch runs", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop watching."""
         with self._listening:
             self._is_closed = True
             self._listening.notify_all()
@@ -92,7 +93,7 @@ class Watcher:
         return listener
 
     def remove(self, listener: Listener) -> None:
-        """Tell `listener` nothing more."""
+        """Stop notifying `listener`."""
         with self._listening:
             self._listeners.discard(listener)
 
@@ -169,7 +170,7 @@ def _put(queue: "asyncio.Queue[tuple[str, JsonObject]]", event: str, data: JsonO
 
 
 def state_of(run: OneRun) -> State:
-    """Return a state that differs when a part of a run, or of an eval without one, has changed."""
+    """Return a state that changes when a part of a run, or of an eval without one, does."""
     if isinstance(run, OneEval):
         signs = [_signs(run.path, name) for name in run.changing]
         return {"evals": signs, "state": run.brief()["state"], "step": 0}

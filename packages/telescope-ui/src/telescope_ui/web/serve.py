@@ -1,4 +1,4 @@
-"""Starts the server of `telescope ui`, and prints where it is."""
+"""Start the server of `telescope ui`, and print its address."""
 
 import os
 import secrets
@@ -29,7 +29,7 @@ from telescope_ui.web.app import create_app
 from telescope_ui.web.live import Watcher
 
 _END_S = 1
-"""How long open pages may hold up the end."""
+"""Longest time in seconds for which open pages delay the end."""
 
 
 def serve(
@@ -116,7 +116,7 @@ def serve(
 
 
 def exposure(host: str) -> str:
-    """Return a line on what listening on `host` means where others reach it, else nothing."""
+    """Return a warning about listening on `host` if others can reach it, else nothing."""
     if is_loopback(host):
         return ""
     return (
@@ -127,13 +127,13 @@ def exposure(host: str) -> str:
 
 
 def _has_screen() -> bool:
-    """Whether a browser has somewhere to show itself; one for terminals would take this one."""
+    """Return whether a browser could open a window; one for terminals would use this terminal."""
     screens = ("DISPLAY", "WAYLAND_DISPLAY")
     return sys.platform != "linux" or any(os.environ.get(name) for name in screens)
 
 
 def _listen(host: str, port: int | None, own: OwnServer | None) -> socket.socket:
-    """Listen on `port`; without one, on the first free one of those that `own` tries."""
+    """Listen on `port`; without one, on the first free port that `own` suggests."""
     if port is not None or own is None:
         return _bound(host, port or 0)
     for tried in own.ports():
@@ -178,7 +178,7 @@ def _tell(
     as_json: bool,
     opens_browser: bool,
 ) -> None:
-    """Print where the server `pid` is; `joined`: what it shows now too, if it ran before."""
+    """Print the address of server `pid`; `joined`: what it now shows too, if it was running."""
     if as_json:
         fields = {"address": address, "token": token, "pid": pid, "joined": joined is not None}
         line = msgspec.json.encode(fields).decode()

@@ -1,4 +1,4 @@
-"""Pages and data behind the same addresses: a browser gets the front end, a program the data."""
+"""Pages and data at the same addresses: browsers get the front end, programs the data."""
 
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
@@ -12,14 +12,14 @@ from telescope_ui.base.answers import error_response
 STATIC = Path(__file__).resolve().parents[1] / "static"
 _ALWAYS_DATA = ("/static/", "/live")
 _NO_PAGES = ("/timeline/trace.json", "/report.html")
-"""How addresses below a run end that have no page of the front end."""
+"""Endings of addresses below a run without a page of the front end."""
 _FORMATS = ("html", "json")
 _OF_FRONT_END = "ui."
-"""Parameters that begin so choose what a page shows of its data."""
+"""Prefix of parameters that choose what a page shows of its data."""
 
 
 class Shell:
-    """Answers with the front end where a page is asked for, and hands on what asks for data.
+    """Answers page requests with the front end, and passes on requests for data.
 
     `format` is taken out of the query, and so is what only the front end reads (`ui.view`): then an
     address that a person shares has its data too. Paths are handed on as they came, still escaped,
@@ -31,7 +31,7 @@ class Shell:
         self._index = static / "index.html"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a page, or hand on."""
+        """Answer with a page, or pass the request on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
