@@ -1,4 +1,4 @@
-"""Games that are stepped: what the player sees is text, and each answer is one move.
+"""Games that are stepped: the player sees text, and each answer is one move.
 
 Shared by the adapters of Gymnasium and TextArena. An example is a seed: train has the odd ones,
 eval the even ones. Each rollout has a game of its own, which is stepped in threads.
@@ -17,10 +17,10 @@ from telescope_core.examples import GeneratedSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameStep:
-    """The answer of a game to one move."""
+    """The response of a game to one move."""
 
     text: str
-    """What the player sees next."""
+    """The next text for the player."""
     reward: float = 0.0
     is_over: bool = False
     """Whether the game has ended."""
@@ -34,11 +34,11 @@ class Game(Protocol):
     """One game in progress; its methods may block."""
 
     def reset(self, seed: int) -> str:
-        """Begin, and return what the player sees."""
+        """Start the game, and return the first text for the player."""
         ...
 
     def step(self, text: str) -> GameStep:
-        """Make the move that an answer names."""
+        """Make the move in an answer."""
         ...
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class GameEnvironment(AdaptedEnvironment):
     State: ClassVar[type[Played]] = Played
 
     def new_game(self) -> Game:
-        """Return a game that has not begun; called in a thread."""
+        """Return a game that has not started; called in a thread."""
         raise EnvironmentLoadError(f"{type(self).__name__} must define new_game(self)")
 
     def examples(self, split: Split) -> GeneratedSource:
@@ -75,7 +75,7 @@ class GameEnvironment(AdaptedEnvironment):
         return GeneratedSource(lambda _, index: seeded(split, index), seed=0)
 
     async def play(self, episode: Episode[Played]) -> StopReason:
-        """Answer what is seen until the game is over."""
+        """Answer each text until the game is over."""
         threads = self.caller.in_thread
         game = await threads(self.new_game)
         try:

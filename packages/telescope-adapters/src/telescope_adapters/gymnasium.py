@@ -26,7 +26,7 @@ _KNOWN_ACTIONS = {
     "Blackjack": ("stick", "hit"),
     "CartPole": ("left", "right"),
 }
-"""The words of the actions of Gymnasium's own environments."""
+"""Words for the actions of Gymnasium's own environments."""
 
 
 class GymConfig(GameConfig):
@@ -39,7 +39,7 @@ class GymConfig(GameConfig):
     """What the player sees: the drawing or text of the environment, or the observation's value.
     `auto` takes the text, and refuses environments without one."""
     instruction: str = "Answer with one of: {actions}."
-    """Added to what is seen; `{actions}` stands for the words."""
+    """Added to each text; `{actions}` stands for the words."""
 
 
 class GymEnvironment(GameEnvironment):
@@ -63,7 +63,7 @@ class GymEnvironment(GameEnvironment):
             trial.close()
 
     def new_game(self) -> "_GymGame":
-        """Return a game that has not begun."""
+        """Return a game that has not started."""
         return _GymGame(self._made(), self.words, self.config, is_drawn=self._is_drawn)
 
     def _made(self) -> Any:
@@ -104,7 +104,7 @@ class GymEnvironment(GameEnvironment):
 
 
 def uncolored(drawing: str) -> str:
-    """Return a drawing without codes of colors, which often are all that shows the player.
+    """Return a drawing without color codes, which often are the only mark of the player.
 
     What is drawn on a color stands in brackets, with the color unless it is red; what is drawn in a
     color is followed by the color.
@@ -158,7 +158,7 @@ class _GymGame:
         return f"{seen.strip(chr(10))}\n{self._asks}".strip("\n")
 
     def _action(self, text: str) -> "int | str | None":
-        """Return the action that the last word of its kind in `text` names."""
+        """Return the action that the last action word in `text` names."""
         if not self._words:
             return text
         found = [word for word in re.findall(r"[\w-]+", text.lower()) if word in self._words]

@@ -52,10 +52,10 @@ from telescope_core.sandboxes.protocol import (
 )
 
 _ROOTS = ("/app", "/logs", "/root", "/solution", "/tests", "/workspace")
-"""Folders that tasks take for granted."""
+"""Folders that tasks expect to exist."""
 _AGENT_S = 600.0
 _MARGIN_S = 900.0
-"""Of a sandbox's life, for what has no time limit of its own."""
+"""Seconds of a sandbox's life for activities without a time limit of their own."""
 _FILES_S = 120.0
 _LIFE_S = 30 * 24 * 3600.0
 _MEMORY_MB = 2048
@@ -66,7 +66,7 @@ _EMPTIED = (
     'for folder in /tests /logs/verifier; do [ ! -h "$folder" ] || rm -f "$folder"; '
     'mkdir -p "$folder" && find "$folder" -mindepth 1 -delete || exit 1; done'
 )
-"""The image, or the agent, may have left a reward or a helper there."""
+"""Command that removes a reward or a helper left by the image or the agent."""
 
 
 class HarborConfig(AdaptedConfig, AgentConfig):
@@ -130,7 +130,7 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
         return tuple(split for split in Split if self._names(split))
 
     def examples(self, split: Split) -> ListSource:
-        """Return the tasks, whose prompt is their instruction as it stands."""
+        """Return the tasks, with their instructions as prompts."""
         tasks = self.tasks
         return ListSource(
             [Example(id=name, prompt=tasks[name].instruction) for name in self._names(split)]
@@ -149,7 +149,7 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
         return open_provider(self.config.sandbox)
 
     def local_provider(self, read_only: tuple[str, ...]) -> SandboxProvider:
-        """Return sandboxes that have the folders in which tasks work."""
+        """Return a provider of local sandboxes with the folders in which tasks work."""
         roots = {*_ROOTS, *(root for image in self._images.values() for root in image.roots)}
         venv = self.config.local_venv
         return LocalProvider(
@@ -157,7 +157,7 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
         )
 
     def place(self, episode: Episode[Any]) -> AgentPlace:
-        """Return what the task asks for."""
+        """Return the place that the task asks for."""
         task = self.tasks[episode.example.id]
         return AgentPlace(
             spec=self._spec(task, image=episode.state.get("image")),
@@ -169,7 +169,7 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
 
     @setup
     async def prepare(self, episode: Episode[Any]) -> None:
-        """Make the sandbox of the task, and wait until it is ready."""
+        """Create the sandbox of the task, and wait until it is ready."""
         task, state = self.tasks[episode.example.id], episode.state
         episode.tags["task_digest"] = task.digest
         if not self._is_local:
@@ -197,7 +197,7 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
         await self._wait_until_healthy(task, box, state["folder"])
 
     async def score(self, rollout: Rollout, example: Example, episode: Episode[Any]) -> Rollout:
-        """Run the tests of the task in its sandbox, and take the reward that they write."""
+        """Run the tests of the task in its sandbox, and use the reward that they write."""
         if "folder" not in episode.state:
             raise ConfigError(
                 f"{example.id}: a task of Harbor is graded in the sandbox of its rollout, which is "
@@ -256,7 +256,7 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
         return settings.agent_timeout_s if is_set or named_s is None else named_s
 
     def _spec(self, task: HarborTask, image: str | None = None) -> SandboxSpec:
-        """Return what the task's sandbox has; its image is known once it was built."""
+        """Return the requirements on the task's sandbox; its image is known once it was built."""
         settings, table = cast(HarborConfig, self.config), task.table.environment
         memory_mb = settings.memory_mb or table.memory_mb or _MEMORY_MB
         disk_mb = None if settings.sandbox == "docker" else table.storage_mb
@@ -275,7 +275,7 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
         )
 
     def _require_room(self) -> None:
-        """Raise EnvironmentLoadError that names the tasks for which this machine is too small."""
+        """Raise EnvironmentLoadError that names tasks for which this machine is too small."""
         if not isinstance(self._provider, LocalProvider | DockerProvider):
             return
         problems: list[str] = []
@@ -294,7 +294,7 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
         require_none(problems)
 
     async def _image(self, task: HarborTask) -> str:
-        """Return the name of the task's image, which is built or pulled if it is not there."""
+        """Return the name of the task's image; builds or pulls it if needed."""
         named = task.table.environment.docker_image
         if not isinstance(self._provider, DockerProvider):
             return str(named)
@@ -352,7 +352,7 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
             await asyncio.sleep(check.start_interval_sec if is_starting else check.interval_sec)
 
     async def _verified(self, episode: Episode[Any]) -> dict[str, float]:
-        """Return what the verifier wrote: `reward`, and its other numbers by name.
+        """Return the verifier's numbers: `reward`, and others by name.
 
         Raises SandboxError where it wrote none: that says nothing of what the agent did.
         """
@@ -380,7 +380,7 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
 
 
 async def _written(box: Sandbox, task: HarborTask, said: str) -> dict[str, float]:
-    """Return the numbers of the reward files; the JSON goes before the text."""
+    """Return the numbers in the reward files; JSON takes precedence over text."""
     numbers: dict[str, float] = {}
     found = [await _text(box, f"/logs/verifier/{name}") for name in ("reward.json", "reward.txt")]
     try:
@@ -404,7 +404,7 @@ async def _written(box: Sandbox, task: HarborTask, said: str) -> dict[str, float
 
 
 def _numbers(values: Mapping[str, object]) -> dict[str, float]:
-    """Return what is a finite number; a truth value is none."""
+    """Return finite numbers; booleans are left out."""
     return {
         name: float(value)
         for name, value in values.items()
@@ -427,14 +427,14 @@ async def _unpack(box: Sandbox, task: HarborTask, files: bytes, folder: str) -> 
 
 
 def _require(done: CommandResult, task: HarborTask, what: str) -> None:
-    """Raise SandboxError unless a command that is no doing of the agent succeeded."""
+    """Raise SandboxError unless a command succeeded that the agent cannot influence."""
     if not done.succeeded:
         said = f"{done.text}\n{done.error_text}".strip()[-300:]
         raise SandboxError(f"{task.name}: {what} ({done.stop}, exit {done.exit_code}): {said}")
 
 
 class HarborOracle(HarborEnvironment):
-    """Plays the solution that a task brings, or nothing at all, in place of an agent."""
+    """Plays the solution of a task, or nothing at all, in place of an agent."""
 
     harness = CommandHarness(argv=("true",))
     runs_agent = False
@@ -461,11 +461,11 @@ class HarborOracle(HarborEnvironment):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCheck:
-    """What a task gives to its own solution, and to nothing."""
+    """The rewards of a task for its own solution, and for doing nothing."""
 
     task: str
     solution: float | None
-    """None = it has none, or it could not be graded."""
+    """None = there is no solution, or it could not be graded."""
     nothing: float | None
     problems: tuple[str, ...]
 
@@ -473,7 +473,7 @@ class TaskCheck:
 async def check_tasks(
     settings: Mapping[str, Any], num_tasks: int, tell: Callable[[TaskCheck], None]
 ) -> list[TaskCheck]:
-    """Play the solution and nothing at all for the first tasks; `tell` hears of each at its end.
+    """Play the solution, and nothing at all, for the first tasks; calls `tell` after each.
 
     The solution must earn the maximum and nothing must not.
     """

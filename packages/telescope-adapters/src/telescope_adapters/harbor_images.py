@@ -1,4 +1,4 @@
-"""The sandbox of a Harbor task: an image that is built, or steps of a Dockerfile.
+"""The sandbox of a Harbor task: a built image, or the steps of a Dockerfile.
 
 The local sandbox has no images: there, the lines of a Dockerfile that need none are done when it
 starts, and a line that needs one is refused by name. The base image is not looked at.
@@ -28,7 +28,7 @@ _SAYS_NOTHING = {
     "VOLUME",
     "HEALTHCHECK",
 }
-"""Lines that say nothing of the files or variables of commands that are run in a container."""
+"""Instructions that do not affect the files or variables of commands in a container."""
 _INSTALLS = re.compile(
     r"\b(apt|apt-get|apk|yum|dnf|pip3?|pipx|uv|conda|npm|pnpm|yarn|cargo|go|gem|curl|wget|git)\b\s+\S"
 )
@@ -51,31 +51,31 @@ _SYSTEM = {
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _DIGITS = 16
 AGENT_PYTHON = "/opt/telescope-agent/bin/python"
-"""Where the packages of a harness are in images that are built for it."""
+"""Interpreter with the packages of a harness, in images that are built for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One thing that is done in a local sandbox before the agent starts."""
+    """One step in a local sandbox before the agent starts."""
 
     files: bytes = b""
-    """A tar of paths below `/`."""
+    """A tar with paths below `/`."""
     command: str = ""
-    """For `sh -c`."""
+    """Command for `sh -c`."""
     folder: str
     environment: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalImage:
-    """What stands for an image in a local sandbox."""
+    """Replacement for an image in a local sandbox."""
 
     folder: str = "/app"
     """The working directory."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     steps: tuple[Step, ...] = ()
     roots: frozenset[str] = frozenset()
-    """Folders below `/` that have to be writable."""
+    """Folders below `/` that must be writable."""
 
 
 def packed(folder: Path, *, more: Mapping[str, bytes] | None = None, below: str = "") -> bytes:
@@ -94,14 +94,14 @@ def packed(folder: Path, *, more: Mapping[str, bytes] | None = None, below: str 
 
 
 def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Leave out of a tar who owns a file here and when it was written, which change a digest."""
+    """Remove the owner and the time of a file from a tar entry, because they change a digest."""
     info.uid = info.gid = info.mtime = 0
     info.uname = info.gname = ""
     return info
 
 
 def build_of(task: HarborTask, requirements: Sequence[str]) -> tuple[bytes, str]:
-    """Return the context of the build of a task's image, and the tag that names its contents.
+    """Return the build context of a task's image, and the tag that identifies its content.
 
     `requirements` are the packages of the harness, which are installed over it.
     """
@@ -123,7 +123,7 @@ def build_of(task: HarborTask, requirements: Sequence[str]) -> tuple[bytes, str]
 
 
 def local_image(task: HarborTask, skipped: Sequence[str]) -> LocalImage:
-    """Return what stands for the task's image in a local sandbox.
+    """Return the replacement for the task's image in a local sandbox.
 
     Lines of RUN that contain one of `skipped` are left out. Raises ConfigError that names the line
     that needs an image.
@@ -152,7 +152,7 @@ def local_image(task: HarborTask, skipped: Sequence[str]) -> LocalImage:
 
 
 def _lines(text: str) -> list[tuple[str, str]]:
-    """Return the instructions of a Dockerfile with what follows each."""
+    """Return the instructions of a Dockerfile with their arguments."""
     whole = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\[ \t]*\n", " ", "\n".join(whole))
     lines = [line.strip() for line in joined.splitlines()]
@@ -161,7 +161,7 @@ def _lines(text: str) -> list[tuple[str, str]]:
 
 
 class _Reader:
-    """Does the lines of a Dockerfile one by one, as far as files and variables go."""
+    """Carries out the lines of a Dockerfile one by one, for files and variables."""
 
     def __init__(self, task: str, context: Path, skipped: Sequence[str]) -> None:
         self._task = task
@@ -175,7 +175,7 @@ class _Reader:
         self.roots: set[str] = set()
 
     def run(self, word: str, rest: str) -> None:
-        """Do one line; raises ConfigError for one that needs an image."""
+        """Carry out one line; raises ConfigError for one that needs an image."""
         line = f"{word} {rest}"
         if word == "FROM":
             self._num_bases += 1
@@ -283,7 +283,7 @@ class _Reader:
 
 
 def _root(path: str, task: str) -> str:
-    """Return the folder below `/` that has to be writable for `path`."""
+    """Return the folder below `/` that must be writable for `path`."""
     name = posixpath.normpath(path).split("/")[1]
     if name in _SYSTEM:
         raise ConfigError(

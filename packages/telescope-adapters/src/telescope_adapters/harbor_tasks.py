@@ -23,13 +23,13 @@ _SIZE = re.compile(r"([0-9.]+)\s*([KMG])I?B?", re.IGNORECASE)
 _MB_OF = {"K": 1 / 1024, "M": 1, "G": 1024}
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 _CANARY = re.compile(r"(?:[ \t]*(?:#.*canary.*|<!--.*canary.*-->)[ \t]*\n)+\s*", re.IGNORECASE)
-"""Comments at the beginning of an instruction that mark it for those who look for leaks."""
+"""Comments at the beginning of an instruction that mark it for leak detection."""
 _SHOWN = 6
 _ROOT = (None, "root", "0", 0)
 
 
 class _Table(BaseModel):
-    """A table of `task.toml`; keys that are not known say nothing of how a task is played."""
+    """A table of `task.toml`; unknown keys do not affect how a task is played."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -81,7 +81,7 @@ class _Environment(_Table):
     @model_validator(mode="before")
     @classmethod
     def _read_old_keys(cls, given: Any) -> Any:
-        """Take `memory`, `storage` and `allow_internet`, as older files say the same."""
+        """Accept `memory`, `storage` and `allow_internet`, the names in older files."""
         if not isinstance(given, dict):
             return cast(object, given)
         table = dict(cast(dict[str, Any], given))
@@ -119,14 +119,14 @@ class HarborTask:
     """One task folder."""
 
     name: str
-    """`org/name` as the file says, else the name of the folder."""
+    """`org/name` in the file, else the name of the folder."""
     folder: Path
     table: _File
     instruction: str
 
     @property
     def has_solution(self) -> bool:
-        """Whether it brings a solution that can be run."""
+        """Whether it has a solution that can be run."""
         return (self.folder / "solution" / "solve.sh").is_file()
 
     @property
@@ -198,7 +198,7 @@ def read_tasks(folder: Path, leave_out: Sequence[str] = ()) -> list[HarborTask]:
 
 
 def require_none(problems: Sequence[str]) -> None:
-    """Raise EnvironmentLoadError that names `problems`, each of which begins with a task."""
+    """Raise EnvironmentLoadError with `problems`, each of which begins with a task."""
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise EnvironmentLoadError(
@@ -231,7 +231,7 @@ def _read(folder: Path) -> HarborTask:
 
 
 def _unplayed(task: HarborTask) -> list[str]:
-    """Return what the task needs and no sandbox here gives."""
+    """Return the needs of the task that no sandbox here supports."""
     table, files = task.table, task.folder
     environment, verifier = table.environment, table.verifier
     separate = verifier.environment_mode == "separate" or verifier.environment is not None
@@ -275,7 +275,7 @@ def unset_variables(values: Mapping[str, str]) -> list[str]:
 
 
 def resolved(values: Mapping[str, str]) -> dict[str, str]:
-    """Return `values` with `${NAME}` and `${NAME:-default}` replaced, as late as a command starts.
+    """Return `values` with `${NAME}` and `${NAME:-default}` replaced, when a command starts.
 
     What is not written into a record cannot be read there. Raises ConfigError for an unset one.
     """

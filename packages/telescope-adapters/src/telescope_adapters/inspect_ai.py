@@ -32,12 +32,12 @@ _PLAYED = {
     *("dataset", "setup", "solver", "cleanup", "scorer", "metrics", "config", "model_roles"),
     *("message_limit", "turn_limit", "token_limit", "token_limit_type", "time_limit"),
 }
-"""What a task says that is played as it stands."""
+"""Fields of a task that are used unchanged."""
 _SAID_OF_IT = {
     *("version", "description", "metadata", "tags", "viewer", "headline_metric"),
     *("checkpoint", "on_checkpoint", "on_resume"),
 }
-"""What says nothing of how a sample is played and scored."""
+"""Fields that do not affect how a sample is played and scored."""
 _OURS = {
     "model": "the policy",
     "epochs": "the number of rollouts",
@@ -46,10 +46,10 @@ _OURS = {
     "continue_on_fail": "the limits on failed rollouts",
     "score_on_error": "no score for what raised",
 }
-"""What a task says that whoever plays it decides, and what counts in its place."""
+"""Fields of a task that the user of Telescope decides instead, each with the replacement."""
 _SAMPLE = {"input", "choices", "target", "id", "description", "metadata", "checkpoint"}
 _STOPS = {"time": StopReason.TIMEOUT, "token": StopReason.LENGTH}
-"""How a rollout ends that reached one of their limits; the others count messages and turns."""
+"""Stop reason of a rollout that reached one of their limits; others count messages and turns."""
 
 
 class InspectConfig(AdaptedConfig):
@@ -94,7 +94,7 @@ class InspectEnvironment(AdaptedEnvironment):
         self._try_scorers()
 
     def splits(self) -> tuple[Split, ...]:
-        """Return the split of evals alone, unless the samples are divided."""
+        """Return only the split of evals, unless the samples are divided."""
         return tuple(split for split in Split if self._names[split])
 
     def examples(self, split: Split) -> ListSource:
@@ -108,7 +108,7 @@ class InspectEnvironment(AdaptedEnvironment):
         )
 
     async def play(self, episode: Episode[Any]) -> StopReason:
-        """Let their solver ask the policy."""
+        """Let the task's solver call the policy."""
         policy = self._models.policy(episode)
         state = episode.state["state"] = self._new_state(episode.example.id)
         self._models.enter(state, policy, self.task.scorer)
@@ -136,7 +136,7 @@ class InspectEnvironment(AdaptedEnvironment):
         return stop_reason or (StopReason.LENGTH if was_cut else StopReason.COMPLETED)
 
     async def score(self, rollout: Rollout, example: Example, episode: Episode[Any]) -> Rollout:
-        """Let their scorers score what was played, also where a limit ended it."""
+        """Let the task's scorers score the rollout, even if a limit ended it."""
         scored = await self._scores.of(episode.state["state"])
         episode.state["reward"] = scored.reward
         episode.tags.update(scored.tags)
@@ -145,7 +145,7 @@ class InspectEnvironment(AdaptedEnvironment):
 
     @reward
     def theirs(self, episode: Episode[Any]) -> float:
-        """The score of their scorer, as a number."""
+        """The score of the task's scorer, as a number."""
         return episode.state["reward"]
 
     @cleanup
@@ -155,7 +155,7 @@ class InspectEnvironment(AdaptedEnvironment):
             await self.task.cleanup(episode.state["state"])
 
     async def _solved(self, episode: Episode[Any], state: Any, generate: Any) -> StopReason | None:
-        """Run the solver, and return which of the task's limits ended it; None = none did."""
+        """Run the solver, and return the task's limit that ended it; None = none did."""
         over = self._util.LimitExceededError
         try:
             with (
@@ -174,7 +174,7 @@ class InspectEnvironment(AdaptedEnvironment):
             return _STOPS.get(limit.type, StopReason.MAX_TURNS)
 
     def _new_state(self, name: str) -> Any:
-        """Return the state in which a rollout begins, which shares nothing with others."""
+        """Return the state at the start of a rollout, which shares nothing with others."""
         sample = deepcopy(self._samples[name])
         return self._states.TaskState(
             model=self._models.policy_name,
@@ -246,7 +246,7 @@ class InspectEnvironment(AdaptedEnvironment):
         return unknown_name("inspect_ai task", name, known, f"(inspect_ai said: {why:.200})")
 
     def _require_playable(self) -> None:
-        """Raise for what the task uses and a rollout cannot have; say what is decided here."""
+        """Raise for features of the task that a rollout lacks; note what is decided here."""
         task, name = self.task, self.config.id
         says = cast(dict[str, Any], vars(task))
         used = {key for key, value in says.items() if value is not None and key[0] != "_"}
@@ -269,7 +269,7 @@ class InspectEnvironment(AdaptedEnvironment):
             relay(f"{name}: what the task sets is not used here: {', '.join(replaced)}")
 
     def _numbered(self) -> list[Any]:
-        """Return the samples, whose ids are their places where they have none."""
+        """Return the samples; those without ids get their positions as ids."""
         samples: list[Any] = list(self.task.dataset)
         for place, sample in enumerate(samples, 1):
             sample.id = place if sample.id is None else sample.id

@@ -1,4 +1,4 @@
-"""The models that a task of inspect_ai asks: the policy of the rollout, and the judge of scorers.
+"""The models of an inspect_ai task: the policy of the rollout, and the judge of scorers.
 
 What a task sets for its model is sorted here: a part goes to the policy, a part is the user's to
 set, and the rest is refused by name.
@@ -21,28 +21,28 @@ _POLICY = "telescope/policy"
 _KEPT = {
     *("system_message", "stop_seqs", "max_tool_output", "reasoning_history", "fail_on_refusal"),
 }
-"""Settings of a request that change what is asked, or what is done with the answer."""
+"""Settings of a request that change its content, or what happens to the answer."""
 _USERS = {
     *("max_tokens", "temperature", "top_p", "top_k", "seed", "frequency_penalty"),
     *("presence_penalty", "parallel_tool_calls", "verbosity", "effort", "reasoning_effort"),
     *("reasoning_mode", "reasoning_tokens", "reasoning_summary"),
 }
-"""Settings of sampling, in whose place those of the eval or the run count."""
+"""Sampling settings, which those of the eval or the run replace."""
 _OF_CLIENTS = {
     *("max_retries", "timeout", "attempt_timeout", "stream_idle_timeout", "max_connections"),
     *("adaptive_connections", "cache_prompt", "cache", "batch", "extra_headers"),
     *("fallback_models", "internal_tools"),
 }
-"""Settings of a client of theirs, which the policy does not have."""
+"""Settings of inspect_ai's own client, which the policy lacks."""
 _MANY = 1 << 20
-"""Requests to the policy at once; whoever plays limits the rollouts."""
+"""Requests to the policy at once; rollouts are limited elsewhere."""
 
 
 class InspectModels:
     """The models of one task."""
 
     def __init__(self, name: str, task: Any, *, judge: str) -> None:
-        """`judge` names the model that scorers ask; empty = they may ask none but their own."""
+        """`judge`: name of the model for scorers; empty = only models that the task names."""
         self._name = name
         self._model = imported(INSPECT, "inspect_ai.model")
         self._context = imported(INSPECT, "inspect_ai._eval.context")
@@ -60,7 +60,7 @@ class InspectModels:
         self.judge = self._judge(judge) if judge else self._unasked(name)
 
     def policy(self, episode: Episode[Any]) -> Any:
-        """Return a model of theirs that asks the policy of `episode`.
+        """Return an inspect_ai model that calls the policy of `episode`.
 
         Its `api.failed` is what kept it from being asked; None = nothing did.
         """
@@ -76,7 +76,7 @@ class InspectModels:
         self._scoring.init_scoring_context(list(scorers), state.target)
 
     def kept(self, config: Any) -> Any:
-        """Return those settings of a request that the policy is given.
+        """Return the settings of a request that are passed to the policy.
 
         Says once which are the user's. Raises UnplayableError for what no policy can be asked.
         """
@@ -110,7 +110,7 @@ class InspectModels:
 
 
 def judge_advice() -> str:
-    """Return how a judge gets its key and its package."""
+    """Return advice on the key and the package of a judge."""
     return (
         "Its key reaches the environment when it is linked with --secret NAME, such as --secret "
         "OPENAI_API_KEY, and its client with --with PACKAGE, such as --with openai"
@@ -118,20 +118,20 @@ def judge_advice() -> str:
 
 
 def inner(error: Exception) -> Exception:
-    """Return the exception behind those that their groups of tasks wrap around it."""
+    """Return the exception inside those that inspect_ai's task groups wrap around it."""
     found: Any = imported(INSPECT, "inspect_ai.util._anyio")
     return found.inner_exception(error)
 
 
 def told(error: Exception) -> str:
-    """Return the text of an error of theirs, on one line and without their marks for bold text."""
+    """Return the text of an inspect_ai error, on one line and without marks for bold text."""
     text = str(getattr(error, "message", "") or error or type(error).__name__)
     plain = re.sub(r"\[/?(?:bold|blue|green|red)[^\]]*\]", "", text)
     return " ".join(plain.split()).rstrip(".")
 
 
 def as_message(theirs: Any) -> Message:
-    """Return one of their messages as ours; parts that are no text are refused by name."""
+    """Convert an inspect_ai message to ours; parts other than text are refused by name."""
     content: Any = theirs.content
     if not isinstance(content, str):
         others = sorted({part.type for part in content} - {"text", "reasoning"})
@@ -152,7 +152,7 @@ def as_message(theirs: Any) -> Message:
 
 
 def _model_classes(model: Any, models: InspectModels) -> tuple[Any, Any]:
-    """Return the classes of the policy, and of the model that scorers must not ask."""
+    """Return the model classes of the policy, and of a model that scorers must not use."""
     call_class: Any = imported(INSPECT, "inspect_ai.tool").ToolCall
     registry: Any = imported(INSPECT, "inspect_ai._util.registry")
     about = registry.RegistryInfo(type="modelapi", name=_POLICY)
@@ -232,7 +232,7 @@ def _model_classes(model: Any, models: InspectModels) -> tuple[Any, Any]:
 
 
 def _their_call(call_class: Any, call: ToolCall) -> Any:
-    """Return a tool call as theirs; one whose arguments are no JSON object says so itself."""
+    """Convert a tool call to inspect_ai's; arguments that are no JSON object become its error."""
     try:
         arguments: Any = json.loads(call.arguments or "{}")
     except json.JSONDecodeError:

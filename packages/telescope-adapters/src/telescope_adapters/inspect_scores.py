@@ -1,4 +1,4 @@
-"""What the scorers of an inspect_ai task say, as a reward, metrics and tags.
+"""Convert the scores of an inspect_ai task to a reward, metrics and tags.
 
 Scorers are tried before anything is played: what each answer would meet is found before one is
 paid for, such as a judge that is not named, or a score of several values.
@@ -22,17 +22,17 @@ from telescope_core.environments.outcomes import finite
 
 _TRIAL_S = 20.0
 _ZEROS = ("i", "n", "no", "false")
-"""Texts that their scale counts as 0; it counts every text that it does not know as 0, too."""
+"""Texts that inspect_ai converts to 0; it also converts every unknown text to 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectScore:
-    """What the scorers say of one rollout."""
+    """The scores of one rollout."""
 
     reward: float
     metrics: dict[str, float]
     tags: dict[str, str]
-    """Scores that are no numbers."""
+    """Scores that are not numbers."""
 
 
 class InspectScores:
@@ -41,7 +41,7 @@ class InspectScores:
     def __init__(
         self, name: str, scorers: Sequence[Any], models: InspectModels, *, wanted: str
     ) -> None:
-        """`wanted`: the score that is the reward, as NAME or NAME/KEY; empty = the first."""
+        """`wanted`: the score for the reward, as NAME or NAME/KEY; empty = the first."""
         self._name = name
         self._models = models
         self._to_float = imported(INSPECT, "inspect_ai.scorer").value_to_float()
@@ -117,7 +117,7 @@ class InspectScores:
         self._models.enter(state, self._models.judge, list(self._scorers.values()))
 
     def _meant(self, name: str, error: Exception) -> Exception | None:
-        """Return what an error of a scorer means where each rollout would meet it."""
+        """Return the meaning of a scorer's error that every rollout would meet."""
         if isinstance(error, UnplayableError):
             return error
         if isinstance(error, self._errors.PrerequisiteError):
@@ -158,7 +158,7 @@ class InspectScores:
         raise RewardError(f"{about}{f' ({why})' if why else ''}")
 
     def _number(self, value: Any) -> float | None:
-        """Return a value on their scale; None for what it does not know."""
+        """Convert a value to a number in inspect_ai's way; None for an unknown one."""
         if not isinstance(value, str):
             return finite(value)
         number: float = self._to_float(value)
@@ -167,7 +167,7 @@ class InspectScores:
 
 
 def _by_name(name: str, score: Any) -> dict[str, Any]:
-    """Return the values of a score, of which there may be several, by name."""
+    """Return the values of a score, which may have several, by name."""
     value = None if score is None else score.value
     if isinstance(value, dict):
         return {f"{name}/{key}": one for key, one in cast(dict[str, Any], value).items()}

@@ -22,11 +22,11 @@ MODEL = "policy"
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Playing:
-    """A rollout whose framework asks here."""
+    """A rollout whose framework sends requests here."""
 
     episode: Episode[Any]
     failed: list[Exception] = field(default_factory=list[Exception])
-    """What the policy raised, which the framework sees as a refusal."""
+    """Errors of the policy, which the framework sees as refusals."""
     turns: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -34,7 +34,7 @@ class PolicyShim:
     """Answers the requests of any number of rollouts."""
 
     def __init__(self, header: str) -> None:
-        """`header` of a request names its rollout."""
+        """`header`: name of the header with the name of the rollout."""
         self._header = header
         self._playing: dict[str, Playing] = {}
         self._server = ChatServer([("POST", "/v1/chat/completions", self._answer)])
@@ -62,7 +62,7 @@ class PolicyShim:
 
     @property
     def num_playing(self) -> int:
-        """How many rollouts may ask."""
+        """Number of rollouts that may send requests."""
         return len(self._playing)
 
     async def _answer(self, request: web.Request) -> web.Response:

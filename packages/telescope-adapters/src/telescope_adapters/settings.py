@@ -18,7 +18,7 @@ class AdaptedConfig(EnvironmentConfig):
     """Settings of an environment of another framework."""
 
     id: str
-    """What the framework calls it; `telescope env link SCHEME:ID` sets it."""
+    """Name of the environment in the framework; set by `telescope env link SCHEME:ID`."""
     options: dict[str, Any] = Field(default={})
     """Arguments with which the framework makes it, by name."""
     reward_min: float = 0.0
@@ -52,7 +52,7 @@ class AdaptedEnvironment(Environment):
         )
 
     def check_range(self, total: float) -> None:
-        """Raise UnplayableError when `total` is outside the range, which is the user's to set."""
+        """Raise UnplayableError if `total` is outside the range, which the user must set."""
         try:
             super().check_range(total)
         except RewardError as error:
@@ -61,7 +61,7 @@ class AdaptedEnvironment(Environment):
             ) from error
 
     def range_advice(self, found: str) -> str:
-        """Return the setting to change for the reward outside the range that `found` names."""
+        """Return the setting to change for the reward outside the range in `found`."""
         settings: AdaptedConfig = self.config
         return (
             f"{found}, outside its declared range [{settings.reward_min:g}, "
@@ -71,12 +71,12 @@ class AdaptedEnvironment(Environment):
         )
 
     async def first_messages(self, example: Example) -> list[Message]:
-        """Return nothing: the framework decides what a rollout begins with."""
+        """Return nothing: the framework decides how a rollout begins."""
         return []
 
 
 def as_metrics(values: Mapping[str, object]) -> dict[str, float]:
-    """Return the numbers in `values`, also those of other libraries; anything else is left out."""
+    """Return the numbers in `values`, including those of other libraries; others are left out."""
     return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
 
 

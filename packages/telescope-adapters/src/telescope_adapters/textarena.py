@@ -31,7 +31,7 @@ from telescope_core.examples import GeneratedSource
 from telescope_core.models.matches import MAX_SEATS, Match, MatchConfig, MatchEnvironment
 
 _DRAWING = threading.Lock()
-"""Held while a game may draw: all games of a process draw from the same random numbers."""
+"""Held while a game may draw: all games of a process use the same random numbers."""
 
 
 class ArenaConfig(GameConfig, MatchConfig):
@@ -44,7 +44,7 @@ class ArenaConfig(GameConfig, MatchConfig):
 
 
 class ArenaEnvironment(GameEnvironment):
-    """A TextArena game for one player; one for several is an `ArenaMatch`."""
+    """A TextArena game for one player; a game for several is an `ArenaMatch`."""
 
     Config = ArenaConfig
 
@@ -58,7 +58,7 @@ class ArenaEnvironment(GameEnvironment):
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Environment:
-        """Build the environment of a game for as many players as the settings say."""
+        """Build the environment of a game for the number of players in the settings."""
         config = read_settings(ArenaConfig, settings, owner=class_location(cls))
         if config.players > 1:
             return ArenaMatch.from_settings(settings)
@@ -84,7 +84,7 @@ class ArenaMatch(AdaptedEnvironment, MatchEnvironment):
         return GeneratedSource(lambda _, index: seeded(split, index), seed=0)
 
     async def play_match(self, match: Match) -> dict[str, float]:
-        """Let the players answer what they see; a game that a limit ended is a draw."""
+        """Let the players answer in turn; a game that a limit ended is a draw."""
         threads = self.caller.in_thread
         game = await threads(self.arena.new_game)
         try:
@@ -105,10 +105,10 @@ class ArenaMatch(AdaptedEnvironment, MatchEnvironment):
 
 
 class Arena:
-    """Makes the games of TextArena that the settings name."""
+    """Creates the games of TextArena that the settings name."""
 
     def __init__(self, config: ArenaConfig) -> None:
-        """Raises EnvironmentLoadError for a game that is not known, or not for so many players."""
+        """Raises EnvironmentLoadError for an unknown game, or an impossible number of players."""
         self._config = config
         self._arena = imported(TEXTARENA, "textarena")
         registry = imported(TEXTARENA, "textarena.envs.registration").ENV_REGISTRY
@@ -131,7 +131,7 @@ class Arena:
             ) from error
 
     def new_game(self) -> "_ArenaGame":
-        """Return a game that has not begun."""
+        """Return a game that has not started."""
         config = self._config
         return _ArenaGame(
             lambda: self._arena.make(self._raw, **deepcopy(config.options)), config.players
@@ -146,9 +146,9 @@ class _ArenaGame:
         self._is_over = False
         self._numbers: Any = None
         self.player = 0
-        """Whose move it is."""
+        """Number of the player whose move it is."""
         self.rewards: dict[int, float] = {}
-        """What each player got, once the game is over."""
+        """Reward of each player, once the game is over."""
 
     def reset(self, seed: int) -> str:
         with self._drawing(random.Random(seed).getstate()):
@@ -157,13 +157,13 @@ class _ArenaGame:
             return self._seen()
 
     def _seen(self) -> str:
-        """Return what is new to whose move it is, without that player's own moves."""
+        """Return new text for the player whose move it is, without that player's own moves."""
         self.player, news = self._made.get_observation()
         return "\n".join(text for sender, text, _ in news if sender != self.player)
 
     @contextmanager
     def _drawing(self, numbers: Any) -> Generator[None]:
-        """Draw from `numbers` in the block, and keep what is left of them for the next one."""
+        """Draw from `numbers` in the block, and keep their state for the next one."""
         with _DRAWING:
             before = random.getstate()
             random.setstate(numbers)

@@ -49,7 +49,7 @@ from telescope_core.examples import ListSource, split_of
 from telescope_core.gateway.reply import reply_json
 
 _RAISED: ContextVar[list[tuple[str, Exception]] | None] = ContextVar("RAISED", default=None)
-"""What reward functions of the running rollout raised, with their names."""
+"""Errors of reward functions in the running rollout, with their names."""
 _MODEL = "policy"
 _ROLES: Mapping[str, Role] = {
     **{role: role for role in ("system", "user", "assistant", "tool")},
@@ -59,7 +59,7 @@ _ROLES: Mapping[str, Role] = {
 """Their roles -> ours. A prompt that is one text becomes a message with the role `text`, which
 their own chat client sends as a user's."""
 _TOO_LONG = "this model's maximum context length is exceeded"
-"""What versions before 0.1.11 look for in an error, to end the rollout and score it."""
+"""Text by which versions before 0.1.11 recognize an error that ends and scores a rollout."""
 
 
 class VerifiersEnvironment(AdaptedEnvironment):
@@ -104,7 +104,7 @@ class VerifiersEnvironment(AdaptedEnvironment):
         return ListSource([_example(name, row) for name, row in self._split_rows()[split].items()])
 
     async def play(self, episode: Episode[Any]) -> StopReason:
-        """Let them play and score a rollout whose model is the policy."""
+        """Let verifiers play and score a rollout with the policy as its model."""
         split = Split(episode.example.id.partition("-")[0])
         env, row = _routed(self.env, deepcopy(self._split_rows()[split][episode.example.id]))
         if isinstance(row["prompt"], str) and self._client is _openai_client:
@@ -141,7 +141,7 @@ class VerifiersEnvironment(AdaptedEnvironment):
 
     @reward
     def theirs(self, rollout: Rollout, example: Example, episode: Episode[Any]) -> float:
-        """The reward of their rubric."""
+        """The reward of the environment's rubric."""
         return own_reward(episode)
 
     def _loaded(self) -> Any:
@@ -170,7 +170,7 @@ class VerifiersEnvironment(AdaptedEnvironment):
             ) from error
 
     def _require_playable(self) -> None:
-        """Raise EnvironmentLoadError for what cannot be played, before anything is paid for."""
+        """Raise EnvironmentLoadError for environments that cannot be played, before any cost."""
         wrong = ""
         rubrics = [one for leaf in self._leaves for one in _rubrics(leaf.rubric)]
         plain = self._verifiers.Rubric.score_rollout
@@ -232,7 +232,7 @@ def without_signal_handlers() -> Generator[None]:
 
 
 def own_reward(episode: Episode[Any]) -> float:
-    """Return the reward that they gave; raises RewardError where their loop did not come to it."""
+    """Return the reward of the environment; raises RewardError if its loop gave none."""
     if "reward" not in episode.state:
         raise RewardError(
             "verifiers scores a rollout when its own loop has ended, and this one was cut before, "
@@ -242,7 +242,7 @@ def own_reward(episode: Episode[Any]) -> float:
 
 
 def as_messages(theirs: Iterable[Any]) -> list[Message]:
-    """Return their messages as ours; they are dicts or objects with the same names.
+    """Convert verifiers' messages to ours; they are dicts or objects with the same names.
 
     Raises EnvironmentLoadError for a role that no chat has, and for parts that are no text.
     """
@@ -306,7 +306,7 @@ def _example(name: str, row: dict[str, Any]) -> Example:
 
 
 def _by_id(split: Split, rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return rows by ids of examples: their own, with a number where several rows have one."""
+    """Return rows by ids of examples: their own, with a number added to repeated ones."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         name = f"{split}-{row['example_id']}"
@@ -318,7 +318,7 @@ def _by_id(split: Split, rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, 
 
 
 def _leaves(env: Any) -> Iterator[Any]:
-    """Yield the environments that play: those of a group, and of groups within it, else `env`."""
+    """Yield the environments that play: those of a group, nested ones included, else `env`."""
     inner: list[Any] = [*getattr(env, "env_map", {}).values()]
     if not inner:
         yield env
@@ -327,7 +327,7 @@ def _leaves(env: Any) -> Iterator[Any]:
 
 
 def _routed(env: Any, row: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the environment that plays `row`, and the row as that one has it."""
+    """Return the environment that plays `row`, and the row in its form."""
     while hasattr(env, "env_map"):
         if hasattr(env, "_route_child_input"):
             name, row, _ = env._route_child_input(row)
@@ -352,7 +352,7 @@ async def _played_and_scored(
 
 
 def _reason(theirs: BaseException) -> Exception:
-    """Return why they stopped a rollout: what the policy raised, if it came of that."""
+    """Return why verifiers stopped a rollout: the policy's error, if that was the cause."""
     cause: BaseException | None = theirs
     while cause is not None:
         if isinstance(cause, TelescopeError):
@@ -363,13 +363,13 @@ def _reason(theirs: BaseException) -> Exception:
 
 
 def _rubrics(rubric: Any) -> list[Any]:
-    """Return `rubric` and all that it is made of."""
+    """Return `rubric` and all of its parts."""
     inner: list[Any] = [*getattr(rubric, "rubrics", ())]
     return [rubric, *(leaf for one in inner for leaf in _rubrics(one))]
 
 
 def _noticed(function: Callable[..., Any], weight: float) -> Callable[..., Any]:
-    """Return `function` so that what it raises is known to the rollout that it scores.
+    """Return `function` wrapped so that its errors are recorded with the scored rollout.
 
     So is a value that is no number, unless it is a metric alone: theirs counts it as 0.
     """
@@ -392,7 +392,7 @@ def _noticed(function: Callable[..., Any], weight: float) -> Callable[..., Any]:
 
 
 def _client_class(verifiers: Any) -> Callable[[Episode[Any]], Any]:
-    """Return the class of their clients that ask the policy of an episode."""
+    """Return a verifiers client class that calls the policy of an episode."""
     clients: Any = imported(VERIFIERS, "verifiers.clients")
     types: Any = imported(VERIFIERS, "verifiers.types")
 
@@ -433,7 +433,7 @@ def _client_class(verifiers: Any) -> Callable[[Episode[Any]], Any]:
 
 
 def _openai_client(episode: Episode[Any]) -> Any:
-    """Return what environments before 0.1.11 ask: the part of OpenAI's client that they use."""
+    """Return the part of OpenAI's client that environments before 0.1.11 use."""
     openai: Any = imported(VERIFIERS, "openai")
     httpx: Any = imported(VERIFIERS, "httpx")
     types: Any = imported(VERIFIERS, "openai.types.chat")

@@ -76,7 +76,7 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
         return tuple(split for split in Split if split in keys)
 
     def examples(self, split: Split) -> ListSource:
-        """Return the tasks that a hash of their keys puts in `split`."""
+        """Return the tasks of `split`, chosen by a hash of their keys."""
         return ListSource(
             [
                 Example(
@@ -90,7 +90,7 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
         )
 
     async def play(self, episode: Episode[Any]) -> StopReason:
-        """Let their program play a task whose model is the policy, and their task score it."""
+        """Let the harness play a task with the policy as model, and let the task score it."""
         await self._served()
         playing = Playing(episode=episode)
         names: list[str] = []
@@ -117,11 +117,11 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
 
     @reward
     def theirs(self, episode: Episode[Any]) -> float:
-        """The reward of their task."""
+        """The reward of the task."""
         return own_reward(episode)
 
     def _taken(self, episode: Episode[Any], ended: Any) -> StopReason:
-        """Keep what came of an episode of theirs, and return why it ended."""
+        """Record the result of a verifiers episode, and return its stop reason."""
         errors = [*ended.errors, *(error for trace in ended.traces for error in trace.errors)]
         if not ended.ok or errors:
             said = "; ".join(f"{error.type}: {error.message}" for error in errors)
@@ -163,7 +163,7 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
         return self._theirs.load_environment(single.SingleAgentEnvConfig.model_validate(spec))
 
     def _trouble(self, error: Exception) -> str:
-        """Return why their taskset cannot be loaded, and what to do."""
+        """Return why the taskset cannot be loaded, and what to do."""
         missing = error.__cause__
         name = missing.name if isinstance(missing, ImportError) else None
         if name and f"tried to import {name!r}" in str(error):
@@ -193,7 +193,7 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
         return has_own or bool(taskset.toolsets(taskset.config))
 
     async def _served(self) -> None:
-        """Start their server and ours, once; raises what kept them from starting."""
+        """Start their server and ours, once; raises the error if that fails."""
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
         waiting = asyncio.create_task(self._is_ready.wait())
@@ -206,7 +206,7 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
             self._serving.result()
 
     async def _serve(self) -> None:
-        """Hold both servers open in one task, whose end closes them."""
+        """Hold both servers open in one task, which closes them at its end."""
         try:
             await self._shim.start()
             async with self.env.serving():
@@ -223,7 +223,7 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
 
 
 def _opening(data: Any) -> list[Any]:
-    """Return the messages with which a task begins."""
+    """Return the first messages of a task."""
     system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
     prompt = data.prompt
     if prompt is None:
@@ -235,7 +235,7 @@ def _opening(data: Any) -> list[Any]:
 
 
 def _chat_module(theirs: Any) -> ModuleType:
-    """Return a module with a harness that asks once, in this process, as they look one up.
+    """Return a module with a harness that asks once, in this process, for their lookup.
 
     Theirs that does the same starts a process, which takes about a second and installs packages.
     """

@@ -1,4 +1,4 @@
-"""Examples of ours as task folders of Harbor, for those who play them with its own runner.
+"""Write examples of ours as Harbor task folders, to be played with its own runner.
 
 An environment says which files an example is (`task_files`); this adds what Harbor needs beside
 them, and writes.

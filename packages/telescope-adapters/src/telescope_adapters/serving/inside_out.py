@@ -27,7 +27,7 @@ class ModelCall:
     messages: tuple[Message, ...]
     """The whole conversation."""
     new: tuple[Message, ...]
-    """What came since the last answer; for the first request, all of it."""
+    """The messages since the last answer; for the first request, all of them."""
     tools: tuple[dict[str, JsonValue], ...] = ()
 
 
@@ -35,16 +35,16 @@ class Stepped:
     """One rollout that waits for its answers."""
 
     def __init__(self, client: EnvironmentClient, request: PlayRequest) -> None:
-        """Begin the rollout; call it on the event loop that steps it."""
+        """Start the rollout; call it on the event loop that steps it."""
         self._policy = _Waiting()
         self._playing = asyncio.create_task(client.play(request, self._policy))
 
     async def begun(self) -> ModelCall | Rollout:
-        """Return the first request, or the rollout where it ended before it asked."""
+        """Return the first request, or the rollout if it ended without one."""
         return await self._next()
 
     async def answered(self, completion: Completion) -> ModelCall | Rollout:
-        """Give an answer, and return the next request or the scored rollout."""
+        """Pass an answer, and return the next request or the scored rollout."""
         if self._playing.done():
             raise TelescopeError("the rollout has ended; begin another one")
         self._policy.answers.put_nowait(completion)
@@ -73,7 +73,7 @@ class _Waiting:
 
     @property
     def endpoint(self) -> ChatEndpoint | None:
-        """None: whoever steps has no endpoint."""
+        """None: stepped rollouts have no endpoint."""
         return None
 
     async def complete(
@@ -83,7 +83,7 @@ class _Waiting:
         *,
         tools: Sequence[dict[str, JsonValue]] = (),
     ) -> Completion:
-        """Show a request, and return the answer that comes."""
+        """Pass a request outside, and return the answer from there."""
         new = tuple(messages[self._num_shown :])
         self._num_shown = len(messages) + 1
         self.asked.put_nowait(ModelCall(messages=tuple(messages), new=new, tools=tuple(tools)))

@@ -1,4 +1,4 @@
-"""One of our environments served by the server of OpenEnv, for whoever trains with that.
+"""Serve one of our environments with OpenEnv's server, for training with that.
 
 `python -m telescope_adapters.serving.openenv_server NAME` serves `NAME`; `openenv_app` returns the
 application. A reset begins a rollout and shows what the policy is asked, a step is its answer. The
@@ -23,7 +23,7 @@ from telescope_core.base.types import Completion, Message, Rollout, Sampling, Sp
 from telescope_core.open import open_environment
 
 _MAX_TOKENS = 1 << 20
-"""Tokens of an answer, which whoever drives limits."""
+"""Token limit of an answer, which the client sets."""
 _ROLLOUT_S = 3600.0
 
 
@@ -58,7 +58,7 @@ def openenv_app(client: EnvironmentClient, *, max_sessions: int = 100) -> Any:
 
 
 class _Session:
-    """What their base class asks for; one instance is one session."""
+    """One session, as a subclass of OpenEnv's environment class."""
 
     client: EnvironmentClient
     numbers: "itertools.count[int]"
@@ -73,7 +73,7 @@ class _Session:
     async def reset_async(
         self, seed: int | None = None, episode_id: str | None = None, **options: Any
     ) -> Any:
-        """Begin a rollout of the example `index` of `split`, or of the one that a seed falls on."""
+        """Start a rollout of the example `index` of `split`, or of one chosen by a seed."""
         self.close()
         self._state = self.new_state(episode_id=episode_id)
         split = str(options.get("split", Split.TRAIN))
@@ -91,15 +91,15 @@ class _Session:
         return _observed(self.shown, await self._stepped.answered(answer))
 
     def reset(self, *_: Any, **__: Any) -> Any:
-        """Refuse: their server awaits `reset_async`."""
+        """Raise: OpenEnv's server awaits `reset_async`."""
         raise TelescopeError("this environment is asynchronous; call reset_async")
 
     def step(self, *_: Any, **__: Any) -> Any:
-        """Refuse: their server awaits `step_async`."""
+        """Raise: OpenEnv's server awaits `step_async`."""
         raise TelescopeError("this environment is asynchronous; call step_async")
 
     def close(self) -> None:
-        """End the rollout that is being played."""
+        """End the running rollout."""
         if self._stepped is not None:
             self._stepped.cancel()
             self._stepped = None

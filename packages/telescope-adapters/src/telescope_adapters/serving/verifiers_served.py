@@ -1,4 +1,4 @@
-"""One of our environments as an environment of the `verifiers` package, for whoever trains with it.
+"""Convert one of our environments to one of the `verifiers` package, for training with that.
 
 `verifiers_environment(environment)` is what a `load_environment` of theirs returns. Their loop asks
 the model, our `play` waits inside out, and the reward is ours. Tools are refused: their loop knows
@@ -19,7 +19,7 @@ from telescope_core.environments import Environment
 from telescope_core.playing.in_process import InProcessEnvironment
 
 _MAX_TOKENS = 1 << 20
-"""Tokens of an answer, which their sampling limits."""
+"""Token limit of an answer, which verifiers' sampling sets."""
 _ROLLOUT_S = 3600.0
 
 
@@ -53,19 +53,19 @@ def verifiers_environment(
 
 
 async def telescope_reward(state: Any) -> float:
-    """Return the reward of the rollout that was played."""
+    """Return the reward of the rollout."""
     return float(state["telescope_rollout"].reward)
 
 
 class _ServedSession:
-    """What their base class asks for; the state of a rollout is in their `state`."""
+    """Methods of verifiers' environment class; the state of a rollout is in their `state`."""
 
     client: InProcessEnvironment
     numbers: "itertools.count[int]"
     error_class: type[Exception]
 
     async def setup_state(self, state: Any) -> Any:
-        """Begin the rollout of the row's example."""
+        """Start the rollout of the row's example."""
         about = state["info"]
         request = PlayRequest(
             split=Split(about["split"]),
@@ -80,7 +80,7 @@ class _ServedSession:
         return state
 
     async def env_response(self, messages: Any, state: Any, **_: Any) -> Any:
-        """Give the model's answer, and return what the environment replies."""
+        """Pass the model's answer, and return the environment's reply."""
         said = as_messages([messages[-1]])[0]
         was_cut = state["trajectory"][-1]["is_truncated"]
         answer = Completion(message=said, finish_reason="length" if was_cut else "stop")
@@ -101,7 +101,7 @@ class _ServedSession:
 
 
 async def _end(self: Any, state: Any) -> None:
-    """End a rollout that their loop left."""
+    """End a rollout that verifiers' loop has left."""
     stepped: Stepped | None = state.pop("telescope", None)
     if stepped is not None:
         stepped.cancel()
