@@ -63,7 +63,7 @@ async def engine_distance(
 
 
 def _sampled_by(version: WeightVersion, sample: TrainingSample) -> bool:
-    """Whether `mismatch/*` of the step is about the sample: all of its tokens are of `version`."""
+    """Return whether `mismatch/*` of the step covers the sample: all tokens are of `version`."""
     return sample.oldest_version == version
 
 
