@@ -36,8 +36,8 @@ class GymConfig(GameConfig):
     """A word for each action, in the order of their numbers; empty = those that are known, or the
     numbers."""
     observation: Literal["auto", "text", "value"] = "auto"
-    """What the player sees: the drawing or text of the environment, or the observation's value.
-    `auto` takes the text, and refuses environments without one."""
+    """Observation for the player: the drawing or text of the environment, or the observation's
+    value. `auto` takes the text, and refuses environments without one."""
     instruction: str = "Answer with one of: {actions}."
     """Added to each text; `{actions}` stands for the words."""
 

@@ -58,7 +58,7 @@ class DatasetSpec:
     train_split: str = "train"
     """Name of the split; empty = there is none, and the whole of eval_split is for evals."""
     eval_split: str = "test"
-    """When it equals train_split, that split is divided by a hash of each example's id. A local
+    """If it equals train_split, that split is divided by a hash of each example's id. A local
     file is divided this way, unless it is for evals only."""
     prompt_field: str = ""
     """Field with text or messages; empty = the first of question, problem and prompt that the

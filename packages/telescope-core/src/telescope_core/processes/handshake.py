@@ -110,7 +110,7 @@ def welcome(
 
 
 class Agreement:
-    """What the host knows about an environment before workers greet, and which secrets it sends.
+    """Facts about an environment that the host knows before workers greet, and secrets for them.
 
     A worker runs the code that profits from a secret, so what it declares can take away from the
     names that the user was shown, and add none. All workers are held to the first one's greeting.

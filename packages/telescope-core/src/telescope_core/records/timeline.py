@@ -39,7 +39,7 @@ class ModelCall:
     """One request to a model, from its start to its answer."""
 
     time_s: float
-    """When it was sent: seconds since 1970, UTC, on the clock of the run's driver."""
+    """Time of sending: seconds since 1970, UTC, on the clock of the run's driver."""
     duration_s: float
     """Until the answer arrived, on the driver's clock."""
     server: str

@@ -34,8 +34,8 @@ class _Shape(NamedTuple):
     pair: re.Pattern[str]
     """One key and its value."""
     tail: re.Pattern[str]
-    """What ends the call, with the group `closing` if that shows by itself that a call was meant.
-    A call that was cut is none: what is missing may be an argument."""
+    """The end of the call, with the group `closing` if the end alone shows that a call was meant. A
+    call that was cut does not count, because an argument may be missing."""
 
 
 def _qwen3_coder(opening: str, closing: str) -> _Shape:

@@ -195,8 +195,8 @@ class Sequences:
     longest: int
     """Tokens of the longest sequence; a plain int, so that no layer has to wait for a GPU."""
     shared: SharedRow | None = None
-    """What sequences share, if the positions of some go on where another one stands. Then each
-    sequence is what stands in the row for one sample."""
+    """Shared prefixes, if some positions continue those of another sequence. Each sequence then
+    holds the part of a sample that is stored in the row."""
 
 
 def find_sequences(positions_T: NDArray[np.integer], device: torch.device) -> Sequences:
