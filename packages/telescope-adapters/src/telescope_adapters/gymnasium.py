@@ -106,7 +106,7 @@ class GymEnvironment(GameEnvironment):
 def uncolored(drawing: str) -> str:
     """Return a drawing without color codes, which often are the only mark of the player.
 
-    What is drawn on a color stands in brackets, with the color unless it is red; what is drawn in a
+    Text with a background color is put in brackets, with the color unless it is red; text in a
     color is followed by the color.
     """
     return _CODES.sub("", _COLORED.sub(_described, drawing))

@@ -354,7 +354,7 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
     async def _verified(self, episode: Episode[Any]) -> dict[str, float]:
         """Return the verifier's numbers: `reward`, and others by name.
 
-        Raises SandboxError where it wrote none: that says nothing of what the agent did.
+        Raises SandboxError if it wrote none, which is not the agent's fault.
         """
         task, box = self.tasks[episode.example.id], await self.sandbox(episode)
         _require(

@@ -1,7 +1,7 @@
 """Harbor's task folders as data: `task.toml`, the instruction and the files beside it.
 
-What a task asks for and nobody here gives is refused by name when it is read, before a rollout.
-How a task is played is in `harbor`; what its Dockerfile says, in `harbor_images`.
+Requirements of a task that nothing here supports are refused by name when it is read, before a
+rollout. `harbor` plays tasks, and `harbor_images` reads their Dockerfiles.
 """
 
 import hashlib
@@ -277,7 +277,7 @@ def unset_variables(values: Mapping[str, str]) -> list[str]:
 def resolved(values: Mapping[str, str]) -> dict[str, str]:
     """Return `values` with `${NAME}` and `${NAME:-default}` replaced, when a command starts.
 
-    What is not written into a record cannot be read there. Raises ConfigError for an unset one.
+    They are replaced late so that no record contains them. Raises ConfigError for an unset one.
     """
     if unset := unset_variables(values):
         raise ConfigError(

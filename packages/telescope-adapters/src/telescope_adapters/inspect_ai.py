@@ -1,8 +1,8 @@
 """Tasks of inspect_ai: `inspect:TASK`, by registered name or as `file.py@task`.
 
-Their solver and scorers are called as functions, and the model that the solver asks is the policy
-of the rollout. What only a whole eval of theirs gives is refused by name, such as sandboxes. The
-models that they ask are in `inspect_models`, and what their scorers say in `inspect_scores`.
+The task's solver and scorers are called as functions, and the solver's model is the policy of the
+rollout. Features that need a whole inspect_ai eval, such as sandboxes, are refused by name.
+`inspect_models` has the models, and `inspect_scores` the scores.
 """
 
 import asyncio
@@ -193,7 +193,8 @@ class InspectEnvironment(AdaptedEnvironment):
     def _try_scorers(self) -> None:
         """Score an empty answer and the target of the first sample.
 
-        What no answer of the policy changes is then known before one is paid for.
+        This finds errors that are independent of the policy's answer before any rollout is paid
+        for.
         """
         name = next(iter(self._samples))
         texts = ("", _text_of(self._samples[name].target))

@@ -1,6 +1,6 @@
 """The models of an inspect_ai task: the policy of the rollout, and the judge of scorers.
 
-What a task sets for its model is sorted here: a part goes to the policy, a part is the user's to
+A task's settings for its model are sorted here: some go to the policy, some are for the user to
 set, and the rest is refused by name.
 """
 
@@ -62,7 +62,7 @@ class InspectModels:
     def policy(self, episode: Episode[Any]) -> Any:
         """Return an inspect_ai model that calls the policy of `episode`.
 
-        Its `api.failed` is what kept it from being asked; None = nothing did.
+        Its `api.failed` is the error that kept it from being called; None = there was none.
         """
         return self._policy(episode)
 
@@ -78,7 +78,7 @@ class InspectModels:
     def kept(self, config: Any) -> Any:
         """Return the settings of a request that are passed to the policy.
 
-        Says once which are the user's. Raises UnplayableError for what no policy can be asked.
+        Logs once which settings are for the user. Raises UnplayableError for unsupported requests.
         """
         given: dict[str, Any] = {key: one for key, one in dict(config).items() if one is not None}
         used = given.keys()

@@ -1,7 +1,7 @@
 """Convert the scores of an inspect_ai task to a reward, metrics and tags.
 
-Scorers are tried before anything is played: what each answer would meet is found before one is
-paid for, such as a judge that is not named, or a score of several values.
+Scorers are tried before anything is played. This finds errors that every answer would meet, such as
+a judge without a name or a score with several values, before any rollout is paid for.
 """
 
 import asyncio
@@ -86,7 +86,8 @@ class InspectScores:
     ) -> None:
         """Score `texts` as answers, and `check` the rewards; no model is asked.
 
-        Raises what every rollout would meet. What a scorer raises else may be due to the texts.
+        Raises errors that every rollout would meet. Other errors of a scorer may be due to the
+        texts.
         """
         for text in texts:
             state = new_state()

@@ -1,7 +1,7 @@
 """`PolicyShim`: a chat endpoint on this machine whose requests name the rollout in a header.
 
-For frameworks whose client is made once for an address, so that a rollout cannot have one of its
-own. Requests are answered by `Episode.generate`.
+For frameworks whose client is created once for an address, so that rollouts cannot have separate
+ones. Requests are answered by `Episode.generate`.
 """
 
 import asyncio

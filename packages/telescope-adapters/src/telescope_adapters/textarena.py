@@ -1,7 +1,7 @@
 """Games of TextArena, for one player or several: `textarena:ID`.
 
-The `-raw` form of a game is played, whose observations hold only what is new; the usual form
-repeats the whole history in each.
+The `-raw` form of a game is used, whose observations hold only new text; the usual form repeats the
+whole history in each.
 """
 
 import random

@@ -108,9 +108,9 @@ async def check_workers(
 ) -> tuple[str, ...]:
     """Raise an error that would keep this machine's workers from playing an opened environment.
 
-    Returns the secrets that they may read; empty where it runs elsewhere, since it gets none from
-    here. `tell` hears its name and those, before they are read. Starts a worker, unless it is
-    played in this process, and writes nothing: its log goes to a temporary file.
+    Returns the secrets that they may read; empty if the environment runs elsewhere, because it gets
+    none from here. `tell` is called with its name and the secrets, before they are read. Starts a
+    worker, unless the environment runs in this process, and leaves no files: its log is temporary.
     """
     if location is None:
         return ()

@@ -1,8 +1,9 @@
 """Serve one of our environments with OpenEnv's server, for training with that.
 
 `python -m telescope_adapters.serving.openenv_server NAME` serves `NAME`; `openenv_app` returns the
-application. A reset begins a rollout and shows what the policy is asked, a step is its answer. The
-last observation has the reward, and status, metrics and error of the rollout in its metadata.
+application. A reset starts a rollout and returns the first prompt; a step passes the policy's
+answer. The last observation has the reward, and status, metrics and error of the rollout in its
+metadata.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Convert one of our environments to one of the `verifiers` package, for training with that.
 
-`verifiers_environment(environment)` is what a `load_environment` of theirs returns. Their loop asks
-the model, our `play` waits inside out, and the reward is ours. Tools are refused: their loop knows
-the tools before the rollout begins.
+`verifiers_environment(environment)` is the return value for a `load_environment` of verifiers.
+Their loop calls the model, while our `play` waits for the answers, and the reward is ours. Tools
+are refused, because their loop must know the tools before the rollout begins.
 """
 
 import itertools

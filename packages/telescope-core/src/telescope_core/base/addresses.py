@@ -1,7 +1,7 @@
 """Addresses of a run's own processes: their written form, and how to bypass proxies for them.
 
-Proxies of the environment variables are for what is elsewhere. A request to a process of this run
-would never arrive through one: it is on this machine, or on a node that the proxy does not know.
+Proxies in environment variables are for addresses elsewhere. A request to a process of this run
+would fail through one: the process is on this machine, or on a node that the proxy cannot reach.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ def is_loopback(host: str) -> bool:
 def reached_directly(environ: Mapping[str, str], hosts: tuple[str, ...] = ()) -> dict[str, str]:
     """Return the environment variables that make programs bypass proxies for loopback and `hosts`.
 
-    What `environ` excepts already stays excepted, in whichever of the two spellings it is set.
+    Hosts that `environ` already excepts stay excepted, in either spelling of the variable.
     """
     given = [one.strip() for name in _VARIABLES for one in environ.get(name, "").split(",")]
     excepted = dict.fromkeys([*filter(None, given), *LOOPBACK_HOSTS, *hosts])

@@ -12,7 +12,8 @@ _DIGITS = 12
 def agent_of(messages: Sequence[Message]) -> str:
     """Return the name of the agent that sent `messages`, as in `Turn.agent`.
 
-    It is told by its system message, also in programs that know nothing of us; empty = none.
+    Agents are distinguished by their system messages, also in programs that do not know Telescope;
+    empty = no system message.
     """
     if not messages or messages[0].role != "system":
         return ""

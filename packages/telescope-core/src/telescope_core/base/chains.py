@@ -1,10 +1,10 @@
 """Token chains: every token that a rollout's requests saw, stored once.
 
-A chain is one token sequence: prompts, with the completions that were sampled behind them. A turn
-is a place in a chain. A prompt that begins with a whole chain extends it. Any other prompt begins a
-chain of its own, which shares the tokens that it has in common with an earlier one. Chains only
-ever grow at their end, so a place in a chain keeps its tokens. Of a mixture, a chain may know which
-experts computed its tokens. No I/O.
+A chain is one token sequence: prompts, each followed by the completion that was sampled for it. A
+turn is a place in a chain. A prompt that begins with a whole chain extends it. Any other prompt
+begins a new chain, which shares its first tokens with an earlier one if they are equal. Chains only
+grow at their end, so a place in a chain keeps its tokens. For a mixture of experts, a chain may
+record which experts computed its tokens. No I/O.
 """
 
 import struct
@@ -217,8 +217,8 @@ class ChainRecorder:
     ) -> SampledTokens:
         """Store a completion behind the longest chain that begins its prompt; return its place.
 
-        A chain has one temperature, because a trainer divides the logits of a sequence by one.
-        `routes` are those of the request: all of the prompt, and what was computed behind it.
+        A chain has one temperature, because a trainer divides all logits of a sequence by it.
+        `routes`: those of the request, for the whole prompt and the tokens computed after it.
         """
         prompt = _int32(prompt_ids)
         common = self._num_common(prompt)

@@ -1,9 +1,9 @@
 """The files that the code of an environment consists of, found without running it.
 
-They are the module of its class, what that imports from the same folder or from packages in
-editable mode, and the data files that these name: beside them, or in the environment's settings.
-What is installed from a wheel is known by its version, and Telescope by its own. A name that is
-computed is not seen, apart from f-strings such as f"data/{split}.jsonl".
+They are the module of its class, the modules that it imports from the same folder or from packages
+in editable mode, and data files named in these: beside them, or in the environment's settings.
+Packages from wheels, and Telescope, are identified by their versions. Computed file names are not
+found, except f-strings such as f"data/{split}.jsonl".
 """
 
 import ast
@@ -32,8 +32,8 @@ _INSTALLED = ("site-packages", "dist-packages")
 def code_files(location: EnvironmentLocation, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the digest of each file that an environment consists of, by a name for people.
 
-    `settings`: those of the environment; a value that is the path of a file stands for its content.
-    Empty of sources where another Python imports it.
+    `settings`: those of the environment; for a path of a file, the content counts. Source files are
+    left out if another Python imports them.
     """
     found = {f"settings: {name}": quick_digest(path) for name, path in _in_settings(settings)}
     if location.interpreter in ("", sys.executable):

@@ -57,9 +57,9 @@ def raised_at(error: BaseException) -> str:
 def own_frame(error: BaseException) -> traceback.FrameSummary | None:
     """Return the innermost place in an author's code that raised `error`.
 
-    An error that came of another, such as the RuntimeError of a generator in which a StopIteration
-    was raised, has the place of that one, if its own traceback has none. If there is none at all,
-    that of installed code, which may be an author's too, or else of any code.
+    If the error's own traceback has no such place, that of its cause is used, for example of a
+    StopIteration behind a generator's RuntimeError. If there is none either, code of installed
+    packages is used, which may be the author's too, or else any code.
     """
     chain = _with_causes(error)
     for others in ((*libraries(), *_INSTALLED, "<"), (*libraries(), "<"), ()):

@@ -1,7 +1,7 @@
 """`EnvironmentRecord`: the exact code of the environment that a run or an eval used.
 
-Two records with the same `lock_digest` ran the same wheel on the same packages and Python. Code
-that this Python imports from a folder is known by the digests of its files.
+Two records with the same `lock_digest` ran the same wheel with the same packages and Python. Code
+that this Python imports from a folder is identified by the digests of its files.
 """
 
 from collections.abc import Iterable, Mapping

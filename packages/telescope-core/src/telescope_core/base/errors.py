@@ -116,7 +116,7 @@ class EnvironmentProcessError(ProcessDiedError):
 class ContradictionError(EnvironmentProcessError):
     """A worker contradicts its record or the first worker, about its secrets or its version.
 
-    All workers run the same code, so another one would be no better, and this ends the run.
+    All workers run the same code, so this ends the run: another worker would do the same.
     """
 
     exit_code = 3
@@ -125,7 +125,7 @@ class ContradictionError(EnvironmentProcessError):
 class RolloutCrashError(ProcessDiedError):
     """The code of a rollout, or of its group's reward, ended the process that played it.
 
-    Another attempt might end another process, and what is played there, so this is final.
+    Another attempt might end another process with all of its rollouts, so this is final.
     """
 
 

@@ -1,7 +1,7 @@
 """Size and SHA-256 of files, to check later that each is still what was written.
 
-Sizes cost nothing and find what was cut or lost. Contents are read as a whole, about 1 GB/s, and
-find everything else: a flipped bit, or a file of another folder.
+Comparing sizes is free and finds files that were cut or lost. Reading contents, at about 1 GB/s,
+finds everything else: a flipped bit, or a file from another folder.
 """
 
 import hashlib
@@ -129,9 +129,9 @@ def wrong_sums(folder: Path) -> list[str]:
 def quick_digest(path: Path) -> str:
     """Return a digest of a file in at most a tenth of a second; large files are sampled.
 
-    Of more than 64 MiB it is the SHA-256 of the size and of 256 parts of 64 KiB from the first to
-    the last byte. Weights that were trained, or rows that were written anew, differ in all of them;
-    a single bit may differ in none.
+    For more than 64 MiB, it is the SHA-256 of the size and of 256 parts of 64 KiB from the first to
+    the last byte. Retrained weights or rewritten rows differ in all parts; a single bit may be in
+    none.
     """
     size = path.stat().st_size
     if size <= _WHOLE_BYTES:

@@ -1,6 +1,6 @@
 """Do the duties of process 1 in a container, so that no `tini` has to be started before it.
 
-The kernel gives it the orphans of all other processes, which stay as zombies until somebody waits
+The kernel makes process 1 the parent of orphaned processes, which stay as zombies until it waits
 for them, and sends it no signal that it has no handler for. When it ends, all others are killed.
 """
 
@@ -19,8 +19,8 @@ _SI_KERNEL = 0x80
 def go_on_below_first() -> None:
     """If this is process 1 of a container or machine, fork and return in the child.
 
-    This process then waits for whatever becomes its child, hands signals on, and ends with the exit
-    code of that child. Call it before threads are started.
+    This process then waits for all of its children, forwards signals, and ends with the exit code
+    of that child. Call it before threads are started.
     """
     if os.getpid() == 1:
         go_on_in_child()

@@ -86,7 +86,7 @@ def url_of(image: Image) -> str:
 def image_in(part: object) -> Image | None:
     """Return the picture in a part of the chat API; None if it is another part, or an address.
 
-    A picture at an address elsewhere is not fetched: what the model saw could not be recorded.
+    An image at a remote address is not fetched, because it could not be recorded.
     """
     match part:
         case {"type": "image_url", "image_url": {"url": str(url)} | str(url)}:

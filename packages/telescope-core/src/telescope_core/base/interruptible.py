@@ -12,9 +12,9 @@ Result = TypeVar("Result")
 def run(main: Coroutine[Any, Any, Result]) -> Result:
     """Return what `main` returns, run on an event loop of its own.
 
-    A signal that asks the process to end cancels `main`. Whatever `main` raises then, Interrupted
-    is raised when it has ended: processes of the same group may have got the signal too, so that
-    what they were needed for fails.
+    A signal that asks the process to end cancels `main`. When `main` has ended, with whatever
+    error, Interrupted is raised: other processes of the group may have received the signal too and
+    caused that error.
     """
     try:
         interrupts.raise_if_asked()

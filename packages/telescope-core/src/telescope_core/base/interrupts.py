@@ -5,7 +5,7 @@ that `interruptible.run` has started, the main task is cancelled; elsewhere `Int
 where the main thread is. Further ones change nothing on an event loop, so that no cleanup is cut
 short. A signal that was ignored before, as by `nohup` or by `&` in a script, stays ignored.
 
-The state is that of the process, as handlers of signals are.
+The state is global to the process, like signal handlers.
 """
 
 import os
@@ -107,8 +107,8 @@ def kept() -> Generator[None]:
 def taken(*, for_good: bool = False) -> Generator[None]:
     """Handle these signals while the block runs; outside the main thread, do nothing.
 
-    `for_good`: the process ends after the block, and they are ignored until then, because what it
-    did and its exit code stand: what the libraries undo at its end takes seconds.
+    `for_good`: the process ends after the block, and signals are ignored until then, because its
+    work is done and its exit code is decided; libraries may need seconds to shut down.
     """
     if _signals.is_taken or not _is_main_thread():
         yield

@@ -223,8 +223,8 @@ class EnvironmentLocator(Protocol):
     def locate(self, name: str) -> EnvironmentLocation | None:
         """Return where `name` is installed; None when this locator does not know it.
 
-        Raises ConfigError or EnvironmentLoadError when it knows the name but the environment must
-        not be used, because several owners have that name or the code differs from what is locked.
+        Raises ConfigError or EnvironmentLoadError if it knows the name but the environment must not
+        be used, because several owners have that name or the code differs from the locked code.
         """
         ...
 

@@ -88,8 +88,8 @@ def shown_name(name: str) -> str:
 def secret_values(settings: Mapping[str, object]) -> set[str]:
     """Return the texts of `settings` that look like secrets, in all sections.
 
-    These are the values of names that end like those of secrets, and in every address its user with
-    the password, the password alone, and what such names have in its query.
+    These are the values of names that end like those of secrets. For addresses, they include user
+    with password, the password alone, and values of such names in the query.
     """
     found: set[str] = set()
     for name, value in settings.items():
@@ -135,9 +135,9 @@ def without_passwords(text: str) -> str:
 def without_secrets(settings: Any, *, keeps_names: bool = True) -> Any:
     """Return `settings`, which may be nested, in a form that may be written where others read it.
 
-    Texts whose names end like those of secrets are `HIDDEN`, and addresses have no passwords.
-    Without `keeps_names` such names are left out too: of them nobody can tell whether two settings
-    are the same.
+    Texts whose names end like those of secrets become `HIDDEN`, and addresses lose their passwords.
+    Without `keeps_names` such names are left out as well, because a masked value cannot be
+    compared.
     """
     if isinstance(settings, Mapping):
         shown: dict[str, Any] = {}

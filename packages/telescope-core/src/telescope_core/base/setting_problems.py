@@ -1,7 +1,7 @@
 """Errors of pydantic as one problem for each setting.
 
-Pydantic reports each branch of a union by itself, under a place that names the branch. A person
-wrote one value there, and is told once what it may be.
+Pydantic reports each branch of a union separately, under a location that names the branch. A person
+wrote one value, so the branches are combined into one message.
 """
 
 import re

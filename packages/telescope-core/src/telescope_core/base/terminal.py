@@ -1,7 +1,7 @@
 """Characters that terminals act on, shown as text instead.
 
-Names, summaries and messages come from other people. Control characters in them could rewrite what
-is on the screen, and bidirectional controls could show another order than there is.
+Names, summaries and messages come from other people. Control characters in them could change text
+on the screen, and bidirectional controls could change its visible order.
 """
 
 import re
@@ -28,7 +28,8 @@ def escaped(text: str) -> str:
 def foreign(text: str, most: int) -> str:
     """Return foreign text for a terminal, a page or a log: escaped, and cut in the middle if long.
 
-    Of more than `most` characters, three quarters at the beginning and a quarter at the end stay.
+    Of text longer than `most` characters, three quarters are kept at the beginning and a quarter at
+    the end.
     """
     if len(text) > most:
         head, tail = most - most // 4, most // 4

@@ -135,7 +135,7 @@ class ChatClient:
     async def check(self) -> None:
         """Raise a TelescopeError unless the endpoint answers and serves the model.
 
-        An endpoint that cannot list its models is asked nothing else when the model is named.
+        For an endpoint that cannot list its models, a named model is not checked further.
         """
         try:
             served = await self.list_models()

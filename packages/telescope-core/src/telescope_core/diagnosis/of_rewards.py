@@ -187,7 +187,8 @@ def _lost_signal(history: History) -> tuple[Stretch, float, float] | None:
 def _step_variance(history: History, steps: Sequence[int]) -> float:
     """Return the mean variance of the mean reward of one of `steps`; 0 if not known.
 
-    It is that of as many draws as there are groups, since rollouts of one group are alike.
+    It is that of as many independent draws as there are groups, because rollouts of a group are
+    alike.
     """
     spreads, groups = (dict(history.named(m)) for m in ("task_reward/std", "groups/total"))
     known = [

@@ -68,7 +68,7 @@ def in_a_row(
 ) -> Callable[[Rule, History], Found]:
     """Build the `find` of a rule that reports at least `least` consecutive steps with `holds` true.
 
-    It is asked of the first of `metrics`, of its share of the metric `of`, or of `series`.
+    The values are those of the first of `metrics`, of its share of the metric `of`, or of `series`.
     """
 
     def find(rule: Rule, history: History) -> Found:

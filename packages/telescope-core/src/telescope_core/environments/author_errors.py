@@ -1,8 +1,8 @@
 """Turn errors of environment code outside `Exception` into errors that fail one rollout.
 
-asyncio stops its loop for a SystemExit, and takes a CancelledError for a cancellation that somebody
-asked for. Environment code raises both by accident: a library's main function ends with `sys.exit`,
-and a scope that was left behind cancels its task. Extension modules have panics of their own.
+asyncio stops its loop for a SystemExit, and treats a CancelledError as a requested cancellation.
+Environment code raises both by accident: a library's main function calls `sys.exit`, or an
+abandoned scope cancels its task. Extension modules raise panics outside `Exception`.
 """
 
 import asyncio

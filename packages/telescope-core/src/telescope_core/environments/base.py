@@ -238,8 +238,9 @@ class Environment:
     def task_files(self, example: Example) -> Mapping[str, str] | None:
         """Return `example` as files of a Harbor task folder, by path; None = it has no such form.
 
-        `instruction.md` and `tests/test.sh` must be among them. Files below `environment/` are what
-        the agent finds, and `solution/solve.sh` solves it. `telescope env export` writes them.
+        `instruction.md` and `tests/test.sh` must be among them. Files below `environment/` are put
+        where the agent works, and `solution/solve.sh` solves the task. `telescope env export`
+        writes them.
         """
         return None
 

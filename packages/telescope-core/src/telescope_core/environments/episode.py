@@ -120,10 +120,10 @@ class Episode(Generic[StateT]):
     ) -> Coroutine[Any, Any, Completion]:
         """Ask the policy for the next assistant message, and append it to `messages`; await it.
 
-        `messages` are those of the episode unless a list is given, which is then a conversation of
-        its own: its tokens are trained on as well, and calls about several may run at once.
-        `stop` are texts that end this turn, beside those of `sampling`; the answer does not have
-        the one that ended it.
+        `messages` are those of the episode unless a list is given, which is then a separate
+        conversation: its tokens are trained on as well, and calls for several conversations may run
+        at once. `stop` are texts that end this turn, besides those of `sampling`; the answer does
+        not include the one that ended it.
 
         `@stop` methods are checked before the model call, except in the first turn, so that they
         see the environment's reply to the turn before. They are checked again after the call

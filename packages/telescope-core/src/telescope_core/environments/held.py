@@ -108,7 +108,8 @@ class Watched:
     def holder(self) -> Noted | None:
         """Return the call that holds the interpreter; None if that is not known.
 
-        Of several that have begun, it is the one whose thread computes: the others wait for it.
+        If several calls have begun, it is the one whose thread computes, because the others wait
+        for it.
         """
         calls = self.running()
         if _state(self._pid) in "Tt":
@@ -120,7 +121,7 @@ class Watched:
     def ended_by(self, code: int) -> Noted | None:
         """Return the call that ended the process with exit code `code`; None if that is not known.
 
-        A signal that ends a process from outside says nothing of its code.
+        A signal from outside does not mean that the process's code is at fault.
         """
         has_exited, call = EXIT.unpack_from(self._memory, EXIT_AT)
         calls = self.running()

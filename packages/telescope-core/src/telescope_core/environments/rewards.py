@@ -1,7 +1,7 @@
 """Decorators that turn methods into rewards and metrics, and the code that runs them.
 
-A reward or metric returns a number, and a group reward a list with one number per rollout. What
-they may ask for by the names of their parameters is in the module `parameters`.
+A reward or metric returns a number, and a group reward a list with one number per rollout. The
+module `parameters` lists the values that they can have as parameters, by name.
 """
 
 import inspect

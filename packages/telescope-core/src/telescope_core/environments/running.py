@@ -1,7 +1,7 @@
 """Note which of an author's code is running, in memory that another process reads.
 
-A process whose interpreter is held, or that has ended, cannot tell what it was doing. So each call
-of an author's code is noted before it begins, in memory that is shared with the process that
+A process whose interpreter is blocked, or that has ended, cannot report its running code. So each
+call of an author's code is noted before it begins, in memory that is shared with the process that
 watches this one: the supervisor of a worker, or the watcher of a driver.
 
 A note costs about a microsecond. Only calls on behalf of a request are noted (`CURRENT`). The
@@ -201,8 +201,8 @@ def _text(method: object, what: str, played: str) -> bytes:
 class HoldWatch:
     """Starts a process that watches this one, which runs authors' code, from `start` to `stop`.
 
-    What holds the interpreter here, or blocks the running loop for good, ends this process: the
-    watcher says whose code it was.
+    Code that blocks the interpreter here, or the running loop for good, ends this process; the
+    watcher reports whose code it was.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """`source_of`: the examples of one split, from whatever an author gives, each one checked.
 
-An author gives an example source, or a list, a generator or a file. Whatever the author's code
-raises becomes an error that names the split, the example, the file and the line. Code that reads a
-source must be called in a thread: it may read files.
+An author gives an example source, or a list, a generator or a file. Any error of the author's code
+becomes one that names the split, the example, the file and the line. Code that reads a source must
+be called in a thread, because it may read files.
 """
 
 import hashlib
@@ -128,9 +128,9 @@ def source_of(given: object, *, where: str, folder: Path) -> ExampleSource:
 def divided(given: object, split: Split, *, where: str, folder: Path) -> ExampleSource:
     """Return the part of `given` that belongs to `split`.
 
-    A mapping gives each split its own examples. All others are divided by a hash of each example's
-    id, and those with equal prompts stay together; what is nearest to a side without any goes
-    there, so that neither is empty.
+    A mapping gives each split its own examples. Anything else is divided by a hash of each
+    example's id, and examples with equal prompts stay together. If one split would be empty, the
+    examples nearest to it by hash go there.
     """
     if isinstance(given, Mapping):
         parts = cast(Mapping[object, object], given)

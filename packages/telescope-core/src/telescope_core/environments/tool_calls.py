@@ -71,9 +71,9 @@ def turn_calls(message: Message) -> TurnCalls:
 def tagged_calls(text: str) -> list[ToolCall]:
     """Return the calls written as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
-    The last tag need not be closed. Tags in thinking do not count. A block that holds no call
-    becomes a call of a tool named "" with what was written as its arguments, so that the policy
-    gets an error for it.
+    The last tag need not be closed. Tags in thinking do not count. A block without a call becomes a
+    call of a tool named "" with the block's text as arguments, so that the policy gets an error for
+    it.
     """
     blocks = list(tagged_blocks(text))
     # A mark inside a string of a call ends no thinking.

@@ -53,8 +53,8 @@ class Toolbox:
     async def answer(self, turn: TurnCalls, episode: Episode[Any]) -> list[Message]:
         """Run the calls of one turn and return messages to the policy with their results.
 
-        The policy is told about errors in a call, except for a TelescopeError. That one means that
-        something the rollout depends on is gone, and it fails the rollout.
+        The policy receives errors in a call, except a TelescopeError: something that the rollout
+        depends on is missing, so that the rollout fails.
         """
         try:
             async with asyncio.TaskGroup() as group:

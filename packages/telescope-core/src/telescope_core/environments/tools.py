@@ -28,9 +28,9 @@ class ToolEnvironment(MultiTurnEnvironment):
     """A conversation in which the policy may call tools; it ends with a turn without a call.
 
     The tools are the methods marked with `@tool`, and the functions and `McpServer`s that `tools`
-    returns. Functions may be sync or async, and need type annotations and a docstring. The calls
-    of one turn run concurrently. Errors in a call are told to the policy and counted in the
-    metrics `tool_errors/...`.
+    returns. Functions may be sync or async, and need type annotations and a docstring. The calls of
+    one turn run concurrently. Errors in a call are sent to the policy and counted in the metrics
+    `tool_errors/...`.
     """
 
     Config: ClassVar[type[EnvironmentConfig]] = ToolConfig

@@ -1,8 +1,8 @@
 """Count what a rollout uses besides its policy, such as judges, and keep what judges say of it.
 
 Code that uses a helper model calls `count`; the values become metrics. A judge's verdict goes
-through `remark` and becomes a note. Both belong to the rollout or group that the current task
-plays or scores, including its threads. Where no helper model may be asked, because it costs money,
+through `remark` and becomes a note. Both belong to the rollout or group that the current task plays
+or scores, including its threads. Where helper models are forbidden, because they cost money,
 `require_may_ask` raises.
 """
 

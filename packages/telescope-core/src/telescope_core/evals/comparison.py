@@ -109,9 +109,9 @@ def paired_difference(
 ) -> Difference:
     """Return the mean difference of one value per task, with a t interval (tasks - 1 df).
 
-    `span` is the largest difference that a task can have. Where all tasks differ by the same, the
-    spread says nothing: the interval then takes in what the share of unseen tasks could change
-    (the exact binomial bound), and p is that of the sign test.
+    `span` is the largest difference that a task can have. If all tasks differ by the same, their
+    spread is no evidence: the interval then includes the possible effect of unseen tasks (the exact
+    binomial bound), and p is that of the sign test.
     """
     num_tasks = len(before_N)
     differences_N = [new - old for old, new in zip(before_N, after_N, strict=True)]

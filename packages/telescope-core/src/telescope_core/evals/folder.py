@@ -64,7 +64,8 @@ class EvalFolder:
     def create(cls, path: Path, *, manifest: Mapping[str, JsonValue]) -> "EvalFolder":
         """Start an eval in `path`, which must be new or empty.
 
-        `manifest` holds everything that affects the results; `resume` says what of it may change.
+        `manifest` holds everything that affects the results; `resume` decides which parts may
+        change.
         """
         if path.exists() and not path.is_dir():
             raise ConfigError(f"{path} is a file; choose another --output")

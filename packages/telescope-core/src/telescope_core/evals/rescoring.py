@@ -1,7 +1,7 @@
 """Grade saved rollouts with another version of their environment, without sampling.
 
-`grade_again` asks the environment, one group after the other. `Tally` counts what it says beside
-what is recorded. What cannot be graded is counted under its reason, and never as a difference.
+`grade_again` calls the environment for one group after the other. `Tally` compares the results with
+the record. Rollouts that cannot be graded are counted by reason, and never as a difference.
 """
 
 import asyncio
@@ -115,10 +115,10 @@ async def grade_again(
 ) -> None:
     """Grade the rollouts of each group, and pass each graded group to `on_graded`.
 
-    Each group has all rollouts of one example, whatever became of them. `deadline_s` is for one
-    rollout, and `concurrency` how many are graded at the same time. Of an endless split the first
-    `most_examples` are searched. Raises EnvironmentProcessError when no worker of the environment
-    can be kept alive.
+    Each group has all rollouts of one example, whatever their status. `deadline_s` is for one
+    rollout, and `concurrency` is the number that are graded at once. Of an endless split, the first
+    `most_examples` are searched. Raises EnvironmentProcessError if no worker of the environment can
+    be kept alive.
     """
     description = await environment.describe()
     size = description.num_examples.get(split, 0)

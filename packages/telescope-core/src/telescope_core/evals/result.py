@@ -130,7 +130,7 @@ class Count(NamedTuple):
 def counts_of(result: EvalResult) -> list[Count]:
     """Return how many rollouts ended in each way beside a reward; ways with none are left out.
 
-    How many were cut by `max_tokens` is always there, because its absence would say nothing.
+    The number cut by `max_tokens` is always listed, so that 0 is visible too.
     """
     cut = {
         StopReason.CONTEXT_LENGTH: "ended by the model's context",

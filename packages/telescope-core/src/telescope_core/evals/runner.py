@@ -36,11 +36,10 @@ async def run_eval(
 ) -> EvalResult:
     """Play `settings` and return the result; `model` only names what was evaluated.
 
-    `on_rollout` gets each row once it is final, which is when all rollouts of its example are, and
-    `on_attempt` each attempt that is played again, or that is canceled with the eval.
-    `done` are rows of an earlier run of the same eval, which was interrupted or had fewer examples
-    or rollouts: what they hold is not played again. Raises TelescopeError when every rollout fails;
-    failed ones among others are counted apart.
+    `on_rollout` is called with each final row, once all rollouts of its example are final, and
+    `on_attempt` with each attempt that is played again, or canceled with the eval. `done` are rows
+    of an earlier, interrupted or smaller run of the same eval, which are not played again. Raises
+    TelescopeError if every rollout fails; otherwise failed ones are counted separately.
     """
     started_s = time.monotonic()
     description = await environment.describe()

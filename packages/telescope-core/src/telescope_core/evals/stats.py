@@ -84,9 +84,9 @@ def mean_of_rewards(
 ) -> Estimate | None:
     """Return the mean over tasks of each task's mean reward, and its interval.
 
-    `rewards` has one sequence per task; empty ones are ignored. Returns None when all are empty.
-    Rewards that are all at the ends of their range are successes and failures, and are treated as
-    such; of other rewards only the spread between tasks is known.
+    `rewards` has one sequence per task; empty ones are ignored. Returns None if all are empty. If
+    all rewards are at the ends of their range, they count as successes and failures; for other
+    rewards, the interval uses only the spread between tasks.
     """
     tasks = [task for task in rewards if task]
     if not tasks:

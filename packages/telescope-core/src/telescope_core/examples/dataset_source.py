@@ -136,8 +136,8 @@ class _Loaded:
 def load_table(spec: DatasetSpec, split: str) -> Table:
     """Load one split of a table as it was written; raises EnvironmentLoadError with advice.
 
-    A file is read by `read_rows`, as are the files of text of a dataset: the `datasets` library
-    would guess types, and take dates, numbers and words such as NA for what they are not.
+    A file is read by `read_rows`, as are the text files of a dataset: the `datasets` library would
+    guess types, and convert dates, numbers and words such as NA wrongly.
     """
     local = spec.local or _brought(spec)
     if local is None and not spec.revision:
@@ -178,8 +178,8 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
 def _builder(library: Any, path: str, common: dict[str, str | None]) -> Any:
     """Return the dataset builder of the library, which knows the files and how to read them.
 
-    Without a network it knows only tables that it made itself, with types guessed. Then files of
-    text that were downloaded before are taken.
+    Without a network, the library knows only tables that it made itself, with guessed types. Text
+    files that were downloaded earlier are then used directly.
     """
     try:
         builder = library.load_dataset_builder(path, **common)

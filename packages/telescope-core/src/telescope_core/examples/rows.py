@@ -1,6 +1,6 @@
 """Rows of tables, and the examples that are made of them.
 
-Values stay as they are written: nothing guesses the type of a text, and what a row cannot keep is
+Values stay as they are written: no types are guessed, and values that a row cannot keep are
 refused. Only parquet needs a library, pyarrow. For datasets of the Hugging Face Hub there is
 `telescope_core.dataset_source`.
 """
@@ -199,7 +199,7 @@ def distinct(marks: Sequence[Mark]) -> list[Kept]:
 def as_prompt(value: object, *, where: str = "the prompt") -> str | tuple[Message, ...]:
     """Return the prompt of a row: text, or the messages of a list of {role, content}.
 
-    Raises EnvironmentLoadError for everything else, and for what a message cannot hold.
+    Raises EnvironmentLoadError for other values, and for content that a message cannot hold.
     """
     if isinstance(value, str):
         return value

@@ -1,6 +1,6 @@
 """Locate the code of an environment by its name, and import it from there.
 
-Names are those of `telescope_core.open`.
+`telescope_core.open` describes the forms of names.
 """
 
 import importlib

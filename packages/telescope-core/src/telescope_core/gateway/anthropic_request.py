@@ -1,7 +1,7 @@
 """Convert a request of Anthropic's Messages API into the equivalent chat request.
 
-Everything behind it is that of the chat API: what can be exact, and what is passed on in evals. A
-block or parameter that chat has no place for is refused by name.
+The rest is the same as in the chat API: which requests can be exact, and what is passed on in
+evals. A block or parameter without an equivalent in the chat API is refused by name.
 """
 
 from collections.abc import Callable, Mapping

@@ -20,8 +20,8 @@ class Placed(NamedTuple):
 def answer_for(placed: list[Placed], kind: str, where: str) -> dict[str, Any]:
     """Return the assistant message that a part of this kind belongs to; adds one if needed.
 
-    It is the last one, if that is of the assistant and the part goes on from it, else a new one:
-    programs send the parts of an answer one by one. `kind`: thinking, text or call.
+    It is the last message, if that is the assistant's and the part continues it, else a new one:
+    programs send the parts of an answer separately. `kind`: thinking, text or call.
     """
     last = placed[-1].message if placed else {"role": ""}
     if last["role"] == "assistant":

@@ -1,7 +1,7 @@
 """Read a chat request that is passed on to another endpoint, which checks it: for evals.
 
-Only what cannot be recorded, or what the settings of the eval decide, is looked at here. What the
-request leaves out is filled in from the rollout's sampling, as in training.
+Only parameters that cannot be recorded, or that the settings of the eval decide, are checked here.
+Parameters that the request leaves out are filled in from the rollout's sampling, as in training.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Read the messages of a chat request.
 
-Where answers must be exact, a field or content that the model would not see is refused. Where the
-request is passed on to another endpoint, which judges it, only what is recorded is read.
+If answers must be exact, a field or content that the model would not see is refused. If the request
+is passed on to another endpoint, which checks it, only recorded fields are read.
 """
 
 from collections import Counter
@@ -39,9 +39,8 @@ _FUNCTION_FIELDS = {"name", "arguments"}
 def read_messages(plain: object) -> tuple[Message, ...]:
     """Return the conversation of a request; raises Refusal for content the model cannot get.
 
-    Each call has one result before the next turn begins, and results are put in the order of their
-    calls: many templates show them without an id, and a model takes the first for that of the
-    first call.
+    Each call must have one result before the next turn begins, and results are sorted by their
+    calls: many templates show results without ids, so that a model assigns them by order.
     """
     messages, calls, results = list[Message](), list[str](), list[Message]()
     waiting = Counter[str]()
@@ -140,7 +139,7 @@ def _fields_and_role(plain: object, where: str) -> tuple[dict[str, Any], Role]:
 def _adds_nothing(value: object, fields: Mapping[str, Any]) -> bool:
     """Return whether an unknown `value` is empty or repeats `fields` of its message.
 
-    Some clients send what they do not know once more, in an object of their own.
+    Some clients repeat fields that they do not know in an object of their own.
     """
     if not isinstance(value, dict):
         return is_empty(value)

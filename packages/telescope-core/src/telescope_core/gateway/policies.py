@@ -1,7 +1,7 @@
 """`RecordingPolicy`: a policy that records its answers where they are given.
 
-`ForwardingPolicies` gives each rollout of an eval one, with an endpoint of its own in front of the
-endpoint that is evaluated. In training, the token-exact policy is one.
+`ForwardingPolicies` gives each rollout of an eval such a policy, with its own endpoint in front of
+the evaluated one. In training, the token-exact policy is one.
 """
 
 import time

@@ -50,8 +50,9 @@ class Recorder:
     def failed(self, asked: tuple[Message, ...], error: TelescopeError) -> None:
         """Record `error` until the same messages are answered.
 
-        A program may swallow the error and go on, and what it then earns must not be taken for a
-        reward of the policy. That a later turn does not fit is a limit of the policy itself.
+        A program may ignore the error and continue, and its reward must then not count for the
+        policy. A later turn that does not fit the context is no such error: it is a limit of the
+        policy.
         """
         if self.turns and is_too_long(error):
             self.is_out_of_context = True

@@ -1,7 +1,7 @@
 """Convert a request of OpenAI's Responses API into the equivalent chat request.
 
-Nothing is stored between requests: a program sends its whole history as `input`, as programs do
-that keep it themselves. What chat has no place for is refused by name.
+Nothing is stored between requests: a program must send its whole history as `input`. Fields without
+an equivalent in the chat API are refused by name.
 """
 
 import base64

@@ -1,6 +1,6 @@
 """Harnesses: known agent programs that run in sandboxes and are trained through the gateway.
 
-`protocol` says what a harness is; each is one module here and one entry point.
+`protocol` defines harnesses; each is one module here and one entry point.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,6 @@
 """The program of the harness `shell-agent`, run inside the sandbox: a shell, and a bounded context.
 
-It needs the standard library alone. Its messages are those of the chat API, as dictionaries.
+It needs only the standard library. Its messages are those of the chat API, as dictionaries.
 """
 
 import json
@@ -75,9 +75,9 @@ def compacted(
 ) -> list[ChatMessage]:
     """Return a shorter history by `strategy`, a name of the option `context_strategy`.
 
-    `messages` have at least one turn, of which the last `keep_turns`, at least 1, are kept as they
-    are, except with a summary. `summarize` asks the model: it gets `messages` and the request for
-    a summary. Where the model answers with nothing, the last turns are kept instead.
+    `messages` have at least one turn. The last `keep_turns`, at least 1, are kept unchanged, except
+    with `summarize`, which calls the model with `messages` and the request for a summary. If the
+    model returns nothing, the last turns are kept instead.
     """
     if strategy == "drop_tool_results":
         return with_results_dropped(messages, keep_turns)

@@ -70,8 +70,8 @@ class AgentPlace:
 class AgentEnvironment(Environment):
     """An agent program plays each rollout in a sandbox of its own.
 
-    Set `harness`, put files into the sandbox in a `@setup`, and look at them in rewards. The task
-    is the prompt, and the completion is what the program answers at its end.
+    Set `harness`, put files into the sandbox in a `@setup`, and inspect them in rewards. The task
+    is the prompt, and the completion is the program's answer at its end.
     """
 
     Config: ClassVar[type[EnvironmentConfig]] = AgentConfig

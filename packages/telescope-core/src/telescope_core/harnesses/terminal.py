@@ -1,6 +1,6 @@
 """The harness `terminal`: the model types into one shell and sees its screen.
 
-It works with models that know no tools: what is typed is JSON in the text of the answer.
+It works with models without tool calls: the keys to type are JSON in the text of the answer.
 """
 
 from telescope_core.base.errors import ConfigError

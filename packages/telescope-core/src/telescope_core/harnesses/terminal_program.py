@@ -1,7 +1,7 @@
 """The program of the harness `terminal`, run inside the sandbox: the model types into one shell.
 
-It needs nothing but Python: a shell on a pseudo-terminal, a screen that shows what it prints, and
-requests to the endpoint. The shell itself says when it waits for the next command (OSC 133).
+It needs only Python: it has a shell on a pseudo-terminal, a screen that shows the output, and
+requests to the endpoint. The shell marks when it waits for the next command (OSC 133).
 """
 
 import codecs
@@ -90,7 +90,7 @@ class Screen:
     def news(self) -> str:
         """Return what is new since the last call: lines, or the screen of a full-screen program.
 
-        What is drawn over the whole screen, as by an editor, is shown as it stands.
+        A full-screen program, such as an editor, is shown as its whole screen.
         """
         screen = ["".join(line).rstrip() for line in self._lines]
         here = self._dropped + len(self.above) + self._y
@@ -293,7 +293,7 @@ class Terminal:
 def asked_in(answer: str) -> dict[str, Any]:
     """Return the last JSON object in `answer` that has commands or ends the task.
 
-    Raises ValueError with what the model is told if there is none.
+    Raises ValueError with a text for the model if there is none.
     """
     decoder, at = json.JSONDecoder(strict=False), 0
     found: dict[str, Any] | None = None

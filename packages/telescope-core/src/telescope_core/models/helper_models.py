@@ -80,9 +80,9 @@ class HelperModel:
     ) -> Result:
         """Ask the model and return `read(answer)`.
 
-        When `read` raises ValueError, the model is told why and asked again; `wanted` tells it
-        what the answer should be. Raises JudgeError when `read` accepts no answer within
-        `max_attempts` requests, or when the endpoint fails.
+        If `read` raises ValueError, the model gets the error and is called again; `wanted`
+        describes the expected answer. Raises JudgeError if `read` accepts no answer within
+        `max_attempts` requests, or if the endpoint fails.
         """
         require_may_ask(self._role)
         asked = list(messages)

@@ -93,9 +93,9 @@ class Judge:
         """Return a score for each rollout of a group by comparing them: 1 = best, 0 = worst.
 
         The judge sees all of them twice, in a random order and in its reverse, and the score is the
-        mean of both places. Equal works have equal scores; a single work has 0.5, and nobody is
-        asked. Two metrics say how far to trust it, each from -1 to 1: `{role}/position_bias` is 1
-        if what is shown first always wins and 0 if the order does not matter, and
+        mean of both places. Equal works have equal scores; a single work gets 0.5 without a
+        request. Two metrics show how far to trust it, each from -1 to 1: `{role}/position_bias` is
+        1 if the first work always wins and 0 if the order does not matter, and
         `{role}/order_agreement` is 1 if both answers are the same. Raises JudgeError.
         """
         texts = [_work(rollout) for rollout in rollouts]
@@ -214,7 +214,7 @@ class RankedEnvironment(_WithJudge):
 def transcript(messages: Sequence[Message]) -> str:
     """Return a conversation as text for another model, without system prompts and thinking.
 
-    A mark such as [image/png, 12 KB] stands for a picture.
+    A mark such as [image/png, 12 KB] replaces an image.
     """
     return "\n\n".join(
         f"[{message.role}]\n{with_marks(message)}"

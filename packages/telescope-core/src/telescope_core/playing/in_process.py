@@ -192,7 +192,7 @@ class InProcessEnvironment:
     async def score_group(self, split: Split, example_index: int, group: Group) -> Group:
         """Return `group` with its group rewards applied.
 
-        Raises NotAskedError if they want to ask a judge that may not be asked.
+        Raises NotAskedError if they need a judge that may not be called.
         """
         example = await self._environment.fetcher.get(split, example_index)
         with self._asking() as refused:

@@ -1,9 +1,9 @@
 """Grade a saved rollout again, without a policy, with the present code of its environment.
 
 A reward or metric that reads the answer, the messages, the example or the rollout is computed from
-the record. One that reads the episode or its state needs what only playing leaves behind: the saved
-turns are played again in place of a policy's, and count only if the environment says the same to
-each of them as it did then. What cannot be known is left out by name, and never guessed.
+the record. One that reads the episode or its state needs a replay: the saved turns are played again
+in place of a policy's, and count only if the environment responds to each as it did then. Values
+that cannot be known are left out by name, and never guessed.
 """
 
 from collections.abc import Sequence
@@ -31,9 +31,9 @@ async def rescore_rollout(
 ) -> Rollout:
     """Return `saved` with the grade that `environment` gives it, or a failed rollout.
 
-    Each part that it gives is in `rewards` and `metrics`. For others there is a tag that begins
-    with LEFT_OUT or RAISED; without any tag, what failed is not a part. A rollout whose reward is
-    not known, though nothing raised, fails with NotGradedError.
+    Each known part is in `rewards` and `metrics`. Others have a tag that begins with LEFT_OUT or
+    RAISED; without any such tag, something other than a part failed. A rollout with an unknown
+    reward, though nothing raised, fails with NotGradedError.
     """
     return await outcome_of(_Rescoring(environment, name, request, saved))
 

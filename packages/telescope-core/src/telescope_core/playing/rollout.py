@@ -1,10 +1,10 @@
 """Play one rollout: setup, prompt, turns, reward, cleanup.
 
 This is the only place that handles failures of environment code. An exception from an environment,
-its reward functions or the endpoint becomes a failed rollout with the reason in `error`, also one
-that would end the program, or pass for a cancellation that nobody asked for. It never becomes a
-reward. A limit is no failure: a rollout for which the policy's context has no more room,
-or, on request, whose deadline passes while it is played, is scored as it stands.
+its reward functions or the endpoint becomes a failed rollout with the reason in `error`, even one
+that would end the program or look like a cancellation. It never becomes a reward. A limit is no
+failure: if the policy's context has no more room, or, on request, if the deadline passes while the
+rollout is played, it is scored in its present state.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Keep an environment from the network and from other people's files, and record attempts.
 
-Where the kernel lets an ordinary user create a network namespace, it cuts off the network for code
-in any language. An audit hook records what Python code attempts and refuses it; on other machines
-there is only the hook. Neither is a sandbox against malicious code.
+If the kernel lets an ordinary user create a network namespace, that cuts off the network for code
+in any language. An audit hook records the attempts of Python code and refuses them; on other
+machines there is only the hook. Neither is a sandbox against malicious code.
 """
 
 import ctypes

@@ -1,9 +1,9 @@
 """Find answers that can be read off the text which the policy sees. Pure.
 
-A `7` appears in many prompts by chance, and texts for reading comprehension hold their answers;
-neither is a leak. An answer leaks if a fixed rule finds it. A *reader* is a rule that takes what is
-beside the same two words, or at the same end, of every prompt. It is a leak if it is right for
-three quarters of the examples, and for a third more of them than the most frequent answer is. An
+A `7` appears in many prompts by chance, and texts for reading comprehension contain their answers;
+neither is a leak. An answer leaks if a fixed rule finds it. A *reader* is a rule that takes the
+text beside the same two words, or at the same end, of every prompt. It is a leak if it is right for
+three quarters of the examples, and for a third more of them than the most frequent answer. An
 *announcement*, such as `Answer: 46`, is a leak in a single example, unless other examples' prompts
 have the same words. Only whole words count: `7` is not in `17`.
 """

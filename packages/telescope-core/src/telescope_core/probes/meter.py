@@ -1,7 +1,7 @@
 """Measure the cost of an environment: its processor time, without the validator's own.
 
 A busy machine makes everything take longer, but it costs no more processor time. So limits that
-decide about an environment are in processor time; time on the wall only ends what waits for ever.
+judge an environment are in processor time; wall time only ends activities that wait forever.
 """
 
 import resource

@@ -1,7 +1,7 @@
 r"""Answers close to the right one but with another value, which a grader must tell apart.
 
-Only what is mathematics can be changed in these ways: a number, a formula, a list, a tuple or an
-interval. The changed answer takes the place of the right one in the gold answer of the example.
+Only mathematics can be changed in these ways: a number, a formula, a list, a tuple or an interval.
+The changed answer replaces the right one in the gold answer of the example.
 """
 
 import asyncio
@@ -132,8 +132,8 @@ async def judge_near_gold(
 ) -> list[Played]:
     """Play answers close to the gold ones of the first examples; report kinds that count as solved.
 
-    Returns what was played. One answer in ten, or one of fewer, may be right by luck: where two
-    values solve a problem.
+    Returns the played rollouts. One answer in ten, or a single one of fewer, may be right by luck,
+    where two values solve a problem.
     """
     near = [attempt for one in asked if one.index < _NUM_VALIDATED for attempt in near_tries(one)]
     if not near:

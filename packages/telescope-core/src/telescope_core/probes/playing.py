@@ -178,7 +178,7 @@ async def play_in_turn(
 ) -> list[Played]:
     """Play tries one by one; stops at a limit, or after a rollout that had to be ended.
 
-    Something of such a rollout may go on computing, which would count as the next one's time.
+    A part of such a rollout may still be computing, which would count as the next one's time.
     """
     played: list[Played] = []
     span = MeteredSpan(meter, limits)
@@ -201,7 +201,7 @@ async def play_at_once(
 ) -> list[Played]:
     """Play tries `num_at_once` at a time, in random order, with answers of uneven delay.
 
-    The limits hold for all of them: nobody can say which one the processor time was spent on.
+    The limits hold for all of them together, because their processor times cannot be separated.
     """
     rng = random.Random("at once")
     pending = list(tries)

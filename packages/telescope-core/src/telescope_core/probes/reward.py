@@ -123,7 +123,7 @@ async def check_rewards(
     """Run the level with an environment that is built already, and close it.
 
     Only code below `own_folder` is blamed for blocking the event loop; any code if it is empty.
-    `meter` reads what it costs, by default that of this process.
+    `meter` measures the cost, by default that of this process.
     """
     meter = meter or Meter(slowness=slowness())
     answers.stage("reward.plays")

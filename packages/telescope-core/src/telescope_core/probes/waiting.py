@@ -77,8 +77,8 @@ class Look(NamedTuple):
 def own_time_s(looks: Sequence[Look]) -> float:
     """Return the seconds that a thread certainly computed or slept between samples of it.
 
-    The rest may be waits for a processor: whoever looks may have to wait for one as well, so what
-    went on between two looks far from each other is not known.
+    The rest may be waits for a processor. The sampling thread may have to wait for one too, so
+    nothing is known about the time between two samples that are far apart.
     """
     own_s = 0.0
     for before, after in pairwise(looks):

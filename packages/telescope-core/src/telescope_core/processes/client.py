@@ -218,9 +218,8 @@ class WorkerClient:
     ) -> T:
         """Send a request other than a rollout and return its value.
 
-        It may take `within_s` seconds, and any time if the worker `shows_work` in it: that many
-        seconds without a sign of work are too many then. Raises what the environment raised, or
-        EnvironmentProcessError when no answer comes.
+        It may take `within_s` seconds; with `shows_work`, that is the limit for a time without a
+        sign of work. Raises the environment's error, or EnvironmentProcessError if no answer comes.
         """
         call, what = self._begin(request), type(request).__name__.lower()
         try:
@@ -344,8 +343,8 @@ class WorkerClient:
     def is_overdue(self, beat: Beat) -> bool:
         """Return whether code that blocks the worker does so beyond its rollout's deadline.
 
-        What is scored late, as it stood then, has `LATE_SCORE_S` more. Of several rollouts that may
-        be the reason, each has its time.
+        A rollout that is scored at its deadline has `LATE_SCORE_S` more. If several rollouts may be
+        the reason, each keeps its own limit.
         """
         if beat.blocked_s < _SURELY_BLOCKED_S:
             return False
@@ -469,8 +468,8 @@ class WorkerClient:
     def _note_work(self, beat: Beat) -> None:
         """Record when the worker last read or wrote data, or used more memory than ever before.
 
-        Computing alone is no sign: code without an end computes, too. And with several requests
-        nobody knows which of them it works on.
+        Computing alone does not count, because code in an endless loop computes, too. With several
+        requests, it is not known which of them the work is for.
         """
         before = self.last_beat
         grown_bytes = beat.memory_bytes - self._most_memory_bytes

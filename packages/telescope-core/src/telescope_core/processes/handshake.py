@@ -112,8 +112,9 @@ def welcome(
 class Agreement:
     """Facts about an environment that the host knows before workers greet, and secrets for them.
 
-    A worker runs the code that profits from a secret, so what it declares can take away from the
-    names that the user was shown, and add none. All workers are held to the first one's greeting.
+    A worker runs the code that would profit from a secret, so its declarations can remove names
+    from those that the user was shown, but not add any. All workers must match the first one's
+    greeting.
     """
 
     def __init__(self, identity: Identity, secrets: Sequence[str] | None) -> None:

@@ -1,8 +1,8 @@
 """The main thread of a worker: environments are built on it, while the event loop has another.
 
-Python lets only the main thread install signal handlers, and a constructor that calls
-`asyncio.run` needs a thread without a running loop. A constructor may also load data for minutes,
-in which the loop goes on to answer.
+Python lets only the main thread install signal handlers, and a constructor that calls `asyncio.run`
+needs a thread without a running loop. A constructor may also load data for minutes, while the loop
+continues to answer.
 """
 
 import asyncio

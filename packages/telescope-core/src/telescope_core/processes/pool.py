@@ -91,7 +91,7 @@ class EnvironmentPool:
     ) -> None:
         """`secrets`: names of the variables that the record of the environment says it reads.
 
-        None = it has no record. Then its workers here get those of the first one's greeting.
+        None = there is no record. Local workers then get those in the first one's greeting.
         """
         self.agreement = Agreement(identity, secrets)
         self._name = name
@@ -278,7 +278,7 @@ class EnvironmentPool:
     async def _ask(self, request: Request, read: "Reader[T]", *, within_s: float) -> T:
         """Send a request to any worker, and to another one when that worker dies.
 
-        A death that the code of something else is known to have caused is not counted.
+        A death with a known, unrelated cause is not counted.
         """
         num_failed = 0
         while True:

@@ -99,7 +99,7 @@ def read_description(value: msgspec.Raw) -> EnvironmentDescription:
 def read_group_of(group: Group) -> "Reader[Group]":
     """Return a reader of replies that hold `group` with its group rewards.
 
-    Everything else stays as it is here, whatever the worker says of it.
+    Other fields keep the values of this process, whatever the worker sends.
     """
 
     def read(value: msgspec.Raw) -> Group:

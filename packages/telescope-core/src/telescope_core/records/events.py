@@ -1,8 +1,8 @@
 """Events of each attempt at a rollout: the rows of `events/` in a run folder.
 
-Rows of a step are lines of JSON, appended while the step goes on, so that they are there after a
-kill. When the step is complete, they become one Parquet file, which is about 20 times smaller, and
-those of many steps become one file in the end (`step_files`).
+Rows of a step are lines of JSON, appended during the step, so that a kill loses none. When the step
+is complete, they become one Parquet file, which is about 20 times smaller, and the files of many
+steps are later merged (`step_files`).
 """
 
 import asyncio
@@ -117,8 +117,8 @@ class EventSink(Protocol):
 class EventLog:
     """Writes the events of a run to a folder, in threads: a slow disk holds up no rollout.
 
-    Events are added from one event loop. What finds no room on the disk is kept until `flush` or
-    `pack` can write it, and they say so.
+    Events are added from one event loop. Events for which the disk has no room are kept until
+    `flush` or `pack` can write them; both raise until then.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ def whole_file(path: Path, *, needed_bytes: int | None = None) -> Generator[Path
     """Yield a temporary path that is renamed to `path` when the block ends without an error.
 
     Creates the parent folder of `path`. Readers see the old file or the new one, never a part.
-    `needed_bytes`: size of the new one, where it is known.
+    `needed_bytes`: size of the new one, if known.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -38,7 +38,7 @@ def whole_file(path: Path, *, needed_bytes: int | None = None) -> Generator[Path
 def whole_folder(path: Path) -> Generator[Path]:
     """Yield an empty folder that replaces `path` when the block ends without an error.
 
-    After an error `path` is as it was, and what was written is deleted.
+    After an error `path` is unchanged, and the new files are deleted.
     """
     partial = partial_folder(path)
     shutil.rmtree(partial, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Logs of the processes of a run: one JSON object a line, in `logs/` of the run folder.
 
-Each process has a file of its own, `COMPONENT[-SOURCE].jsonl`, and calls `Logs.begin` once. A file
-that is full is renamed to `....1.jsonl`, the one before it to `....2.jsonl`, and so on.
+Each process has its own file, `COMPONENT[-SOURCE].jsonl`, and calls `Logs.begin` once. A full file
+is renamed to `....1.jsonl`, the one before it to `....2.jsonl`, and so on.
 """
 
 import json
@@ -61,11 +61,11 @@ class Logs:
     ) -> "ProcessLog":
         """Write this process's log lines from now on, until `close` or its end.
 
-        `component` says what kind of process this is, and `source` which one. `shows_warnings`:
-        they go to stderr too, where Python writes them otherwise. `secrets`: values that are left
-        out of every line, as are those of environment variables that are named like secrets.
+        `component` is the kind of this process, and `source` identifies it. `shows_warnings`:
+        warnings go to stderr too, as by default in Python. `secrets`: values that are removed from
+        every line, as are those of environment variables named like secrets.
 
-        Where the folder is missing, as on a machine that does not share it, nothing is written.
+        If the folder is missing, as on a machine that does not share it, nothing is written.
         """
         if not self.folder.is_dir():
             return ProcessLog(None, is_debug=self.is_debug, shows_warnings=shows_warnings)
@@ -192,7 +192,8 @@ class JsonLines(RotatingFileHandler):
 def telling_failure(logger: logging.Logger, what: str) -> AbstractContextManager[None]:
     """Log the error that ends the context, with its traceback; it is raised further.
 
-    `what` is done in the context. Nothing is written to stderr: whoever catches it shows it.
+    `what`: the activity in the context. Nothing is written to stderr; the handler of the error
+    shows it.
     """
     return _TellingFailure(logger, what)
 

@@ -49,7 +49,7 @@ _HEAD = 120
 def first_error(text: str) -> str:
     """Return the line of a process's output with the first cause of its failure; empty if none.
 
-    Of a traceback, that is the line with the exception.
+    In a traceback, that is the line with the exception.
     """
     is_traceback = False
     for line in text.splitlines():

@@ -22,8 +22,8 @@ def room_for(
 ) -> Generator[None]:
     """Raise NoRoomError for `path` if a write in this block fails for lack of room.
 
-    `kinds`: what a library raises for it in place of OSError. `needed_bytes`: size of what is
-    written, where it is known.
+    `kinds`: exceptions that a library raises in place of OSError. `needed_bytes`: size of the data,
+    if known.
     """
     try:
         yield
@@ -39,8 +39,8 @@ def lack_of_room(
 ) -> NoRoomError | None:
     """Return `error` of a write to `path` as a NoRoomError; None if it has another cause.
 
-    Libraries hide what the system said. Of their errors, one is taken for a lack of room if there
-    is less than `needed_bytes`.
+    Libraries hide the system's error. One of theirs counts as a lack of room if there is less than
+    `needed_bytes`.
     """
     folder = path.parent
     while not folder.exists() and folder != folder.parent:

@@ -266,7 +266,7 @@ def row_from_json(fields: Mapping[str, Any]) -> RolloutRow:
 def without_secrets_in(row: RolloutRow, secrets: Collection[str]) -> RolloutRow:
     """Return `row` with the values of `secrets` removed from the texts of its environment.
 
-    Its messages stay as they are: a model is trained on their tokens, which are recorded as well.
+    Its messages stay unchanged, because a model is trained on their tokens, which are recorded too.
     """
     if not secrets:
         return row
@@ -282,8 +282,8 @@ def without_secrets_in(row: RolloutRow, secrets: Collection[str]) -> RolloutRow:
 def readable_row(row: RolloutRow) -> RolloutRow:
     """Return `row` if its JSON can be read back, or else a failed rollout that gives the reason.
 
-    An environment can put anything into a rollout. What no file can hold must not be lost
-    together with the rollouts around it, nor be found when the file is read.
+    An environment can put anything into a rollout. Values that no file can hold must not lose the
+    rollouts around them, nor be found only when the file is read.
     """
     try:
         row_from_json(json.loads(json.dumps(plain(row_to_json(row)))))

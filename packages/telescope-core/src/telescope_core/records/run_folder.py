@@ -141,9 +141,9 @@ class RunFolder:
     ) -> "RunFolder":
         """Continue the run in `path`; its records after `resume.step` are deleted.
 
-        Those steps will be repeated. A run that is still running is refused.
-        `keeps_evals_after`: no step is left, so that evals after training are still what they were.
-        `has_ended_elsewhere`: the caller knows that the run has ended if it was on another machine.
+        Those steps will be repeated. A run that is still running is refused. `keeps_evals_after`:
+        no step is left, so that evals after training stay valid. `has_ended_elsewhere`: the caller
+        knows that the run has ended if it was on another machine.
         """
         run = cls.open(path)
         info = run.info()
@@ -391,7 +391,7 @@ class RunFolder:
     def trained_examples(self, up_to_step: int | None = None) -> set[tuple[str, str]]:
         """Return (environment, example id) of all examples that were played for training.
 
-        What a run did that this one started from is included.
+        Includes the run from which this one started.
         """
         every = parts_in(self.rollouts_path).items()
         parts = [part for step, part in every if up_to_step is None or step <= up_to_step]

@@ -3,9 +3,9 @@
     token_facts/steps-000001-000100.parquet   row groups of these steps, in their order
     token_facts/step-000101.parquet           what one step wrote
 
-Otherwise a run of many steps would leave as many files of a few KiB each. Where a step has a file
-of its own, that file counts and not the other one, so that a kill at any moment loses and doubles
-nothing. Whoever writes the folder merges and separates its files.
+Otherwise a run of many steps would leave as many files of a few KiB each. If a step has its own
+file, that file counts and not the merged one, so that a kill at any moment loses and doubles
+nothing. Only the writer of the folder merges and separates its files.
 """
 
 import json
@@ -92,7 +92,7 @@ def part_in(merged: Path, step: int) -> StepPart | None:
 def groups_in(path: Path) -> dict[int, range]:
     """Return the row groups of each step in a merged file; none if there is no such file.
 
-    Raises ConfigError that names a file which is none.
+    Raises ConfigError that names a file which is not Parquet.
     """
     arrow, parquet = arrow_modules()
     problem = f"{path} is not a readable file of steps; move it away to do without what it holds"
@@ -117,7 +117,7 @@ def groups_in(path: Path) -> dict[int, range]:
 def rows_in(path: Path) -> dict[int, range]:
     """Return the rows of each step in a merged file, 0 first; none if there is no such file.
 
-    Raises ConfigError that names a file which is none.
+    Raises ConfigError that names a file which is not Parquet.
     """
     groups = groups_in(path)
     if not groups:
@@ -135,7 +135,7 @@ def rows_in(path: Path) -> dict[int, range]:
 def merge(folder: Path, *, up_to: int, options: Mapping[str, Any]) -> None:
     """Merge the small files of each complete block, if step `up_to` ends a block.
 
-    `options`: those of `pyarrow.parquet.ParquetWriter`. What cannot be merged stays as it is.
+    `options`: those of `pyarrow.parquet.ParquetWriter`. Files that cannot be merged stay unchanged.
     """
     if up_to % STEPS_PER_FILE:
         return

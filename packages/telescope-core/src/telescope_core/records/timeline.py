@@ -1,6 +1,7 @@
 """Spans, model calls and gauges: the rows of `timeline/`, `calls/` and `gauges/` in a run.
 
-`rollouts/` has what was said, `events/` what each attempt did; `blocks` reads and writes these.
+`rollouts/` has the conversations, and `events/` the stages of each attempt; `blocks` reads and
+writes these.
 """
 
 from dataclasses import dataclass

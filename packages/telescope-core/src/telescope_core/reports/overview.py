@@ -76,7 +76,7 @@ def reward_curve(
 ) -> list[float | None]:
     """Return the mean reward of each step, including the groups that were rejected.
 
-    Over the accepted groups alone it would stay near the middle, whatever the policy learns.
+    The mean over accepted groups alone would stay near the middle, however much the policy learns.
     """
     name = "mean" if environment is None else f"{environment}/mean"
     sampled, accepted = column(rows, f"task_reward/{name}"), column(rows, f"reward/{name}")

@@ -1,7 +1,7 @@
 """Compare two runs: the settings in which they differ, and their results, in pairs.
 
-Evals of weights that were trained for as many steps are paired by example, rewards of training by
-step, over the examples that both played at that step. The numbers are those of `evals.comparison`.
+Evals after the same number of training steps are paired by example, rewards of training by step,
+over the examples that both runs played at that step. `evals.comparison` computes the numbers.
 """
 
 import math

@@ -110,7 +110,7 @@ def verdict_of(
 ) -> RunVerdict:
     """Return the verdict on a run with these metrics, findings and evals.
 
-    `num_steps`: how many steps the run is to take; None = not known.
+    `num_steps`: planned number of steps; None = not known.
     """
     collapse = next(
         (one for one in findings if one.rule == "collapse" and one.environment is None), None
@@ -294,7 +294,7 @@ def _ending(history: History, state: RunState, num_steps: int | None) -> list[st
 def seconds_left(history: History, num_steps: int | None) -> float | None:
     """Return the seconds that the remaining steps will take, at the pace of the newest ones.
 
-    None where that is not known, and at the last step.
+    None if that is not known, and at the last step.
     """
     times = [time_s for _, time_s in history.named("time_s")][-11:]
     if not num_steps or num_steps <= history.last_step or len(times) < 2:

@@ -1,6 +1,6 @@
 """Sandboxes: isolated places in which programs that a model wrote run.
 
-`protocol` says what a sandbox is; each provider is one module or folder beside it.
+`protocol` defines sandboxes; each provider is one module or folder beside it.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,8 @@
 """Amounts of resources: whether a value is valid, and whether a provider can supply it.
 
-What is none, such as half a process, is a mistake whoever the provider is. What one provider cannot
-hold another may, so that is refused when a sandbox is made, by `errors.require_limits`.
+An invalid amount, such as half a process, is an error for any provider. An amount that one provider
+cannot supply may be possible at another, so it is refused when a sandbox is created, by
+`errors.require_limits`.
 """
 
 import math
@@ -43,7 +44,7 @@ ANY_SECONDS = ResourceAmount(most=2**31 - 61, why_most="the most that its timer 
 def require_amount(name: str, value: object, *, is_whole: bool = False) -> None:
     """Raise ConfigError unless `value` is a finite number above 0, and a whole one if it must be.
 
-    `name` is what the error calls it, such as "memory_mb of a sandbox".
+    `name`: name for errors, such as "memory_mb of a sandbox".
     """
     kind = "a whole number" if is_whole else "a number"
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -1,6 +1,6 @@
 """The self-check of a provider: required behavior of every sandbox, tested on a real one.
 
-The tests of each provider run the same checks, so that whoever writes a provider has both at once.
+The tests of each provider run the same checks, so that an author of a provider gets both.
 """
 
 import asyncio

@@ -165,7 +165,7 @@ def _sdk() -> Any:
 def _translate_errors(asked: SandboxSpec | None = None) -> Generator[None]:
     """Raise every error of the SDK, and of its HTTP client, as one of ours.
 
-    `asked` is what a sandbox is made with.
+    `asked`: the settings of the sandbox.
     """
     sdk = _sdk()
     try:

@@ -1,7 +1,7 @@
 """The provider `docker`: containers of Docker, or of podman through its Docker-compatible service.
 
 The root of a container is read-only, its user is nobody, and it has no capabilities, unless
-`as_image` asks for what its image says. The extra `telescope-core[docker]` brings the SDK.
+`as_image` selects the settings of its image. The extra `telescope-core[docker]` installs the SDK.
 """
 
 import asyncio
@@ -111,8 +111,8 @@ class DockerProvider:
     async def build(self, context: bytes, tag: str, timeout_s: float) -> str:
         """Return the id of the image `tag`, built of a tar with a Dockerfile unless it is there.
 
-        Images that it begins with are pulled. Raises SandboxError with the end of what the build
-        said when it fails or takes longer than `timeout_s`.
+        Base images are pulled. Raises SandboxError with the end of the build's output if it fails
+        or takes longer than `timeout_s`.
         """
         await self._connected()
         return await self._call(lambda: self._built(context, tag), timeout_s)

@@ -39,7 +39,7 @@ _STANDARD_OUTPUT = 1
 async def opened(start: Callable[[], Awaitable[Any]], host: str, port: int) -> AsyncGenerator[str]:
     """Open `host:port` for a block; yields the address that programs inside have for it.
 
-    `start` starts `PROGRAM` in the container and returns what the SDK has for its streams.
+    `start` starts `PROGRAM` in the container and returns the SDK's object for its streams.
     """
     stream = _Stream(await start())
     relay = _EndpointRelay(stream, host, port)

@@ -1,7 +1,7 @@
 """The provider `e2b`: sandboxes of E2B's cloud, through its own SDK.
 
-The key is E2B_API_KEY. Processors and memory are those of the template and cannot be asked for. The
-extra `telescope-core[e2b]` brings the version of the SDK that this was tested with.
+The key is E2B_API_KEY. Processors and memory are those of the template and cannot be set. The extra
+`telescope-core[e2b]` installs the version of the SDK that this was tested with.
 """
 
 import contextlib
@@ -130,7 +130,7 @@ def _sdk() -> Any:
 def _translate_errors(asked: SandboxSpec | None = None) -> Generator[None]:
     """Raise every error of the SDK, and of its HTTP client, as one of ours.
 
-    `asked` is what a sandbox is made with.
+    `asked`: the settings of the sandbox.
     """
     import httpx
 

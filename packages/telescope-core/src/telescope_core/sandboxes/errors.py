@@ -1,6 +1,6 @@
 """Errors of sandboxes, distinguished by who has to act.
 
-What a program does, reaching its limits included, is no error but its `CommandResult`.
+Failures of a program, including reaching its limits, are no errors but a `CommandResult`.
 """
 
 from collections.abc import Collection, Mapping
@@ -57,7 +57,7 @@ def require_limits(
 def refused_by_service(provider: str, spec: SandboxSpec, said: object) -> SandboxLimitError:
     """Return the error for a service that refuses the settings of a sandbox.
 
-    Asking again would be refused again, so it is no failure of the provider.
+    Another request would be refused as well, so it is no failure of the provider.
     """
     asked = ", ".join(_said(limit, value) for limit, value in spec.asked_limits().items())
     return SandboxLimitError(

@@ -1,8 +1,8 @@
 """Grade a program that a model wrote by hidden tests, which never enter its sandbox.
 
-Only the inputs of one test are sent in. What comes out is text or JSON, and is compared here: an
-object that equals everything is no JSON, and there is nothing to read or to overwrite inside. A
-program that crashes, hangs, or brings its sandbox down has failed. A provider's failure raises.
+Only the inputs of one test enter the sandbox. The output is text or JSON and is compared here: an
+object that equals everything is no JSON, and the sandbox holds nothing to read or overwrite. A
+program that crashes, hangs, or ends its sandbox has failed. A provider's failure raises.
 """
 
 import json

@@ -119,7 +119,7 @@ class SandboxPool:
     async def take(self, spec: SandboxSpec | None = None) -> AsyncGenerator[Sandbox]:
         """Yield a sandbox for exclusive use; waits while `max_open` are in use.
 
-        One made for a `spec` of its own is used once.
+        A sandbox that is created for a given `spec` is used once.
 
         Raises SandboxError when the provider cannot make one, and when the pool is closed.
         """

@@ -167,8 +167,7 @@ def _sdk() -> Any:
 def _translate_errors(asked: SandboxSpec | None = None) -> Generator[None]:
     """Raise every error of the SDK, and of its HTTP client, as one of ours.
 
-    `asked` is what a sandbox is made with. Besides its APIError, the SDK raises RuntimeErrors of
-    its own.
+    `asked`: the settings of the sandbox. Besides its APIError, the SDK raises RuntimeErrors.
     """
     import httpx
 

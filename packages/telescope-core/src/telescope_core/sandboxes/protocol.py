@@ -166,8 +166,8 @@ class FileEntry:
 class Sandbox(Protocol):
     """A place in which commands run, apart from this machine and from other sandboxes.
 
-    Commands of one sandbox run one after another. What a command leaves running may be ended with
-    it. Files stay until `close`.
+    Commands of one sandbox run one after another. Processes that a command leaves running may be
+    ended with it. Files stay until `close`.
     """
 
     @property
@@ -196,7 +196,7 @@ class Sandbox(Protocol):
     ) -> CommandResult:
         """Run a command and return its result; `folder` None is `WORK_FOLDER`.
 
-        Raises SandboxError when the provider failed, which says nothing about the command.
+        Raises SandboxError if the provider failed, which says nothing about the command.
         """
         ...
 

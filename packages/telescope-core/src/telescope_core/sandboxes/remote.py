@@ -1,8 +1,8 @@
 """Shared by providers that are reached over a network: one shell command in, one text out.
 
-Their services differ in what a command may have: standard input, both streams apart, a time limit
-that leaves the sandbox alive. So a small script around each command gives all of it alike, with
-nothing but a POSIX shell, coreutils and base64 in the image.
+Services differ in their support for commands: standard input, separate output streams, a time limit
+that keeps the sandbox alive. A small script around each command provides all of them, and needs
+only a POSIX shell, coreutils and base64 in the image.
 """
 
 import asyncio

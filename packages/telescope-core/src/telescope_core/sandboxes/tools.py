@@ -93,8 +93,8 @@ class EpisodeSandboxes:
     async def sandbox(self, episode: Episode[Any], spec: SandboxSpec | None = None) -> Sandbox:
         """Return the sandbox of a rollout, for instance to put files in or to grade its content.
 
-        `spec` counts when it is made, in place of that of all rollouts. Raises SandboxError when
-        the provider cannot make one, which fails the rollout.
+        `spec` replaces that of all rollouts when the sandbox is created. Raises SandboxError if the
+        provider cannot create one, which fails the rollout.
         """
         place = self._places.setdefault(episode, _Place())
         async with place.lock:

@@ -1,6 +1,6 @@
 """Compare two short answers, ignoring case, accents, articles and punctuation. Pure.
 
-What is no punctuation in a number stays: its sign and its decimal point.
+The sign and the decimal point of a number are kept.
 """
 
 import re

@@ -1,9 +1,9 @@
 """Names of settings, and the answers to names that are not settings.
 
-A file of another system has many such names. They are answered together, in one message: what each
-is called here, or why there is nothing like it. A name may be known by its end (`optim.lr`). An
-answer may be that of a section: `critic.**` for whatever stands in it, and `data.*` for what of it
-has no answer of its own.
+A file of another system has many such names. They are answered together, in one message: the name
+here, or why there is no such setting. A name may be recognized by its last parts (`optim.lr`). An
+answer may be for a section: `critic.**` for everything in it, and `data.*` for its names without
+answers of their own.
 """
 
 import textwrap

@@ -53,9 +53,10 @@ def extract_answer(completion: str, *, form: AnswerForm | None = None) -> str:
     r"""Return the final answer in `completion`; empty if there is none.
 
     The form that the prompt asked for counts, then the later of the last box and the last line
-    `Answer: ...`. Without either, the last line counts: what stands behind "answer is", its last
-    formula, or its last number. Of an equation only the right side counts, so repeating `12+34=`
-    answers nothing. What cannot be read as a whole is no answer, never a part of it.
+    `Answer: ...`. Without either, the last line counts: the text after "answer is", its last
+    formula, or its last number. Of an equation only the right side counts, so that repeating
+    `12+34=` answers nothing. A text that cannot be read as a whole is no answer; parts of it are
+    not used.
     """
     tail = completion[-_MAX_COMPLETION:]
     box_at = tail.rfind(_BOX)

@@ -69,8 +69,8 @@ def main() -> None:
 def compare(answer: str, right: str) -> Verdict:
     """Return whether two formulas have the same value; there are no limits on time or memory.
 
-    Units are ours to read: math-verify would take `5t` for 5. Decimals are exact, and what it calls
-    equal must also agree in value: it takes numbers below 1e-15 for zero.
+    Units are removed before: math-verify would take `5t` for 5. Decimals are exact. Formulas that
+    it calls equal must also agree in value, because it takes numbers below 1e-15 for zero.
     """
     math_verify: Any = import_module("math_verify.grader")
     texts = [_exact(text) for text in (right, answer)]

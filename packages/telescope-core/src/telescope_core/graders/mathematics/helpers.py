@@ -1,8 +1,8 @@
 """`Helpers`: processes that compare formulas, started on demand, killed when a pair takes too long.
 
-A thread cannot be stopped and a signal reaches the main thread only, so a comparison that may take
-minutes has to happen in another process. Threads call `compare` at the same time; each has a
-process of its own while it waits.
+Threads cannot be stopped and signals reach only the main thread, so a comparison that may take
+minutes has to run in another process. Several threads may call `compare` at once; each uses one
+process while it waits.
 """
 
 import json

@@ -1,7 +1,7 @@
 r"""Units of answers: a closed list, and the ways in which answers write them. Pure.
 
-What is not in the list is no unit, except the words of a `\text{...}` at the end, such as
-`5\text{ red apples}`: they are a label, unless one of them is a number word or joins two values.
+Words outside the list are no units, except those of a `\text{...}` at the end, such as `5\text{ red
+apples}`: they are a label, unless one of them is a number word or joins two values.
 """
 
 import re

@@ -1,7 +1,7 @@
 r"""Read values in the notations of answers: numbers, lists, sets, tuples, intervals. Pure.
 
-`read_value` takes a text apart as far as its structure goes. What is inside and no number is a
-formula, which is for math-verify to read, or words, which are compared as they are.
+`read_value` splits a text according to its structure. Parts that are not numbers are formulas,
+which math-verify reads, or words, which are compared as they are.
 """
 
 import re

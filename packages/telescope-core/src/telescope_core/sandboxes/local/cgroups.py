@@ -1,7 +1,7 @@
 """Control groups of local sandboxes, versions 1 and 2, if this process may create them.
 
-A group is named after the process that made it, so that those of one that was killed can be told
-and removed.
+A group is named after the process that created it, so that groups of a killed process can be
+recognized and removed.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Command lines of bubblewrap: they define everything that a local sandbox sees.
 
-A short list is bound, never the root of this machine. Packages of the interpreter are covered,
-since that of an environment may hold its hidden tests.
+Only a short list of paths is visible, never the root of this machine. Packages of the interpreter
+are hidden, because an environment's package may contain its hidden tests.
 """
 
 import os
@@ -103,8 +103,8 @@ def template_words(
 ) -> list[str]:
     """Return the command line that starts the template, from which sandboxes are forked.
 
-    It keeps the capabilities of its own namespaces, and no filter, since its forks need both to
-    make theirs: they give them up themselves. The last word says whose it is.
+    It keeps the capabilities of its own namespaces, and has no filter, because its forks need both
+    to create theirs and then give them up. The last word identifies its owner.
     """
     path = _path(interpreter)
     return [

@@ -1,7 +1,7 @@
 """Choose the Python of local sandboxes: one that an ordinary user of this machine can read.
 
-An interpreter in somebody's home cannot be run by the user to which root drops, so one of the
-system is taken instead.
+Root runs sandboxes as another user, who cannot run an interpreter in somebody's home, so one of the
+system is used instead.
 """
 
 import os

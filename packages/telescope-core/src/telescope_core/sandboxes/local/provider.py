@@ -1,7 +1,7 @@
 """The provider `local`: bubblewrap, resource limits, seccomp, control groups and Landlock.
 
-It runs programs as an ordinary user: root drops to one first. Where a layer that others rest on is
-missing it refuses, with what to do; it never runs a program outside a sandbox.
+It runs programs as an ordinary user: root changes to one first. If a layer on which others depend
+is missing, it refuses with advice; it never runs a program outside a sandbox.
 """
 
 import asyncio
@@ -60,10 +60,10 @@ class LocalProvider:
         """`python` is the interpreter inside; None takes one that every user can run.
 
         `read_only` are further paths of this machine that programs may read, and `writable` empty
-        folders that programs find beside `/tmp` and may write, each with the room that
-        `disk_mb` gives. Sandboxes with such folders are not forked of a template. Without control
-        groups, memory is held by each process's address space and a watch of their sum. Without a
-        template, or where none can be had, bubblewrap starts each sandbox by itself.
+        folders besides `/tmp` that programs may write, each with the room of `disk_mb`. Sandboxes
+        with such folders are not forked from a template. Without control groups, memory is limited
+        by each process's address space and by watching the sum. If no template is possible,
+        bubblewrap starts each sandbox separately.
         """
         self._python = python
         self._read_only = read_only

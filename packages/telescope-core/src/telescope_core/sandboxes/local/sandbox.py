@@ -251,8 +251,8 @@ class LocalSandbox:
     async def _whole(self, answering: "asyncio.Task[Answer | None]") -> Answer:
         """Return the answer to a request; a supervisor that does not answer ends the sandbox.
 
-        The answer that nobody waits for must not be taken for that of the next request, so who is
-        cancelled waits for it.
+        A canceled caller waits for its answer, so that it is not taken for that of the next
+        request.
         """
         answer = None
         try:

@@ -130,7 +130,7 @@ class Started:
     def kill(self) -> None:
         """Kill the supervisor, and with it everything in its namespace. Idempotent.
 
-        One that is not known yet ends by itself when it finds nobody at the other end.
+        One whose id is not known yet ends by itself when its connection closes.
         """
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)

@@ -1,8 +1,8 @@
 """Process 1 of a local sandbox: starts commands, reaps and ends them, reads and writes files.
 
-It runs inside the sandbox, with the interpreter that is there, so it imports nothing but built-in
-modules: each import would be paid at every start. It holds no secret. Programs cannot end it, since
-it is process 1, nor read or write its memory, since it is not dumpable and outside their Landlock
+It runs inside the sandbox, with the interpreter there, and imports only built-in modules, because
+each import would delay every start. It holds no secret. Programs cannot end it, because it is
+process 1, nor read or write its memory, because it is not dumpable and outside their Landlock
 domain. A Python program runs in a fork of it, which saves starting an interpreter.
 """
 
@@ -44,7 +44,7 @@ def _syscall(*arguments):
 def landlock(writable):
     """Return a descriptor of Landlock's rules for programs, or -1 if the kernel has no Landlock.
 
-    They repeat what the mounts say, so that a mistake in one of the two is not enough.
+    They repeat the restrictions of the mounts, so that one mistake in either is not enough.
     """
     abi = _syscall(_RULESET_CREATE, 0, 0, 1)
     if abi < 1:
@@ -240,7 +240,7 @@ def _file_request(request):
 def _listen(connection):
     """Listen on a free port of this network namespace, and send the socket away.
 
-    Whoever holds it answers in the network of the namespace from outside, without a process inside.
+    Its holder serves the network of the namespace from outside, without a process inside.
     """
     try:
         listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)

@@ -1,11 +1,11 @@
 """Process 1 of the template of local sandboxes: each new sandbox is a fork of it.
 
-It stands in what bubblewrap made: the file system that every sandbox sees, read-only, with no
-network. A fork takes namespaces of its own for everything, its own `/proc`, `/tmp`, `/dev/shm` and
-terminals, gives up every capability, puts the filter of system calls in force, and becomes the
-supervisor. That leaves out starting a program as another user, bubblewrap and an interpreter.
+It runs in a sandbox of bubblewrap: with the file system that every sandbox sees, read-only, and no
+network. A fork enters new namespaces of all kinds, gets its own `/proc`, `/tmp`, `/dev/shm` and
+terminals, drops every capability, installs the filter of system calls, and becomes the supervisor.
+This saves starting a program as another user, bubblewrap and an interpreter.
 
-Whatever fails ends the fork before it says that it is ready. It runs no program itself.
+Any failure ends the fork before it reports that it is ready. It runs no program itself.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false, reportMissingImports=false, reportArgumentType=false
