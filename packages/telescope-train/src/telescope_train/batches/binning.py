@@ -30,8 +30,9 @@ def best_fit(lengths_N: NDArray[np.int64], capacity: int) -> list[Bin]:
 def spread_over_ranks(lengths_N: NDArray[np.int64], *, seq_len: int, num_ranks: int) -> list[Bin]:
     """Return bins of at most `seq_len` tokens for `num_ranks` ranks: few rounds, evenly filled.
 
-    If the number of bins does not divide by the ranks, some rank would idle in the last round. Then
-    the samples are spread more thinly, over as many bins as the same rounds have room for.
+    If the number of bins is not a multiple of the ranks, some rank would idle in the last round.
+    The samples are then spread more thinly, over as many bins as the same number of rounds has room
+    for.
     """
     counts_L = np.bincount(lengths_N)
     distinct = np.flatnonzero(counts_L)
@@ -63,20 +64,20 @@ def _plan(
 ) -> list[Pattern]:
     """Return the first plan if it needs at most `num_wanted` bins, else the best of three.
 
-    A sample longer than `capacity` gets a bin of its own.
+    A sample longer than `capacity` gets a bin to itself.
     """
     # Only a capacity that the bisection tries can be below a length. Every sample fits into seq_len
     # tokens, so a long one stays alone instead of ruling the smaller capacity out.
     end = bisect_right(lengths, capacity)
     alone = [Pattern([(lengths[i], 1)], counts[i]) for i in range(end, len(lengths))]
     patterns = plan_bins(lengths[:end], counts[:end], capacity=capacity)
-    # The other plans cost more time than the first, so they are made only if bins can be saved.
-    if _num_bins(alone) + _num_bins(patterns) > num_wanted:
-        others = [
-            plan_tight_bins(lengths[:end], counts[:end], capacity=capacity),
-            plan_grouped_bins(lengths[:end], counts[:end], capacity=capacity),
-        ]
-        patterns = min([patterns, *filter(None, others)], key=_num_bins)
+    # Each plan costs more time than the one before, so it is made only if it can save bins. The
+    # last costs so much that it has to be able to save more than one of a few hundred.
+    for plan, few in ((plan_tight_bins, 0.0), (plan_grouped_bins, FULL_ENOUGH)):
+        if _num_bins([*alone, *patterns]) <= num_wanted * (1 + few):
+            break
+        other = plan(lengths[:end], counts[:end], capacity=capacity)
+        patterns = min(patterns, other or patterns, key=_num_bins)
     return alone + patterns
 
 
