@@ -58,7 +58,7 @@ class AttestationPolicy:
 def asks_for_attestation(address: str | None, release: Release) -> bool:
     """Return whether the user's configuration requires an attestation of `release`.
 
-    `address` is that of its registry; None where that is only what a bundle claims.
+    `address` is the address of the namespace's registry; None if only a bundle names the registry.
     """
     config = read_user_config()
     mode = config.strictest
@@ -81,7 +81,7 @@ class Attested:
 def require_attestation(registry: Registry, release: Release, wheel: bytes) -> Attested:
     """Check the attestation of `wheel` if the user's configuration requires it for `registry`.
 
-    The registry says what is signed and who may sign, each time. Raises RegistryError if the
+    The registry is asked each time what is signed and who may sign. Raises RegistryError if the
     attestation cannot be read or is not valid.
     """
     mode, root = read_user_config().attestations_of(parse_address(registry.address))
@@ -100,8 +100,8 @@ def require_attestation(registry: Registry, release: Release, wheel: bytes) -> A
 def require_kept_attestation(release: Release, wheel: bytes, kept: bytes | None) -> Attested:
     """Check the attestation `kept` with a wheel, without its registry.
 
-    The user's configuration says who may sign, and how strict to be. What came with the wheel
-    cannot: whoever made it would name themselves.
+    The user's configuration says who may sign, and how strict to be. Files that came with the wheel
+    may not, because whoever made the wheel would name themselves.
     """
     config = read_user_config()
     trusted = config.signers.get(release.owner)

@@ -111,7 +111,7 @@ def write_bundle(
 ) -> Manifest:
     """Fetch the packages and `datasets` of `parts`, and write their bundle to `target` atomically.
 
-    Of the datasets that `parts` can load, those are meant; "all" means every one.
+    `datasets` names datasets that `parts` can load; "all" means every one.
     """
     chosen = _chosen_datasets(parts, datasets)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".bundle-") as scratch:

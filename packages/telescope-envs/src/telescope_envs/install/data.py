@@ -267,8 +267,8 @@ def brought_wheels_folder(sha256: str) -> Path:
 def brought_wheels(lines: Iterable[str]) -> list[str]:
     """Return the options of uv that offer it the wheels from bundles that `lines` name by hash.
 
-    Offer them only to install what is locked. Which version is locked is for the package index to
-    say: anyone may make a bundle.
+    Offer them only to install what is locked. Which version is locked must come from the package
+    index, because anyone may make a bundle.
     """
     digests = sorted({digest for line in lines for digest in _DIGEST.findall(line)})
     folders = [brought_wheels_folder(digest) for digest in digests]

@@ -1,7 +1,7 @@
 """Load an environment in its own process, to read its declarations or to test it.
 
-Whatever its interpreter, one program asks: `declare.py`. The environment's code sees no token, no
-home and no variable of this process but the harmless ones.
+Every interpreter runs one program for this: `declare.py`. The environment's code gets no token, no
+home folder, and only the harmless variables of this process.
 """
 
 import json
@@ -43,8 +43,8 @@ def asked(
 ) -> dict[str, Any]:
     """Return the answer of the environment `factory`, imported by `interpreter`, to `question`.
 
-    `interpreter` may bring options; by itself it imports what this process could, but nothing from
-    the working directory or the user's own packages. `secrets` are variables that it gets, by name.
+    `interpreter` may include options. By default it can import what this process can, except from
+    the working directory and the user's own packages. `secrets` names variables that it gets.
     Raises EnvironmentLoadError, which begins with `what`, if it cannot be loaded in time.
     """
     limit_s = _LIMITS_S[question]

@@ -1,7 +1,7 @@
 """Install from a bundle: everything in it is checked before any of it is kept.
 
-A bundle is not signed, and its lock is its own. So it may hold only what that lock names, each file
-with the hash that the lock has for it, and nothing reaches the cache until all of that is known.
+A bundle is not signed, and it brings its own lock. It may therefore hold only files that the lock
+names, each with the hash in the lock, and nothing reaches the cache until all files are checked.
 """
 
 import hashlib

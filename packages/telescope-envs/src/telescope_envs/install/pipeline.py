@@ -88,7 +88,7 @@ def check_same_bytes(
 ) -> None:
     """Raise RegistryError if the locked version, or the installed one, now has another wheel.
 
-    Another registry than that of what is installed may have a version of its own.
+    Another registry than the one it was installed from may have a version with the same name.
     """
     known: dict[str, str] = {}
     if entry is not None and entry.version == release.version:

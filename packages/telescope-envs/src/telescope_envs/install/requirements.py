@@ -56,7 +56,8 @@ def check_needs(release: Release) -> None:
 def lock_requirements(release: Release, uv: Uv, *, options: InstallOptions) -> tuple[str, ...]:
     """Return requirement lines with hashes for everything except the wheel of `release`.
 
-    Versions are those of this interpreter where they fit, so that its files can be shared.
+    Versions of this interpreter's packages are preferred where they fit, so that their files can be
+    shared.
     """
     needs = direct_needs(release.requires_dist)
     with tempfile.TemporaryDirectory() as scratch:

@@ -49,8 +49,9 @@ def sync_environment(
     """Install and activate `entry`, its wheel and its packages, each checked by sha256.
 
     An entry that does not fit this Python or this telescope-core is locked again if it
-    `may_change`; otherwise ConfigError is raised. What its registry says against it is told when
-    the wheel is fetched. If `is_strict`, the registry is always asked, and RegistryError raised.
+    `may_change`; otherwise ConfigError is raised. Objections of its registry are reported when the
+    wheel is fetched. If `is_strict`, the registry is always asked, and its objections raise
+    RegistryError.
     """
     remove_leftovers()
     built = find_built(entry)

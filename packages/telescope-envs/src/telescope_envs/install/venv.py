@@ -64,9 +64,9 @@ def build_venv(
 ) -> None:
     """Build the virtual environment of `planned` and check that its code loads there.
 
-    `planned` is the record to write, whose interpreter is that of the finished virtual environment.
-    It is built in a scratch folder and renamed into place only when complete. The caller holds the
-    environment's lock, which `uv` inherits.
+    `planned` is the record to write; its interpreter is the one in the finished virtual
+    environment. The environment is built in a scratch folder and renamed into place only when
+    complete. The caller holds the environment's lock, which `uv` inherits.
     """
     locked, label = planned.locked, f"{planned.release.id} {planned.release.version}"
     assert locked is not None, "what has a virtual environment of its own is locked"

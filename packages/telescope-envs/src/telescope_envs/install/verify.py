@@ -1,6 +1,7 @@
 """`telescope env verify`: check an installed environment again, from files to registry.
 
-What is checked before an install is in `pipeline`, and what a wheel may hold in `rules.wheel`.
+The checks before an install are in `pipeline`, and the rules for the contents of a wheel in
+`rules.wheel`.
 """
 
 import io
@@ -156,7 +157,7 @@ def _wheel_findings(
 ) -> Iterator[Finding]:
     """Yield the environment's files whose recorded hashes differ from those in its wheel.
 
-    Whoever changes a file can change its line in RECORD too, but the wheel has a hash of its own.
+    Whoever changes a file can also change its line in RECORD, but not the hash of the wheel.
     """
     release = record.release
     own = packages.get(str(canonicalize_name(release.distribution)))

@@ -38,9 +38,10 @@ def main(guard_fd: int, command: Sequence[str]) -> None:
 def go_on_in_kept_child(guard_fd: int) -> None:
     """Fork, and return only in the child, which leads its own session and ends with the supervisor.
 
-    This process stays as the supervisor. It ends the child and all that the child started when the
-    child ends, or when the pipe behind `guard_fd` closes, which it also does if the process that
-    holds its other end dies. Then it ends as the child did, with its exit code or by its signal.
+    This process stays as the supervisor. It ends the child and all processes that the child started
+    when the child ends, or when the pipe behind `guard_fd` closes, which also happens if the
+    process at its other end dies. Then it ends as the child did, with its exit code or by its
+    signal.
     """
     supervisor = os.getpid()
     keeps_children = sys.platform == "linux"
@@ -102,7 +103,7 @@ def _wake_when_children_end(wake_fd: int) -> dict[int, Any]:
 def _end_all(child: int) -> dict[int, int]:
     """Kill the group of `child` and every child, until there is none; returns how they ended.
 
-    What a killed process had started becomes a child in its turn.
+    The processes that a killed process had started become children of the supervisor.
     """
     ended: dict[int, int] = {}
     with suppress(ProcessLookupError, PermissionError):

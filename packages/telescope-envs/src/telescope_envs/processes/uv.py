@@ -98,8 +98,8 @@ def _pip_files(environ: Mapping[str, str]) -> list[Path]:
 def config_options(environ: Mapping[str, str]) -> list[str]:
     """Return the options of uv that name its configuration: this user's, never a project's.
 
-    By itself uv also reads `uv.toml` and `[tool.uv]` of the folder it is started in and of those
-    above it, which may be a project that somebody else wrote.
+    By default uv also reads `uv.toml` and `[tool.uv]` of the folder it is started in and of its
+    parents, which may belong to a project that somebody else wrote.
     """
     home = Path(environ.get("HOME", "~")).expanduser()
     config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")

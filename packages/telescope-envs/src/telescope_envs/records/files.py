@@ -1,6 +1,6 @@
 """The data folder, reads of others' files, locks, atomic writes, and folders of any depth.
 
-Whoever reads a file sees the whole old one or the whole new one, however its writer ended.
+A reader sees either the whole old file or the whole new one, however the writer ended.
 """
 
 import errno
@@ -89,9 +89,9 @@ def locked(
 ) -> Generator[int]:
     """Hold the lock on `path`, a file to create or an existing folder; yields its descriptor.
 
-    The system releases it when its owner ends, even by kill -9. A lock whose descriptor child
-    processes inherited is held until they have ended as well. `what` tells waiting users what is
-    being done. Raises RegistryError when others hold it for `wait_s`.
+    The system releases it when its owner ends, even by kill -9. If child processes inherited the
+    descriptor, the lock is held until they have ended as well. `what` tells waiting users what its
+    owner is doing. Raises RegistryError when others hold it for `wait_s`.
     """
     descriptor = _opened(path)
     try:
@@ -218,8 +218,8 @@ def files_below(folder: Path) -> Iterator[Path]:
 def remove_tree(folder: Path) -> bool:
     """Remove a folder, a file or a link, and all below it; returns whether it is gone.
 
-    What cannot be removed stays, without an error. Folders are first moved up to the top, so if
-    this process is killed, the next call goes on with what is left there.
+    Files that cannot be removed stay, without an error. Folders are first moved up to the top, so
+    if this process is killed, the next call continues with the rest.
     """
     if folder.is_symlink() or not folder.is_dir():
         with suppress(OSError):

@@ -1,9 +1,9 @@
 """Installed content of this interpreter: its environments, their releases, its packages.
 
-Each installation leaves one record in the data folder. What a list shows of it is read on its own,
-so that damage elsewhere in the record does not hide what is installed. Packages are read from the
-folders of the import path: importing `importlib.metadata` and reading the entry points of every
-package takes longer than listing a registry of ten thousand releases.
+Each installation leaves one record in the data folder. The fields that a list shows are read on
+their own, so that damage elsewhere in the record does not hide the installation. Packages are read
+from the folders of the import path: importing `importlib.metadata` and reading the entry points of
+every package takes longer than listing a registry of ten thousand releases.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Read JSON and TOML from others: plain documents, and `Record`s, which have rules.
 
-Whatever is wrong with a document is one kind of error. The types of a record's fields state most of
-its rules, and `check` the others. A reader ignores fields that it does not know, so fields can be
-added without breaking old clients. There is one reader, so lists, installs and servers agree.
+Every fault of a document raises the same kind of error. Most rules are the types of a record's
+fields, and `check` states the others. A reader ignores unknown fields, so fields can be added
+without breaking old clients. There is one reader, so lists, installs and servers agree.
 """
 
 import json
@@ -214,7 +214,7 @@ def _decoder(record: type[Record]) -> "msgspec.json.Decoder[Record]":
 def is_plain_json(text: bytes) -> bool:
     """Return whether no text in this JSON, one record or many lines, acts on a terminal.
 
-    Raises ValueError for what is not UTF-8.
+    Raises ValueError for text that is not UTF-8.
     """
     if b"\\" in text and _ESCAPES_OTHER_THAN_QUOTES.search(text):
         return False

@@ -1,6 +1,6 @@
 """Read a project's pyproject.toml: the identity of its environment, and its package.
 
-The table of datasets beside it is read here too. What each command needs is that command's matter.
+The table of datasets beside it is read here too. Each command checks the fields that it needs.
 """
 
 import os

@@ -188,8 +188,8 @@ def read_releases(data: bytes, environment_id: str, where: str) -> ReadReleases:
     """Return the releases of an index file in file order, the first published first.
 
     A line that cannot be read is left out and named, because one line must not make the other
-    releases of an environment unusable. So is every line of a version that has several: whoever
-    can add a line could otherwise replace what a version is.
+    releases of an environment unusable. If a version has several lines, all of them are left out:
+    otherwise, whoever can add a line could replace the contents of a version.
     """
     releases: list[Release] = []
     places: list[str] = []

@@ -277,7 +277,7 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True):
     def strictest(self) -> AttestationMode:
         """The strictest attestation mode in the file: what counts where no registry is asked.
 
-        What a bundle says of its registry must not choose a weaker setting.
+        A registry that a bundle names must not choose a weaker setting.
         """
         return _strictest([self, *self.registries.values()]) or self.attestations
 

@@ -139,8 +139,8 @@ def resolve_with_warnings(registry: Registry, text: str) -> Resolution:
 def resolve_id(registry: Registry, request: Request) -> str:
     """Return owner/name. A bare name is an alias of this registry.
 
-    If the request names its registry, a bare name may also be that of the only environment there
-    which is called so.
+    If the request names its registry, a bare name may also be the name of the only environment
+    there that is called so.
     """
     aliases = {} if request.owner else registry.aliases()
     environment_id = request.typed_id if request.owner else aliases.get(request.name, "")

@@ -1,9 +1,10 @@
 """Permitted forms of a wheel's zip archive, METADATA and WHEEL, on which all readers agree. Pure.
 
-A zip file says most things twice: in a header before each file, and in the directory at its end.
+A zip file states most facts twice: in a header before each file, and in the directory at its end.
 Programs differ in which of the two they believe, in the extra fields they obey, and in how they
-treat bytes between files. So an archive is laid out as the usual build backends do it. What
-installers would refuse, or could read in two ways, is refused: it could never be replaced.
+treat bytes between files. An archive must therefore have the layout that the usual build backends
+write. Anything that installers would refuse, or could read in two ways, is refused, because a
+published archive can never be replaced.
 """
 
 import re

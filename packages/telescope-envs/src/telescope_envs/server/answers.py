@@ -112,8 +112,8 @@ _MAX_ADDRESS_BYTES = 4096
 def host_names(host: str, public_address: str) -> frozenset[str]:
     """Return the names for requests to a server that listens on `host`, in lower case.
 
-    A web page elsewhere could otherwise give this machine a name of its own, and let the browser of
-    somebody who may read here read everything.
+    Otherwise a web page elsewhere could give this machine a name of its own and let the browser of
+    an authorized reader read everything.
     """
     names = {"localhost", host, urlsplit(public_address).hostname or ""}
     if not is_loopback(host):
@@ -124,7 +124,7 @@ def host_names(host: str, public_address: str) -> frozenset[str]:
 class Guard:
     """Wraps the application; `reads` limits the requests of each client address.
 
-    A request must name one of `names` as its host, or an address, which nobody can point elsewhere.
+    The host of a request must be one of `names` or an IP address, which nobody can point elsewhere.
     """
 
     def __init__(self, app: ASGIApp, reads: Limit, names: frozenset[str]) -> None:

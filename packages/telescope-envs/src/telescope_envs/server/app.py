@@ -3,8 +3,8 @@
 Besides, `/` and `/environments/OWNER/NAME` are plain pages with the commands that use them.
 
 Reads run on the event loop, because each is one small query or a cache lookup. A publication is
-checked and stored in a thread. Those of one publisher wait for each other; those of different
-publishers wait only while one is stored, in its transaction.
+checked and stored in a thread. Publications of one publisher wait for each other; those of
+different publishers wait only during the storing, which is one transaction.
 """
 
 import asyncio
@@ -291,7 +291,7 @@ class HubApp:
     def _address_in(self, request: Request) -> str:
         """Return the address as a user gives it to `--registry`.
 
-        Never the Host of the request: whoever sends that would choose what others copy.
+        It is never the Host of the request, because its sender would then choose what others copy.
         """
         host, port = request.scope["server"]
         root = request.scope.get("root_path", "")

@@ -1,8 +1,8 @@
 """Limits on connections, so that none of them keeps others from being served.
 
-A connection must send the whole head of a request soon after it was opened and after each response,
-must read what it is sent, and shares a limit with the others of its address. When the server is
-full, the connection that has waited longest without a request is closed for a new one.
+A connection must send the complete head of a request soon after it was opened and after each
+response, must read its responses, and counts toward a limit per address. When the server is full,
+the connection that has waited longest without a request is closed for a new one.
 """
 
 import asyncio

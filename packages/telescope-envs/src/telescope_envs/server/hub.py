@@ -204,7 +204,7 @@ class HubStore:
     def suspend(self, owner: str, *, reason: str, is_withheld: bool) -> None:
         """Suspend `owner`: it cannot publish, and its tokens are refused, until it is restored.
 
-        What it published stays installable unless it is withheld.
+        Releases that it published stay installable unless they are withheld.
         """
         self._change_namespace(owner, "withheld" if is_withheld else "suspended", reason)
 

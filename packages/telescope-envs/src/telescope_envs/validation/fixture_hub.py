@@ -1,8 +1,8 @@
 """`FixtureHub`: an author's own rows, served like datasets of the Hugging Face Hub on loopback.
 
-A folder holds them as `OWNER/NAME/FILE`, with the same files and columns as the datasets that they
-stand in for. Every revision that is asked for is answered with these files, so that an environment
-is checked with the settings that it is published with, and by the real `datasets` library.
+A folder holds them as `OWNER/NAME/FILE`, with the same files and columns as the real datasets.
+Every requested revision is answered with these files, so that an environment is checked with its
+published settings and by the real `datasets` library.
 """
 
 import hashlib

@@ -62,9 +62,9 @@ class WritableStore(Store, Protocol):
     def publish(self, publication: Publication) -> bool:
         """Store the artifacts, then append the index line; False if already published.
 
-        Raises RegistryError when different bytes are published under that version, when nobody or
-        somebody else owns the namespace, or when other writers keep changing the registry and the
-        retries run out.
+        Raises RegistryError when other bytes are already published under that version, when the
+        namespace has no owner or another one, or when other writers keep changing the registry
+        until the retries run out.
         """
         ...
 

@@ -244,7 +244,7 @@ def open_http(place: Place) -> Store:
 def download(place: Place, url: str, max_bytes: int) -> bytes | None:
     """Return the wheel at an absolute address that a registry of another kind gives it.
 
-    The rules and the cache are those of registries on web servers.
+    The rules and the cache are the same as for registries on web servers.
     """
     with closing(HttpStore(place)) as store:
         return store.artifact(url, max_bytes=max_bytes)

@@ -229,8 +229,8 @@ class HuggingFaceStore:
     def _cached(self, commit: str, path: str) -> Path | bool:
         """Return the file in the library's cache.
 
-        Instead of a path, False means that the file is known not to exist, and True that the cache
-        does not know.
+        A result of False means that the file is known not to exist, and True that the cache does
+        not know.
         """
         found = try_to_load_from_cache(self._repository, path, revision=commit, repo_type=_KIND)
         if isinstance(found, str):
