@@ -48,7 +48,7 @@ class ClusterSession:
     async def find_room(self, prepared: Prepared) -> Rooms:
         """Return the reserved resources of servers and ranks.
 
-        Raises ConfigError if there is none, or if a node that they come to lacks something.
+        Raises ConfigError if there is no room, or if a chosen node lacks something.
         """
         rooms = await asyncio.to_thread(place_processes, prepared.config, prepared.device)
         if self.wanted is None:

@@ -1,6 +1,7 @@
 """The end of a run before its last step: its record in the folder, and messages for people.
 
-The first error is what is told. What fails because of it, or while everything is closed, is not.
+Only the first error is reported. Later errors caused by it, or raised while everything is closed,
+are not.
 """
 
 import logging

@@ -6,7 +6,7 @@
       `--- go_back(died)        new ranks; ranks, servers and records are as they were at the newest
                                 whole checkpoint, which is returned
 
-Both are the caller's. What is here decides how often that is done before the run ends.
+Both functions are the caller's. This module decides how often they are called before the run ends.
 """
 
 import time
@@ -68,7 +68,7 @@ async def run_with_restarts(
 ) -> None:
     """Take the steps after `begun`; each time ranks die, go back and continue.
 
-    `died` is told of each death, and raises when it was one too many. Ranks may die in `go_back`
+    `died` is called with each death, and raises if there were too many. Ranks may die in `go_back`
     as well.
     """
     death: RankDiedError | None = None

@@ -51,8 +51,8 @@ def make_summary(config: TrainConfig, folder: RunFolder) -> dict[str, Any]:
 def require_disjoint(summary: Mapping[str, Any]) -> None:
     """Raise TelescopeError if a held-out example was trained on.
 
-    What is played is checked before it is trained on, so this is a defect, and the evals of such a
-    run must not be believed.
+    Rollouts are checked for this before they are trained on, so it is a defect, and the evals of
+    such a run must not be believed.
     """
     if num_both := summary["examples"]["in_both"]:
         raise TelescopeError(

@@ -61,8 +61,8 @@ def normalized(
 ) -> NDArray[np.float64]:
     """Center in the group, then divide by the standard deviation (ddof 1).
 
-    With `norm` = "group" it is the deviation of the group's rewards, with "batch" that of all
-    centered rewards of the batch.
+    With `norm` = "group" it is the deviation of the group's rewards; with "batch", of all centered
+    rewards of the batch.
     """
     centered_N = centered(rewards_N, groups_N)
     if norm == "batch":

@@ -15,10 +15,10 @@ def has_ratio(section: AlgorithmSection, algorithm: Algorithm) -> bool:
 def algorithm_in_use(config: TrainConfig) -> AlgorithmSection:
     """Return `[algorithm]` with the values that other settings decide and nobody set.
 
-    This is the `advantage_norm` of an algorithm that has only one, the old log-probs of a decoupled
-    loss, and `use_tis` if it is null. A plain policy gradient is biased on samples that older
-    weights drew, so its tokens are weighted by default. A loss that contains a ratio to old
-    log-probs corrects for their age by itself.
+    They are: `advantage_norm` if the algorithm has only one, the old log-probs of a decoupled loss,
+    and `use_tis` if it is null. A plain policy gradient is biased on samples from older weights, so
+    its tokens are weighted by default. A loss that contains a ratio to old log-probs already
+    corrects for their age.
     """
     section = config.algorithm
     algorithm = load_algorithm(section.algorithm)

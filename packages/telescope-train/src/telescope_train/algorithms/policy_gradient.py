@@ -25,8 +25,8 @@ The factor leaves room for the rounding of exp() in float32."""
 DUAL_CLIP = 3.0
 """The default of `clip_ratio_c`: what arXiv:1912.09729 uses.
 
-Where the advantage is negative, PPO's own bound holds only ratios that are too low. One token of
-200 that the policy has made e^10 times as probable would have all of the gradient."""
+For a negative advantage, PPO's own bound only limits ratios that are too low. Without this one, a
+single token of 200 that became e^10 times as probable would get all of the gradient."""
 
 
 def policy_gradient(terms: Terms, config: "AlgorithmSection") -> TokenLoss:
@@ -62,8 +62,8 @@ def clipped_surrogate(ratios_T: "Tensor", terms: Terms, config: "AlgorithmSectio
 def with_slope(values_T: "Tensor", slopes_T: "Tensor", terms: Terms) -> "Tensor":
     """Return `values_T` as a function of `logprobs_T` with the derivative `slopes_T`.
 
-    For formulas whose derivative is known: computing them in place and without autograd takes a
-    fraction of autograd's time and memory.
+    This is for formulas with a known derivative: computing them in place and without autograd takes
+    a fraction of autograd's time and memory.
     """
     import torch
 

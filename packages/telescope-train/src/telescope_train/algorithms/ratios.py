@@ -55,7 +55,7 @@ def proximal_logprobs(terms: Terms, config: "AlgorithmSection") -> "Tensor":
 def sequence_mean(values_T: "Tensor", terms: Terms) -> "Tensor":
     """Return [T] the mean of `values_T` over the trained tokens of the token's sample.
 
-    A sample is never split over batches. Each chain of a rollout is a sample of its own.
+    A sample is never split over batches. Each chain of a rollout is a separate sample.
     """
     ids_T, kept_T = terms.sequence_ids_T, terms.mask_T.to(values_T.dtype)
     # At most as many samples as tokens. How many exactly, a GPU would have to be waited for.

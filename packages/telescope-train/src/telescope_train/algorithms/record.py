@@ -75,7 +75,7 @@ def known_algorithms() -> list[str]:
 def load_algorithm(name: str) -> Algorithm:
     """Return the algorithm called `name`: an installed one, or the record at `module:NAME`.
 
-    Raises UnknownNameError with the nearest names, and ConfigError for what is not an Algorithm.
+    Raises UnknownNameError with the nearest names, and ConfigError if it names something else.
     """
     return _checked(_imported(name), name) if ":" in name else _installed(name)
 

@@ -76,7 +76,7 @@ def below(values_T: "Tensor", limit: float) -> "Tensor":
 def all_true(mask_T: "Tensor") -> bool:
     """Return whether surely every token is trained on, which is the usual case in training.
 
-    Of a mask on a GPU it is not: the answer would have to be waited for.
+    Always False for a mask on a GPU, because reading it would wait for the GPU.
     """
     import torch
 
@@ -106,8 +106,8 @@ def metric_sums(values: "Mapping[str, Tensor]", mask_T: "Tensor") -> dict[str, M
 def _row(value_T: "Tensor", mask_T: "Tensor | None", has_spread: bool) -> "Tensor":
     """Return [4] total, count, lowest and highest; without a mask every token counts.
 
-    Lowest and highest are inf and -inf if no token counts, so that merging ignores them, and -inf
-    and inf without `has_spread`, because nobody reads them.
+    If no token counts, lowest and highest are inf and -inf, so that merging ignores them. Without
+    `has_spread` they are -inf and inf, because nobody reads them.
     """
     import torch
 

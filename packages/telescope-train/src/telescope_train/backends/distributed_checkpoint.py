@@ -1,7 +1,7 @@
 """Folders that appear complete or not at all, and distributed checkpoints (torch DCP).
 
-Every rank calls every function. A checkpoint can be read by a different number of ranks. Each file
-is digested by the thread that writes it, so that whoever reads it can prove that it is the same.
+Every rank calls every function. A checkpoint can be read by a different number of ranks. The thread
+that writes a file also computes its digest, so that readers can prove that the file is unchanged.
 """
 
 import hashlib

@@ -124,14 +124,14 @@ class Ranks(Protocol):
     async def train_step(self, plan: StepPlan, version: int) -> dict[str, float]:
         """Take the optimizer steps of `plan`; returns metrics over all of them and all ranks.
 
-        `version` is that of the weights before the first of them.
+        `version` is the version of the weights before the first step.
         """
         ...
 
     async def accumulate_gradient(self, shards: Shards, version: int) -> None:
         """Add the gradient of `shards` to that of the next `apply_gradient`.
 
-        `version` is that of the present weights.
+        `version` is the version of the present weights.
         """
         ...
 
@@ -178,7 +178,7 @@ class Ranks(Protocol):
     async def stage_weights(self, wire: Wire) -> None:
         """Prepare to send the present weights, as far as that is possible without servers.
 
-        Until the weights change, `send_weights` sends what was staged, as often as it is called.
+        Until the weights change, every call of `send_weights` sends the staged tensors.
         """
         ...
 
@@ -212,8 +212,8 @@ class Ranks(Protocol):
     async def load_checkpoint(self, folder: Path, proofs: Mapping[str, FileProof]) -> None:
         """Continue from the state in `folder`, whatever the number of ranks that wrote it.
 
-        `proofs`: of its files, which are read and compared first; empty = they are not known.
-        Raises DamagedStateError if a file is not what was written.
+        `proofs` holds the proofs of its files, which are read and compared first; empty if they are
+        not known. Raises DamagedStateError if a file has changed since it was written.
         """
         ...
 

@@ -1,8 +1,7 @@
 """`StepLoss`: the loss of the rows of a step, one after the other, the same for every backend.
 
-A backend runs its model over a row and differentiates what `of_row` returns. Its numbers are read
-after the backward pass, so that nobody waits for a GPU before that. Dims: M trained tokens of a
-row.
+A backend runs its model over a row and differentiates the result of `of_row`. Its metrics are read
+after the backward pass, so that nothing waits for a GPU before. Dims: M trained tokens of a row.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 Every method of `TrainerBackend` but `rank_layout` is collective: all ranks call it in the same
 order, with the same number of batches. Ranks of the same shard (`RankLayout.shard_of`) get the same
-batches. What the driver knows of ranks is in `telescope_train.backends.protocol`.
+batches. The driver's view of the ranks is in `telescope_train.backends.protocol`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -85,8 +85,8 @@ class TrainerBackend(Protocol):
     ) -> None:
         """Load and shard the model; the process group exists already.
 
-        `spans` is told what takes how long: `forward` and `backward` of each microbatch,
-        `gradient reduction`, `gradient norm`, `optimizer`, `logprobs`, `reference logprobs`.
+        `spans` records the durations of: `forward` and `backward` of each microbatch, `gradient
+        reduction`, `gradient norm`, `optimizer`, `logprobs`, `reference logprobs`.
         """
         ...
 
@@ -95,8 +95,8 @@ class TrainerBackend(Protocol):
     ) -> GradientResult:
         """Add the gradient of the summed, weighted loss of `batches`, over all ranks.
 
-        `version` is that of the current weights. Tokens sampled under it show the mismatch between
-        the inference engine and this backend.
+        `version` is the version of the current weights. Tokens sampled under it show the mismatch
+        between the inference engine and this backend.
         """
         ...
 
@@ -143,8 +143,9 @@ class TrainerBackend(Protocol):
     def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tensors that servers need: only those that can differ from the initial model.
 
-        Whole, on the device that the ranks communicate on, in the dtype that servers compute in.
-        With `sends_adapter` the matrices of the adapter, under their names in a peft file.
+        Tensors are whole, on the device that the ranks communicate on, in the dtype that servers
+        compute in. With `sends_adapter` they are the matrices of the adapter, under their names in
+        a peft file.
         """
         ...
 

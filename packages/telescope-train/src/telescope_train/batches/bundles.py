@@ -41,9 +41,10 @@ def spread_bundles(
 ) -> tuple[list[list[Bin]], PrefixOrder]:
     """Return the bins of each rank, in the order of tokens, and that order of the samples.
 
-    A bin holds at most `seq_len` tokens, those that it shares counted once, and no more trained
-    ones. Nor does any bin need more memory than the largest one of samples that share nothing: more
-    completions have room in it, and the output head is computed for each of their tokens.
+    A bin holds at most `seq_len` tokens, counting shared ones once, and at most `seq_len` trained
+    tokens. No bin needs more memory than the largest bin would without sharing. This limit is
+    needed because more completions fit into a bin that shares, and the output head is computed for
+    each of their tokens.
     """
     found = prefix_order(samples)
     lengths_N = lengths_N[found.order_N]

@@ -1,11 +1,10 @@
 """Even out the costs of the batches in a round, because ranks wait for the slowest one.
 
-Bins that are equally full are not equally dear: attention grows with the square of a sample's
+Equally full bins do not cost the same, because attention grows with the square of a sample's
 length. Two plans are made and the better one is taken: the one that fills bins best, and one that
-gives each sample, the dearest first, to the cheapest bin with room. In both, samples then change
-places, first between the bins of a round and then between all, until ranks wait about as little as
-they can. What is packed together never changes a number of the step.
-Letters: N samples, R ranks.
+gives each sample, the most expensive first, to the cheapest bin with room. In both, samples are
+then exchanged, first between the bins of a round and then between all, until ranks wait about as
+little as they can. The packing never changes a number of the step. Letters: N samples, R ranks.
 """
 
 import heapq

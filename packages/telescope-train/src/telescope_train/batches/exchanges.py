@@ -1,10 +1,10 @@
 """Exchange samples between any two bins of a step, until no exchange makes a round cheaper.
 
-The dearest bin of a round gives a sample to another bin, of any round, or exchanges it for a
-cheaper one, as long as no bin gets dearer than the dearest of its own round. So no round ever costs
-more than before.
-Letters: N samples, R ranks, Q rounds, P places (bins, round by round), C = N + P candidates to come
-back for a sample: any other sample, or nothing from the bin of that place.
+The most expensive bin of a round gives a sample to another bin, of any round, or exchanges it for a
+cheaper one, as long as no bin becomes more expensive than the most expensive one of its own round.
+So no round ever costs more than before. Letters: N samples, R ranks, Q rounds, P places (bins,
+round by round), C = N + P candidates in exchange for a sample: any other sample, or nothing from
+the bin of that place.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 """A plan for samples of medium length, of which a bin holds two, three or four.
 
-There, first-fit decreasing spends the short samples on filling up behind long ones, and many bins
-end with a hole. Here the shortest samples are put together, as many to a bin as fit at all and in
-as many bins as their tokens allow; then the same is done with what is left, one fewer to a bin.
-Letters: N samples, G groups, K samples in each.
+With such lengths, first-fit decreasing uses up the short samples behind long ones, and many bins
+end with a hole. Here the shortest samples are put together, as many to a bin as can fit and in as
+many bins as their tokens allow. The same is then done with the remaining samples, one fewer to a
+bin. Letters: N samples, G groups, K samples in each.
 """
 
 from collections import Counter
@@ -84,8 +84,9 @@ def _layered(lengths_N: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 def _balanced(groups: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
     """Exchange samples between full and empty groups until none is too full, or none helps.
 
-    In each pass, the fullest exchanges with the emptiest, the second with the second, and so on;
-    in every third pass with another one, so that the same two do not meet again and again.
+    In each pass, the fullest exchanges with the emptiest, the second fullest with the second
+    emptiest, and so on. Every third pass pairs them differently, so that the same two do not meet
+    every time.
     """
     half = len(groups) // 2
     for number in range(_PASSES if half else 0):

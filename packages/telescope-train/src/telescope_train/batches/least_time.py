@@ -24,9 +24,10 @@ def least_time(
 ) -> float:
     """Return a lower bound on the cost of any plan, with any number of rounds.
 
-    Take the rounds of a plan with the dearest first. Round q costs at least as much as some sample
-    that the q - 1 before it have no room for. And the bins of the first q rounds hold only so much;
-    ranks share what is left evenly at best. Each q gives a limit, and the highest of them counts.
+    Sort the rounds of any plan by cost, the most expensive first. Round q costs at least as much as
+    some sample that does not fit into the q - 1 rounds before it. The bins of the first q rounds
+    can hold only so much, and ranks share the rest evenly at best. Each q gives a lower bound; the
+    highest is returned.
     """
     by_cost = np.argsort(-costs_N, kind="stable")
     tokens_N = np.cumsum(lengths_N[by_cost])
@@ -47,9 +48,9 @@ def _most_held(
 ) -> NDArray[np.float64]:
     """Return the most that one bin, two bins and so on can cost together.
 
-    There are two limits. So many bins hold no more than that many times `seq_len` of the dearest
-    tokens. And a sample of more than half a bin is the only such one in its bin: the room beside it
-    holds nothing that is dearer, by its tokens, than the dearest sample that fits there.
+    There are two limits. First, n bins hold at most the n * `seq_len` tokens with the highest
+    costs. Second, a bin can hold only one sample of more than half its size, and the rest of the
+    bin holds no token that costs more than one of the most expensive sample that fits there.
     """
     density_N = costs_N / lengths_N
     order = np.argsort(-density_N, kind="stable")

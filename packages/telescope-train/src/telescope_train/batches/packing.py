@@ -1,9 +1,8 @@
 """Lay samples end to end in batches of at most `seq_len` tokens, the same number on every rank.
 
-The plan needs only lengths. Then every array is built by one concatenation over the whole step and
+The plan needs only lengths. Every array is then built by one concatenation over the whole step and
 cut into views, so no Python runs per token. Attention and positions restart at each sample, so the
-packing changes time and memory but never the numbers.
-Letters: T tokens, N samples, B batches.
+packing changes time and memory but never the numbers. Letters: T tokens, N samples, B batches.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,8 @@
 """Find samples that begin with the same tokens. Pure; needs numpy only.
 
-Samples are sorted by their token ids, so those with a common beginning are neighbors. Then one
-number for each says everything: how many tokens at its start it has in common with the sample
-before it. A row of such samples is a prefix tree, written in the order of a walk through it.
-Letters: N samples.
+Samples are sorted by their token ids, so those with a common beginning are neighbors. One number
+for each sample is then enough: how many tokens at its start are the same as in the sample before
+it. A row of such samples is a prefix tree, written in depth-first order. Letters: N samples.
 """
 
 from collections.abc import Sequence
@@ -107,7 +106,7 @@ def row_costs(
 ) -> NDArray[np.float64]:
     """Return [N] the relative FLOPs that each sample adds to its row; see `sample_costs`.
 
-    Its own tokens attend to what they share and, causally, to themselves.
+    Its own tokens attend to the shared ones and, causally, to each other.
     """
     own_N = lengths_N - shared_N
     return own_N * (1.0 + (2.0 * shared_N + own_N) / (12.0 * hidden_size))

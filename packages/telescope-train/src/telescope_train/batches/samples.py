@@ -1,9 +1,9 @@
 """From a rollout to training samples: one per chain of tokens, with ids and log-probs as sampled.
 
-The policy has put the turns into chains. The tokens between two completions of a chain come from
-the environment and are not trained on, and a token that is in several chains is trained on only
-where it was sampled. A policy that records each turn by itself gives the same samples: its turns
-are joined here, where one begins with all of another and was sampled at the same temperature.
+The policy has joined the turns to chains. The tokens between two completions of a chain come from
+the environment and are not trained on, and a token that is in several chains is trained on only in
+the chain where it was sampled. A policy that records each turn separately gives the same samples:
+its turns are joined here if one begins with all of another and was sampled at the same temperature.
 """
 
 from array import array

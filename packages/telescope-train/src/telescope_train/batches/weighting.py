@@ -1,9 +1,9 @@
 """The weight of each trained token in one optimizer step: the only place with a denominator.
 
-Weights are computed over all samples of the step before they are packed. Everything later only
-sums, so the gradient cannot depend on micro-batches, packing or the number of ranks. If gradients
-are taken before the step's last sample is known, the numerators stand for the weights, and the
-whole gradient is divided by the denominator at the end.
+Weights are computed over all samples of the step before they are packed. Later code only sums, so
+the gradient cannot depend on micro-batches, packing or the number of ranks. If gradients are taken
+before the step's last sample is known, the numerators serve as weights, and the whole gradient is
+divided by the denominator at the end.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def token_weights(
 def numerators(samples: Sequence[TrainingSample], weighting: Weighting) -> NDArray[np.float64]:
     """Return [N] the part of each weight that depends only on the rollout of the sample.
 
-    So it is known before the rest of the batch is. `samples` holds all chains of its rollouts.
+    It is therefore known before the rest of the batch. `samples` holds all chains of its rollouts.
     """
     if _known(weighting) != "sequence":
         return np.ones(len(samples))

@@ -1,9 +1,9 @@
 """Conversations: the sampled tokens of a rollout, and prompts that continue them.
 
-A request reuses the ids of an answer if its messages and its text both begin with those up to and
-including that answer. Any other request is rendered anew, and answers that are still in it keep
-their ids. An answer holds little of its own: its tokens are a place in a chain, and answers that
-follow each other share one list of messages.
+A request reuses the ids of an answer if its messages and its text both begin with the conversation
+up to and including that answer. Any other request is rendered anew, and answers that are still in
+it keep their ids. An answer needs little memory: its tokens are a place in a chain, and consecutive
+answers share one list of messages.
 """
 
 from array import array
@@ -47,10 +47,10 @@ class Conversations:
     def prompt_for(self, messages: Sequence[Message], *, tools: Tools = ()) -> Prompt:
         """Return the prompt for `messages`: it continues the longest answer that fits, or is new.
 
-        Answers further on are those of a caller that left something out or changed it. They keep
-        their ids as well, unless the template shows them otherwise. Callers may strip or reformat
-        what they send back. The prompt has the messages as they were sampled, because only they
-        give the text that the ids stand for.
+        A caller may have left out or changed something before later answers. Those answers keep
+        their ids as well, unless the template shows them differently. Callers may strip or reformat
+        the messages that they send back. The prompt has the messages as they were sampled, because
+        only these match the ids.
         """
         own, answer = list(messages), self._longest(messages)
         start = 0 if answer is None else answer.num_messages

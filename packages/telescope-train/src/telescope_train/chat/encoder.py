@@ -1,9 +1,9 @@
 """`Encoder`: the ids of rendered text, piece by piece, so that no piece is encoded twice.
 
 A conversation that was rewritten is rendered anew in every turn, and encoding all of it each time
-takes most of what a driver computes for a rollout. But a tokenizer looks for its special tokens
-before anything else, and what lies between two of them is encoded for itself. So a text is cut in
-front of the special tokens that end turns, and each piece is encoded with its token in front.
+is most of a driver's computation for a rollout. A tokenizer looks for its special tokens first, and
+encodes the text between two of them separately. A text can therefore be cut before each special
+token that ends a turn, and each piece encoded together with that token.
 """
 
 from array import array
@@ -69,7 +69,7 @@ def _cut(text: str, mark: str) -> Iterator[str]:
 def _marks(tokenizer: Any, stop_token_ids: Sequence[int]) -> list[str]:
     """Return the special tokens before which a text may be cut.
 
-    They are found in the raw text whatever stands beside them, and touch nothing but themselves.
+    They are found in the raw text whatever stands beside them, and never take text beside them.
     """
     if not tokenizer.is_fast:
         return []

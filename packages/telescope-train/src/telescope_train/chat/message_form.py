@@ -1,7 +1,7 @@
 """The form in which a chat template takes messages: field names, text or parts, arguments.
 
-What the text of a template does not show, such as whether it takes a message's content as a string
-or as a list of parts, is found by rendering.
+Facts that the text of a template does not show are found by rendering, such as whether it takes a
+message's content as a string or as a list of parts.
 """
 
 import json

@@ -1,9 +1,9 @@
 """Test with short conversations what a chat template does to sampled turns. Pure.
 
-What it loses is refused by `proof`, for each use of the template.
+If the template loses something, `proof` refuses it, separately for each use.
 
 Some templates show an earlier turn differently from how it was sampled. Each such turn becomes a
-training sample of its own, which is exact, but its history is computed once more.
+separate training sample, which is exact, but its history is computed once more.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

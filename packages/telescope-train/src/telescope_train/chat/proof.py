@@ -1,8 +1,8 @@
 """Prove that nothing is lost between a model and its chat template, for each use of it.
 
 A short conversation is rendered with the template, read back as a reply, and looked for in the next
-prompt. What does not hold is refused for that use alone: a run without tools is not refused over
-tools.
+prompt. A template is refused only for the use that fails: a run without tools is not refused
+because of tools.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -253,7 +253,7 @@ def _call_with_text_is_unread(rendering: Rendering) -> str | None:
 def keeps_text_with_calls(rendering: Rendering) -> bool | None:
     """Return whether later prompts show the text beside a call; None = it cannot be tried.
 
-    Where they do not, such a turn is a training sample of its own, as it was sampled.
+    If they do not, such a turn is a separate training sample, as it was sampled.
     """
     told = [_USER, _calling(1, text=_REMARK), _RESULTS[0]]
     try:
@@ -267,7 +267,7 @@ def _call_is_lost(
 ) -> str | None:
     """Return what of `count` calls in one turn, or of their results, is not in the next prompt.
 
-    `text` stands beside the calls, and the conversation goes on with `then`.
+    `text` is in the same turn as the calls, and the conversation continues with `then`.
     """
     asked, said = [_USER], _calling(count, text=text)
     before = rendering.text(asked, tools=PROBE_TOOLS, add_generation_prompt=True)
@@ -310,8 +310,8 @@ def _call_is_unread(rendering: Rendering, count: int) -> str | None:
 def _unread_behind_calls(rendering: Rendering, said: Message) -> str | None:
     """Return why `said` is not read in one of the places that follow a call.
 
-    A template may begin a turn in a way of its own there: behind one result or two, and where the
-    user speaks behind a result or behind the answer to it.
+    Templates may begin such turns differently: after one result or two, and where the user speaks
+    after a result or after the answer to it.
     """
     one, two = ([_USER, _calling(count), *_RESULTS[:count]] for count in (1, 2))
     places = {

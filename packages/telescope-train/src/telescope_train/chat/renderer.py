@@ -1,7 +1,7 @@
 """Convert messages to tokens and back with the model's own tokenizer and chat template.
 
-What the model sampled is only decoded and never encoded again. `extended` appends to the sampled
-ids what the template writes after them, or finds that the template shows the turn differently.
+Sampled ids are only decoded and never encoded again. `extended` appends to them the text that the
+template writes after them, or finds that the template shows the turn differently.
 """
 
 import hashlib
@@ -136,7 +136,7 @@ class Renderer:
     ) -> Message:
         """Return a completion as a message, with thinking, text and tool calls separated.
 
-        `token_ids`: [T] ids of the completion. `prompt`: what it answers. The prompt may have
+        `token_ids`: [T] ids of the completion. `prompt`: the prompt of the completion. It may have
         opened the thinking, and it makes the ids of calls differ from turn to turn.
         """
         before = self.prompt(_ANYBODY) if prompt is None else prompt
@@ -279,9 +279,9 @@ def _with_ids(
 ) -> tuple[ToolCall, ...]:
     """Return the calls of an answer to `messages` with their sampled or newly made ids.
 
-    Ids that are made follow from what was sampled and from its place in the conversation. Reading
-    the same completion again gives the same ids; different samples of one turn differ. An id that
-    is in the conversation already is not used again, because a result names one call by it.
+    New ids are computed from the sampled text and its place in the conversation. Reading the same
+    completion again gives the same ids; different samples of one turn differ. An id that is already
+    in the conversation is not used again, because results refer to calls by id.
     """
     used = {call.id for message in messages for call in message.tool_calls}
     found: list[ToolCall] = []
@@ -303,7 +303,7 @@ def _ids_differ(written: Sequence[CallText], shown: Sequence[CallText]) -> bool:
 def load_renderer(model: ModelSection, *, uses: Iterable[Use] = ()) -> Renderer:
     """Return the renderer of the config's model, for `uses` and for answers.
 
-    Raises TemplateLossError if something would be lost with its template.
+    Raises TemplateLossError if its template would lose something.
     """
     tokenizer = load_tokenizer(model)
     require_thinking_choice(model, template_text(tokenizer))

@@ -125,8 +125,8 @@ class Rendering:
     def read(self, text: str, prompt: str, *, tools: Tools = ()) -> ParsedReply:
         """Separate the parts of a reply to the text `prompt`.
 
-        White space that the template itself writes around an answer is no part of the answer: sent
-        back, it would be written a second time.
+        White space that the template writes around an answer is removed from it, because the
+        template would write it a second time when the answer is sent back.
         """
         plain, called = self._margins
         margins = plain if prompt.endswith(plain.opening) else called

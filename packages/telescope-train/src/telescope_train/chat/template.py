@@ -1,7 +1,7 @@
 """Find the chat template of a model, and what it shows about replies.
 
-Imports no transformers. What a template does to turns that were sampled is tried at the start of a
-run, in `chat.probe`, because that requires the model's tokenizer.
+Imports no transformers. The check of a template on sampled turns is in `chat.probe`, at the start
+of a run, because it requires the model's tokenizer.
 """
 
 import json
@@ -21,7 +21,7 @@ SHIPPED_MARKS = {"chatml-keeps-thinking": ("<|im_start|>", "<|im_end|>")}
 def read_chat_template(name: str) -> str:
     """Return the Jinja text of the shipped template `name`, of the file there, or `name` itself.
 
-    What holds a Jinja expression or statement is the template itself.
+    A text with a Jinja expression or statement is taken as the template itself.
     """
     if "{{" in name or "{%" in name:
         return name

@@ -15,8 +15,8 @@ _SHOWN = 3
 def require_rows(name: str, tokenizer: "PreTrainedTokenizerBase", num_rows: int) -> str | None:
     """Raise ConfigError if a token of texts or templates has no row in the embedding.
 
-    Some models keep special tokens without one, such as that of a picture in a model that reads
-    text alone. Returns a note about them, None if there are none.
+    Some models keep special tokens without a row, such as the picture token of a model that reads
+    only text. Returns a note about them, or None if there are none.
     """
     every = tokenizer.get_vocab().items()
     beyond = {number: token for token, number in every if number >= num_rows}

@@ -60,8 +60,8 @@ def _behind_prompt(prompt: str, whole: str, said: Message, form: ReplyFormat) ->
 def _behind_last_word(prompt: str, whole: str, word: str) -> str | None:
     """Return the text of `whole` after `word` and the generation prompt, ignoring white space.
 
-    For templates whose history is another text than the prompt: each turn is then a sample of its
-    own, and yet the model writes it behind the same marks.
+    For templates that show history differently from the prompt: each turn is then a separate
+    sample, but the model still writes it after the same marks.
     """
     opening, rest = (text.rpartition(word)[2] for text in (prompt, whole))
     if not word or word not in prompt or word not in whole:

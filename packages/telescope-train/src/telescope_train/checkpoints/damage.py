@@ -1,8 +1,8 @@
 """Checkpoints with damaged files: those that are refused, and those that are skipped.
 
-One that lacks a part is passed over for the one before it, as after a crash. One whose contents
-have changed is refused, because a disk or memory that changes bits, or a copy of two folders into
-one, is to be looked at first: nobody knows what else they have changed.
+If a checkpoint lacks a part, the one before it is used, as after a crash. If its contents have
+changed, it is refused, because the cause should be found first: a disk or memory that changes bits,
+or a copy of two folders into one, may have changed other files too.
 """
 
 import asyncio
@@ -49,8 +49,8 @@ def read_whole(path: Path, go_on: GoOn) -> RunCheckpoint:
 def require_start(checkpoint: RunCheckpoint, go_on: GoOn, *, samples: bool = True) -> None:
     """Raise ConfigError if the files that this process reads of a checkpoint are damaged.
 
-    The large files of the ranks are read by them, in `restore`. `samples`: whether it is of a run
-    that samples what it trains on, whose state must be there and readable.
+    The ranks read their own large files, in `restore`. `samples`: whether the run samples its
+    training data, so that the state of sampling must be there and readable.
     """
     names = [
         name

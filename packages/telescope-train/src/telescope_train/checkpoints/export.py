@@ -63,7 +63,7 @@ def export_checkpoint(
 ) -> Exported:
     """Write the model of `checkpoint` to `output`, completely or not at all.
 
-    Raises ConfigError, before anything is written, if a file is not what was written then.
+    Raises ConfigError, before anything is written, if a file has changed since it was saved.
 
     `dtype`: type of the written weights; None = as they were trained. `max_shard_size`: largest
     size of one file of weights, such as "5GB". A model that is already in `output` is replaced.

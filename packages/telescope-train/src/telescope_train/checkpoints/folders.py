@@ -1,8 +1,8 @@
 """The checkpoints of a run as folders: their content, their completeness, their removal.
 
-A folder gets the name of a checkpoint by a rename once everything is in it. What a crash leaves
-behind has a name that begins with a dot, and is never taken for a checkpoint. What has lost a part
-later, as by a copy that was cut, has files of other sizes than its manifest says. Imports no torch.
+A folder gets the name of a checkpoint by a rename once it is complete. Folders left by a crash have
+names that begin with a dot and are never taken for checkpoints. If a checkpoint was damaged later,
+as by an interrupted copy, the sizes of its files differ from its manifest. Imports no torch.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """The files that a run reads besides its environments, each with a digest of its content.
 
-A setting says where a model, a template or a function is, and not what is in it. Imports no torch.
+Settings name the place of a model, a template or a function, but not its content. Imports no torch.
 """
 
 from collections.abc import Iterator
@@ -28,8 +28,8 @@ def inputs_of(
 ) -> dict[str, str]:
     """Return the digest of each input, by `setting: file`; for a Hub id, its commit.
 
-    `accept_fn`: `module:function` in the settings. `dataset`: a file of examples. What is not there
-    is left out: whoever reads it says so.
+    `accept_fn`: `module:function` in the settings. `dataset`: a file of examples. Missing files are
+    left out; their readers report them.
     """
     found = dict(_of_model(model))
     given = {"model.chat_template": chat_template, "dataset": dataset}

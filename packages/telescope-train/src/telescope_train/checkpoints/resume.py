@@ -1,8 +1,8 @@
 """Resolve `resume_from_checkpoint`: where a run continues, and what may differ.
 
 `latest` continues a run in its own folder. The path of a checkpoint starts another run from it.
-With `resume_if_saved`, a run goes on in its folder if it can, and begins there if it cannot, as
-queues need that give one command for the first try and every later one. Imports no torch.
+With `resume_if_saved`, a run continues in its folder if it can and starts there otherwise, for
+queues that give the same command for the first try and every later one. Imports no torch.
 """
 
 import re
@@ -85,7 +85,7 @@ def resume_point(
     `inputs`: digests of the other files that it reads, see `inputs_of`.
 
     Raises ConfigError if there is no such checkpoint, if settings differ that must be the same, or
-    if files that are read here are not what was written.
+    if files that are read here have changed since they were written.
     """
     own, given = checkpoints_folder(config), config.checkpoint.resume_from_checkpoint
     if config.checkpoint.resume_if_saved and _has_saved(own):
@@ -156,7 +156,7 @@ def is_over(config: TrainConfig, checkpoint: RunCheckpoint) -> bool:
 def newest_to_go_on(config: TrainConfig, point: ResumePoint | None) -> RunCheckpoint | None:
     """Return the newest checkpoint of a run that began at `point`, to continue from.
 
-    None = at its beginning, because there is none yet from which training can continue.
+    None means its beginning, because no checkpoint exists yet from which training can continue.
     """
     whole = [
         one
@@ -232,7 +232,7 @@ def open_run_folder(
 def trained_before(point: ResumePoint, folder: RunFolder) -> set[tuple[str, str]] | None:
     """Return (environment, example id) of all examples that trained the checkpoint's weights.
 
-    None if nobody knows, because the checkpoint is no longer in the folder of its run.
+    None if the checkpoint is no longer in the folder of its run, so that this is unknown.
     """
     source = folder if point.is_same_run else _run_of(point.checkpoint)
     return None if source is None else source.trained_examples(point.checkpoint.step)

@@ -114,7 +114,7 @@ class Checkpointer:
     ) -> None:
         """`call`: runs work on files outside of the event loop.
 
-        `describe`: writes what the model is; None = `save_model_description`.
+        `describe`: writes the description of the model; None means `save_model_description`.
         """
         self._run = run
         self._ranks = ranks
@@ -260,7 +260,7 @@ class Checkpointer:
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         """Call `function` in a thread; a cancellation waits until it has returned.
 
-        Whoever goes on after a checkpoint was given up finds its folder as it will stay.
+        After a checkpoint is given up, nothing changes its folder any more.
         """
         calling = asyncio.ensure_future(self._call(function, *arguments, **named))
         try:

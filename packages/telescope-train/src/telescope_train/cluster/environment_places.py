@@ -1,7 +1,7 @@
 """Places of environment workers on the nodes of the cluster, before Ray runs.
 
 Environments are opened before anything is started, and their workers start with the first request.
-Here is what joins both: places that are told later who starts a worker at them. Without Ray.
+This module connects the two: places that learn later who starts their workers. Needs no Ray.
 """
 
 import asyncio

@@ -3,7 +3,7 @@
     pool in the driver  <-- TCP, after a secret -->  WorkerRelay (actor)  <-- socket -->  worker
 
 The worker is started as on the driver's machine, with its own interpreter, limits and log, and the
-frames are the same. When the actor ends, for whatever reason, the worker's supervisor ends it.
+frames are the same. When the actor ends, for any reason, the worker's supervisor ends it.
 """
 
 import asyncio

@@ -2,8 +2,8 @@
 
     a node's own disk:  LOGS/*.jsonl  --> LogReader (an actor there) --> LogsHome --> LOGS here
 
-A file keeps its name, and its bytes their order. What a node wrote and that was not fetched before
-it was lost stays there.
+A file keeps its name, and its bytes their order. If a node is lost, the bytes that were not fetched
+before are lost with it.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """The machines of a run with their meters: this one directly, the others through Ray.
 
-Machines join a cluster, leave it and come back, so that Ray is asked again and again which there
-are.
+Machines join a cluster, leave it and come back, so Ray is asked repeatedly which there are.
 """
 
 import asyncio

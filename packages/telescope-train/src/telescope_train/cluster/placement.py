@@ -1,7 +1,7 @@
 """Places for the processes of a run on the cluster, according to their needs.
 
 Servers and trainer ranks have a placement group each, so that each kind follows its own strategy.
-Whatever a server consists of is one bundle, which Ray never divides over nodes.
+All processes of a server are one bundle, which Ray never divides over nodes.
 """
 
 import asyncio

@@ -43,8 +43,8 @@ def listening(host: str, port: int = 0) -> socket.socket:
 def listening_from(host: str, first: int, *, every: int) -> socket.socket:
     """Return a socket at the first free port of `first`, `first + every` and so on.
 
-    Servers of a run on the same machine have other remainders, so none takes another one's. Raises
-    ConfigError if there is none.
+    Other servers of the run on this machine start at other ports modulo `every`, so they never take
+    the same port. Raises ConfigError if none is free.
     """
     for port in range(first, MOST_PORT + 1, every):
         try:
@@ -94,7 +94,7 @@ def holder_of(port: int) -> str:
 def port_problems(config: TrainConfig) -> list[str]:
     """Return a message for each address of the inference servers that cannot be listened on.
 
-    Ports that were not set are none: a server takes a later one if its first choice is taken.
+    Ports that were not set are skipped: a server takes a later one if its first choice is in use.
     """
     section = config.inference
     host = section.inference_host or LOOPBACK
@@ -115,9 +115,9 @@ def port_problems(config: TrainConfig) -> list[str]:
 def free_port(host: str = LOOPBACK) -> int:
     """Return a port of `host` without a listener, for a server that starts soon.
 
-    It is below the ports that Linux gives to connections by itself, so that none of them takes it
-    before the server does. When every port that was tried there is in use, it is one that the
-    system chooses. Where the socket itself can be handed over, `listening` holds the port.
+    It is below the range from which Linux picks ports for outgoing connections, so that none of
+    these takes it before the server does. If every port tried there is in use, the system chooses
+    one. If the socket itself can be handed over, use `listening`, which holds the port.
     """
     chance = random.SystemRandom()
     for port in (*(chance.randrange(*_BELOW_CONNECTIONS) for _ in range(_TRIES)), 0):

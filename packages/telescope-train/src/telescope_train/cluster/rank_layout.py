@@ -2,8 +2,8 @@
 
 Ranks are numbered in Megatron's order `tp-cp-ep-dp-pp`: tensor parallelism varies fastest, then
 context, then data, and pipeline stages are furthest apart. Experts are dealt to the ranks of a
-stage a second time, from its first rank on, whatever their places in the other dimensions. Imports
-no torch, so that settings, placement and the plan can read it before any process starts.
+stage separately, from its first rank on, regardless of their places in the other dimensions.
+Imports no torch, so that settings, placement and the plan can read it before any process starts.
 """
 
 from dataclasses import dataclass
@@ -87,8 +87,8 @@ class RankLayout:
     def ranks_per_block(self) -> int:
         """Consecutive ranks that exchange most; a node should hold whole blocks of them.
 
-        Ranks that share rows exchange in every layer. Those that keep one of several copies do so
-        too, and meet the other copies once in a step.
+        Ranks that share rows communicate in every layer. Ranks of one copy of the model do so too,
+        and meet the other copies once per step.
         """
         peers = self.context if self.num_copies == 1 else max(self.context, self.weight_shards)
         experts = self.expert * self.expert_tensor if self.expert > 1 else 1

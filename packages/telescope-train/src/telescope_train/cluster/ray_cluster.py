@@ -334,8 +334,8 @@ def _own_cluster(bundles: Sequence[Bundle], folder: Path) -> dict[str, Any]:
 def _start(options: dict[str, Any]) -> None:
     """Start a cluster; raises ConfigError with Ray's reason if that fails twice.
 
-    Ray gives its processes half a minute. On a busy machine, what the first try has read from the
-    disk is there in the second.
+    Ray gives its processes half a minute to start. On a busy machine, the second try finds the
+    files of the first in memory.
     """
     # Otherwise Ray takes another address of this machine in place of 127.0.0.1.
     ray_constants.ENABLE_RAY_CLUSTER = False

@@ -8,7 +8,7 @@ from telescope_train.config.fields import Count, Index, NotNegative, Positive, R
 
 
 class AlgorithmSection(Section):
-    """How rewards become a loss."""
+    """The settings by which rewards become a loss."""
 
     algorithm: Annotated[str, Field(min_length=1)] = "grpo"
     """Name of an installed algorithm, or `module:NAME`."""
@@ -36,8 +36,8 @@ class AlgorithmSection(Section):
     tis_cap: Positive = 2.0
     """Largest weight of a token, with `use_tis`."""
     tis_mode: Literal["truncate", "icepop"] = "truncate"
-    """What happens to weights above `tis_cap`: `truncate` = they are cut to it, `icepop` = they
-    become 0, as do weights below `tis_floor`."""
+    """Treatment of weights above `tis_cap`: `truncate` = they are cut to it, `icepop` = they become
+    0, as do weights below `tis_floor`."""
     tis_floor: NotNegative = 0.0
     """Weights below this become 0, with `tis_mode` icepop."""
     seq_is_masking: bool = False
@@ -65,7 +65,7 @@ class AlgorithmSection(Section):
     number_of_minibatches: Count = 1
     """Optimizer steps into which one batch is divided, each with whole groups."""
     ppo_epochs: Count = 1
-    """How many times the trainer goes through one batch."""
+    """Number of times that the trainer goes through one batch."""
     filter_overlong: bool = False
     """Do not train on rollouts that were cut by `max_tokens` or by the length of the context; they
     stay in the group's baseline."""

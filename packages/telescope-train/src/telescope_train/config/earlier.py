@@ -1,7 +1,8 @@
 """Convert recorded settings of earlier versions to their present names.
 
-Who writes such a name is answered by `names` and `no_equal_names`. What was recorded is read here,
-so that a run of an earlier version is resumed, and forked, as if it had been started today.
+If a user writes such a name, `names` and `no_equal_names` answer. This module reads recorded
+settings, so that a run of an earlier version can be resumed and forked as if it had been started
+today.
 """
 
 from collections.abc import Collection, Mapping

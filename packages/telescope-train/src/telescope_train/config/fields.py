@@ -54,9 +54,9 @@ def unused(
 ) -> Iterator[str]:
     """Yield a problem if a setting without effect was given, as `name has no effect why`.
 
-    `name` is the setting as messages call it and ends in the name of the field. `holds` are the
-    values that say what is so anyway; None = the default. One of them contradicts nothing and is
-    `Redundant` instead of a problem.
+    `name` is the setting as messages call it; it ends in the name of the field. `holds` lists the
+    values that apply anyway; None means the default. Such a value contradicts nothing, so it gives
+    a `Redundant` instead of a problem.
     """
     field = re.findall(r"\w+", name)[-1]
     if not was_set(section, field):

@@ -33,9 +33,9 @@ OptimizerDtypes: TypeAlias = Annotated[dict[str, str] | None, AfterValidator(_al
 
 
 class MegatronSection(Section):
-    """How `train_backend = "megatron"` shares the model over the ranks, and its optimizer.
+    """The division of the model over ranks with `train_backend = "megatron"`, and its optimizer.
 
-    Data-parallel ranks are what is left: `trainer_num_workers` over the product of the tensor,
+    The number of data-parallel ranks follows: `trainer_num_workers` over the product of the tensor,
     pipeline and context parallel sizes.
     """
 
@@ -48,7 +48,7 @@ class MegatronSection(Section):
     megatron_expert_parallel_size: Count = 1
     """Ranks that the experts of a mixture are divided over."""
     megatron_sequence_parallel: bool = True
-    """Also divide what is between the matrices, by tokens; needs tensor-parallel ranks."""
+    """Also divide the layers between the matrices, by tokens; needs tensor-parallel ranks."""
     megatron_use_distributed_optimizer: bool = True
     """Divide the optimizer's state over the data-parallel ranks."""
     megatron_overlap_grad_reduce: bool = False

@@ -1,8 +1,8 @@
 """Names of settings in other systems, each with its name here.
 
-A name may be the end of a path (`wandb.project`), where its last part alone would not say what is
-meant. The names are those of verifiers, TRL, AReaL, prime-rl, verl, SkyRL, slime, OpenRLHF and
-NeMo-RL. `no_equal_names` has those for which there is nothing here.
+A name may be the end of a path (`wandb.project`) if its last part alone would be ambiguous. The
+names are from verifiers, TRL, AReaL, prime-rl, verl, SkyRL, slime, OpenRLHF and NeMo-RL.
+`no_equal_names` has the names without an equivalent here.
 """
 
 _PROMPTS = "prompts_batch_size_for_trainer: which counts prompts, each with group_size rollouts"

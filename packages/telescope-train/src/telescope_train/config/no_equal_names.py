@@ -1,7 +1,7 @@
 """Names of settings that people may expect and that do not exist here, with reasons.
 
 They are names of other systems, of `telescope sft`, and of evaluations. `critic.**` is a whole
-section, and `data.*` what of one has no answer of its own in `names` or here.
+section, and `data.*` covers its names that have no answer of their own in `names` or here.
 """
 
 _TRUNCATED = (

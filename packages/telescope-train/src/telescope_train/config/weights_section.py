@@ -12,7 +12,7 @@ STORED = ("disk",)
 
 
 class WeightsSection(Section):
-    """How new weights reach the servers."""
+    """The transfer of new weights to the servers."""
 
     weight_transport: str = "auto"
     """Name of an installed transport: `gloo` over TCP, `nccl` from GPU to GPU, `ipc` inside one
@@ -29,6 +29,6 @@ class WeightsSection(Section):
     """Free the gradient buffers while weights are gathered; with `train_backend = "megatron"`
     only."""
     lora_transfer: Literal["merged", "adapter"] = "merged"
-    """What servers are given with `use_lora`: `merged` = the matrices with the adapter added,
-    `adapter` = the adapter alone, which is far less to send, but slows sampling, and in bfloat16
-    its first small changes are lost."""
+    """Form of the weights for servers with `use_lora`: `merged` = the matrices with the adapter
+    added, `adapter` = the adapter alone, which is far less to send, but slows sampling, and in
+    bfloat16 its first small changes are lost."""

@@ -1,10 +1,10 @@
 """Checks of a trainer rank at its start, which prevent training on wrong numbers.
 
-The output head must do what transformers does with the same hidden states, a soft cap or a scale
-included. Packing samples must not change their log-probs, as it would if attention ignored their
-boundaries, and nor must it that they share what they begin with. A forward pass with a gradient
-must give the same numbers as one without, and a step at learning rate 0 must not move any weight.
-Checks that need an inference engine are in `engine_check`.
+The output head must compute the same from hidden states as in transformers, including a soft cap or
+a scale. Packing must not change the log-probs of samples, as it would if attention ignored their
+boundaries, and neither must sharing their common prefixes. A forward pass with a gradient must give
+the same numbers as one without, and a step at learning rate 0 must not move any weight. Checks that
+need an inference engine are in `engine_check`.
 """
 
 from collections.abc import Callable, Sequence
@@ -180,10 +180,10 @@ def check_packing(
 ) -> PackingDifference:
     """Compare packed samples with single ones computed by transformers.
 
-    What rounding explains grows with depth and with the size of logits, so it is measured; see
-    `_rounding`. That single samples are those of the same model at all is judged by what a real
-    leak does: the second sample with the first one as its beginning. Raises ConfigError otherwise.
-    Every rank calls this.
+    Differences from rounding grow with depth and with the size of logits, so they are measured; see
+    `_rounding`. The single samples are also compared with transformers, and their limit is a share
+    of a real leak: the second sample computed with the first one as its beginning. Raises
+    ConfigError if a difference is too large. Every rank calls this.
     """
     generator = np.random.default_rng(0)
     first, second = (_sample(generator, length, vocab_size) for length in LENGTHS)

@@ -72,9 +72,9 @@ class TokenClient:
     ) -> None:
         """A control call with a deadline is repeated after `answer_within_s` seconds.
 
-        `identity`: of the server's present life, as which alone it is asked; empty = whatever
-        server is there. `secret`: what it asks for; empty = nothing. `expects_routes`: an answer
-        that does not say which experts computed it is an error.
+        `identity`: identity of the server's present life, to which all requests are addressed;
+        empty means any server at this address. `secret`: the secret that the server requires; empty
+        means none. `expects_routes`: an answer without its routing to experts is an error.
         """
         self.base_url = base_url
         self.identity = identity
@@ -143,8 +143,8 @@ class TokenClient:
     ) -> Any:
         """Return the answer of an administrative route; raises EndpointError if there is none.
 
-        A call without an answer is made again a few times. Where two calls have not the same effect
-        as one (`is_repeatable`), the server makes it once and repeats its answer.
+        A call without an answer is repeated a few times. If two calls have another effect than one
+        (not `is_repeatable`), the server runs the call once and repeats its answer.
 
         `deadline_s`: longest that all of this may take; None = until the server is dropped.
         """
@@ -172,7 +172,7 @@ class TokenClient:
     async def load(self) -> ServerLoad | None:
         """Return the load of the server; None if it does not report it within a few seconds.
 
-        By a page that somebody has just read, if there is one.
+        Uses a metrics page that was read very recently, if there is one.
         """
         read_s, page = self._page or (0.0, None)
         if page is None or asyncio.get_running_loop().time() - read_s >= RECENT_S:
@@ -194,8 +194,8 @@ class TokenClient:
     async def drop(self, why: str) -> None:
         """Fail all requests and control calls in flight; later ones connect again.
 
-        They end with ServerLostError. A machine that is gone says nothing, so that a call without a
-        deadline would stay open for as long as the run lasts.
+        They end with ServerLostError. This is needed because a lost machine sends nothing, so a
+        call without a deadline would stay open until the run ends.
         """
         now_s = asyncio.get_running_loop().time()
         for limit in self._calling:

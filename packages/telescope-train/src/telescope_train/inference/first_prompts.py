@@ -1,7 +1,7 @@
 """`FirstPrompts`: render and tokenize the first prompts of rollouts before they are played.
 
-Which tools an environment offers is known when a rollout of it has asked for the first time: no
-environment declares them before, and some get them from servers that are connected in play.
+The tools of an environment become known with the first request of one of its rollouts: no
+environment declares them before, and some get them from servers that are connected during play.
 """
 
 from collections import OrderedDict

@@ -107,8 +107,8 @@ def until_stop(
 ) -> Generation:
     """Return `generation` up to the token that completes the first of the stop texts.
 
-    A server looks for them in what it samples itself. One that began in an earlier request of the
-    same generation is found here; what follows it was sampled for nothing.
+    A server looks for stop texts only in the tokens that it samples. This finds a text that began
+    in an earlier request of the same generation; the tokens after it are discarded.
     """
     if not generation.is_joined or not _has_any(stop, decode(generation.token_ids)):
         return generation

@@ -1,8 +1,8 @@
 """Several inference servers as one: a group stays on one server, new groups go to the least busy.
 
 A group's rollouts share their prompt, so one server computes it once (prefix caching). A server
-that has all the requests it may have gets no more of them while another one has room. A request
-whose server dies goes on at another one, with what was sampled so far.
+that has its maximum number of requests gets no more while another one has room. If the server of a
+request dies, the request continues at another one, with the tokens sampled so far.
 """
 
 import asyncio
@@ -45,8 +45,9 @@ class RolloutServers(Protocol):
 def server_priority(priority: int, step: int, *, is_again: bool) -> int:
     """Return the priority for servers as one number; lower ones go first.
 
-    First by `priority`, such as that of a later turn; then by the `step` for whose batch a rollout
-    was drawn, because the oldest batch is waited for; then those that have waited already.
+    The order is: first `priority`, such as that of a later turn; then the `step` for whose batch a
+    rollout was drawn, because the trainer waits for the oldest batch; then requests that have
+    waited before.
     """
     return 2 * (priority * MOST_STEPS + min(step, MOST_STEPS - 1)) + (not is_again)
 
@@ -54,7 +55,8 @@ def server_priority(priority: int, step: int, *, is_again: bool) -> int:
 class ServerPool:
     """Routes requests to the servers that serve; `version` is the newest that all of them have.
 
-    A request whose server is lost goes on at another one, after the tokens that it had.
+    If the server of a request is lost, the request continues at another one, after the tokens that
+    it has.
     """
 
     def __init__(
@@ -91,8 +93,8 @@ class ServerPool:
     async def generate(self, request: Request) -> Generation:
         """Sample one continuation on the group's server; see `server_priority` for the order.
 
-        If the group's server has all it may have, a rollout with a slot goes on at another one,
-        where its later turns go as well.
+        If the group's server has its maximum number of requests, a rollout that holds a slot moves
+        to another server, with its later turns.
         """
         begun: Generation | None = None
         is_again = False

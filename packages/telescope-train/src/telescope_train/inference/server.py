@@ -1,10 +1,10 @@
 """One vLLM server as a process: start it, wait until it is healthy, detect its death.
 
-`ServerSettings.arguments` holds everything that differs between CPU and GPU. Log-probs are those
-of the distribution that was sampled from (`processed_logprobs`).
+`ServerSettings.arguments` holds all differences between CPU and GPU. Log-probs are those of the
+distribution that was sampled from (`processed_logprobs`).
 
-The socket of a server is made here and handed to it, so that its port is its own from the first
-moment on. Each start has an identity, by which whoever asks at its address knows that it is meant.
+The socket of a server is made here and handed to it, so that nobody else can take its port. Each
+start has an identity, which clients at its address use to know that it is the server they mean.
 """
 
 import json
@@ -256,8 +256,8 @@ class ServerSettings:
 class Silence:
     """The time without output of a server that starts.
 
-    It says what it does: it downloads, loads each file, compiles, captures graphs. A large model
-    may take any time for that, while a server that hangs falls silent.
+    A starting server logs its progress: it downloads, loads each file, compiles, captures graphs. A
+    large model may take any time for that, while a server that hangs falls silent.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -475,7 +475,7 @@ def running(
 ) -> Iterator[ServerProcess]:
     """Run a server until the context ends; it is healthy when the context begins.
 
-    What fails because the server has died is raised as its death.
+    Errors caused by the server's death are raised as its death.
     """
     server: ServerProcess | None = None
     try:

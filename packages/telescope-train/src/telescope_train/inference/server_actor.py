@@ -110,7 +110,7 @@ class ServerActor:
     def start_again(self) -> None:
         """End the rest of the server, and start it.
 
-        Its port may be taken meanwhile, which is no failure of the server: it takes a later one.
+        If another process took its port meanwhile, the server takes a later one.
         """
         # The new log begins empty, so what was printed counts as done.
         printed = self._server.log_bytes()

@@ -168,7 +168,7 @@ class Server:
     ) -> None:
         """Create a healthy server, with the weights that it was started with.
 
-        `on_event` is told of each state; None = nobody is.
+        `on_event` is called with each new state; None means no calls.
         """
         self.client = client
         self.role = role

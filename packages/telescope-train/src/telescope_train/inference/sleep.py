@@ -1,7 +1,7 @@
 """Sleeping servers: vLLM frees the memory of its GPU, and allocates it again.
 
-One may die or hang at any moment, also while it sleeps. What does not give its memory back is
-ended, and started again when it is the servers' turn (`cluster.colocation`).
+A server may die or hang at any moment, also while it sleeps. A server that does not free its memory
+is ended, and started again when the servers may use the GPU (`cluster.colocation`).
 """
 
 import asyncio

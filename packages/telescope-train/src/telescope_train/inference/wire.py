@@ -183,7 +183,7 @@ def column(typecode: str, content: bytes) -> "array[int] | array[float]":
 def frames(items: Sequence[Item], *, max_bytes: int = FRAME_BYTES) -> Iterator[list[Item]]:
     """Split `items` into frames of at most `max_bytes`, in their order.
 
-    An item that is larger than that has a frame of its own.
+    A larger item gets a frame to itself.
     """
     frame: list[Item] = []
     frame_bytes = 0

@@ -1,9 +1,9 @@
 """Products with a bfloat16 adapter that are rounded only once, after adding the adapter.
 
-peft adds the adapter to the result of the frozen matrix, which is rounded by then: what is smaller
-than half of its last place is lost, and that is most of an adapter for its first tens of steps.
-Here one product takes the inputs and the low-rank values together, and sums in float32 inside.
-Dims: T tokens, I inputs, O outputs, R rank.
+peft adds the adapter to the result of the frozen matrix, which is already rounded. Values below
+half of its last place are lost, which is most of an adapter for its first tens of steps. Here one
+product takes the inputs and the low-rank values together, and sums in float32 inside. Dims: T
+tokens, I inputs, O outputs, R rank.
 """
 
 from functools import partial

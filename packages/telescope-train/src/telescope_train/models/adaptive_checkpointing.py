@@ -1,8 +1,8 @@
 """`gradient_checkpointing = "auto"`: recompute as few layers of each row as its memory allows.
 
-What a layer keeps is measured, not computed: the last layer is never recomputed, and what autograd
-saves in it is counted for every row. Recomputing gives the same numbers, so the choice never shows
-in a gradient. Dims: T tokens of a row.
+The memory of a layer is measured, not computed: the last layer is never recomputed, and the tensors
+that autograd saves in it are counted for every row. Recomputing gives the same numbers, so the
+choice never shows in a gradient. Dims: T tokens of a row.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -71,8 +71,8 @@ def compute_dtype(mixed_precision_dtype: str | None, device: str) -> str:
 def torch_has_cuda() -> bool:
     """Return whether the installed torch is a CUDA build, read from its files.
 
-    Importing torch would take seconds. True if torch is not installed: nothing runs then, and the
-    plan describes what the machine could do.
+    Importing torch would take seconds. Returns True if torch is not installed: nothing can run
+    then, and the plan describes the abilities of the machine.
     """
     spec = find_spec("torch")
     if spec is None or spec.origin is None:

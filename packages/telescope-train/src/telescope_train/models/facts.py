@@ -88,7 +88,7 @@ def read_model_facts(model: str, *, output_dir: str = "runs") -> ModelFacts:
 def facts_of(config: Mapping[str, object]) -> ModelFacts:
     """Return the facts in a parsed `config.json`.
 
-    ConfigError for a mixture of unknown type, and for an output head that does what is not known.
+    Raises ConfigError for a mixture of unknown type, and for an output head with unknown fields.
     """
     head_rule(config)
     sizes = {key: value for key, value in config.items() if type(value) is int}

@@ -1,8 +1,8 @@
 """Check that a model's files match its config.json: names, shapes, types, tying.
 
-The loader of transformers is run on tensors that have the shapes of the files' headers and no
-memory, so what it finds is what it would do with the weights: renaming, stacking of experts and
-tying included. Only a tied model whose files have a head of its own needs two tensors read.
+The loader of transformers is run on tensors with the shapes from the files' headers and without
+memory. It finds the same problems as with real weights, including renaming, stacking of experts and
+tying. Only a tied model whose files have a separate head needs two tensors read.
 """
 
 import re
@@ -72,9 +72,9 @@ def empty_model(config: "PreTrainedConfig", dtype: str) -> "PreTrainedModel":
 def require_fit(name: str, config: "PreTrainedConfig", files: WeightFiles, dtype: str) -> bool:
     """Raise ConfigError unless `files` give every parameter of the model exactly its tensor.
 
-    Returns whether the output head is a matrix of its own, though `config` says that it is tied:
-    transformers and vLLM take the head of the files then. Where tensors cannot be read, it may be
-    the same.
+    Returns whether the output head is a separate matrix although `config` says that it is tied:
+    transformers and vLLM then use the head of the files. Where tensors cannot be read, the two may
+    be equal.
     """
     import torch
     from transformers.conversion_mapping import get_model_conversion_mapping

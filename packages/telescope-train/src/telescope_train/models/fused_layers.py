@@ -1,7 +1,7 @@
 """Decoder layers with the fused kernels of `gpu_kernels`, where results are the same.
 
-Norms, rotations and gated MLPs of a model get other forwards, each after it agreed with the
-module's own on a few rows. What a model computes in another way keeps its own code. Parameters and
+Norms, rotations and gated MLPs of a model get faster forwards, each after it agreed with the
+module's own on a few rows. A module that computes differently keeps its own code. Parameters and
 names stay as they were.
 """
 
@@ -145,8 +145,8 @@ def _nearest(
 ) -> Callable[..., Tensor] | None:
     """Return the candidate closest to the forward of `module`; None = none is close.
 
-    Judged by a copy with weights of its own, by which activations are between -3 and 3, where
-    those of different kinds differ most.
+    They are compared on a copy with random weights that keep activations between -3 and 3, where
+    the activation functions differ most.
     """
     if not candidates:
         return None

@@ -1,8 +1,8 @@
 """Convert a GGUF file, the format of llama.cpp, into a model folder for training and serving.
 
-transformers reads the file and unpacks its quantized weights; what is written is an ordinary folder
-of safetensors with a tokenizer and the file's chat template. What a GGUF file says only to
-llama.cpp, such as how text is split before its merges apply, is mended or told.
+transformers reads the file and unpacks its quantized weights. The output is an ordinary folder of
+safetensors with a tokenizer and the file's chat template. Facts that a GGUF file gives only to
+llama.cpp, such as how text is split before its merges apply, are mended or reported.
 """
 
 import importlib.util
@@ -64,9 +64,9 @@ class ImportedModel:
 def import_gguf(source: Path, output: Path, *, dtype: str = "float32") -> ImportedModel:
     """Write the model in the GGUF file `source` to the folder `output`, completely or not at all.
 
-    `dtype` is that of the written weights. Quantized weights are unpacked in float32 first. Raises
-    ConfigError for what is no GGUF file, for a model that transformers cannot read from one, and
-    for an `output` that holds something other than a model.
+    `dtype` is the dtype of the written weights. Quantized weights are unpacked in float32 first.
+    Raises ConfigError for a file that is no GGUF file, for a model that transformers cannot read
+    from one, and for an `output` that holds something other than a model.
     """
     wanted = torch_dtype(dtype)
     _require_gguf(source)

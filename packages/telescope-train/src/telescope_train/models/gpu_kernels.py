@@ -1,10 +1,9 @@
 """Triton kernels for the work between the products of a step: norms, rotations, gates, logits.
 
-Each reads its inputs once and writes its outputs once, and computes in float32 whatever the dtype
-of either. Functions take tensors on the GPU and leave autograd to their callers. Every kernel also
-runs in Triton's interpreter on a CPU, where tests compare it with float64.
-Letters: R rows, N width of a row, T tokens, D size of an attention head, C tokens of a block of
-logits, W vocabulary of a block.
+Each reads its inputs once and writes its outputs once, and computes in float32 whatever the dtypes.
+Functions take tensors on the GPU and leave autograd to their callers. Every kernel also runs in
+Triton's interpreter on a CPU, where tests compare it with float64. Letters: R rows, N width of a
+row, T tokens, D size of an attention head, C tokens of a block of logits, W vocabulary of a block.
 """
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple

@@ -79,8 +79,8 @@ _ELSEWHERE = re.compile(r"router|attn|attention|init_value")
 def head_rule(config: Mapping[str, object]) -> HeadRule:
     """Return the rule of a model from its `config.json` or `to_dict()`.
 
-    Raises ConfigError for a value that cannot be, and for a field of which it is not known what a
-    model of this type does with it.
+    Raises ConfigError for an impossible value, and for a field whose meaning in a model of this
+    type is not known.
     """
     nested = config.get("text_config")
     if isinstance(nested, Mapping):

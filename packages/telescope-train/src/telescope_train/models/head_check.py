@@ -1,9 +1,9 @@
 """Check that the output head follows its `HeadRule`, against transformers' own forward.
 
-The forward gets hidden states instead of computing them, so that nothing but the head is compared,
-in float32 whatever the layers compute in. Some of them give logits far beyond any soft cap. And the
-other way round: a head in float32, so that nothing but the layers is compared.
-Dims: N tokens, H hidden size, V rows of the head.
+The forward gets hidden states instead of computing them, so that only the head is compared, in
+float32 whatever the layers compute in. Some of them give logits far beyond any soft cap. The
+reverse is available too: a head in float32, so that only the layers are compared. Dims: N tokens, H
+hidden size, V rows of the head.
 """
 
 from collections.abc import Callable, Iterator

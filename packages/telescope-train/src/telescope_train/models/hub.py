@@ -30,8 +30,8 @@ _FILES = {Kind.MODEL: "config.json", Kind.DATASET: "README.md"}
 def look_on_hub(kind: Kind, name: str) -> Path | None:
     """Raise ConfigError, with advice, unless `name` can be read from the Hub or from here.
 
-    Returns None if the Hub has it, and the folder of the copy in this machine's cache if the Hub
-    cannot be asked.
+    Returns None if the Hub has it. If the Hub cannot be asked, returns the folder of the copy in
+    this machine's cache.
     """
     from huggingface_hub import constants
     from huggingface_hub.errors import (

@@ -77,8 +77,8 @@ def _widened(value: object) -> object:
 def stay_wide(lm: PreTrainedModel, layers: Iterable[torch.nn.Module]) -> None:
     """Keep a float64 model, and its decoder `layers`, in float64.
 
-    Norms, rotations and routers of transformers compute in float32 whatever the model's dtype,
-    which rounds a gradient by 1e-7: more than most faults of packing or sharding change it.
+    transformers computes norms, rotations and routers in float32 whatever the model's dtype, which
+    rounds a gradient by 1e-7. That is more than most faults of packing or sharding change it.
     """
 
     def wide(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """Load a Hugging Face causal language model, with errors that tell the user what to do.
 
-Whole on one machine (`load_model`), or as a frame without memory (`prepare_model`), to be sharded
-first and filled from its files afterwards.
+A model is loaded whole on one machine (`load_model`), or prepared without memory (`prepare_model`),
+so that it is sharded first and filled from its files afterwards.
 """
 
 import logging
@@ -60,7 +60,7 @@ def prepare_model(
 ) -> LoadedModel:
     """Return a model whose weights are still in its `files`, on torch's device `meta`.
 
-    Where transformers would do more than copy tensors of files to parameters (files that are not
+    If transformers would do more than copy tensors of files to parameters (files that are not
     safetensors, other names), the model is loaded whole, without `files`.
     """
     source = read_source(name, dtype=dtype, trust_remote_code=trust_remote_code)
@@ -96,7 +96,7 @@ def _whole(source: ModelSource, dtype: str, trust_remote_code: bool) -> LoadedMo
 def require_loaded(name: str, model: PreTrainedModel, info: Mapping[str, Any]) -> None:
     """Raise ConfigError unless transformers found every weight of `model`, and all are finite.
 
-    `info`: what it returns with `output_loading_info`.
+    `info`: the report of transformers with `output_loading_info`.
     """
     found = Misfit.from_keys(info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"])
     if not found.is_empty:

@@ -15,7 +15,7 @@ def locate_model(name: str, *, output_dir: str = "runs") -> str:
     """Return the folder or Hub id that `name` means; raises ConfigError if it can be neither.
 
     `owner/name` that is not a folder is taken as a Hub id, unless `owner` is a folder or
-    `output_dir`. Then it is a mistyped path, or one that does not exist yet.
+    `output_dir`. Then it is taken as a path that is mistyped or does not exist yet.
     """
     path = Path(name).expanduser()
     if path.is_dir():

@@ -75,9 +75,9 @@ def chunked_logprobs(
     first, as in an engine that does so. Peak memory beyond inputs and outputs: two blocks, with a
     cap three, and in backward `[T, H]` and `[W, H]` in float32.
 
-    Where each rank of a group has a part of the vocabulary, all of them call this with the same
-    tokens and get the same results. The gradient of the hidden states is this rank's part of it:
-    the caller adds up those of all ranks.
+    If each rank of a group has a part of the vocabulary, all of them call this with the same tokens
+    and get the same results. The gradient of the hidden states is then only this rank's part, and
+    the caller adds up the parts of all ranks.
     """
     if isinstance(head, Tensor):
         head = Head(head, 0, len(head), None)

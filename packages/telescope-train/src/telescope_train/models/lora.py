@@ -1,9 +1,8 @@
 """LoRA adapters by peft: add them, turn them off, and merge them into the weights.
 
 Paper: arXiv:2106.09685. An adapted matrix is W + (alpha / rank) B A with W frozen. peft renames
-`x.weight` to `x.base_layer.weight`. Exports are merged and have the base names. What servers get is
-decided in `lora_transfer`.
-Dims: R rank, I inputs, O outputs of a matrix.
+`x.weight` to `x.base_layer.weight`. Exports are merged and have the base names. `lora_transfer`
+decides what servers get. Dims: R rank, I inputs, O outputs of a matrix.
 """
 
 import math

@@ -9,8 +9,8 @@ def to_device(
 ) -> torch.Tensor:
     """Return `values` as a tensor on `device`; the copy to a GPU is not awaited.
 
-    From pinned memory it is made while the GPU computes what was launched before. A plain copy
-    would wait until all of that is done.
+    A copy from pinned memory runs while the GPU computes earlier work. A plain copy would wait
+    until all of that is done.
     """
     tensor = torch.tensor(values, dtype=dtype)
     if device.type != "cuda":

@@ -1,8 +1,8 @@
 """`PackedPolicy`: the module that is sharded and called; maps a PackedRow to log-probs.
 
 Only positions that predict a trained token reach the output head. Under context parallelism each
-rank runs a slice of the row through the layers, and every rank returns those of the whole row.
-Dims: T tokens of the row, C tokens of this rank's slice, M trained tokens.
+rank runs a slice of the row through the layers, and every rank returns the log-probs of the whole
+row. Dims: T tokens of the row, C tokens of this rank's slice, M trained tokens.
 """
 
 from contextlib import nullcontext

@@ -1,10 +1,10 @@
 """Routing replay: a mixture sends each token to the experts that the inference engine chose.
 
-Where two experts are nearly as good, an engine and a trainer that round differently send a token to
-different ones. Here the choice is the engine's, and the weights are those of the present router.
-Paper: arXiv:2510.11370 (rollout routing replay). Deviation: tokens whose routes are not known, such
-as padding, are routed by the model itself.
-Dims: T tokens, L layers, E experts, K experts that a token is sent to.
+If two experts are nearly as good, an engine and a trainer that round differently may choose
+different ones. Here the experts are the engine's choice, weighted by the present router. Paper:
+arXiv:2510.11370 (rollout routing replay). Deviation: tokens without known routes, such as padding,
+are routed by the model itself. Dims: T tokens, L layers, E experts, K experts that a token is sent
+to.
 """
 
 import re

@@ -56,10 +56,10 @@ def packed_row(
 ) -> PackedRow:
     """Prepare `batch` for the model, padded to a multiple of `multiple_of` tokens.
 
-    The batch's own padding is removed. The new padding is a sequence of its own, so no other sees
-    it. A row of padding alone keeps two tokens, one of them trained with weight 0, because every
-    rank must run the same collectives, forward and backward. Without `share`, tokens that samples
-    have in common stand in the row for each of them.
+    The batch's own padding is removed. The new padding is a separate sequence, so no other sees it.
+    A row of only padding keeps two tokens, one of them trained with weight 0, because every rank
+    must run the same collectives, forward and backward. Without `share`, the common tokens of
+    samples are repeated in the row for each sample.
     """
     num_tokens = batch.num_tokens
     trained_M = np.flatnonzero(batch.mask_T)

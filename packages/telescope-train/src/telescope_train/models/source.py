@@ -52,10 +52,10 @@ def read_source(
 ) -> ModelSource:
     """Read the config of a model and compare it with the headers of its files.
 
-    `location`: where it is read from, if not from what `name` means. Without `downloads`, of a
-    model on the Hub only the headers of its weights are fetched. Raises ConfigError for what cannot
-    be trained as it is: quantized weights, experts of an unknown type, and files that are not what
-    the config describes.
+    `location`: where to read it from, if not from the place that `name` means. Without `downloads`,
+    only the headers of the weights are fetched for a model on the Hub. Raises ConfigError for
+    models that cannot be trained as they are: quantized weights, experts of an unknown type, and
+    files that differ from the config.
     """
     from transformers import AutoConfig
 

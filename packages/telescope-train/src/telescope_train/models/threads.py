@@ -7,7 +7,7 @@ from telescope_train.models.facts import ModelFacts
 WORTH_ALL_CORES = 20_000_000
 """Parameters of a model whose products are large enough to use all cores.
 
-A model of unknown size is taken for such a one.
+A model of unknown size counts as one.
 """
 
 

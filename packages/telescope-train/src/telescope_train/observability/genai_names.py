@@ -1,7 +1,7 @@
 """Names of spans and attributes that other systems know, defined only here.
 
-OpenTelemetry's conventions for generative AI are still in development. These are those of release
-1.38 of the semantic conventions, and what vLLM 0.32 calls its own latencies.
+OpenTelemetry's conventions for generative AI are still in development. These names are from release
+1.38 of the semantic conventions, and for latencies from vLLM 0.32.
 """
 
 OPERATION = "gen_ai.operation.name"

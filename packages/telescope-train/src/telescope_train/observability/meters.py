@@ -3,8 +3,8 @@
     every machine  --NodeMeters, asked by Ray--.
     every server   --GET /metrics--------------+-->  Meters  -->  gauges/, Prometheus, trackers
 
-Who is there is asked before each reading: machines and servers come and go. Who does not answer in
-time is left out of that reading and holds up nobody.
+The list of machines and servers is refreshed before each reading, because they come and go. One
+that does not answer in time is left out of that reading and delays no other.
 """
 
 import asyncio

@@ -4,7 +4,8 @@
       model call                    chat MODEL
         the server's own span         llm_request, passed on by `otlp_receiver`
 
-Names are those of `genai_names`. A collector that does not answer loses spans and stops nothing.
+Names are from `genai_names`. If a collector does not answer, it loses spans, and nothing else
+stops.
 """
 
 import logging

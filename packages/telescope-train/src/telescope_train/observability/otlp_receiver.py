@@ -1,8 +1,8 @@
 """Receive spans of inference servers, as OTLP over HTTP with protobuf.
 
-A request of this run is in `calls/` anyway, with the same numbers; its span is only passed on. Any
-other request that a server answered, such as one of a person who tries the model, becomes a row of
-`calls/`, and everything else that a server tells of itself one of `timeline/`.
+A request of this run is in `calls/` anyway, with the same numbers, so its span is only passed on.
+Any other request to a server, such as one of a person who tries the model, becomes a row of
+`calls/`, and every other span of a server a row of `timeline/`.
 """
 
 import asyncio

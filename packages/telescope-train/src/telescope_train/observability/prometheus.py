@@ -1,8 +1,7 @@
 """Metrics, meters and servers of a run, for Prometheus to scrape.
 
-What is shown is the newest: of metrics the row of the last step, of meters what their machine or
-server showed when it was asked last, which is nothing if it did not answer, and of each eval the
-last point that has a result.
+It shows the newest values: the metrics of the last step, the last reading of each meter (nothing if
+its machine or server did not answer), and for each eval the last point that has a result.
 """
 
 import re

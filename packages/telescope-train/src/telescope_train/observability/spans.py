@@ -1,9 +1,8 @@
 """The activities of one trainer rank with their times, for the timeline of the run.
 
-Work on a GPU runs behind the calls that start it, so it is timed by events in its stream, which
-cost microseconds and make nobody wait. Without these events, what runs there has no spans: the time
-that it takes to start work says nothing of its length. On a CPU, a call returns when its work is
-done.
+GPU work continues after the calls that start it, so it is timed by events in its stream, which cost
+microseconds and wait for nothing. Without these events GPU work has no spans, because the time to
+start work says nothing about its length. On a CPU, a call returns when its work is done.
 """
 
 import time
@@ -32,8 +31,8 @@ class SpanRecorder:
     ) -> None:
         """`device`: that of the rank. `times_gpu`: time GPU work by the GPU's clock.
 
-        `moved` is called for each span that has ended; for what has no span, such as a tensor that
-        was read, it is called by whoever does that.
+        `moved` is called for each span that has ended. For work without a span, such as reading a
+        tensor, the code that does the work calls it.
         """
         self.moved = moved
         self.step: int | None = None

@@ -3,8 +3,8 @@
     driver  --span-->  Timeline  -->  timeline/ in the run folder
     ranks   <--asked once a second--  RankSpans  --^
 
-All times become those of the driver: it notes when it asked a rank and when it had the answer, so
-that clocks of machines which disagree move no bar.
+All times are converted to the driver's clock: it notes when it asked a rank and when it got the
+answer, so that bars are right even if the machines' clocks disagree.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ CHECKPOINTS = "checkpoints"
 class Clock:
     """Unix time that does not jump when the machine's clock is set.
 
-    An event loop has the same clock, but for those of simulations.
+    The clock of an event loop agrees with it, except in simulations.
     """
 
     def __init__(self) -> None:

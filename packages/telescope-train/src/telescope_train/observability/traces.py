@@ -1,6 +1,6 @@
 """Traces: one for each attempt at a rollout, shared by the driver and the servers.
 
-The id of a trace follows from the run and the attempt, so that nobody has to look it up. It travels
+The id of a trace is computed from the run and the attempt, so nothing has to look it up. It travels
 to servers as a W3C `traceparent`.
 """
 

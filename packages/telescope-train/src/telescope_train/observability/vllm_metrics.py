@@ -1,6 +1,6 @@
 """The meters of inference servers, from vLLM's Prometheus text (names of vLLM 0.32).
 
-A page has a thousand lines, most of them buckets of histograms, which are passed over: every server
+A page has a thousand lines, most of them histogram buckets. These are skipped, because every server
 is asked every second.
 """
 

@@ -1,6 +1,6 @@
 """Describe what layers keep for the backward pass, for the dry run. Imports no torch.
 
-With `gradient_checkpointing = "auto"` the ranks decide by what they measure; this is an estimate.
+With `gradient_checkpointing = "auto"` the ranks decide by measurements; this is an estimate.
 """
 
 from telescope_train.config.schema import TrainConfig

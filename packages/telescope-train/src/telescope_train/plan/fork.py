@@ -1,7 +1,7 @@
 """Settings of `telescope train --fork RUN --at N`: a run that continues from a step of another.
 
-The settings of RUN take the place of a settings file, and its checkpoint of step N that of
-`resume_from_checkpoint`; all else is done by `resume`. RUN is only read. Imports no torch.
+The settings of RUN replace a settings file, and its checkpoint of step N replaces
+`resume_from_checkpoint`; `resume` does the rest. RUN is only read. Imports no torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,8 +37,9 @@ def load_fork(
 ) -> TrainConfig:
     """Return the settings of a run that continues from `step` of `run`, with those of `flags`.
 
-    What `files` and `flags` do not set is as in `run`, also where this version has other defaults.
-    Raises ConfigError if there is no such checkpoint, or if settings are missing or do not fit.
+    All settings that `files` and `flags` leave open are as in `run`, even if this version has other
+    defaults. Raises ConfigError if there is no such checkpoint, or if settings are missing or do
+    not fit.
     """
     config, known = in_names_of_today(run.config()), read_json(run.path / SETTINGS_FILE) or {}
     if not config or "set" not in known:

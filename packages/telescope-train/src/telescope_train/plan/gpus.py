@@ -35,8 +35,8 @@ def colocated(
 ) -> TrainConfig:
     """Return `config` with this machine's choices for a GPU shared by trainer and server.
 
-    That is the kind that `colocate = "auto"` stands for, and what the server may take where the
-    trainer stays on the same GPU. `gpus` and `limit`: see `gpu_problems`.
+    The choices are the kind of sharing that `colocate = "auto"` means, and the server's share of
+    the memory if the trainer stays on the same GPU. `gpus` and `limit`: see `gpu_problems`.
     """
     inference, scheduling = config.inference, config.scheduling
     if inference.colocate not in ("auto", "resident"):

@@ -1,7 +1,7 @@
 """Estimate the memory of each kind of process, from `config.json`. Imports no torch.
 
-What is kept between steps is exact. Activations are an estimate for dense decoders: what FSDP and
-attention kernels allocate besides is not known before a run.
+Memory that is kept between steps is exact. Activations are an estimate for dense decoders, because
+other allocations of FSDP and attention kernels are not known before a run.
 """
 
 from dataclasses import dataclass

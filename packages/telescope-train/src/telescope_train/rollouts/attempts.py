@@ -155,7 +155,7 @@ class AttemptStages:
     def _was_scored(self, score_s: float) -> None:
         """Record the scoring of an attempt that ends now; `score_s`: its duration.
 
-        An environment that does not tell when scoring begins is known to have scored only then.
+        If an environment does not report when scoring begins, the scoring is known only now.
         """
         if self.stage is not Stage.SCORING:
             # When it began is what the environment told, if a call of its own goes on until now.

@@ -101,8 +101,8 @@ class WorkerPlan:
 def prepare_environments(config: TrainConfig) -> RunEnvironments:
     """Locate, open and check every environment for training or evals; outside an event loop.
 
-    Nothing is raised, and no process is left running. All checks that start one run at once. What
-    an environment may read of this machine's variables is printed before it can.
+    No error is raised, and no process is left running. All checks of one run start at once. The
+    variables that an environment may read are printed before it starts.
     """
     on_cluster = None
     if config.ray.ray_environment_placement != "driver":

@@ -9,8 +9,8 @@ from telescope_train.rollouts.order import PendingGroup
 class LengthBias:
     """Compares trained rollouts with those of complete batches of draws.
 
-    What is still played is longer than what has ended, so only batches that are complete tell how
-    long draws are.
+    Unfinished rollouts are longer than finished ones, so only complete batches show how long draws
+    are.
     """
 
     def __init__(self) -> None:
@@ -21,8 +21,8 @@ class LengthBias:
     def note(self, pending_groups: Iterable[PendingGroup], *, complete: Set[int]) -> float | None:
         """Record that `pending_groups` are trained on, and that the batches `complete` have ended.
 
-        Returns the mean tokens of what was trained on so far, over those of what was drawn; None
-        if nothing is known yet.
+        Returns the mean tokens of trained rollouts so far, divided by those of drawn ones; None if
+        nothing is known yet.
         """
         for pending in pending_groups:
             lengths = [one.num_completion_tokens for one in pending.group.rollouts]

@@ -359,7 +359,7 @@ def _unscored(group: Group, error: Exception) -> Group:
 async def _cancel(tasks: Sequence[asyncio.Task[Rollout]]) -> None:
     """Cancel unfinished tasks, and return when all have ended.
 
-    That holds if this is canceled as well: nothing may be left behind that nobody waits for.
+    This also holds if it is canceled itself, so that no task is left behind.
     """
     running = [task for task in tasks if not task.done()]
     for task in running:

@@ -28,8 +28,8 @@ class Prefetch:
     ) -> None:
         """`draw`: gives the same examples as that of the run, and is used by nothing else.
 
-        `first_messages` makes the environment read an example; `prepare` gets what a rollout of it
-        begins with, and the environment; None = nothing more is done.
+        `first_messages` makes the environment read an example. `prepare` is called with the first
+        messages of its rollout and with the environment; None means no further work.
         """
         self._draw = draw
         self._first_messages = first_messages
@@ -85,7 +85,8 @@ async def first_messages(
 ) -> list[Message]:
     """Return the most likely first messages of a rollout of `drawn`.
 
-    An environment may begin with other messages; then its prompts are rendered when they are asked.
+    An environment may begin with other messages; its prompts are then rendered with the first
+    request.
     """
     example = await client.example(Split.TRAIN, drawn.example_index)
     prompt = example.prompt

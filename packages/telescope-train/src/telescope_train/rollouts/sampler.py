@@ -9,9 +9,9 @@
     loop.take(b)                 waits for the places that `batch_order` chooses, and for no other
 
 With `batch_order` "drawn", step b trains on exactly the groups of batch b, whichever finished
-first, and a rejected group is replaced in its own place: otherwise short answers, which finish
-early, would be trained on more. With `max_async_rollout` 0 nothing of a step is sampled before the
-step before it is published.
+first, and a rejected group is replaced in its own place. Otherwise short answers, which finish
+early, would be trained on more. With `max_async_rollout` 0, no rollout of a step is sampled before
+the step before it is published.
 """
 
 import asyncio
@@ -131,7 +131,7 @@ class RolloutSampler:
     async def finished(self, batch: int) -> AsyncIterator[list[Group]]:
         """Yield the groups of `batch` in lists as they end, each group once; then call `take`.
 
-        Each list holds what has ended since the last one, in the order of the draws.
+        Each list holds the groups that have ended since the last one, in the order of the draws.
         """
         self._asked[batch] = self.queues()
         if batch in self._restored:
@@ -182,12 +182,12 @@ class RolloutSampler:
     async def settled(self, version: WeightVersion) -> SamplerState:
         """Return the state now that `version` is live, which the next step trains.
 
-        In drawn order: if older weights began the batch of that step, it is part of the state, once
-        it has ended: they are gone, and the next step has to wait for it anyway. Every later batch
-        is left out as a whole and sampled again after a restore. Keeping those that are finished,
-        or the finished part of one, would favor short answers, and waiting for them would hold up
-        the next step. In finished order, groups that have ended are part of the state, and every
-        other place is played again.
+        In drawn order, the batch of that step is part of the state, once it has ended, if older
+        weights began it: these weights are gone, and the next step has to wait for the batch
+        anyway. Every later batch is left out completely and sampled again after a restore. Keeping
+        the finished groups would favor short answers, and waiting for all would delay the next
+        step. In finished order, ended groups are part of the state, and every other place is played
+        again.
         """
         if not self._settings.is_in_drawn_order:
             return self._open_state()
@@ -208,7 +208,7 @@ class RolloutSampler:
     def restore(self, state: SamplerState) -> None:
         """Continue from `state`; only before the first `advance`.
 
-        Raises ConfigError if evals hold out what is in it and yet to be trained on.
+        Raises ConfigError if evals hold out an example in it that is not yet trained on.
         """
         assert self._next_batch == 0, "restore comes before advance"
         self._examples.require_free(state.groups)
@@ -226,8 +226,8 @@ class RolloutSampler:
     async def close(self) -> dict[int, list[Rollout]]:
         """Cancel what is still being played, its requests included.
 
-        Returns every attempt of the places that were not taken, by the number of their batch; those
-        of a batch that was taken without them go with the next one that was not.
+        Returns every attempt of the places that were not taken, by the number of their batch. Those
+        of a batch that was taken without them go with the next batch that was not.
         """
         pending_groups = [pending for batch in self._pending.values() for pending in batch]
         pending_groups += [pending for chosen in self._chosen.values() for pending in chosen]

@@ -1,7 +1,7 @@
 """Checkpoints of `telescope sft`: saving between steps, and the point to continue from.
 
-The folders have the form of those of `telescope train`. The position in the data follows from the
-seed and the number of steps done, so it is not saved.
+The folders have the form of those of `telescope train`. The position in the data is not saved,
+because it can be computed from the seed and the number of steps.
 """
 
 import json
@@ -59,8 +59,8 @@ def sft_resume_point(config: SftConfig) -> RunCheckpoint | None:
     """Return the checkpoint to continue from; None if training starts from the beginning.
 
     Raises ConfigError if there is no such checkpoint, if settings differ that must be the same, if
-    files are not what was written, or if a start from the beginning would mix its checkpoints with
-    older ones.
+    files have changed since they were written, or if a start from the beginning would mix its
+    checkpoints with older ones.
     """
     own = _folder(config)
     end_replacing(own)

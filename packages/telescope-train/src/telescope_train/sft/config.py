@@ -95,7 +95,7 @@ class SftConfig(Section):
     messages_field: str = "messages"
     """Column with the conversations: lists of messages with role and content."""
     too_long: Literal["refuse", "truncate", "drop"] = "refuse"
-    """What happens to a conversation of more than `seq_len` tokens; cut and dropped ones are
+    """Treatment of a conversation of more than `seq_len` tokens; cut and dropped ones are
     counted."""
     num_examples: Count | None = None
     """Number of different examples to learn; null = 8192 gold answers, or the whole dataset."""
@@ -133,15 +133,15 @@ class SftConfig(Section):
     mixed_precision_dtype: Dtype | None = None
     """Type used in forward and backward passes; null = bfloat16 on CUDA, float32 on CPU."""
     chat_template: str | None = None
-    """What replaces the chat template of the model's tokenizer: a Jinja file, the text of a
+    """Replacement of the chat template of the model's tokenizer: a Jinja file, the text of a
     template, or the name of a shipped one, `chatml-keeps-thinking`."""
     trainer_num_workers: Count = 1
     """Trainer processes (ranks); each takes a GPU if there are GPUs. One runs in the command's own
     process, several on Ray."""
     train_backend: str = "fsdp"
-    """What shares the model over the ranks: `fsdp`, `megatron`, or an installed one."""
+    """Backend that divides the model over the ranks: `fsdp`, `megatron`, or an installed one."""
     megatron: MegatronSection = Field(default_factory=MegatronSection)
-    """How `train_backend = "megatron"` shares the model; as in `telescope train`."""
+    """Settings of `train_backend = "megatron"`, as in `telescope train`."""
     ray_address: str | None = None
     """Address of a running Ray cluster for several ranks; null = one of the command's own."""
     fsdp_context_parallel_size: Count = 1
@@ -171,7 +171,7 @@ class SftConfig(Section):
     checkpoint_every: Index = 0
     """Steps between checkpoints, which are kept in `<output>-log/checkpoints`; 0 = none."""
     checkpoint_keep_last: Count | None = None
-    """How many of the newest checkpoints to keep; null = all of them."""
+    """Number of the newest checkpoints to keep; null = all of them."""
     checkpoint_keep_every: Count | None = None
     """Also keep the checkpoints of steps that are a multiple of this."""
     resume_from_checkpoint: Annotated[str, Field(min_length=1)] | None = None

@@ -1,10 +1,10 @@
 """A model of one inference engine with continuous batching, in virtual time.
 
 All running requests advance together, one token per decode step. The time of a step grows with the
-number of requests and with the tokens in the cache. So the engine counts decode steps, and a
-request that joins at step s with n tokens to write ends at step s + n: an event costs the logarithm
-of the number of requests, whatever their lengths. Prompts that are not cached hold up the steps of
-all, as a prefill does. Requests that find no slot or no room in the cache wait, by priority.
+number of requests and with the tokens in the cache. The engine counts decode steps, and a request
+that joins at step s with n tokens to write ends at step s + n, so an event costs the logarithm of
+the number of requests, whatever their lengths. Prompts that are not cached delay the steps of all,
+as a prefill does. Requests that find no slot or no room in the cache wait, by priority.
 """
 
 import asyncio

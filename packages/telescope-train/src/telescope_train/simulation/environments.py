@@ -1,8 +1,8 @@
 """Simulated environments: lengths of answers, numbers of turns, failures.
 
-Everything of a rollout follows from its id and the seed, never from the order of events. So two
-schedules play the same rollouts and can be compared one by one, and a fault in one place changes
-nothing elsewhere.
+Everything in a rollout is computed from its id and the seed, never from the order of events. Two
+schedules therefore play the same rollouts and can be compared one by one, and a fault in one place
+changes nothing elsewhere.
 """
 
 import asyncio

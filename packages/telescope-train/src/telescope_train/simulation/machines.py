@@ -61,8 +61,8 @@ def estimated_speeds(
 ) -> Speeds:
     """Return estimated speeds of servers and ranks for a model on a kind of GPU.
 
-    `slots` is the most requests of one server. Raises ConfigError for a GPU that is not known, or
-    a model that does not fit.
+    `slots` is the most requests of one server. Raises ConfigError for an unknown GPU, or a model
+    that does not fit.
     """
     if gpu not in GPUS:
         raise unknown_name("GPU", gpu, GPUS)
@@ -106,8 +106,8 @@ def estimated_speeds(
 def facts_by_size(num_parameters: float) -> ModelFacts:
     """Return facts for a dense model of which only the size is known.
 
-    The cache of one token is that of an 8B model with grouped attention, scaled with the square
-    root of the size: models grow in width and in depth.
+    The cache per token is computed from an 8B model with grouped attention, scaled with the square
+    root of the size, because models grow in width and in depth.
     """
     return ModelFacts(
         num_parameters=int(num_parameters),

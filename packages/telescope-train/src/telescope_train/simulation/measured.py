@@ -1,9 +1,9 @@
 """Measure the speeds of a run's servers and ranks from its records.
 
-Decoding is fitted to the model calls of the run: the time of a call is what each of its tokens took
-next to the other requests of its server, and what a call costs on top. The trainer is fitted to the
-steps: so much for each token, and so much for each step. Both are least squares with no negative
-time. `simulation.machines` has the same speeds from data sheets instead.
+Decoding is fitted to the model calls of the run: a call takes a fixed time, plus a time for each of
+its tokens that grows with the other requests of its server. The trainer is fitted to the steps: a
+time for each token, and one for each step. Both are least squares with no negative time.
+`simulation.machines` has the same speeds from data sheets instead.
 """
 
 from bisect import bisect_left, bisect_right
@@ -46,8 +46,8 @@ class Call(NamedTuple):
 def measured_speeds(run_folder: Path, *, hidden_size: int | None, slots: int) -> Speeds:
     """Return the speeds of one server and one rank of a run.
 
-    `hidden_size` is that of its model; `slots` is the most requests of one server. Raises
-    ConfigError if there is no run, or it is too short to tell.
+    `hidden_size` is the hidden size of its model; `slots` is the most requests of one server.
+    Raises ConfigError if there is no run, or if it is too short.
     """
     folder = RunFolder.open(run_folder)
     metrics = [row for row in folder.metrics() if row["step"] > WARM_UP]

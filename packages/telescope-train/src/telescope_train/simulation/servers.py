@@ -1,7 +1,7 @@
 """Simulated servers behind the real `ServerPool` and `WeightPublisher`, and policies over them.
 
-What a request asks for travels in `Planned`, which stands for the ids of its prompt. One id stands
-for `TOKENS_PER_ID` tokens, so that samples, packing and credit are real and cost little.
+The content of a request is in `Planned`, which takes the place of the ids of its prompt. One id
+stands for `TOKENS_PER_ID` tokens, so that samples, packing and credit are real and cheap.
 """
 
 import asyncio
@@ -217,7 +217,7 @@ async def call_in_step(
 ) -> None:
     """Do the same as `call_servers`, in one task, for servers with equal times.
 
-    What each server notices, and when, is the same.
+    Each server sees the same at the same times.
     """
     simulated = [client for client in clients if isinstance(client, SimulatedClient)]
     assert len(simulated) == len(clients), "only simulated servers can be called in step"

@@ -191,8 +191,8 @@ def scored_rollouts(group: Group) -> list[Rollout]:
 class _BranchCredit:
     """Computes the credit of each branch of a rollout, by the setting `branch_credit`.
 
-    Agents with rewards of their own, such as the seats of a match, are compared by those, whatever
-    the setting is.
+    Agents with rewards of their own, such as the seats of a match, are compared by these rewards,
+    whatever the setting is.
     """
 
     def __init__(
@@ -397,7 +397,7 @@ def _signal(
 ) -> dict[str, float]:
     """Return each environment's share of groups and of gradient, if there are several.
 
-    The share in the gradient is that of the sums of |advantage| over trained tokens.
+    The share in the gradient is computed from sums of |advantage| over trained tokens.
     """
     num_groups = Counter(group.environment for group in groups)
     if len(num_groups) < 2 or not samples:

@@ -34,8 +34,8 @@ async def engine_distance(
 ) -> dict[str, float]:
     """Return `mismatch/*`, nats, of samples of `ended`; {} if `trained` has tokens of `version`.
 
-    `version` is that of the weights before the optimizer step. {} too if nothing in `ended` was
-    sampled by them alone.
+    `version` is the version of the weights before the optimizer step. Returns {} too if no sample
+    of `ended` was sampled by this version alone.
     """
     if not trained or any(_sampled_by(version, sample) for sample in trained):
         return {}

@@ -1,7 +1,7 @@
 """Filters for rollouts that are not trained on: cut, too slow, gibberish, repetition. Pure.
 
 A filtered rollout keeps its reward and stays in the baseline of its group, which would otherwise
-favor the rollouts that are left. Its tokens are in neither numerator nor denominator of the loss.
+favor the remaining rollouts. Its tokens are in neither numerator nor denominator of the loss.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Distribute the samples of a step over optimizer steps: whole groups, equal minibatches, epochs.
 
-Every token is stamped with its weight in its minibatch, over all ranks together, so each optimizer
-step has a denominator of its own and nothing later divides. Pure.
+Every token gets its weight in its minibatch, computed over all ranks together, so each optimizer
+step has its own denominator and later code divides by nothing. Pure.
 """
 
 from collections.abc import Iterator, Sequence

@@ -2,7 +2,7 @@
 
 The ranks compute the reference log-probs. They are compared with the sampler's log-probs. A reward
 multiplies the gradient of a log-prob, and the mean of k1 times that gradient is the gradient of
-KL(policy, reference). With k2 or k3 it would be that of something else.
+KL(policy, reference). With k2 or k3 it would be the gradient of something else.
 """
 
 from collections import defaultdict

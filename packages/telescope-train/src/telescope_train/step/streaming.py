@@ -46,7 +46,7 @@ class GradientStream:
     ) -> None:
         """`version`: that of the trained weights.
 
-        `clock` hears what credit and packing took, and what the trainer before and after them.
+        `clock` gets the times of credit and packing, and of the trainer before and after them.
         """
         self._rules, self._packing = rules, packing
         self._trainer, self._version = trainer, version

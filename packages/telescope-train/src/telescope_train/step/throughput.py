@@ -1,7 +1,7 @@
 """Efficiency of a step: FLOPs, their balance over ranks, MFU. Pure.
 
-Only model FLOPs count: what a forward and backward pass needs in theory, once per token and epoch.
-Recomputed activations and forward passes for old log-probs are work, but not progress.
+Only model FLOPs count: those that a forward and backward pass needs in theory, once per token and
+epoch. Recomputed activations and forward passes for old log-probs are work, but not progress.
 """
 
 from collections.abc import Sequence
@@ -53,9 +53,8 @@ def _shared(batch: PackedBatch) -> NDArray[np.float64]:
 def training_flops(facts: ModelFacts, batches: Sequence[PackedBatch]) -> float | None:
     """Return the FLOPs of one forward and backward pass; None if the model's size is not known.
 
-    6 per parameter and token, with the output head for trained tokens only, and 6 * width *
-    length^2 for causal attention, with the width summed over layers. What samples share counts
-    once.
+    It is 6 per parameter and token, with the output head for trained tokens only, and 6 * width *
+    length^2 for causal attention, with the width summed over layers. Shared tokens count once.
     """
     body, width, head = facts.num_body_parameters, facts.attention_width, facts.num_head_parameters
     if body is None or width is None or head is None:

@@ -34,8 +34,8 @@ def turn_facts(
 ) -> Iterator[TurnFacts]:
     """Yield one row for each trained turn, in the order of `samples`.
 
-    `facts` is by [rank][batch], in the order in which `plan` first uses the batches. `scale` is
-    what the gradient was multiplied by at the end of the step.
+    `facts` is by [rank][batch], in the order in which `plan` first uses the batches. The gradient
+    was multiplied by `scale` at the end of the step.
     """
     rollouts = dict.fromkeys(sample.rollout_key for sample in samples)
     numbers = {key: number for number, key in enumerate(rollouts)}

@@ -40,7 +40,8 @@ class TokenRecords:
     ) -> None:
         """Start to write the facts about the tokens of `step`; see `turn_facts`.
 
-        A step that trained on nothing has a file without rows. Raises what the write before raised.
+        A step that trained on nothing gets a file without rows. Raises the error of the write
+        before.
         """
         if not self._is_on:
             return

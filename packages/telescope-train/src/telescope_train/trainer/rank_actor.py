@@ -1,7 +1,7 @@
 """One trainer rank as a Ray actor, which answers while its process still imports torch.
 
-So this module imports nothing that does. What opens the rank arrives as an argument of a call: Ray
-imports it then, while a thread says how far that is.
+This module therefore does not import torch. The function that opens the rank is an argument of a
+call: Ray imports it then, while a thread reports the progress.
 """
 
 import logging

@@ -154,8 +154,8 @@ class AllRanks:
     async def send_weights(self) -> str:
         """Send all weights to all servers; returns their digest.
 
-        A rank that dies makes the sending fail on the others. Its death is what is raised then:
-        without it there is nothing to be sent again.
+        If a rank dies, the sending fails on the others too. The death is raised then, because
+        nothing can be sent again without the rank.
         """
         sending = [asyncio.ensure_future(rank.call("send_weights")) for rank in self._ranks]
         await asyncio.wait(sending)

@@ -137,8 +137,9 @@ class _RayRank:
 def _faults_of_ray(process: str) -> Iterator[None]:
     """Raise the error that a fault of Ray means for a call of `process`.
 
-    If an object was lost on its way, nobody knows whether the call was made, so that rank counts as
-    dead: all go back to a checkpoint. Where there is no room for it, starting again would not help.
+    If an object was lost on its way, it is unknown whether the call was made, so that rank counts
+    as dead, and all ranks go back to a checkpoint. If there was no room for the object, starting
+    again would not help.
     """
     try:
         yield
@@ -192,7 +193,7 @@ class RayRanks(AllRanks):
     ) -> None:
         """Start a process at each place of `room`, which logs to `logs`; `open` loads the model.
 
-        Ranks that make no progress for `timeout_s` seconds are taken for dead.
+        Ranks without progress for `timeout_s` seconds count as dead.
         """
         super().__init__((), layout=layout)
         self._room = room

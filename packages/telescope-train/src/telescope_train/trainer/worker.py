@@ -100,8 +100,8 @@ class TrainerWorker:
         """Join the other ranks, load the model and run the self-tests.
 
         `num_threads` limits CPU threads, because ranks and inference servers share the cores.
-        `progress` is read in another thread. `held_port` is where others are told to meet this
-        rank.
+        `progress` is read in another thread. `held_port` holds the port at which the other ranks
+        meet this one.
         """
         self._progress = progress or RankProgress()
         self._algorithm = settings.algorithm
@@ -209,8 +209,8 @@ class TrainerWorker:
     def accumulate_gradient(self, batches: Sequence[PackedBatch], version: int) -> None:
         """Add the gradient of `batches`, this rank's share, to that of the next `apply_gradient`.
 
-        `version` is that of the present weights. Log-probs from before the step are those of the
-        present weights too, so they are computed here for these batches alone.
+        `version` is the version of the present weights. Log-probs from before the step are of the
+        same weights, so they are computed here for these batches alone.
         """
         started_s = time.perf_counter()
         self.spans.begin(version + 1)
@@ -277,7 +277,8 @@ class TrainerWorker:
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (Hugging Face name, whole CPU tensor), tied tensors once.
 
-        Every rank must exhaust it, because each tensor is gathered when it is asked for.
+        Every rank must read it to its end, because ranks gather each tensor together when it is
+        yielded.
         """
         return self._progress.each(self.backend.export_weights())
 

@@ -33,7 +33,7 @@ class GlooGroup:
     ) -> None:
         """Join the group; returns when all of its members have joined.
 
-        Rank 0 listens at `place.port`, or goes on with the socket `listen_fd` that does so already.
+        Rank 0 listens at `place.port`, or uses the socket `listen_fd`, which already listens there.
         `wait_s`: longest wait of this member for others; None = the deadlines above.
         """
         timeout = timedelta(seconds=wait_s or JOIN_DEADLINE_S)

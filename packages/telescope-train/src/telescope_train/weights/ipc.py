@@ -1,8 +1,9 @@
 """`ipc`: weights within one GPU that trainer rank 0 and the servers share.
 
 Rank 0 keeps one buffer, which every worker maps into its own memory. A bucket is written there and
-copied by each worker; a gloo group says when it is there, and when all have it. What needs a GPU is
-behind `SharedMemory`. No message is unpickled: handles travel as numbers and bytes.
+copied by each worker; a gloo group tells the workers when it is there, and rank 0 when all have it.
+The parts that need a GPU are behind `SharedMemory`. No message is unpickled: handles travel as
+numbers and bytes.
 """
 
 import json

@@ -1,6 +1,6 @@
 """`nccl`: weights from the GPU of trainer rank 0 to those of all workers, through vLLM's own NCCL.
 
-What needs a GPU is behind `Fabric`, which is all that a test without one replaces.
+The parts that need a GPU are behind `Fabric`, so a test without one replaces only that.
 """
 
 import socket

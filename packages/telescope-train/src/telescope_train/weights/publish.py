@@ -1,9 +1,9 @@
 """A versioned update of all servers, of weights or of an adapter: pause, send, version, resume.
 
-A server resumes only after it has received everything, says so with the digest of it, and knows
-its version, which its engine gives to every token that it samples from then on. One that fails on
-the way is lost: it is left out, the rest get the weights again from the start if they have to, and
-it comes back by itself (`inference.supervisor`).
+A server resumes only after it has received everything and has confirmed this with a digest. It then
+knows its version, which its engine gives to every token that it samples from then on. A server that
+fails on the way is lost: it is left out, the rest get the weights again from the start if they have
+to, and it is started again by itself (`inference.supervisor`).
 """
 
 import asyncio
@@ -52,7 +52,7 @@ One that waits for rank 0 would do so for two minutes; it is back sooner if it i
 OTHERS_WAIT_S = 15.0
 """Longest that anybody waits for a server of `send_to`, in seconds.
 
-The trainer stands still meanwhile, and what these servers do is not what it needs."""
+The trainer stands still meanwhile, and does not need the work of these servers."""
 SIGN_WITHIN_S = 5.0
 """Seconds for such a server's sign of life before a transfer; it has no other work."""
 
@@ -140,8 +140,8 @@ class WeightPublisher:
     async def restore(self, version: WeightVersion) -> None:
         """Make the weights of new ranks live; `version` may be older than the live one.
 
-        What servers computed under other weights with the same number is forgotten. Nothing may be
-        sampled meanwhile.
+        Values that servers cached under other weights with the same number are dropped. No request
+        may run meanwhile.
         """
         async with self._sending:
             self._group = []
@@ -396,7 +396,7 @@ class WeightPublisher:
     ) -> None:
         """Return the answers of the workers of each server; servers without answers are lost.
 
-        Of a server with several engines, vLLM returns the answers of one.
+        For a server with several engines, vLLM returns the answers of one.
         """
         call = ControlCall(
             path="/collective_rpc",

@@ -1,6 +1,6 @@
 """`WeightSending`: the part of one trainer rank in updates. Rank 0 sends, all ranks gather.
 
-Every rank goes through the weights together, whatever becomes of the sending: a rank that stopped
+Every rank goes through all weights together, even after sending has failed: a rank that stopped
 would leave the others waiting in the middle of a gather.
 """
 
@@ -168,7 +168,7 @@ class WeightSending:
     def unchanged(self) -> dict[str, float]:
         """Return the share of bytes of the last transfer that have not changed since the last call.
 
-        As `weights/unchanged`; {} if there are not two updates to compare. Of rank 0 only.
+        Its name is `weights/unchanged`; {} if there are not two updates to compare. On rank 0 only.
         """
         before, self._compared = self._compared, self._sent
         if before is self._sent or not (earlier := before.by_name()):

@@ -1,7 +1,7 @@
 """The interface of weight transports, from trainer rank 0 to the workers of servers.
 
-A transport moves buckets of bytes. What is in them, in which order, and whether it arrived as it
-was sent, is decided here once for all of them. An entry point of the group
+A transport moves buckets of bytes. Their content and order, and the proof that they arrived
+unchanged, are the same for all transports and are defined here. An entry point of the group
 `telescope.weight_transports` names an instance of `WeightTransport`.
 """
 

@@ -1,8 +1,8 @@
 """vLLM loads this module into each of its workers: it registers the weight-transfer engine.
 
 The import registers the engine, because vLLM offers a worker extension no other hook before it
-creates the engine that its configuration names. One engine serves every transport: which one, the
-driver says when both ends meet.
+creates the engine that its configuration names. One engine serves every transport: the driver names
+the transport when both sides meet.
 """
 
 import logging
@@ -71,7 +71,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
     """Name, dtype and shape of each tensor, in the order in which they are sent.
 
     vLLM passes it as JSON, so dtypes are names and shapes are lists. The names of the fields are
-    those of its own engines.
+    the same as in vLLM's own engines.
     """
 
     names: list[str]

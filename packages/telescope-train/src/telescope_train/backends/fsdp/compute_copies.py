@@ -1,8 +1,8 @@
 """Compute with rounded copies of the weights where one rank holds the whole policy.
 
 Master weights are the parameters of the modules. While the policy computes, copies in the dtype of
-its layers stand in their places, and each gradient of a copy is added to that of its master, so
-that batches add up in the master's dtype. FSDP does the same for several ranks.
+its layers replace them, and each gradient of a copy is added to that of its master, so that batches
+add up in the master's dtype. FSDP does the same for several ranks.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """The division of a run among the ranks of backend `fsdp`. Imports no torch.
 
 Whole copies of the model (`fsdp_replicate_size`) are blocks of consecutive ranks, which `cluster`
-puts on one node where it can; within a block every weight is sharded over all ranks, those that
-share rows (`fsdp_context_parallel_size`) included.
+puts on one node where it can. Within a block every weight is sharded over all ranks, including the
+ranks that share rows (`fsdp_context_parallel_size`).
 """
 
 from telescope_core.base.errors import ConfigError

@@ -1,9 +1,9 @@
 """AdamW whose moments stay in CPU memory, where its step is computed too.
 
-Weights and gradients stay where they are. Each parameter's shard and gradient are copied to the CPU
-for the step, one after the other, and the new values back. What crosses is 12 bytes per float32
-parameter and step; what a GPU no longer holds is 8.
-Paper: arXiv:1711.05101, algorithm 2.
+Weights and gradients stay where they are. For a step, each parameter's shard and gradient are
+copied to the CPU, one after the other, and the new values back. This moves 12 bytes per float32
+parameter and step, and saves 8 bytes of GPU memory per parameter. Paper: arXiv:1711.05101,
+algorithm 2.
 """
 
 from typing import Any

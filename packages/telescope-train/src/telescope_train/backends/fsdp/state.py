@@ -74,11 +74,12 @@ def set_weights(model: torch.nn.Module, weights: dict[str, Any]) -> None:
 def load(folder: str | Path, policy: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
     """Read a checkpoint into the model and optimizer; returns the progress.
 
-    The optimizer keeps its own settings, such as its weight decay: those of the checkpoint are of
-    the run that wrote it, and a run that goes on from it may have others.
+    The optimizer keeps its own settings, such as its weight decay. The checkpoint's settings belong
+    to the run that wrote it, and a run that continues from it may have others.
 
-    A generator for which the checkpoint has no state keeps the state that it was seeded with: that
-    of a GPU after a checkpoint of a CPU, or all of them on a rank that did not exist then.
+    A random generator without a state in the checkpoint keeps the state that it was seeded with.
+    These are a GPU's generator if the checkpoint is from a CPU, and all generators of a rank that
+    did not exist then.
     """
     settings = [
         {name: value for name, value in group.items() if name != "params"}

@@ -1,7 +1,7 @@
 """The architecture of a model as the backend needs it, from its Hugging Face config.
 
 It covers decoders built like Llama: Llama, Mistral, Qwen2 and Qwen3, and the mixtures Mixtral and
-Qwen3-MoE. What they can do and this backend cannot is refused by name.
+Qwen3-MoE. Features of these models that this backend lacks are refused by name.
 """
 
 from dataclasses import dataclass

@@ -43,7 +43,7 @@ class Norm(torch.nn.Module):
 class PackedAttention(torch.nn.Module):
     """Causal attention within each sequence of a row, of the kind chosen for the run.
 
-    Context-parallel ranks exchange heads for tokens as those of backend `fsdp` do.
+    Context-parallel ranks exchange heads for tokens, as in the backend `fsdp`.
     """
 
     is_causal = True

@@ -1,8 +1,8 @@
 """The relation between the parameters of Megatron's model and Hugging Face tensors.
 
-Both ways are exact: tensors are only cut, joined and put in another order. Megatron keeps queries,
-keys and values in one matrix, interleaved by key-value head, and the gate and up projections in
-another, one below the other. Names of tensors are those of model files on the hub.
+Both directions are exact: tensors are only cut, joined and reordered. Megatron keeps queries, keys
+and values in one matrix, interleaved by key-value head, and the gate and up projections in another,
+one below the other. Tensors have the names that they have in model files on the Hub.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Let megatron-core run on ranks without a GPU, where "cuda" then means the CPU.
 
-`on_cpu()` wraps every use of the library, its import included. Inside the block, tensors that are
-asked for on "cuda" are on the CPU, and the functions of torch.cuda that the library calls have a
-harmless answer. Outside the block nothing is changed. On a GPU the block is not entered.
+`on_cpu()` wraps every use of the library, including its import. Inside the block, tensors requested
+on "cuda" are created on the CPU, and the functions of torch.cuda that the library calls return
+harmless values. Outside the block nothing is changed. On a GPU the block is not entered.
 """
 
 from collections.abc import Callable, Iterator
@@ -124,8 +124,8 @@ def _is_cuda(device: object) -> bool:
 def _name_of_type(tensor: torch.Tensor) -> str:
     """Return the value of `Tensor.type()` for the same tensor on a GPU.
 
-    Megatron's optimizers choose by these names. They know no float64, which only tests use: it is
-    handled like float32, as the type that needs no copy of its own.
+    Megatron's optimizers branch on these names. They have no branch for float64, which only tests
+    use: it is treated like float32, the type that needs no second copy.
     """
     names = {torch.bfloat16: "BFloat16", torch.float16: "Half"}
     return f"torch.cuda.{names.get(tensor.dtype, 'Float')}Tensor"

@@ -24,7 +24,7 @@ def write_weights(
 ) -> int:
     """Write `weights` as safetensors files, in `dtype`; returns the number of files.
 
-    `shapes` are those of all tensors. No more than the tensors of one file are held.
+    `shapes` holds the shapes of all tensors. At most the tensors of one file are in memory.
     """
     empty = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
     plan = split_torch_state_dict_into_shards(empty, max_shard_size=max_shard_size)

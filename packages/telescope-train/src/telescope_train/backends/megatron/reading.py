@@ -1,6 +1,7 @@
 """Reads the weights out of a checkpoint in one process, without ranks and without megatron-core.
 
-The library's files are a distributed checkpoint of torch, whatever the layout that wrote them.
+The library's files are a distributed checkpoint of torch, independent of the layout that wrote
+them.
 """
 
 import warnings

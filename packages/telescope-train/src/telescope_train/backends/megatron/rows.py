@@ -1,9 +1,9 @@
 """A packed row in the form that Megatron's ranks take: padded, and cut for one rank.
 
 Context-parallel ranks divide every sequence into twice as many chunks as there are ranks, and rank
-r takes chunks r and 2n - 1 - r: the library's rotary embedding expects this order.
-Dims: T tokens of the padded row, C tokens of one rank, M trained tokens, P those of them that are
-predicted from a token of this rank.
+r takes chunks r and 2n - 1 - r, because the library's rotary embedding expects this order. Dims: T
+tokens of the padded row, C tokens of one rank, M trained tokens, P those of them that are predicted
+from a token of this rank.
 """
 
 from dataclasses import dataclass
@@ -121,8 +121,8 @@ def _padded(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the new position of each token, and the positions of the padded row.
 
-    Every sequence is padded at its end to a multiple of `chunk`; what the row still lacks is a
-    sequence of padding alone.
+    Every sequence is padded at its end to a multiple of `chunk`. If the row is still too short, it
+    gets one more sequence that is all padding.
     """
     lengths = np.diff(starts)
     padded = -(-lengths // chunk) * chunk

@@ -1,7 +1,7 @@
 """Run the Hugging Face model layer by layer on weights that arrive one at a time, for checks.
 
-Its forward pass is transformers' own. Before a layer runs, its weights are taken from the stream,
-and after it they are dropped, so the whole model is nowhere.
+Its forward pass is transformers' own. A layer's weights are taken from the stream before it runs
+and dropped after it, so the complete model is never in memory.
 """
 
 import re

@@ -63,7 +63,7 @@ def read_lfm2(text: str, tools: ToolSchemas) -> Calls:
 def _calls(text: str, tools: ToolSchemas) -> tuple[CallText, ...]:
     """Return the calls of a list, all or none.
 
-    Of arguments that are no literals, such as positional ones, the tool gets the text and refuses.
+    If arguments are not literals, or are positional, the tool gets their text and refuses it.
     """
     try:
         with warnings.catch_warnings():

@@ -1,7 +1,7 @@
 """The results of parsing sampled text, and the parsers of one family. Pure.
 
-Nothing that a model writes is lost. What cannot be read as a call stays in the text. If only the
-name of a call can be read, it is a call with the arguments as written, which the tool refuses.
+No text of the model is lost. Text that cannot be read as a call stays in the message. If only the
+name of a call can be read, it becomes a call with the arguments as written, which the tool refuses.
 """
 
 from collections.abc import Callable, Mapping, Sequence

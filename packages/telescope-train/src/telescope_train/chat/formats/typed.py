@@ -42,8 +42,8 @@ def unwrapped(value: str) -> str:
 def _value(text: str, types: set[str]) -> JsonValue:
     """Return `text` as the first of `types` that fits, in the order of vLLM.
 
-    A parameter without a type is text. What fits no type is read as JSON, or else stays text,
-    which the tool refuses.
+    A parameter without a type is text. A value that fits no type is read as JSON, or else stays
+    text, which the tool refuses.
     """
     bare = text.strip()
     if not types:

@@ -1,8 +1,8 @@
 """`EngineLife`: a sign of life of the engine itself, not of the server in front of it.
 
-vLLM's `/health` says that no error has come from the engine, which one that hangs does not send.
-Here the engine is asked something between two of its steps, in its own thread or process: whoever
-gets an answer knows that steps end, however long the prompts are that they compute.
+vLLM's `/health` says that no error has come from the engine, but an engine that hangs sends no
+error. This module sends a question that the engine answers between two of its steps, in its own
+thread or process. An answer proves that steps end, however long their prompts are.
 """
 
 import asyncio

@@ -239,7 +239,7 @@ class EngineThreadClient(AsyncMPClient):
     async def complete(self, request: EngineCoreRequest, completion: GrowingCompletion) -> None:
         """Run `request` to its end, bypassing the output processor; canceling the call aborts it.
 
-        Its tokens go to `completion`, which has the request's id.
+        Its tokens are added to `completion`, which has the request's id.
 
         Stop strings are not matched, because that requires text. Raises EngineDeadError if the
         engine fails.

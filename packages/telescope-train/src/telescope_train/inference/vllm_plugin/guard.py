@@ -3,8 +3,8 @@
 vLLM's own key guards only some paths: not the updates of weights, pauses, calls of workers' methods
 and health, nor our token plane. This wraps the whole application, outside of all that vLLM adds.
 
-Whoever asks for one life of a server names it in the path. Addresses are taken over by others: by
-the server's own next life, and by servers of other runs.
+Requests to one life of a server name it in the path. Addresses can be taken over by others: by the
+server's own next life, and by servers of other runs.
 """
 
 import hmac

@@ -1,7 +1,7 @@
 """`Once`: run a server's control calls only once, however often they are repeated.
 
-A call that must not be made twice, such as the start of a weight update, carries a number. Whoever
-gets no answer sends the same number again, and is given the answer of the call that was made.
+A call that must not run twice, such as the start of a weight update, carries a number. A caller
+without an answer sends the same number again, and gets the answer of the first call.
 """
 
 import asyncio

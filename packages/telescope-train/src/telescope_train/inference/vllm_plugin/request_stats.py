@@ -1,7 +1,8 @@
 """vLLM's own measurements for requests that bypass its output processor.
 
-vLLM measures requests where it turns tokens into text. What goes straight from the engine's thread
-to the token plane is measured here, with vLLM's classes, so that it counts in the same metrics.
+vLLM measures requests where it turns tokens into text. Tokens that go straight from the engine's
+thread to the token plane are measured here, with vLLM's classes, so that they count in the same
+metrics.
 """
 
 import time

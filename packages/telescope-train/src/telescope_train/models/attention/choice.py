@@ -1,10 +1,10 @@
 """Choose the attention of a run: the first kind that is shown to keep packed samples apart.
 
 The test runs a small copy of the architecture with one layer of each kind, the real head sizes and
-random weights. Two samples in one row must give the same hidden states and gradient as one by one
-through the model's own formulas of attention, whatever they contain: windows, soft caps, sinks.
-`rank_checks` then tests that the whole model keeps samples apart.
-Attention over shared prefixes is chosen alike, with samples that begin alike.
+random weights. Two samples in one row must give the same hidden states and gradient as each alone
+through the model's own attention formulas, including windows, soft caps and sinks. `rank_checks`
+then tests that the whole model keeps samples apart. Attention over shared prefixes is chosen in the
+same way, with samples that begin alike.
 """
 
 import copy
@@ -178,7 +178,7 @@ class _Probe:
     ) -> tuple[Any, Any]:
         """Return (hidden_TH, gradient [PROBE_VOCAB, H] of the embeddings) of `ids` in one row.
 
-        Hidden states are those of each token of each sample, those included that they share.
+        There are hidden states for each token of each sample, so shared tokens are repeated.
         """
         kind.prepare()
         self._lm.set_attn_implementation(kind.implementation)

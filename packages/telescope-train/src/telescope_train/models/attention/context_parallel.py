@@ -107,7 +107,7 @@ def heads_for_tokens(output: Tensor, group: ContextGroup) -> Tensor:
 class _AllToAll(torch.autograd.Function):
     """Chunk j goes to rank j, and chunk i comes from rank i.
 
-    Exchanging twice gives back what was there, so backward is the same exchange of gradients.
+    Exchanging twice restores the input, so backward is the same exchange of gradients.
     """
 
     @staticmethod
@@ -131,8 +131,8 @@ def _exchange(chunks: Tensor, group: dist.ProcessGroup) -> Tensor:
 class GatherTokens(torch.autograd.Function):
     """Gather the values of all ranks on every rank, in the order of the row.
 
-    Every rank of the group computes the same loss from all values. So each takes only the gradient
-    of its own values: adding those of the others would count every token once per rank.
+    Every rank of the group computes the same loss from all values. Each therefore takes only the
+    gradient of its own values: adding the others' would count every token once per rank.
     """
 
     @staticmethod

@@ -1,7 +1,7 @@
 """Decide whether samples can share prefixes in a model, once before it trains.
 
-What is known to need each sample by itself is refused by its settings, and everything else that
-would differ is refused by a test of the attention.
+Models that are known to need each sample separately are refused by their settings, and all other
+differences by a test of the attention.
 """
 
 from dataclasses import dataclass

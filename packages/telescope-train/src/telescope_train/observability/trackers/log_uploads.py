@@ -1,7 +1,7 @@
 """`LogUploads`: choose and pack the logs of a run for a tracker, during the run and at its end.
 
-Each log becomes one gzip file: those of its files that were full first, oldest first. A log that
-has not changed since it was packed is left out.
+Each log becomes one gzip file that holds its parts, oldest first. A log that has not changed since
+it was last packed is skipped.
 """
 
 import gzip

@@ -1,7 +1,7 @@
 """Collect readings of meters: `StepMeters` between steps, `SecondMeters` second by second.
 
-Of each meter and source the mean over the step, or over the second, counts. Over all sources there
-is what makes sense of the meter, so that an idle machine does not hide a full one:
+Each meter of each source is averaged over the step, or over the second. Over all sources there are
+the totals that make sense for the meter, so that an idle machine does not hide a full one:
 
     meter/NAME/sum           throughput, and requests
     meter/NAME/mean, /max    shares, memory, temperatures, latencies, and everything else

@@ -30,7 +30,7 @@ class TrackedRun:
 class Tracker(Protocol):
     """Receives the records of a run; all calls come from one thread, which may wait.
 
-    Whatever a method raises ends the tracker, and not the run.
+    An error of a method ends the tracker, but not the run.
     """
 
     def begin(self, run: TrackedRun) -> None:
@@ -40,8 +40,8 @@ class Tracker(Protocol):
     def log_metrics(self, step: int, row: Mapping[str, float]) -> None:
         """Record numbers of a step.
 
-        A step may come again, after a run went back, and numbers of an eval after those of later
-        steps.
+        A step may be recorded again after a run went back, and numbers of an eval after those of
+        later steps.
         """
         ...
 
@@ -59,9 +59,8 @@ class Tracker(Protocol):
     def log_files(self, paths: Sequence[Path]) -> None:
         """Record files of the run, such as its logs; they are removed afterwards.
 
-        Files come again, with the same names, when there is more in them. Only called where a
-        setting asks for it. What it raises does not end the tracker, which is asked once more at
-        the end.
+        The same files are recorded again when they have grown. Only called if a setting asks for
+        it. An error does not end the tracker, which is called once more at the end.
         """
         ...
 

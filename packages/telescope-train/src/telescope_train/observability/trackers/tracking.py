@@ -54,7 +54,7 @@ class Tracking:
     ) -> None:
         """`trackers` by name. `warn` is called, from any thread, when one has failed.
 
-        `uploads`: the logs that a tracker gets while the run goes on and at its end, by its name.
+        `uploads`: by the tracker's name, the logs that it gets during the run and at its end.
         """
         masked = replace(run, config=without_secrets(run.config))
         self._threads = [

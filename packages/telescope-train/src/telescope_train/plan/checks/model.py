@@ -105,7 +105,7 @@ def rounding_notes(model_dtype: str, *, learning_rate: float, use_lora: bool) ->
 def require_served(folder: str) -> None:
     """Raise ConfigError if config, files and tokenizer of a model to be served disagree.
 
-    A server would fill in what is missing, or leave out what it does not know, and not say so.
+    A server would silently fill in missing weights and leave out unknown ones.
     """
     require_written(folder)
     source = served_source(folder)
