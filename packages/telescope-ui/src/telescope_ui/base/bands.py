@@ -21,11 +21,11 @@ class Band(NamedTuple):
 def band(num: int, mean: float, variance: float, reward_range: tuple[float, float] | None) -> Band:
     """Return the 95% interval of the mean over `num` groups whose means have `variance`.
 
-    `variance` is the mean squared distance from `mean`. Within a range that is known, it is that of
-    Student's t for the log of the odds, `log(p / (1 - p))` of the place `p` in the range, by the
-    delta method; without one, that of Student's t for the mean, which may be beyond what the reward
-    can be. The intervals of evals look at single rewards (`telescope_core.evals.stats`): for every
-    step of a run, that takes too long.
+    `variance` is the mean squared distance from `mean`. If the range of values is known, the
+    interval is Student's t for the log of the odds, `log(p / (1 - p))` of the place `p` in the
+    range, by the delta method. Otherwise it is Student's t for the mean, which may reach values
+    that the reward cannot have. The intervals of evals look at single rewards
+    (`telescope_core.evals.stats`), which takes too long for every step of a run.
     """
     if num < 2:
         return Band(None, None)

@@ -21,8 +21,8 @@ class Thinned(NamedTuple):
 def thinned(columns: Sequence[Sequence[float]], num: int, *, points: int) -> Thinned:
     """Return at most `points` of the positions 0 .. num - 1.
 
-    Of each stretch, the first, the last, and the lowest and highest of every column are kept.
-    Values that are not numbers are passed over.
+    The first and last position of each stretch are kept, and those of the lowest and highest value
+    of every column. Values that are not numbers are ignored.
     """
     if num <= points:
         return Thinned(list(range(num)), False)
@@ -66,7 +66,7 @@ class Drawn(NamedTuple):
 def smoothed(values: Sequence[float], window: int) -> list[float]:
     """Return the mean of each value and up to `window` - 1 values before it, ignoring NaN.
 
-    Where there is no value, there is no mean either, so that a gap stays one.
+    A missing value gives a missing mean, so that a gap stays one.
     """
     found: list[float] = []
     recent: deque[float] = deque(maxlen=window)

@@ -1,7 +1,7 @@
 """Access control: the token, Host and Origin of requests, and limits for browsers.
 
-A page of another site can make a browser send requests to loopback addresses, and a name of its own
-can be made to point there. Neither gets an answer.
+A page of another site can make a browser send requests to loopback addresses, and can make a host
+name of its own point there. Neither kind of request gets an answer.
 """
 
 import hashlib

@@ -33,8 +33,8 @@ def lanes_of(bars: Sequence[Bar]) -> list[int]:
 def depths_of(bars: Sequence[Bar]) -> list[int]:
     """Return the number of earlier bars around each bar; `bars` are by start, longer ones first.
 
-    Times are measured one by one, so bars that follow each other may overlap a little, and an inner
-    one may end a little late: a bar lies in another if most of it does.
+    Times are measured separately, so consecutive bars may overlap a little, and an inner bar may
+    end a little late. A bar is counted as inside another if most of it is.
     """
     within: list[Bar] = []
     found: list[int] = []

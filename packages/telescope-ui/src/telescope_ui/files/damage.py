@@ -1,7 +1,8 @@
 """`Damage`: files of a run that DuckDB cannot read, each with the reason, so that others can be.
 
-A file whose end is torn is seen at once. One that is broken in its middle, or has a line that is
-too long, fails the question that reads it: then files are tried one by one, and it is asked again.
+A file with a torn end is noticed at once. A file that is broken in its middle, or has a line that
+is too long, makes the query fail that reads it: then files are tried one by one, and the query is
+repeated without the broken ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -74,7 +75,7 @@ class Damage:
 def left_out(folder: str, name: str, reason: str) -> str:
     """Return a sentence about a problem: the file, the error, what is not shown, and advice.
 
-    What a library said of it, if `reason` has that, comes after the sentence, on a line of its own.
+    If `reason` has the message of a library, that follows the sentence on a line of its own.
     """
     what, _, details = reason.partition("\n")
     said = (

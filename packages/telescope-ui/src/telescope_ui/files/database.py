@@ -1,6 +1,6 @@
 """One DuckDB for all runs: an index file for each run, in the cache folder of the user.
 
-A file belongs to one process at a time. A second `telescope ui` takes files of its own.
+A file belongs to one process at a time. A second `telescope ui` creates other files.
 """
 
 import hashlib

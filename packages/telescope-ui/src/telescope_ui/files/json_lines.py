@@ -1,6 +1,7 @@
 """`JsonLines`: the rows of a small file of JSON lines of a run, which grow as the file does.
 
-However large the file is, what is read of it and kept has a bound; what is left out is told.
+The amount that is read and kept is limited, however large the file is, and the result says what was
+left out.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
 """A log in a run folder: its files, each of which can be read in both directions.
 
 A log of JSON lines may have full files beside the newest one: `driver.2.jsonl`, `driver.1.jsonl`,
-`driver.jsonl`, oldest first. They are renamed while somebody reads, so a file is known by how it
-begins, and not by its name.
+`driver.jsonl`, oldest first. They may be renamed while they are read, so a file is identified by
+its first bytes, and not by its name.
 """
 
 import time

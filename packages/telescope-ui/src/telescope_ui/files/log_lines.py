@@ -51,7 +51,7 @@ class FileFacts(NamedTuple):
 def parsed(lines: Sequence[bytes], start: int, facts: FileFacts, *, is_json: bool) -> list[LogLine]:
     """Return `lines`, which are consecutive in a file from position `start` on.
 
-    A line without a time has that of the line before it, and one without a level likewise.
+    A line without a time gets the time of the line before it; the same applies to levels.
     """
     found: list[LogLine] = []
     time_s: float | None = None

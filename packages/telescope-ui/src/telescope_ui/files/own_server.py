@@ -1,7 +1,8 @@
 """The server of this user on this machine: its token, its port, and requests to show more.
 
-All of it is in the state folder of the user, where nobody else may look. A lock that the process of
-the server holds says that it is there: asking the port would hand the token to whoever took it.
+The files are in the state folder of the user, where nobody else may look. A lock held by the
+server's process shows that it is running. Asking its port instead would hand the token to any
+process that took the port.
 """
 
 import fcntl
@@ -39,8 +40,8 @@ class OwnServer:
     def __init__(self, state: Path) -> None:
         """Keep them in `state`, which is created if needed.
 
-        Raises ConfigError if nothing can be kept there, or if it belongs to somebody else, who
-        could have put a token there.
+        Raises ConfigError if nothing can be kept there, or if it belongs to another user, who could
+        have put a token there.
         """
         self._state = state
         name = socket.gethostname()
@@ -61,7 +62,8 @@ class OwnServer:
     def token(self, *, is_loopback: bool) -> str:
         """Return the token, which is created once.
 
-        What is listened to by other machines has another one: it is sent without encryption.
+        A server that other machines can reach has another token, because it is sent without
+        encryption.
         """
         path = self._state / ("token" if is_loopback else "token-of-network")
         with self._opened(path) as stream:

@@ -1,6 +1,6 @@
 """Readable files of a run folder: regular files inside it, whatever their names.
 
-Whoever can write into a run folder can put links into it, so every path is resolved first.
+Anyone who can write into a run folder can put links into it, so every path is resolved first.
 """
 
 import os

@@ -82,7 +82,7 @@ def _bytes(token: str, table: dict[str, int] | None) -> bytes:
 def _bytes_of_characters() -> dict[str, int]:
     """Return the character for each byte in byte-level vocabularies, as in GPT-2.
 
-    Printable bytes stand for themselves, and the others for the characters from 256 on.
+    Printable bytes become themselves, and the others become characters from 256 on.
     """
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     table: dict[str, int] = {chr(byte): byte for byte in printable}

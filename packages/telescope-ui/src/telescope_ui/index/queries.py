@@ -55,8 +55,9 @@ def page(
 def spread(index: RunIndex, num: int) -> JsonObject:
     """Return the columns of about `num` rollouts of all steps and environments, newest step first.
 
-    Of each environment in each step come the best, the worst, the first, the last, the second best
-    and so on, as many as there is room for. Of more steps than that, some are left out evenly.
+    Each environment in each step gives the best, the worst, the first, the last, the second best
+    and so on, as many as there is room for. If there are more steps than room, some are left out
+    evenly.
     """
     newest = "FROM {rollouts} WHERE NOT is_replaced"
     steps = sorted(index.rows(f"SELECT step, count(DISTINCT environment) {newest} GROUP BY 1"))

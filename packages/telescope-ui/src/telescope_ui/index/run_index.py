@@ -1,6 +1,6 @@
 """`RunIndex`: the index of one run, which follows the files of its steps.
 
-A thread reads what is new; whoever asks waits for it a moment, and else gets what is there.
+A thread reads new files. A caller waits for it a moment, and then gets the rows that are there.
 """
 
 import time

@@ -157,8 +157,8 @@ class _Looked(NamedTuple):
 def _below(folder: Path) -> _Looked:
     """Return the runs and evals in `folder` and below it, without searching inside them.
 
-    Links out of it are left out: a folder of somebody else could show what is private here. Raises
-    OSError if the file system does not answer.
+    Links to places outside are left out: a folder of somebody else could show what is private here.
+    Raises OSError if the file system does not answer.
     """
     root = Path(os.path.realpath(folder))
     looked = _Looked({}, [], set())

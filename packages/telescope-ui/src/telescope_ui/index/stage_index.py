@@ -1,8 +1,8 @@
 """`StageIndex`: numbers of attempts in each stage over time, for a whole run.
 
-Of the rollouts that were drawn for a step, the time of all is cut into cells. Of each cell it is
-kept how many began and ended a stage in it, and when, on average: a window sums these up, and need
-not read the files of thousands of steps.
+For the rollouts drawn for a step, time is cut into cells. Each cell keeps how many rollouts began
+and ended a stage in it, and when, on average. A window sums these up without reading the files of
+thousands of steps.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """`/runs/{run}/infra`: readings of meters, thinned; with many GPUs, quantiles and outliers.
 
-What waits, and the processes of environments, are in the metrics of steps.
+Waiting requests and the processes of environments are in the metrics of steps.
 """
 
 from collections.abc import Sequence
@@ -191,8 +191,8 @@ def _outliers(rows: Sequence[tuple[Any, ...]]) -> list[JsonObject]:
 def _spread(values: Sequence[float], middle: float) -> tuple[float, float]:
     """Return the deviation of values from their median, as a standard deviation, and a limit.
 
-    If more than half of them are the same, as clocks are, their median distance is 0. Then the mean
-    distance stands for it, and what is far is also far in relation to the value itself.
+    If more than half of them are the same, as clocks are, their median distance is 0. The mean
+    distance then replaces it, and a value must also differ by a share of itself to be far away.
     """
     distances = [abs(value - middle) for value in values]
     spread = 1.4826 * _median(distances)

@@ -49,7 +49,7 @@ def rollout_page(
 ) -> JsonObject:
     """Return the rollout `key`: group, number in it, attempt.
 
-    `calls` are those of many rollouts, where they are read together.
+    `calls` holds the calls of many rollouts, for callers that read these together.
     """
     run.index.refresh()
     place = queries.place_of(run.index, *key)
@@ -204,8 +204,9 @@ def _events(
 ) -> tuple[JsonObject, list[str]]:
     """Return the stages of a rollout, and the unreadable files.
 
-    They lie under the step that it was drawn for, which its calls tell. Without calls on record,
-    that of its training is tried, and then those around it, the nearest first.
+    They are stored under the step that the rollout was drawn for, which its calls tell. Without
+    recorded calls, the step of its training is tried, and then the steps around that, the nearest
+    first.
     """
     likely = dict.fromkeys([*(step for step in drawn if step is not None), row.step])
     others = [step for step in _steps_around(row.step) if step not in likely]

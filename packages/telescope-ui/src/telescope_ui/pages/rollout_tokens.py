@@ -1,6 +1,6 @@
 """The tokens of a rollout as columns: ids, text, log-probs, and the weights that sampled them.
 
-And what the trainer found of those that it trained on.
+For trained tokens, also the numbers that the trainer computed for them.
 """
 
 import math

@@ -233,8 +233,8 @@ def _add_bars(
 def rollout_address(run: OneRun, step: int | None, key: Sequence[Any]) -> str:
     """Return the address of a rollout, given (environment, group_id, index, attempt).
 
-    Without a step it is one of an eval, and in place of the environment stands its folder. Empty
-    for what is not done for a rollout.
+    Without a step it is a rollout of an eval, and the folder of the eval replaces the environment.
+    Empty for work that is not done for a rollout.
     """
     environment, group_id, index, attempt = key
     if not group_id:

@@ -206,8 +206,8 @@ def extent_of(run: OneRun, database: Database) -> Window | None:
 def where_time_went(run: OneRun, database: Database, window: Window) -> list[JsonObject]:
     """Return the seconds of the window by activity of the driver, longest first.
 
-    Evals count where the driver did nothing else. What is left has the name "", so that all of
-    them add up to the window.
+    Evals count where the driver did nothing else. The rest has the name "", so that all rows add up
+    to the window.
     """
     first_s, last_s = window.first_s, window.last_s
     columns = ("source", "name", "time_s", "duration_s")

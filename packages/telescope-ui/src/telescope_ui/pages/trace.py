@@ -23,8 +23,8 @@ from telescope_ui.pages.timeline_spans import (
 def trace_page(run: OneRun, database: Database, asked: WindowParameters) -> JsonObject:
     """Return the spans of a window as complete events, one process for each source.
 
-    Of more than `MAX_TRACE_SPANS` those that began first are given, of all sources, and `otherData`
-    says up to when.
+    At most `MAX_TRACE_SPANS` are given, over all sources: those that began first. `otherData` says
+    up to which time.
     """
     return answering_in(run, database, asked, lambda: _page(run, database, asked))
 
