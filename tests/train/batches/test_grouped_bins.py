@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from telescope_train.batches import binning
 from telescope_train.batches.binning import best_fit, plan_bins
 from telescope_train.batches.grouped_bins import plan_grouped_bins
 from telescope_train.batches.tight_bins import plan_tight_bins
@@ -48,3 +49,15 @@ def test_samples_of_middling_lengths_need_fewer_bins_than_with_other_plans(low, 
         for plan in (plan_bins, plan_tight_bins)
     )
     assert len(best_fit(lengths, 32_768)) <= (1 - saved) * min(others)
+
+
+def test_it_is_not_made_where_it_could_save_no_more_than_one_bin_of_a_few_hundred(monkeypatch):
+    """It takes up to a second for thousands of samples."""
+    lengths = np.random.default_rng(0).lognormal(np.log(1200), 0.7, 2048).clip(1, 2048)
+    made = []
+    monkeypatch.setattr(binning, "plan_grouped_bins", lambda *_, **__: made.append(1))
+    bins = best_fit(lengths.astype(np.int64), 4096)
+    assert not made
+    assert len(bins) * 4096 < 1.004 * lengths.sum()
+    best_fit(np.full(100, 1400), 4096)
+    assert made, "two to a bin are far from full"
