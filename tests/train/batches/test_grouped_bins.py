@@ -53,7 +53,7 @@ def test_samples_of_middling_lengths_need_fewer_bins_than_with_other_plans(low, 
 
 def test_it_is_not_made_where_it_could_save_no_more_than_one_bin_of_a_few_hundred(monkeypatch):
     """It takes up to a second for thousands of samples."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(3)
     answers = rng.lognormal(np.log(1200), 0.7, 2048).clip(1, 2048)
     lengths = answers.astype(np.int64) + rng.integers(50, 400, 2048)
     made = []
