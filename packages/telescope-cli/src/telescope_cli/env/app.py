@@ -54,7 +54,7 @@ VERBS = {
     ),
     "check-grader": Verb(
         target="telescope_cli.env.check_grader:check_grader",
-        help="Show which answers near the right one a grader takes for right.",
+        help="Show which wrong answers, near the right one, a grader accepts.",
     ),
     "export": Verb(
         target="telescope_cli.env.export:export",

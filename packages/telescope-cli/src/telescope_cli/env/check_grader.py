@@ -30,7 +30,7 @@ def check_grader(
     allow_sdist: AllowSdistOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which answers near the right one a grader takes for right.
+    """Show which wrong answers, near the right one, a grader accepts.
 
     Plays the gold answer of each example, and the same with another value in it: another sign,
     factor, unit, symbol or order, or one more. Exits with 1 when a gold answer is refused or

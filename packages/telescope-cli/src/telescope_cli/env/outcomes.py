@@ -63,7 +63,7 @@ def installed(name: str, release: Release, *, is_new: bool) -> Outcome:
 def report(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
     """Print each outcome; exits with the exit code of the first failure, if any.
 
-    The secrets that an environment declares are told on standard error, also with --json.
+    A line about the secrets of each environment goes to standard error, also with --json.
     """
     failed = [outcome for outcome in outcomes if outcome.error]
     if as_json:

@@ -56,8 +56,8 @@ def host_seen_by(addresses: Sequence[str]) -> str:
 def sampling_of(options: Mapping[str, Any]) -> Sampling:
     """Return the sampling settings in the `options` of the command.
 
-    Without a temperature, an endpoint uses its own. A model folder is served for this eval, where
-    1 is the model's own distribution.
+    Without a temperature, an endpoint uses its default. A model folder, which is served for this
+    eval, gets 1, so that the model's own distribution is sampled.
     """
     extra = _object(options["extra_body"])
     # Sent even as 1, which differs from leaving it out where the endpoint has another default.

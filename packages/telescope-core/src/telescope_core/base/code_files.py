@@ -132,7 +132,7 @@ class _Sources:
         return not Path(origin).is_relative_to(sysconfig.get_path("stdlib"))
 
     def _spec(self, module: str) -> ModuleSpec | None:
-        """Return where a module is, importing none of its packages."""
+        """Return the location of a module, importing none of its packages."""
         if module not in self._specs:
             parent = module.rpartition(".")[0]
             if not parent:

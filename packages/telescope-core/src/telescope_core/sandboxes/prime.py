@@ -119,7 +119,7 @@ class _PrimeBox:
         return self._name
 
     async def shell(self, command: str, timeout_s: float) -> ShellAnswer:
-        """Run a command; running out of memory is its own fault."""
+        """Run a command; if it runs out of memory, it fails and the sandbox does not."""
         sdk = _sdk()
         with _translate_errors():
             try:

@@ -31,8 +31,8 @@ class ProgramConfig(EnvironmentConfig):
 class ProgramEnvironment(SingleTurnEnvironment):
     """The policy writes one program. A subclass grades it in `sandbox()`, in its reward method.
 
-    The provider is opened when the first program is graded. A provider that fails fails the
-    rollout, which then has no reward.
+    The provider is opened when the first program is graded. If the provider fails, the rollout
+    fails and has no reward.
     """
 
     Config = ProgramConfig

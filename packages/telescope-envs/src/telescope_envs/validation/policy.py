@@ -27,7 +27,7 @@ class Check:
 
     @property
     def level(self) -> Level:
-        """The level in its id."""
+        """The level of the check, which is the first part of its id."""
         return Level(self.id.partition(".")[0])
 
 

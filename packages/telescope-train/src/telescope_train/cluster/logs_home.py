@@ -82,7 +82,7 @@ class LogReader:
 
 
 class RemoteReader(Protocol):
-    """The way to a `LogReader`."""
+    """Calls the `LogReader` of a node, which is a Ray actor."""
 
     async def more(self) -> Sequence[LogPart]:
         """Return the new parts; raises RayError if the node has gone."""

@@ -157,8 +157,8 @@ class WeightPublisher:
     async def send_to(self, pool: ServerPool) -> None:
         """Give the servers of another pool the live weights, and keep them there.
 
-        To be called before the ranks' weights change. Returns when every server of `pool` that is
-        left samples from them. One that does not answer soon is lost: the trainer waits for it.
+        Must be called before the ranks' weights change. Returns when every server of `pool` samples
+        from them or is lost. A server that does not answer soon is lost, because the trainer waits.
         """
         await to_its_end(self._send_to(pool))
 

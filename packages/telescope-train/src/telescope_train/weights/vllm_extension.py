@@ -181,7 +181,7 @@ def sent_nothing_to(model: torch.nn.Module, *, is_tied: bool) -> set[str]:
 def unwarned_of(classes: set[str]) -> Iterator[None]:
     """Drop vLLM's warning that layers of these classes got no weights, within the context.
 
-    It comes twice with every update, and would hide one that is true.
+    It is logged twice with every update, and would hide a justified warning.
     """
 
     def is_true(record: logging.LogRecord) -> bool:

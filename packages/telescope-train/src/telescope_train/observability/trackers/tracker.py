@@ -70,7 +70,7 @@ class Tracker(Protocol):
 
 
 def names_in_use(asked: Mapping[str, bool], others: Sequence[str]) -> list[str]:
-    """Return the trackers that have a setting of their own and are on, then `others`, each once."""
+    """Return the names in `asked` whose setting is on, then `others`, each once."""
     return list(dict.fromkeys([*(name for name, is_on in asked.items() if is_on), *others]))
 
 
