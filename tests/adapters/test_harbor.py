@@ -3,14 +3,12 @@
 import json
 import os
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.adapters.harbor_folders import DOCKERFILE, GRADE, TABLE, write_task
+from tests.adapters.harbor_playing import HARNESS, LOCAL, opened, playing
 from tests.adapters.linking import telescope
-from tests.asking import ask
-from tests.core.harnesses.agents import AGENT, ScriptedPolicy
 from tests.core.sandboxes.containers import IMAGE, podman_service
 
 from telescope_adapters.harbor import HarborEnvironment, check_tasks
@@ -18,22 +16,7 @@ from telescope_adapters.harbor_images import build_of, local_image
 from telescope_adapters.harbor_tasks import read_tasks
 from telescope_core import RolloutStatus, Split, StopReason
 from telescope_core.errors import ConfigError, EnvironmentLoadError, UnknownNameError
-from telescope_core.gateway import Gateway, RecordedEnvironment
-from telescope_core.in_process import InProcessEnvironment
 from telescope_core.sandboxes import Network
-
-HARNESS = {
-    "harness": "command",
-    "harness_options": {
-        "argv": ["python3", "/tmp/agent/agent.py", "{task}"],
-        "files": {"/tmp/agent/agent.py": AGENT},
-    },
-}
-LOCAL = {"sandbox": "local", **HARNESS}
-
-
-def opened(folder, **settings) -> HarborEnvironment:
-    return HarborEnvironment.from_settings({"id": str(folder), **LOCAL, **settings})
 
 
 def test_a_folder_of_tasks_is_read(tmp_path):
@@ -59,7 +42,7 @@ def test_a_folder_of_tasks_is_read(tmp_path):
 def test_marks_for_those_who_look_for_leaks_are_not_sent(tmp_path):
     for marks in ("<!-- a canary GUID 1 -->\n# Canary 2\n\n", "# canary\n"):
         write_task(tmp_path / "one", more={"instruction.md": f"{marks}# Title\n\n# no canary\n"})
-        assert read_tasks(tmp_path)[0].instruction == "# Title\n\n# no canary\n"
+        assert read_tasks(tmp_path)[0].steps[0].instruction == "# Title\n\n# no canary\n"
 
 
 def test_what_is_no_task_is_told(tmp_path):
@@ -88,10 +71,6 @@ def test_what_is_no_task_is_told(tmp_path):
         ("[environment.tpu]\ntype = 'v6e'\ntopology = '2x2'", "TPU"),
         ("[agent]\nuser = 'alice'", "agent.user"),
         ("[verifier]\nnetwork_mode = 'no-network'", "verifier.network_mode"),
-        ("[verifier]\nenvironment_mode = 'separate'", "sandbox of its own"),
-        ("[verifier.environment]\ncpus = 1", "sandbox of its own"),
-        ("[[verifier.collect]]\ncommand = 'x'", "verifier.collect"),
-        ("[[steps]]\nname = 'first'", "several steps"),
     ],
 )
 def test_what_cannot_be_given_is_refused_with_the_task(tmp_path, line, said):
@@ -117,7 +96,7 @@ def test_a_variable_that_is_not_set_is_named_when_the_folder_is_opened(tmp_path,
         opened(tmp_path)
     monkeypatch.setenv("HARBOR_KEY", "k1")
     environment = opened(tmp_path)
-    variables = environment._variables(environment.tasks["asks"])
+    variables = environment._variables(environment.tasks["asks"].image)
     assert (variables["KEY"], variables["MODE"]) == ("k1", "fast")
 
 
@@ -130,10 +109,10 @@ def test_each_task_gets_what_it_asks_for(tmp_path):
     assert (small.memory_mb, large.memory_mb) == (256, 512)
     # Files of a local sandbox are in memory.
     assert (large.disk_mb, large.network) == (512, Network.ENDPOINT)
-    times = [environment._agent_s(environment.tasks[name]) for name in ("small", "large")]
+    times = [environment._agent_s(environment.tasks[name].steps[0]) for name in ("small", "large")]
     assert times == [30.0, 600.0]
     environment = opened(tmp_path, agent_timeout_s=5.0, memory_mb=128)
-    assert environment._agent_s(environment.tasks["small"]) == 5.0
+    assert environment._agent_s(environment.tasks["small"].steps[0]) == 5.0
     assert environment._spec(environment.tasks["large"]).memory_mb == 128
     with pytest.raises(EnvironmentLoadError, match=r"large: .*cpus=4096"):
         opened(tmp_path, cpus=4096.0)
@@ -153,12 +132,12 @@ def test_a_dockerfile_that_needs_an_image_names_its_line(tmp_path):
         write_task(tmp_path / "asks", dockerfile=f"{DOCKERFILE}{line}\n")
         [task] = read_tasks(tmp_path)
         with pytest.raises(ConfigError, match=f"asks needs an image: .*{said}"):
-            local_image(task, ())
+            local_image(task.image, ())
         with pytest.raises(EnvironmentLoadError, match="asks needs an image"):
             opened(tmp_path)
     write_task(tmp_path / "asks", dockerfile=f"{DOCKERFILE}RUN pip install pytest\n")
     [task] = read_tasks(tmp_path)
-    image = local_image(task, ("pip install",))
+    image = local_image(task.image, ("pip install",))
     assert (image.folder, image.environment["MARK"]) == ("/app", "yes")
     assert image.roots == {"/app", "/workspace"}
 
@@ -166,18 +145,18 @@ def test_a_dockerfile_that_needs_an_image_names_its_line(tmp_path):
 def test_an_image_is_named_by_what_it_is_built_of(tmp_path):
     write_task(tmp_path / "asks")
     [task] = read_tasks(tmp_path)
-    context, tag = build_of(task, ())
+    context, tag = build_of(task.image, ())
     assert tag.startswith("telescope-harbor/asks:")
-    assert build_of(task, ()) == (context, tag)
-    assert build_of(task, ("one==1",))[1] != tag
+    assert build_of(task.image, ()) == (context, tag)
+    assert build_of(task.image, ("one==1",))[1] != tag
     named = "[environment]\ndocker_image = 'org/image:1'\n"
     write_task(tmp_path / "asks", table=named)
     [task] = read_tasks(tmp_path)
-    context, _ = build_of(task, ("one==1",))
+    context, _ = build_of(task.image, ("one==1",))
     assert b"FROM org/image:1\n" in context
     assert b"pip install --no-cache-dir one==1" in context
     os.remove(tmp_path / "asks" / "environment" / "Dockerfile")
-    assert b"FROM org/image:1\nCOPY . ./" in build_of(read_tasks(tmp_path)[0], ())[0]
+    assert b"FROM org/image:1\nCOPY . ./" in build_of(read_tasks(tmp_path)[0].image, ())[0]
 
 
 @pytest.mark.slow
@@ -231,28 +210,6 @@ async def test_the_reward_is_read_as_the_format_says(tmp_path):
                 others = {name: rollout.metrics[name] for name in wanted[1]}
                 assert (rollout.reward, others) == wanted, rollout.error
                 assert not {"is_good", "note"} & rollout.metrics.keys()
-
-
-class playing:
-    """Plays rollouts of an environment with scripts, in one gateway."""
-
-    def __init__(self, environment: HarborEnvironment) -> None:
-        self.client = RecordedEnvironment(InProcessEnvironment(environment, name="harbor"))
-        self.gateway = Gateway(model="policy")
-
-    async def __aenter__(self):
-        await self.gateway.start()
-
-        async def play(*replies, index=0):
-            policy = ScriptedPolicy(self.gateway, replies)
-            asked = replace(ask(deadline_s=300.0), split=Split.EVAL, example_index=index)
-            return await self.client.play(asked, policy), policy
-
-        return play
-
-    async def __aexit__(self, *error):
-        await self.client.close()
-        await self.gateway.close()
 
 
 async def test_an_agent_plays_in_the_folder_of_the_task_and_is_graded_by_its_tests(tmp_path):

@@ -1,24 +1,42 @@
 """Harbor's task folders as environments: `harbor:FOLDER`.
 
-A harness plays the instruction in the sandbox of the task; then its tests are copied there and run,
-and the reward is the number that they write. `harbor_tasks` reads the folders, and `harbor_images`
-says what their sandboxes are made of.
+A harness plays each instruction of a task in its sandbox; then the tests are run, and the reward is
+made of the numbers that they write. `harbor_tasks` reads the folders, `harbor_images` says what
+sandboxes are made of, and `harbor_grading` runs the tests.
 """
 
 import asyncio
-import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from pydantic import Field
 
-from telescope_adapters.harbor_images import AGENT_PYTHON, LocalImage, build_of, local_image, packed
+from telescope_adapters.harbor_grading import (
+    Graded,
+    TaskSandbox,
+    carried,
+    combined,
+    graded,
+    hand_over,
+)
+from telescope_adapters.harbor_images import (
+    AGENT_PYTHON,
+    LocalImage,
+    build_of,
+    local_image,
+    packed,
+    root_of,
+)
+from telescope_adapters.harbor_registry import dataset_folder
 from telescope_adapters.harbor_tasks import (
+    HarborStep,
     HarborTask,
+    HealthCheck,
+    TaskImage,
     read_tasks,
     require_none,
     resolved,
@@ -34,39 +52,27 @@ from telescope_core.examples import ListSource, split_of
 from telescope_core.harnesses import AgentConfig, AgentEnvironment, AgentPlace, CommandHarness
 from telescope_core.playing.rollout import play_rollout
 from telescope_core.sandboxes.docker import DockerProvider
-from telescope_core.sandboxes.errors import (
-    SandboxError,
-    SandboxFileError,
-    SandboxLimitError,
-    SandboxUnavailableError,
-)
+from telescope_core.sandboxes.errors import SandboxLimitError, SandboxUnavailableError
 from telescope_core.sandboxes.local.provider import LocalProvider
 from telescope_core.sandboxes.lookup import open_provider, require_provider
 from telescope_core.sandboxes.protocol import (
-    CommandResult,
     Network,
     Sandbox,
     SandboxProvider,
     SandboxSpec,
-    StopCause,
 )
 
 _ROOTS = ("/app", "/logs", "/root", "/solution", "/tests", "/workspace")
-"""Folders that tasks expect to exist."""
+"""Folders that tasks take for granted."""
 _AGENT_S = 600.0
 _MARGIN_S = 900.0
-"""Seconds of a sandbox's life for activities without a time limit of their own."""
-_FILES_S = 120.0
+"""Of a sandbox's life, for what has no time limit of its own."""
 _LIFE_S = 30 * 24 * 3600.0
 _MEMORY_MB = 2048
 _PROCESSES = 512
+_SETUP_S = 600.0
 _SAID = 4000
 _NEW_FOLDERS = "mkdir -p /logs/agent /logs/artifacts /logs/verifier && chmod 777 /logs/*"
-_EMPTIED = (
-    'for folder in /tests /logs/verifier; do [ ! -h "$folder" ] || rm -f "$folder"; '
-    'mkdir -p "$folder" && find "$folder" -mindepth 1 -delete || exit 1; done'
-)
-"""Command that removes a reward or a helper left by the image or the agent."""
 
 
 class HarborConfig(AdaptedConfig, AgentConfig):
@@ -84,6 +90,9 @@ class HarborConfig(AdaptedConfig, AgentConfig):
     tasks: Literal["eval", "train", "divided"] = "eval"
     """`eval`: every task is held out. `train`: every task is trained on. `divided`: a hash of its
     name holds out a tenth of them."""
+    registry: str = ""
+    """A `registry.json`, as a file or an address, in which `id` is a dataset NAME@VERSION; empty =
+    `id` is a folder."""
     leave_out: tuple[str, ...] = ()
     """Names of tasks that are not played."""
     cpus: float | None = None
@@ -115,8 +124,11 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
             )
         require_provider(settings.sandbox)
         self._is_local = settings.sandbox == "local"
-        tasks = read_tasks(Path(settings.id), settings.leave_out)
+        registry = settings.registry
+        folder = dataset_folder(registry, settings.id) if registry else Path(settings.id)
+        tasks = read_tasks(folder, settings.leave_out)
         self._images: dict[str, LocalImage] = {}
+        self._roots: set[str] = set()
         self.tasks = {task.name: task for task in tasks}
         require_none([why for task in tasks for why in self._lacks(task, settings)])
         self._building: dict[str, asyncio.Lock] = {}
@@ -130,10 +142,13 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
         return tuple(split for split in Split if self._names(split))
 
     def examples(self, split: Split) -> ListSource:
-        """Return the tasks, with their instructions as prompts."""
+        """Return the tasks, whose prompt is their instruction as it stands."""
         tasks = self.tasks
         return ListSource(
-            [Example(id=name, prompt=tasks[name].instruction) for name in self._names(split)]
+            [
+                Example(id=name, prompt=tasks[name].steps[0].instruction)
+                for name in self._names(split)
+            ]
         )
 
     async def first_messages(self, example: Example) -> list[Message]:
@@ -149,65 +164,88 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
         return open_provider(self.config.sandbox)
 
     def local_provider(self, read_only: tuple[str, ...]) -> SandboxProvider:
-        """Return a provider of local sandboxes with the folders in which tasks work."""
-        roots = {*_ROOTS, *(root for image in self._images.values() for root in image.roots)}
+        """Return sandboxes that have the folders in which tasks work."""
+        roots = {*_ROOTS, *self._roots}
+        roots.update(root for image in self._images.values() for root in image.roots)
         venv = self.config.local_venv
         return LocalProvider(
             read_only=(*read_only, *([venv] if venv else [])), writable=tuple(sorted(roots))
         )
 
     def place(self, episode: Episode[Any]) -> AgentPlace:
-        """Return the place that the task asks for."""
-        task = self.tasks[episode.example.id]
+        """Return what the task asks for, and its step."""
+        task, state = self.tasks[episode.example.id], episode.state
+        ready: TaskSandbox | None = state.get("place")
+        index: int = state.get("step", 0)
         return AgentPlace(
-            spec=self._spec(task, image=episode.state.get("image")),
-            folder=episode.state.get("folder"),
-            environment=self._variables(task),
-            timeout_s=self._agent_s(task),
+            spec=self._spec(task, image=state.get("image")),
+            folder=None if ready is None else ready.folder,
+            environment=self._variables(task.image),
+            timeout_s=self._agent_s(task.steps[index]),
             opens_endpoint=self.config.sandbox in ("local", "docker"),
         )
 
     @setup
     async def prepare(self, episode: Episode[Any]) -> None:
-        """Create the sandbox of the task, and wait until it is ready."""
+        """Make the sandbox of the task, and wait until it is ready."""
         task, state = self.tasks[episode.example.id], episode.state
         episode.tags["task_digest"] = task.digest
         if not self._is_local:
-            state["image"] = await self._image(task)
-        box = await self.sandbox(episode)
-        _require(await box.run(["sh", "-c", _NEW_FOLDERS]), task, "/logs cannot be made")
-        state["folder"] = task.table.environment.workdir
-        if self._is_local:
-            image = self._images[task.name]
-            state["folder"] = image.folder
-            for step in image.steps:
-                if step.files:
-                    await _unpack(box, task, step.files, "/")
-                if step.command:
-                    done = await box.run(
-                        ["sh", "-c", step.command],
-                        environment=self._with_venv(step.environment),
-                        folder=step.folder,
-                        timeout_s=task.table.environment.build_timeout_sec,
-                    )
-                    _require(done, task, f"`{step.command:.80}` of its Dockerfile failed")
-        elif not state["folder"]:
-            # Process 1 stands where the image says.
-            state["folder"] = (await box.run(["readlink", "/proc/1/cwd"])).text.strip() or "/"
-        await self._wait_until_healthy(task, box, state["folder"])
+            requirements = self._harness.requirements if self.runs_agent else ()
+            state["image"] = await self._built(task.image, requirements)
+        place = await self._ready(task.image, await self.sandbox(episode))
+        await self._wait_until_healthy(place, task.image.table.healthcheck)
+        state.update(place=place, step=0, graded=[])
+
+    async def play(self, episode: Episode[Any]) -> StopReason:
+        """Play the steps of the task one after the other, as long as their rewards are enough."""
+        task, state = self.tasks[episode.example.id], episode.state
+        place, reason = cast(TaskSandbox, state["place"]), StopReason.COMPLETED
+        for index, step in enumerate(task.steps):
+            if index:
+                before = task.steps[index - 1]
+                await self._grade(episode)
+                numbers, least = state["graded"][-1].numbers, before.min_rewards
+                if any(numbers.get(name, -math.inf) < value for name, value in least.items()):
+                    break
+                state["step"] = index
+                # The next agent sees nothing of how the one before was graded.
+                left = ("/tests", "/logs/verifier") if before.grader is None else ()
+                await place.empty("/logs/agent", *left)
+                episode.add(step.instruction)
+            if step.workdir is not None and step.workdir.is_dir():
+                await place.unpack(await asyncio.to_thread(packed, step.workdir), place.folder)
+                if (step.workdir / "setup.sh").is_file():
+                    done = await place.run(["bash", "setup.sh"], _SETUP_S)
+                    place.require(done, f"setup.sh of its step {step.name!r} failed")
+            await self._wait_until_healthy(place, step.healthcheck)
+            reason = await self.play_step(episode, step)
+        return reason
+
+    async def play_step(self, episode: Episode[Any], step: HarborStep) -> StopReason:
+        """Let the agent do what `step` says."""
+        return await self.run_program(episode, step.instruction)
 
     async def score(self, rollout: Rollout, example: Example, episode: Episode[Any]) -> Rollout:
-        """Run the tests of the task in its sandbox, and use the reward that they write."""
-        if "folder" not in episode.state:
+        """Grade the last step that was played, and take the reward from all of them."""
+        state = episode.state
+        if "place" not in state:
             raise ConfigError(
                 f"{example.id}: a task of Harbor is graded in the sandbox of its rollout, which is "
                 "gone; play it again"
             )
-        written = await self._verified(episode)
-        episode.state["reward"] = written.pop("reward")
+        if len(state["graded"]) <= state["step"]:
+            await self._grade(episode, is_last=True)
+        steps: list[Graded] = state["graded"]
+        numbers = combined(self.tasks[example.id], steps)
+        state["reward"] = numbers.pop("reward")
         done = await super().score(rollout, example, episode)
-        took = {"verifier_s": episode.state["verifier_s"]}
-        return replace(done, metrics={**done.metrics, **took, **written})
+        numbers["verifier_s"] = sum(step.wall_s for step in steps)
+        if self.tasks[example.id].table.steps:
+            numbers["num_steps"] = len(steps)
+            for index, step in enumerate(steps, 1):
+                numbers[f"step_{index}_reward"] = step.numbers.get("reward", 0.0)
+        return replace(done, metrics={**done.metrics, **numbers})
 
     @reward
     def verifier(self, episode: Episode[Any]) -> float:
@@ -222,93 +260,108 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
 
     def _lacks(self, task: HarborTask, settings: HarborConfig) -> list[str]:
         """Return what this machine, or the chosen sandbox, lacks for a task."""
-        table = task.table.environment
-        values = {**table.env, **task.table.verifier.env}
+        values = [image.table.env for image in task.images]
+        values += [step.verifier_env for step in task.steps]
         found = [
             f"{task.name} needs the variable {name}, which is not set or not granted; set it, and "
             f"link with --secret {name}"
-            for name in dict.fromkeys(unset_variables(values))
+            for name in dict.fromkeys(name for one in values for name in unset_variables(one))
         ]
-        if self._is_local:
-            try:
-                self._images[task.name] = local_image(task, settings.local_skips)
-            except ConfigError as error:
-                found.append(str(error))
-        elif not table.docker_image and not task.dockerfile:
-            found.append(
-                f"{task.name} has no environment/Dockerfile and names no environment.docker_image"
-            )
-        elif settings.sandbox != "docker" and not table.docker_image:
-            found.append(
-                f"{task.name} has an image that must be built; sandbox {settings.sandbox!r} takes "
-                "only those that are"
-            )
-        elif settings.sandbox != "docker" and not table.workdir:
-            found.append(
-                f"{task.name} needs environment.workdir with sandboxes of {settings.sandbox!r}"
-            )
+        for image in task.images:
+            table = image.table
+            if self._is_local:
+                try:
+                    self._images[image.name] = local_image(image, settings.local_skips)
+                    self._roots.update(
+                        root_of(one.source, image.name)
+                        for step in task.steps
+                        for one in (step.artifacts if step.grader is not None else ())
+                        if one.source.startswith("/")
+                    )
+                except ConfigError as error:
+                    found.append(str(error))
+            elif not table.docker_image and not image.dockerfile:
+                found.append(
+                    f"{image.name} has no environment/Dockerfile and names no "
+                    "environment.docker_image"
+                )
+            elif settings.sandbox != "docker" and not table.docker_image:
+                found.append(
+                    f"{image.name} has an image that must be built; sandbox {settings.sandbox!r} "
+                    "takes only those that are"
+                )
+            elif settings.sandbox != "docker" and not table.workdir:
+                found.append(
+                    f"{image.name} needs environment.workdir with sandboxes of {settings.sandbox!r}"
+                )
         return found
 
-    def _agent_s(self, task: HarborTask) -> float:
+    def _agent_s(self, step: HarborStep) -> float:
         settings = cast(HarborConfig, self.config)
-        named_s = task.table.agent.timeout_sec
         is_set = "agent_timeout_s" in settings.model_fields_set
-        return settings.agent_timeout_s if is_set or named_s is None else named_s
+        return settings.agent_timeout_s if is_set or step.agent_s is None else step.agent_s
 
-    def _spec(self, task: HarborTask, image: str | None = None) -> SandboxSpec:
-        """Return the requirements on the task's sandbox; its image is known once it was built."""
-        settings, table = cast(HarborConfig, self.config), task.table.environment
+    def _spec(
+        self, task: HarborTask, sandbox: TaskImage | None = None, *, image: str | None = None
+    ) -> SandboxSpec:
+        """Return what the agent's sandbox, or another one of the task, has.
+
+        `image` is known once it was built.
+        """
+        of_agent = sandbox is None or sandbox is task.image
+        settings, table = cast(HarborConfig, self.config), (sandbox or task.image).table
         memory_mb = settings.memory_mb or table.memory_mb or _MEMORY_MB
         disk_mb = None if settings.sandbox == "docker" else table.storage_mb
         if self._is_local:
             # Its files are in memory, and count as memory.
             disk_mb = min(disk_mb or memory_mb, memory_mb)
         has_network = table.network_mode == "public" and not self._is_local
+        alone = Network.ENDPOINT if of_agent else Network.NONE
+        life_s = sum(self._agent_s(step) + step.verifier_s for step in task.steps)
         return SandboxSpec(
             image=image,
             cpus=settings.cpus or table.cpus,
             memory_mb=memory_mb,
             disk_mb=disk_mb,
             max_processes=_PROCESSES,
-            time_to_live_s=self._agent_s(task) + task.table.verifier.timeout_sec + _MARGIN_S,
-            network=Network.FULL if has_network else Network.ENDPOINT,
+            time_to_live_s=life_s + _MARGIN_S,
+            network=Network.FULL if has_network else alone,
         )
 
     def _require_room(self) -> None:
-        """Raise EnvironmentLoadError that names tasks for which this machine is too small."""
+        """Raise EnvironmentLoadError that names the tasks for which this machine is too small."""
         if not isinstance(self._provider, LocalProvider | DockerProvider):
             return
         problems: list[str] = []
+        wanted = [(task, image) for task in self.tasks.values() for image in task.images]
         try:
-            self._provider.require(self._spec(task) for task in self.tasks.values())
+            self._provider.require(self._spec(task, image) for task, image in wanted)
         except SandboxUnavailableError as error:
             raise SandboxUnavailableError(
                 f"{error}. Its address is the setting docker_url; or set sandbox to local"
             ) from None
         except SandboxLimitError:
-            for task in self.tasks.values():
+            for task, image in wanted:
                 try:
-                    self._provider.require([self._spec(task)])
+                    self._provider.require([self._spec(task, image)])
                 except SandboxLimitError as error:
-                    problems.append(f"{task.name}: {error}")
+                    problems.append(f"{image.name}: {error}")
         require_none(problems)
 
-    async def _image(self, task: HarborTask) -> str:
-        """Return the name of the task's image; builds or pulls it if needed."""
-        named = task.table.environment.docker_image
+    async def _built(self, image: TaskImage, requirements: Sequence[str]) -> str:
+        """Return the name of an image, which is built or pulled if it is not there."""
         if not isinstance(self._provider, DockerProvider):
-            return str(named)
-        requirements = self._harness.requirements if self.runs_agent else ()
-        context, tag = await asyncio.to_thread(build_of, task, requirements)
+            return str(image.table.docker_image)
+        context, tag = await asyncio.to_thread(build_of, image, requirements)
         async with self._building.setdefault(tag, asyncio.Lock()):
-            await self._provider.build(context, tag, task.table.environment.build_timeout_sec)
+            await self._provider.build(context, tag, image.table.build_timeout_sec)
         return tag
 
-    def _variables(self, task: HarborTask) -> dict[str, str]:
-        own = resolved(task.table.environment.env)
+    def _variables(self, image: TaskImage) -> dict[str, str]:
+        own = resolved(image.table.env)
         if not self._is_local:
             return own
-        return self._with_venv({**self._images[task.name].environment, **own})
+        return self._with_venv({**self._images[image.name].environment, **own})
 
     def _with_venv(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return `variables` with the programs of the chosen virtual environment first."""
@@ -318,154 +371,105 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
         path = variables.get("PATH") or "/usr/local/bin:/usr/bin:/bin"
         return {**variables, "PATH": f"{venv}/bin:{path}", "VIRTUAL_ENV": venv}
 
-    async def _run(
-        self, episode: Episode[Any], argv: list[str], variables: Mapping[str, str], limit_s: float
-    ) -> CommandResult:
-        """Run a script of the task in its folder, with its variables."""
-        task, box = self.tasks[episode.example.id], await self.sandbox(episode)
+    async def _ready(self, image: TaskImage, box: Sandbox) -> TaskSandbox:
+        """Return a new sandbox once it has what its image says."""
         home = {} if self._is_local else {"HOME": "/root"}
-        return await box.run(
-            argv,
-            environment={**home, **self._variables(task), **resolved(variables)},
-            folder=episode.state["folder"],
-            timeout_s=limit_s,
-        )
+        variables = {**home, **self._variables(image)}
+        place = TaskSandbox(task=image.name, box=box, folder="/", variables=variables)
+        place.require(await box.run(["sh", "-c", _NEW_FOLDERS]), "/logs cannot be made")
+        folder = image.table.workdir
+        if self._is_local:
+            local = self._images[image.name]
+            folder = local.folder
+            for step in local.steps:
+                if step.files:
+                    await place.unpack(step.files, "/")
+                if step.command:
+                    done = await box.run(
+                        ["sh", "-c", step.command],
+                        environment=self._with_venv(step.environment),
+                        folder=step.folder,
+                        timeout_s=image.table.build_timeout_sec,
+                    )
+                    place.require(done, f"`{step.command:.80}` of its Dockerfile failed")
+        elif not folder:
+            # Process 1 stands where the image says.
+            folder = (await box.run(["readlink", "/proc/1/cwd"])).text.strip() or "/"
+        return replace(place, folder=folder)
 
-    async def _wait_until_healthy(self, task: HarborTask, box: Sandbox, folder: str) -> None:
-        check = task.table.environment.healthcheck
+    async def _grade(self, episode: Episode[Any], *, is_last: bool = False) -> None:
+        """Grade the step that was played; after the last one nothing else is done with its sandbox.
+
+        A verifier's own sandbox is closed when it has ended.
+        """
+        task, state = self.tasks[episode.example.id], episode.state
+        step, place = task.steps[cast(int, state["step"])], cast(TaskSandbox, state["place"])
+        if step.grader is None:
+            found = await graded(place, step)
+        else:
+            files = await carried(place, step)
+            if is_last:
+                await self._sandboxes.release(episode)
+            image = None if self._is_local else await self._built(step.grader, ())
+            # Not one of the pool: who waits there for a second one may wait for others who do.
+            box = await self._provider.create(self._spec(task, step.grader, image=image))
+            try:
+                own = await self._ready(step.grader, box)
+                await hand_over(own, files)
+                found = await graded(own, step)
+            finally:
+                await box.close()
+        named = f"verifier {step.name}" if step.name else "verifier"
+        episode.note(named, found.said, kind="stdout")
+        state["graded"].append(found)
+
+    async def _wait_until_healthy(self, place: TaskSandbox, check: HealthCheck | None) -> None:
         if check is None:
             return
         began_s, num_failed = time.monotonic(), 0
         while True:
-            done = await box.run(
-                ["sh", "-c", check.command],
-                environment=self._variables(task),
-                folder=folder,
-                timeout_s=check.timeout_sec,
-            )
+            done = await place.run(["sh", "-c", check.command], check.timeout_sec)
             if done.succeeded:
                 return
             is_starting = time.monotonic() - began_s < check.start_period_sec
             num_failed += not is_starting
             if num_failed >= check.retries:
-                _require(done, task, f"its health check failed {num_failed} times")
+                place.require(done, f"its health check failed {num_failed} times")
             await asyncio.sleep(check.start_interval_sec if is_starting else check.interval_sec)
-
-    async def _verified(self, episode: Episode[Any]) -> dict[str, float]:
-        """Return the verifier's numbers: `reward`, and others by name.
-
-        Raises SandboxError if it wrote none, which is not the agent's fault.
-        """
-        task, box = self.tasks[episode.example.id], await self.sandbox(episode)
-        _require(
-            await box.run(["sh", "-c", _EMPTIED]),
-            task,
-            "/tests and /logs/verifier cannot be emptied",
-        )
-        await _unpack(box, task, await asyncio.to_thread(packed, task.folder / "tests"), "/tests")
-        limit_s = task.table.verifier.timeout_sec
-        done = await self._run(
-            episode, ["bash", "/tests/test.sh"], task.table.verifier.env, limit_s
-        )
-        said = f"{done.error_text}\n{done.text}".strip()[-_SAID:]
-        episode.state["verifier_s"] = done.wall_s
-        episode.note("verifier", said, kind="stdout")
-        # One of its processes may have met the limit of the memory, and the script gone on.
-        if done.stop in (StopCause.TIMEOUT, StopCause.SANDBOX_ENDED):
-            raise SandboxError(
-                f"{task.name}: its verifier did not end by itself ({done.stop}, limit {limit_s:g} "
-                "s)"
-            )
-        return await _written(box, task, said)
-
-
-async def _written(box: Sandbox, task: HarborTask, said: str) -> dict[str, float]:
-    """Return the numbers in the reward files; JSON takes precedence over text."""
-    numbers: dict[str, float] = {}
-    found = [await _text(box, f"/logs/verifier/{name}") for name in ("reward.json", "reward.txt")]
-    try:
-        if found[0] is not None:
-            values = json.loads(found[0])
-            if not isinstance(values, dict):
-                raise ValueError("it holds no object")
-            numbers = _numbers(cast(dict[str, object], values))
-        if "reward" not in numbers and found[1] is not None:
-            numbers["reward"] = float(found[1])
-    except ValueError as error:
-        raise SandboxError(
-            f"{task.name}: the reward that its verifier wrote cannot be read: {error}"
-        ) from None
-    if not math.isfinite(numbers.get("reward", math.nan)):
-        raise SandboxError(
-            f"{task.name}: its verifier wrote no number as reward to /logs/verifier/reward.json "
-            f"or reward.txt; it said last: {said[-300:]!r}"
-        )
-    return numbers
-
-
-def _numbers(values: Mapping[str, object]) -> dict[str, float]:
-    """Return finite numbers; booleans are left out."""
-    return {
-        name: float(value)
-        for name, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    }
-
-
-async def _text(box: Sandbox, path: str) -> str | None:
-    try:
-        return (await box.read(path)).decode(errors="replace")
-    except SandboxFileError:
-        return None
-
-
-async def _unpack(box: Sandbox, task: HarborTask, files: bytes, folder: str) -> None:
-    done = await box.run(
-        ["tar", "-xf", "-", "--no-same-owner", "-C", folder], stdin=files, timeout_s=_FILES_S
-    )
-    _require(done, task, f"files cannot be copied to {folder}")
-
-
-def _require(done: CommandResult, task: HarborTask, what: str) -> None:
-    """Raise SandboxError unless a command succeeded that the agent cannot influence."""
-    if not done.succeeded:
-        said = f"{done.text}\n{done.error_text}".strip()[-300:]
-        raise SandboxError(f"{task.name}: {what} ({done.stop}, exit {done.exit_code}): {said}")
 
 
 class HarborOracle(HarborEnvironment):
-    """Plays the solution of a task, or nothing at all, in place of an agent."""
+    """Plays the solution that a task brings, or nothing at all, in place of an agent."""
 
     harness = CommandHarness(argv=("true",))
     runs_agent = False
     plays_solution = True
 
-    async def play(self, episode: Episode[Any]) -> StopReason:
-        """Run the solution to its end, whatever its exit code."""
-        task = self.tasks[episode.example.id]
-        # What asks a policy nothing has no reward.
-        await episode.generate()
+    async def play_step(self, episode: Episode[Any], step: HarborStep) -> StopReason:
+        """Run the solution of the step to its end, whatever its exit code."""
+        if not episode.turns:
+            # What asks a policy nothing has no reward.
+            await episode.generate()
         if not self.plays_solution:
             return StopReason.COMPLETED
-        box = await self.sandbox(episode)
-        _require(await box.run(["mkdir", "-p", "/solution"]), task, "/solution cannot be made")
-        await _unpack(
-            box, task, await asyncio.to_thread(packed, task.folder / "solution"), "/solution"
-        )
-        variables = {"DEBIAN_FRONTEND": "noninteractive", **task.table.solution.env}
-        limit_s = self.place(episode).timeout_s
-        done = await self._run(episode, ["bash", "/solution/solve.sh"], variables, limit_s)
+        place: TaskSandbox = episode.state["place"]
+        await place.unpack(await asyncio.to_thread(packed, step.solution), "/solution")
+        variables = {
+            "DEBIAN_FRONTEND": "noninteractive",
+            **self.tasks[episode.example.id].table.solution.env,
+        }
+        done = await place.run(["bash", "/solution/solve.sh"], self._agent_s(step), variables)
         episode.note("solution", f"{done.text}\n{done.error_text}"[-_SAID:], kind="stdout")
         return StopReason.COMPLETED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCheck:
-    """The rewards of a task for its own solution, and for doing nothing."""
+    """What a task gives to its own solution, and to nothing."""
 
     task: str
     solution: float | None
-    """None = there is no solution, or it could not be graded."""
+    """None = it has none, or it could not be graded."""
     nothing: float | None
     problems: tuple[str, ...]
 
@@ -473,7 +477,7 @@ class TaskCheck:
 async def check_tasks(
     settings: Mapping[str, Any], num_tasks: int, tell: Callable[[TaskCheck], None]
 ) -> list[TaskCheck]:
-    """Play the solution, and nothing at all, for the first tasks; calls `tell` after each.
+    """Play the solution and nothing at all for the first tasks; `tell` hears of each at its end.
 
     The solution must earn the maximum and nothing must not.
     """
@@ -494,8 +498,8 @@ async def _checked(environment: HarborOracle, task: HarborTask, index: int) -> T
     problems: list[str] = []
     earned: dict[bool, float | None] = {True: None, False: None}
     for plays_solution in (True, False):
-        if plays_solution and not task.has_solution:
-            problems.append("it brings no solution/solve.sh")
+        if plays_solution and task.missing_solution:
+            problems.append(f"it brings no {task.missing_solution}")
             continue
         environment.plays_solution = plays_solution
         request = PlayRequest(
@@ -513,7 +517,9 @@ async def _checked(environment: HarborOracle, task: HarborTask, index: int) -> T
         if total is None:
             problems.append(f"{who}: {rollout.error}")
         elif (total >= highest) is not plays_solution:
-            said = next((one.value for one in rollout.info if one.key == "verifier"), "")[-300:]
+            said = next((one.value for one in rollout.info[::-1] if "verifier" in one.key), "")[
+                -300:
+            ]
             problems.append(f"{who} earns {total:g} of {highest:g}; the tests said last: {said!r}")
     return TaskCheck(
         task=task.name,

@@ -1,4 +1,4 @@
-"""The sandbox of a Harbor task: a built image, or the steps of a Dockerfile.
+"""The sandbox of a Harbor task: an image that is built, or steps of a Dockerfile.
 
 The local sandbox has no images: there, the lines of a Dockerfile that need none are done when it
 starts, and a line that needs one is refused by name. The base image is not looked at.
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from telescope_adapters.harbor_tasks import HarborTask
+from telescope_adapters.harbor_tasks import TaskImage
 from telescope_core.base.errors import ConfigError
 
 _SAYS_NOTHING = {
@@ -28,7 +28,7 @@ _SAYS_NOTHING = {
     "VOLUME",
     "HEALTHCHECK",
 }
-"""Instructions that do not affect the files or variables of commands in a container."""
+"""Lines that say nothing of the files or variables of commands that are run in a container."""
 _INSTALLS = re.compile(
     r"\b(apt|apt-get|apk|yum|dnf|pip3?|pipx|uv|conda|npm|pnpm|yarn|cargo|go|gem|curl|wget|git)\b\s+\S"
 )
@@ -51,31 +51,31 @@ _SYSTEM = {
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _DIGITS = 16
 AGENT_PYTHON = "/opt/telescope-agent/bin/python"
-"""Interpreter with the packages of a harness, in images that are built for it."""
+"""Where the packages of a harness are in images that are built for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step in a local sandbox before the agent starts."""
+    """One thing that is done in a local sandbox before the agent starts."""
 
     files: bytes = b""
-    """A tar with paths below `/`."""
+    """A tar of paths below `/`."""
     command: str = ""
-    """Command for `sh -c`."""
+    """For `sh -c`."""
     folder: str
     environment: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalImage:
-    """Replacement for an image in a local sandbox."""
+    """What stands for an image in a local sandbox."""
 
     folder: str = "/app"
     """The working directory."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     steps: tuple[Step, ...] = ()
     roots: frozenset[str] = frozenset()
-    """Folders below `/` that must be writable."""
+    """Folders below `/` that have to be writable."""
 
 
 def packed(folder: Path, *, more: Mapping[str, bytes] | None = None, below: str = "") -> bytes:
@@ -94,65 +94,66 @@ def packed(folder: Path, *, more: Mapping[str, bytes] | None = None, below: str 
 
 
 def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Remove the owner and the time of a file from a tar entry, because they change a digest."""
+    """Leave out of a tar who owns a file here and when it was written, which change a digest."""
     info.uid = info.gid = info.mtime = 0
     info.uname = info.gname = ""
     return info
 
 
-def build_of(task: HarborTask, requirements: Sequence[str]) -> tuple[bytes, str]:
-    """Return the build context of a task's image, and the tag that identifies its content.
+def build_of(image: TaskImage, requirements: Sequence[str]) -> tuple[bytes, str]:
+    """Return the context of the build of an image of a task, and the tag that names its contents.
 
     `requirements` are the packages of the harness, which are installed over it.
     """
-    image = task.table.environment.docker_image
-    if task.dockerfile:
-        text = task.dockerfile
-    else:
-        folder = task.folder / "environment"
-        copies = "COPY . ./\n" if folder.is_dir() and any(folder.iterdir()) else ""
-        text = f"FROM {image}\n{'' if (folder / 'Dockerfile').exists() else copies}"
+    text = image.dockerfile
+    if not text:
+        folder = image.context
+        is_copied = folder.is_dir() and any(folder.iterdir())
+        is_copied = is_copied and not image.has_tests and not (folder / "Dockerfile").exists()
+        text = f"FROM {image.table.docker_image}\n{'COPY . ./' if is_copied else ''}\n"
     if requirements:
         home = posixpath.dirname(posixpath.dirname(AGENT_PYTHON))
         install = f"{AGENT_PYTHON} -m pip install --no-cache-dir {shlex.join(requirements)}"
         text += f"\nRUN python3 -m venv {home} && {install}\n"
-    context = packed(task.folder / "environment", more={"Dockerfile": text.encode()})
+    context = packed(image.context, more={"Dockerfile": text.encode()})
     digest = hashlib.sha256(context).hexdigest()[:_DIGITS]
-    name = re.sub(r"[^a-z0-9]+", "-", task.name.lower()).strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", image.name.lower()).strip("-")
     return context, f"telescope-harbor/{name}:{digest}"
 
 
-def local_image(task: HarborTask, skipped: Sequence[str]) -> LocalImage:
-    """Return the replacement for the task's image in a local sandbox.
+def local_image(image: TaskImage, skipped: Sequence[str]) -> LocalImage:
+    """Return what stands for an image of a task in a local sandbox.
 
     Lines of RUN that contain one of `skipped` are left out. Raises ConfigError that names the line
     that needs an image.
     """
-    table = task.table.environment
-    context = task.folder / "environment"
-    if not task.dockerfile:
-        reader = _Reader(task.name, context, skipped)
+    table, context = image.table, image.context
+    if image.has_tests and not image.dockerfile:
+        raise ConfigError(f"{image.name} needs an image: {table.docker_image} brings its tests")
+    reader = _Reader(image.name, context, skipped)
+    if not image.dockerfile:
         if (context / "Dockerfile").exists() or not context.is_dir():
             reader.folder = table.workdir or reader.folder
         else:
             reader.run("WORKDIR", table.workdir or reader.folder)
             reader.run("COPY", ". ./")
-    else:
-        reader = _Reader(task.name, context, skipped)
-        for word, rest in _lines(task.dockerfile):
-            reader.run(word, rest)
+    for word, rest in _lines(image.dockerfile):
+        reader.run(word, rest)
     folder = table.workdir or reader.folder
-    roots = {*reader.roots, _root(folder, task.name)} - {"/tmp"}
+    roots = {*reader.roots}
+    if folder != "/" or not image.has_tests:
+        # What only grades need not write to where it starts.
+        roots.add(root_of(folder, image.name))
     return LocalImage(
         folder=folder,
         environment=reader.environment,
         steps=tuple(reader.steps),
-        roots=frozenset(roots),
+        roots=frozenset(roots - {"/tmp"}),
     )
 
 
 def _lines(text: str) -> list[tuple[str, str]]:
-    """Return the instructions of a Dockerfile with their arguments."""
+    """Return the instructions of a Dockerfile with what follows each."""
     whole = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\[ \t]*\n", " ", "\n".join(whole))
     lines = [line.strip() for line in joined.splitlines()]
@@ -161,7 +162,7 @@ def _lines(text: str) -> list[tuple[str, str]]:
 
 
 class _Reader:
-    """Carries out the lines of a Dockerfile one by one, for files and variables."""
+    """Does the lines of a Dockerfile one by one, as far as files and variables go."""
 
     def __init__(self, task: str, context: Path, skipped: Sequence[str]) -> None:
         self._task = task
@@ -175,7 +176,7 @@ class _Reader:
         self.roots: set[str] = set()
 
     def run(self, word: str, rest: str) -> None:
-        """Carry out one line; raises ConfigError for one that needs an image."""
+        """Do one line; raises ConfigError for one that needs an image."""
         line = f"{word} {rest}"
         if word == "FROM":
             self._num_bases += 1
@@ -185,7 +186,7 @@ class _Reader:
             self.folder = "/"
         elif word == "WORKDIR":
             self.folder = posixpath.join(self.folder, self._filled(rest).strip("\"'"))
-            self.roots.add(_root(self.folder, self._task))
+            self.roots.add(root_of(self.folder, self._task))
             self._add(command=f"mkdir -p {shlex.quote(self.folder)}", folder="/tmp")
         elif word in ("ENV", "ARG"):
             self._set(word, rest)
@@ -238,7 +239,7 @@ class _Reader:
         found = [path for source in sources for path in self._matching(line, source)]
         whole = posixpath.join(self.folder, target)
         is_folder = target.endswith(("/", ".")) or len(found) > 1
-        self.roots.add(_root(whole, self._task))
+        self.roots.add(root_of(whole, self._task))
         held = io.BytesIO()
         with tarfile.open(fileobj=held, mode="w") as tar:
             for path in found:
@@ -282,8 +283,11 @@ class _Reader:
         return ConfigError(f"{self._task} needs an image: `{line:.80}` {why}")
 
 
-def _root(path: str, task: str) -> str:
-    """Return the folder below `/` that must be writable for `path`."""
+def root_of(path: str, task: str) -> str:
+    """Return the folder below `/` that has to be writable for `path`.
+
+    Raises ConfigError for one of the system.
+    """
     name = posixpath.normpath(path).split("/")[1]
     if name in _SYSTEM:
         raise ConfigError(

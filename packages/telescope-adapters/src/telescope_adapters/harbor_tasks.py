@@ -1,7 +1,7 @@
 """Harbor's task folders as data: `task.toml`, the instruction and the files beside it.
 
-Requirements of a task that nothing here supports are refused by name when it is read, before a
-rollout. `harbor` plays tasks, and `harbor_images` reads their Dockerfiles.
+What a task asks for and nobody here gives is refused by name when it is read, before a rollout.
+How a task is played is in `harbor`; what its Dockerfile says, in `harbor_images`.
 """
 
 import hashlib
@@ -9,12 +9,20 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from telescope_core.base.errors import ConfigError, EnvironmentLoadError, unknown_name
 
@@ -23,13 +31,18 @@ _SIZE = re.compile(r"([0-9.]+)\s*([KMG])I?B?", re.IGNORECASE)
 _MB_OF = {"K": 1 / 1024, "M": 1, "G": 1024}
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 _CANARY = re.compile(r"(?:[ \t]*(?:#.*canary.*|<!--.*canary.*-->)[ \t]*\n)+\s*", re.IGNORECASE)
-"""Comments at the beginning of an instruction that mark it for leak detection."""
+"""Comments at the beginning of an instruction that mark it for those who look for leaks."""
 _SHOWN = 6
+_VERIFIER_S = 600.0
+_MAIN = "main"
+"""The container in which the agent works; a task with others is refused."""
+_PUBLISHED = "/logs/artifacts"
+"""What an agent leaves there is always given to a verifier elsewhere."""
 _ROOT = (None, "root", "0", 0)
 
 
 class _Table(BaseModel):
-    """A table of `task.toml`; unknown keys do not affect how a task is played."""
+    """A table of `task.toml`; keys that are not known say nothing of how a task is played."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -54,14 +67,6 @@ class _Agent(_Phase):
     timeout_sec: float | None = Field(default=None, gt=0)
 
 
-class _Verifier(_Phase):
-    timeout_sec: float = Field(default=600.0, gt=0)
-    env: dict[str, str] = {}
-    environment_mode: Literal["shared", "separate"] | None = None
-    environment: dict[str, Any] | None = None
-    collect: list[Any] = []
-
-
 class _Environment(_Table):
     build_timeout_sec: float = Field(default=600.0, gt=0)
     docker_image: str | None = None
@@ -81,7 +86,7 @@ class _Environment(_Table):
     @model_validator(mode="before")
     @classmethod
     def _read_old_keys(cls, given: Any) -> Any:
-        """Accept `memory`, `storage` and `allow_internet`, the names in older files."""
+        """Take `memory`, `storage` and `allow_internet`, as older files say the same."""
         if not isinstance(given, dict):
             return cast(object, given)
         table = dict(cast(dict[str, Any], given))
@@ -95,6 +100,76 @@ class _Environment(_Table):
         if table.pop("allow_internet", None) is False:
             table.setdefault("network_mode", "no-network")
         return table
+
+
+class Artifact(_Table):
+    """A file or folder of the agent's sandbox that a verifier elsewhere is given."""
+
+    source: str
+    """Its path there; a relative one is below the working directory."""
+    exclude: tuple[str, ...] = ()
+    """Patterns of names in it, as `tar --exclude` takes them."""
+    service: str | None = None
+
+    @field_validator("source")
+    @classmethod
+    def _is_below_the_root(cls, source: str) -> str:
+        if ".." in source.split("/") or not source.strip("/"):
+            raise ValueError(f"source must be a path below / without '..', got {source!r}")
+        return source
+
+
+def _artifact(given: object) -> object:
+    return {"source": given} if isinstance(given, str) else given
+
+
+_Artifacts = list[Annotated[Artifact, BeforeValidator(_artifact)]]
+
+
+class Collect(_Table):
+    """A command in the agent's sandbox after the agent has ended; its exit code says nothing."""
+
+    command: str
+    service: str = _MAIN
+    timeout_sec: float = Field(default=60.0, gt=0)
+    user: str | int | None = None
+
+
+class _Verifier(_Phase):
+    timeout_sec: float | None = Field(default=None, gt=0)
+    env: dict[str, str] = {}
+    environment_mode: Literal["shared", "separate"] | None = None
+    environment: _Environment | None = None
+    collect: list[Collect] = []
+
+    @model_validator(mode="after")
+    def _has_one_place(self) -> "_Verifier":
+        if self.environment_mode == "shared" and self.environment is not None:
+            raise ValueError(
+                "environment_mode is 'shared', which leaves no place for an environment of its own"
+            )
+        return self
+
+    @property
+    def mode(self) -> Literal["shared", "separate"] | None:
+        """Where it grades; None = this table does not say."""
+        return self.environment_mode or ("separate" if self.environment is not None else None)
+
+
+class _StepTable(_Table):
+    name: str
+    agent: _Agent = _Agent()
+    verifier: _Verifier = _Verifier()
+    min_reward: float | dict[str, float] | None = None
+    healthcheck: HealthCheck | None = None
+    artifacts: _Artifacts = []
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        if name.strip() in ("", ".", "..") or "/" in name:
+            raise ValueError(f"name must be that of a folder in steps/, got {name!r}")
+        return name
 
 
 class _Solution(_Table):
@@ -111,7 +186,63 @@ class _File(_Table):
     verifier: _Verifier = _Verifier()
     environment: _Environment = _Environment()
     solution: _Solution = _Solution()
-    steps: list[Any] = []
+    steps: list[_StepTable] = []
+    multi_step_reward_strategy: Literal["mean", "final"] | None = None
+    artifacts: _Artifacts = []
+
+    @field_validator("steps")
+    @classmethod
+    def _names_each_once(cls, steps: list[_StepTable]) -> list[_StepTable]:
+        names = [step.name.casefold() for step in steps]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two steps have the name {twice[0]!r}")
+        return steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskImage:
+    """What a sandbox of a task is made of."""
+
+    name: str
+    """That of the task, and whose sandbox it is unless it is the agent's."""
+    table: _Environment
+    context: Path
+    """The folder of its Dockerfile."""
+    has_tests: bool = False
+    """Whether the image brings `/tests`, so that none are copied there."""
+
+    @property
+    def dockerfile(self) -> str:
+        """The text of its Dockerfile; empty where it names an image, or has none."""
+        path = self.context / "Dockerfile"
+        if self.table.docker_image or not path.is_file():
+            return ""
+        return path.read_text(encoding="utf-8", errors="replace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarborStep:
+    """One instruction of a task, and how what the agent did about it is graded."""
+
+    name: str = ""
+    """Empty for the only step of a task without `steps`."""
+    instruction: str
+    agent_s: float | None
+    """The agent's time limit, seconds; None = the task names none."""
+    verifier_s: float
+    verifier_env: Mapping[str, str]
+    tests: tuple[Path, ...]
+    """Folders that are copied to `/tests`, a later one over an earlier one."""
+    solution: Path
+    workdir: Path | None = None
+    """Folder whose files are put into the working directory before the agent starts."""
+    healthcheck: HealthCheck | None = None
+    min_rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Least numbers, by name, with which the next step is played."""
+    artifacts: tuple[Artifact, ...] = ()
+    collect: tuple[Collect, ...] = ()
+    grader: TaskImage | None = None
+    """The verifier's own sandbox; None = it grades in that of the agent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,23 +250,25 @@ class HarborTask:
     """One task folder."""
 
     name: str
-    """`org/name` in the file, else the name of the folder."""
+    """`org/name` as the file says, else the name of the folder."""
     folder: Path
     table: _File
-    instruction: str
+    image: TaskImage
+    """The agent's sandbox."""
+    steps: tuple[HarborStep, ...]
+    """At least one."""
 
     @property
-    def has_solution(self) -> bool:
-        """Whether it has a solution that can be run."""
-        return (self.folder / "solution" / "solve.sh").is_file()
+    def images(self) -> tuple[TaskImage, ...]:
+        """The agent's sandbox, and those of verifiers."""
+        return (self.image, *(step.grader for step in self.steps if step.grader is not None))
 
     @property
-    def dockerfile(self) -> str:
-        """The text of its Dockerfile; empty where it names an image, or has none."""
-        path = self.folder / "environment" / "Dockerfile"
-        if self.table.environment.docker_image or not path.is_file():
-            return ""
-        return path.read_text(encoding="utf-8", errors="replace")
+    def missing_solution(self) -> str:
+        """The first script of its solution that is not there; empty if it can be run."""
+        scripts = [step.solution / "solve.sh" for step in self.steps]
+        missing = [path for path in scripts if not path.is_file()]
+        return missing[0].relative_to(self.folder).as_posix() if missing else ""
 
     @cached_property
     def digest(self) -> str:
@@ -158,7 +291,8 @@ def read_tasks(folder: Path, leave_out: Sequence[str] = ()) -> list[HarborTask]:
     """
     if not folder.is_dir():
         raise ConfigError(
-            f"harbor:{folder}: there is no such folder; give a task folder, or one of task folders"
+            f"harbor:{folder}: there is no such folder; give a task folder, one of task folders, "
+            "or NAME@VERSION with the setting registry, a registry.json"
         )
     is_one = (folder / "task.toml").is_file()
     folders = [folder] if is_one else sorted(path.parent for path in folder.glob("*/task.toml"))
@@ -198,7 +332,7 @@ def read_tasks(folder: Path, leave_out: Sequence[str] = ()) -> list[HarborTask]:
 
 
 def require_none(problems: Sequence[str]) -> None:
-    """Raise EnvironmentLoadError with `problems`, each of which begins with a task."""
+    """Raise EnvironmentLoadError that names `problems`, each of which begins with a task."""
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise EnvironmentLoadError(
@@ -219,53 +353,148 @@ def _read(folder: Path) -> HarborTask:
         raise ConfigError(
             f"{folder.name}: task.toml: {where}: {first['msg']}, got {first['input']!r:.80}"
         ) from None
+    whole = folder.resolve()
+    name = table.task.name or whole.name
+    return HarborTask(
+        name=name,
+        folder=whole,
+        table=table,
+        image=TaskImage(name=name, table=table.environment, context=whole / "environment"),
+        steps=tuple(_step(whole, name, table, step) for step in table.steps or [None]),
+    )
+
+
+def _step(folder: Path, task: str, table: _File, step: _StepTable | None) -> HarborStep:
+    """Return one step of a task, or the only one of a task without steps."""
+    verifier = table.verifier
+    common = HarborStep(
+        instruction=_instruction(folder),
+        agent_s=table.agent.timeout_sec,
+        verifier_s=verifier.timeout_sec or _VERIFIER_S,
+        verifier_env=verifier.env,
+        tests=(folder / "tests",),
+        solution=folder / "solution",
+        artifacts=_merged(table.artifacts),
+        collect=tuple(verifier.collect),
+        grader=_grader(folder, task, table, None),
+    )
+    if step is None:
+        return common
+    own, least = folder / "steps" / step.name, step.min_reward
+    return replace(
+        common,
+        name=step.name,
+        instruction=_instruction(own),
+        agent_s=step.agent.timeout_sec or common.agent_s,
+        verifier_s=step.verifier.timeout_sec or common.verifier_s,
+        verifier_env={**verifier.env, **step.verifier.env},
+        tests=(folder / "tests", own / "tests"),
+        solution=own / "solution" if (own / "solution").is_dir() else common.solution,
+        workdir=own / "workdir",
+        healthcheck=step.healthcheck,
+        min_rewards=least
+        if isinstance(least, dict)
+        else {}
+        if least is None
+        else {"reward": least},
+        artifacts=_merged([*table.artifacts, *step.artifacts]),
+        collect=(*verifier.collect, *step.verifier.collect),
+        grader=_grader(folder, task, table, step),
+    )
+
+
+def _instruction(folder: Path) -> str:
     path = folder / "instruction.md"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     marked = _CANARY.match(text)
-    return HarborTask(
-        name=table.task.name or folder.resolve().name,
-        folder=folder.resolve(),
-        table=table,
-        instruction=text[marked.end() :] if marked else text,
+    return text[marked.end() :] if marked else text
+
+
+def _merged(artifacts: Sequence[Artifact]) -> tuple[Artifact, ...]:
+    """Return them with the folder in which an agent always may leave some."""
+    is_named = any(one.source.rstrip("/") == _PUBLISHED for one in artifacts)
+    return tuple(artifacts) if is_named else (Artifact(source=_PUBLISHED), *artifacts)
+
+
+def _grader(folder: Path, task: str, table: _File, step: _StepTable | None) -> TaskImage | None:
+    """Return the verifier's own sandbox; None if it grades in that of the agent.
+
+    The image is the first that is named, or whose Dockerfile lies beside the tests: of the step,
+    then of the task; else it is that of the agent, into which the tests are copied.
+    """
+    levels = [(step.verifier, folder / "steps" / step.name / "tests")] if step is not None else []
+    levels.append((table.verifier, folder / "tests"))
+    if next((one.mode for one, _ in levels if one.mode), "shared") == "shared":
+        return None
+    chosen = next((one.environment for one, _ in levels if one.environment), table.environment)
+    network = next((one.network_mode for one, _ in levels if one.network_mode), chosen.network_mode)
+    found: dict[str, Any] = {"docker_image": table.environment.docker_image}
+    context, has_tests = folder / "environment", False
+    for verifier, tests in levels:
+        named = verifier.environment.docker_image if verifier.environment is not None else None
+        if named or (tests / "Dockerfile").is_file() or (tests / _COMPOSE[0]).is_file():
+            found, context, has_tests = {"docker_image": named}, tests, True
+            break
+    return TaskImage(
+        name=f"{task} (verifier{f' of {step.name}' if step is not None else ''})",
+        table=chosen.model_copy(update={**found, "network_mode": network}),
+        context=context,
+        has_tests=has_tests,
     )
 
 
 def _unplayed(task: HarborTask) -> list[str]:
-    """Return the needs of the task that no sandbox here supports."""
-    table, files = task.table, task.folder
-    environment, verifier = table.environment, table.verifier
-    separate = verifier.environment_mode == "separate" or verifier.environment is not None
-    compose = [name for name in _COMPOSE if (files / "environment" / name).exists()]
-    phases = {"agent": table.agent, "verifier": verifier}
-    is_listed = environment.network_mode == "allowlist"
-    asked = {
-        "has no instruction.md": not task.instruction and not table.steps,
-        "has no tests/test.sh": not (files / "tests" / "test.sh").is_file() and not table.steps,
-        "has several steps ([[steps]])": table.steps,
-        "brings a conversation to go on with (trajectory.json)": (
-            files / "trajectory.json"
-        ).exists(),
-        f"needs os = {environment.os!r}": environment.os.lower() != "linux",
-        "needs GPUs (environment.gpus)": environment.gpus,
-        "needs a TPU (environment.tpu)": environment.tpu,
-        "needs MCP servers (environment.mcp_servers)": environment.mcp_servers,
-        "needs skills (environment.skills_dir)": environment.skills_dir,
-        "is graded in a sandbox of its own (verifier.environment_mode)": separate,
-        "collects what services hold (verifier.collect)": verifier.collect,
-        f"needs several containers ({', '.join(compose)})": compose,
-        "opens some addresses alone (environment.network_mode)": is_listed,
-        **{
-            f"has a user of its own for the {name} ({name}.user = {phase.user!r})": phase.user
-            not in _ROOT
-            for name, phase in phases.items()
-        },
-        **{
-            f"has another network for the {name} ({name}.network_mode)": phase.network_mode
-            not in (None, environment.network_mode)
-            for name, phase in phases.items()
-        },
-    }
-    return [why for why, is_asked in asked.items() if is_asked]
+    """Return what the task needs and no sandbox here gives."""
+    table, environment = task.table, task.image.table
+    folders = [task.folder, *(task.folder / "steps" / step.name for step in table.steps)]
+    agents = [table.agent, *(step.agent for step in table.steps)]
+    verifiers = [table.verifier, *(step.verifier for step in table.steps)]
+    hooks = [hook for verifier in verifiers for hook in verifier.collect]
+    sources = [one for step in task.steps for one in step.artifacts]
+    has_shared = any(step.grader is None for step in task.steps)
+    needs: list[tuple[str, object]] = [
+        (
+            "brings a conversation to go on with (trajectory.json)",
+            any((folder / "trajectory.json").exists() for folder in folders),
+        ),
+        ("needs MCP servers (environment.mcp_servers)", environment.mcp_servers),
+        ("needs skills (environment.skills_dir)", environment.skills_dir),
+        (
+            "collects what other containers hold (verifier.collect, artifacts)",
+            any(one.service not in (None, _MAIN) for one in (*hooks, *sources)),
+        ),
+    ]
+    for name, phases in (("agent", agents), ("verifier", [*verifiers, *hooks])):
+        for phase in phases:
+            what = f"has a user of its own for the {name} ({name}.user = {phase.user!r})"
+            needs.append((what, phase.user not in _ROOT))
+    for name, phases in (("agent", agents), ("verifier", verifiers if has_shared else [])):
+        modes = {phase.network_mode for phase in phases} - {None, environment.network_mode}
+        needs.append((f"has another network for the {name} ({name}.network_mode)", modes))
+    for step in task.steps:
+        whose = f" for its step {step.name!r}" if step.name else ""
+        found = any((folder / "test.sh").is_file() for folder in step.tests)
+        needs += [
+            (f"has no instruction.md{whose}", not step.instruction),
+            (
+                f"has no tests/test.sh{whose}",
+                not found and not (step.grader is not None and step.grader.has_tests),
+            ),
+        ]
+    for image in task.images:
+        key, table = "environment" if image is task.image else "verifier.environment", image.table
+        compose = [name for name in _COMPOSE if (image.context / name).exists()]
+        needs += [
+            (f"needs os = {table.os!r} ({key}.os)", table.os.lower() != "linux"),
+            (f"needs GPUs ({key}.gpus)", table.gpus),
+            (f"needs a TPU ({key}.tpu)", table.tpu),
+            (f"needs several containers ({', '.join(compose)})", compose),
+            (
+                f"opens some addresses alone ({key}.network_mode)",
+                table.network_mode == "allowlist",
+            ),
+        ]
+    return list(dict.fromkeys(why for why, is_needed in needs if is_needed))
 
 
 def unset_variables(values: Mapping[str, str]) -> list[str]:
@@ -275,9 +504,9 @@ def unset_variables(values: Mapping[str, str]) -> list[str]:
 
 
 def resolved(values: Mapping[str, str]) -> dict[str, str]:
-    """Return `values` with `${NAME}` and `${NAME:-default}` replaced, when a command starts.
+    """Return `values` with `${NAME}` and `${NAME:-default}` replaced, as late as a command starts.
 
-    They are replaced late so that no record contains them. Raises ConfigError for an unset one.
+    What is not written into a record cannot be read there. Raises ConfigError for an unset one.
     """
     if unset := unset_variables(values):
         raise ConfigError(

@@ -140,12 +140,20 @@ class AgentEnvironment(Environment):
 
     async def play(self, episode: Episode[Any]) -> StopReason:
         """Run the program to its end; raises SandboxError when the provider fails."""
+        text = "\n\n".join(message.content for message in episode.messages)
+        return await self.run_program(episode, text)
+
+    async def run_program(self, episode: Episode[Any], text: str) -> StopReason:
+        """Run the program to its end with the task `text`, and add its answer to the episode.
+
+        A rollout may run it several times. Raises SandboxError when the provider fails.
+        """
         box, place = await self.sandbox(episode), self.place(episode)
         endpoint = episode.endpoint
         async with opened_to(box, place, endpoint.base_url) as base_url:
             program = self._harness.program(
                 AgentTask(
-                    text="\n\n".join(message.content for message in episode.messages),
+                    text=text,
                     base_url=base_url,
                     api_key=endpoint.api_key,
                     model=endpoint.model,
@@ -153,8 +161,12 @@ class AgentEnvironment(Environment):
                     max_turns=self.config.max_turns,
                 )
             )
-            for path, text in program.files.items():
-                await box.write(path, text.encode())
+            files = dict(program.files)
+            if program.answer_file and "agent_ended" in episode.tags:
+                # The one that ran before has left its answer there.
+                files.setdefault(program.answer_file, "")
+            for path, content in files.items():
+                await box.write(path, content.encode())
             done = await box.run(
                 program.argv,
                 environment={"HOME": AGENT_FOLDER, **place.environment, **program.environment},
@@ -239,7 +251,7 @@ def _record(episode: Episode[Any], done: CommandResult) -> None:
     """Record how the rollout's program ended, and its output."""
     ended = f"exit {done.exit_code}" if done.stop is StopCause.EXITED else done.stop.value
     episode.tags["agent_ended"] = ended
-    episode.metrics["agent_s"] = done.wall_s
+    episode.metrics["agent_s"] = episode.metrics.get("agent_s", 0.0) + done.wall_s
     if done.stdout:
         episode.note("agent_stdout", done.text[-_NOTED:], kind="stdout")
     if done.stderr:

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import distribution, distributions, version
@@ -90,7 +90,7 @@ def link_adapted(
     """
     found = require_adapted(name)
     granted = _granted(name, secrets)
-    config = {**(settings or {}), "id": _anywhere(found)}
+    config = {**(settings or {}), **_anywhere(found, settings or {})}
     made = _installed(found, packages, allow_sdist)
     framework = _framework(found, () if made is None else made.pins)
     python = None if made is None else made.python
@@ -194,13 +194,18 @@ def _granted(name: str, secrets: Sequence[str]) -> dict[str, str]:
     return {one: os.environ[one] for one in sorted(set(secrets))}
 
 
-def _anywhere(found: Adapted) -> str:
-    """Return the id with absolute paths, because workers start in another folder."""
+def _anywhere(found: Adapted, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the id, and what else names a file, as workers read it, which start elsewhere."""
     if found.scheme == "harbor":
-        return str(Path(found.id).expanduser().resolve())
+        registry = str(settings.get("registry") or "")
+        if not registry:
+            return {"id": str(Path(found.id).expanduser().resolve())}
+        is_file = "://" not in registry
+        place = str(Path(registry).expanduser().resolve()) if is_file else registry
+        return {"id": found.id, "registry": place}
     file, at, task = found.id.partition("@")
     is_file = found.scheme == "inspect" and file.endswith(".py")
-    return f"{Path(file).resolve()}{at}{task}" if is_file else found.id
+    return {"id": f"{Path(file).resolve()}{at}{task}" if is_file else found.id}
 
 
 def _package(text: str) -> _Package:
@@ -259,8 +264,8 @@ def _installed(
 ) -> FrameworkPython | None:
     """Return the framework's Python; None where it needs none.
 
-    It has the usual version of the framework, unless `packages` name one. Where they take another
-    version only, it has the newest that they take and an adapter plays.
+    It has the usual version of the framework unless `packages` name one. If the packages accept
+    only other versions, it has the newest that they accept, and an adapter plays it.
     """
     first, last = found.frameworks[0], found.frameworks[-1]
     if not first.distribution:
@@ -351,8 +356,8 @@ def environment_for(
 def _pins(folder: Path) -> tuple[str, ...]:
     """Return `name==version` of the packages in `folder`, without what is edited in place.
 
-    What came from a file, a folder or a URL has the digest of its files as its local version: the
-    same name and version may be other code there.
+    Packages installed from a file, a folder or a URL have the digest of its files as their local
+    version, because the same name and version may hold other code there.
     """
     pins: list[str] = []
     for found in distributions(path=[str(folder)]):
