@@ -19,6 +19,7 @@ from telescope_train.sft.dataset import read_conversations
 from telescope_train.sft.examples import dataset_samples
 from telescope_train.sft.run import run_sft
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 TOKENIZER = character_tokenizer()
 TEXT = st.text(alphabet=string.ascii_letters + " ?\n", min_size=1, max_size=8)
 
@@ -205,6 +206,54 @@ def test_conversations_are_read_as_they_are_written(tmp_path):
     assert [one.messages[0].content for one in found] == ["2019-11-30T08:10:00"] * 2
     written = [json.loads(one.messages[1].tool_calls[0].arguments) for one in found]
     assert written == arguments
+
+
+SHELL = {
+    "type": "function",
+    "function": {"name": "shell", "parameters": {"properties": {"command": {"type": "string"}}}},
+}
+
+
+def offering(path: Path, offered: list) -> Path:
+    """Write a conversation for each of `offered`, which stands in its column `tools`."""
+    rows = [
+        {"messages": conversation(n), **({} if tools is None else {"tools": tools})}
+        for n, tools in enumerate(offered)
+    ]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def test_tools_that_a_conversation_offers_are_shown_and_not_learned(tmp_path):
+    offered = [[SHELL], json.dumps([SHELL]), None, "", []]
+    config = config_of(offering(tmp_path / "chats.jsonl", offered), "--num_held_out", "1")
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = (EXAMPLES / "agent.jinja").read_text()
+    samples = dataset_samples(config, tokenizer)
+    opening = "<|system|>Tools: shell(command)<|end|><|system|>say it again<|end|>"
+    shown = 0
+    for sample in (*samples.learnt, *samples.held_out):
+        text = tokenizer.decode(sample.token_ids)
+        is_shown = text.startswith(opening)
+        assert is_shown or text.startswith("<|system|>say it again<|end|>")
+        assert "shell" not in tokenizer.decode(sample.token_ids[sample.mask])
+        shown += is_shown
+    assert shown == 2
+
+
+@pytest.mark.parametrize(
+    ("tools", "facts"),
+    [
+        ([SHELL], "chat template.*chat_template"),
+        ([SHELL["function"]], r"\brow 3\b.*tools.*function\.name"),
+        ("no json", r"\brow 3\b.*tools"),
+        ({"shell": {}}, r"\brow 3\b.*tools"),
+    ],
+)
+def test_tools_that_cannot_be_shown_are_refused(tmp_path, tools, facts):
+    path = offering(tmp_path / "chats.jsonl", [None, None, None, tools, None, None])
+    with pytest.raises(ConfigError, match=facts):
+        dataset_samples(config_of(path), TOKENIZER)
 
 
 @reads_datasets

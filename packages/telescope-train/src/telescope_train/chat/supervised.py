@@ -1,5 +1,6 @@
-"""Turns conversations into tokens with the model's chat template, and marks those to learn."""
+"""Convert conversations to tokens with the model's chat template, and mark those to learn."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import Message
 from telescope_train.chat.message_form import message_form
+from telescope_train.chat.rendering import Tools
 from telescope_train.chat.special_tokens import SpecialTokens
 from telescope_train.chat.template import template_text
 from telescope_train.chat.turn_end import no_end, turn_end, wrong_end
@@ -36,7 +38,7 @@ class _Piece(NamedTuple):
 
 @dataclass(slots=True)
 class _Draft:
-    """A sample as text."""
+    """A sample before it is tokenized."""
 
     text: str
     pieces: list[_Piece]
@@ -48,13 +50,16 @@ def render_conversations(
     tokenizer: PreTrainedTokenizerBase,
     conversations: Sequence[Sequence[Message]],
     *,
+    tools: Sequence[Tools] | None = None,
     end_ids: Sequence[int] = (),
 ) -> list[list[RenderedConversation]]:
-    """Render whole conversations, each ending with an assistant message, as one or more samples.
+    """Render conversations, each ending with an assistant message, as one or more samples each.
 
     Each assistant turn is learned once, behind what the template shows before it. If the template
-    shows an earlier turn differently from how it was learned, another sample begins. `end_ids` are
-    the tokens that end a turn; EOS is always one. Each turn is encoded alone, as it is sampled.
+    shows an earlier turn differently from how it was learned, another sample begins. `tools` are
+    those that each conversation offers; None = none does. `end_ids` are the tokens that end a turn;
+    EOS is always one. Each turn is encoded alone, as it is sampled. Raises ConfigError if the
+    template leaves tools out.
     """
     special = _special_tokens(tokenizer, end_ids)
     turns = [
@@ -65,8 +70,9 @@ def render_conversations(
     ]
     form = message_form(template_text(tokenizer), partial(_text, tokenizer))
     plain = [[form.plain(one) for one in messages] for messages in conversations]
-    prompts = _texts(tokenizer, [plain[n][:end] for n, end in turns], is_prompt=True)
-    wholes = _texts(tokenizer, [plain[n][: end + 1] for n, end in turns], is_prompt=False)
+    offered = [tools[n] if tools is not None else () for n, _ in turns]
+    prompts = _texts(tokenizer, [plain[n][:end] for n, end in turns], offered, is_prompt=True)
+    wholes = _texts(tokenizer, [plain[n][: end + 1] for n, end in turns], offered, is_prompt=False)
     drafts: list[list[_Draft]] = [[] for _ in conversations]
     for (number, _), prompt, whole in zip(turns, prompts, wholes, strict=True):
         if not whole.startswith(prompt):
@@ -81,7 +87,7 @@ def render_conversations(
 
 
 def end_note(tokenizer: PreTrainedTokenizerBase, *, end_ids: Sequence[int]) -> str | None:
-    """Return what to know if the template ends answers with no token; None if it ends them.
+    """Return a remark if the template ends answers with no token; None if it does.
 
     Raises ConfigError if it ends them with a token at which the model would not end.
     """
@@ -89,7 +95,7 @@ def end_note(tokenizer: PreTrainedTokenizerBase, *, end_ids: Sequence[int]) -> s
     form = message_form(template_text(tokenizer), partial(_text, tokenizer))
 
     def text(told: Sequence[Message], opens: bool) -> str:
-        return _texts(tokenizer, [[form.plain(one) for one in told]], is_prompt=opens)[0]
+        return _texts(tokenizer, [[form.plain(one) for one in told]], [()], is_prompt=opens)[0]
 
     found = turn_end(text, special)
     if (reason := wrong_end(found, special)) is not None:
@@ -104,7 +110,7 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int]) 
 
 
 def _add_turn(drafts: list[_Draft], prompt: str, turn: str, special: SpecialTokens) -> None:
-    """Add one turn. It is learned up to its end token, not what the template writes after that."""
+    """Add one turn. It is learned up to its end token, without later text of the template."""
     end = special.first_end(turn)
     learnt = turn[: end.stop] if end is not None else turn
     last = drafts[-1] if drafts else None
@@ -141,14 +147,37 @@ def _sample(pieces: Sequence[tuple[list[int], bool]]) -> RenderedConversation:
 
 def _texts(
     tokenizer: PreTrainedTokenizerBase,
-    conversations: list[list[dict[str, Any]]],
+    conversations: Sequence[list[dict[str, Any]]],
+    offered: Sequence[Tools],
     *,
     is_prompt: bool,
 ) -> list[str]:
-    """Render all conversations in one call, so that the template is compiled once."""
-    return tokenizer.apply_chat_template(
-        conversations, tokenize=False, add_generation_prompt=is_prompt
-    )
+    """Render all conversations, those with the same tools in one call."""
+    texts = [""] * len(conversations)
+    together: dict[str, list[int]] = {}
+    for number, tools in enumerate(offered):
+        together.setdefault(json.dumps(tools), []).append(number)
+
+    def rendered(numbers: Sequence[int], tools: Tools) -> list[str]:
+        return tokenizer.apply_chat_template(
+            [conversations[number] for number in numbers],
+            tools=list(tools) or None,
+            tokenize=False,
+            add_generation_prompt=is_prompt,
+        )
+
+    for numbers in together.values():
+        tools = offered[numbers[0]]
+        found = rendered(numbers, tools)
+        if tools and found[0] == rendered(numbers[:1], ())[0]:
+            raise ConfigError(
+                "the conversations have tools, but the model's chat template leaves them out, so "
+                "the model would learn to call what it was never offered; set chat_template to a "
+                "template that shows them, or remove the column `tools`"
+            )
+        for number, text in zip(numbers, found, strict=True):
+            texts[number] = text
+    return texts
 
 
 def _text(

@@ -1,6 +1,8 @@
 """Conversations of a Hugging Face dataset, a folder or a local file, checked row by row."""
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,10 +10,13 @@ from telescope_core.base.errors import ConfigError, EnvironmentLoadError
 from telescope_core.base.messages import message_from_json
 from telescope_core.base.types import Message
 from telescope_core.examples.dataset_source import DatasetSpec, Table, load_table
+from telescope_train.chat.rendering import Tools
 from telescope_train.models.hub import Kind, look_on_hub
 from telescope_train.sft.config import SftConfig
 
 _ROLES = ("system", "user", "assistant", "tool")
+_TOOLS = "tools"
+"""Column with the tools that were offered, by the name that other trainers give it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +26,12 @@ class Conversation:
     label: str
     """Name of the row in error messages."""
     messages: tuple[Message, ...]
+    tools: Tools
+    """The functions that were offered in it, in the form of the chat API."""
 
 
 def read_conversations(config: SftConfig) -> list[Conversation]:
-    """Return all conversations of the dataset; raises ConfigError naming a row that is not one."""
+    """Return all conversations of the dataset; raises ConfigError that names a row without one."""
     assert config.dataset is not None, "settings without a dataset have environments"
     conversations: list[Conversation] = []
     for number, row in enumerate(_load(config)):
@@ -35,7 +42,8 @@ def read_conversations(config: SftConfig) -> list[Conversation]:
                 f"{', '.join(sorted(row))}"
             )
         messages = _messages(row[config.messages_field], label)
-        conversations.append(Conversation(label=label, messages=messages))
+        tools = _tools(row.get(_TOOLS), label)
+        conversations.append(Conversation(label=label, messages=messages, tools=tools))
     return conversations
 
 
@@ -88,6 +96,19 @@ def _message(fields: Any, label: str) -> Message:
             f"{label}: expected tool calls as in the chat API, with function.name and "
             f"function.arguments, got {_shown(fields.get('tool_calls'))}"
         ) from error
+
+
+def _tools(given: Any, label: str) -> Tools:
+    """Return the tools of a row: a list, or its JSON text, as tables of many shapes have it."""
+    with suppress(ValueError, KeyError, TypeError):
+        tools = json.loads(given) if isinstance(given, str) and given else given or []
+        names = [one["function"]["name"] for one in tools]
+        if isinstance(tools, list) and all(isinstance(name, str) for name in names):
+            return tools
+    raise ConfigError(
+        f"{label}: expected in {_TOOLS!r} a list of functions as in the chat API, with "
+        f"function.name, got {_shown(given)}"
+    )
 
 
 def _shown(value: Any) -> str:

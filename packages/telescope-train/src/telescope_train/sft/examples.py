@@ -1,4 +1,4 @@
-"""Turns gold answers of environments, or conversations of a dataset, into samples to learn."""
+"""Convert gold answers of environments, or conversations of a dataset, into samples to learn."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ from telescope_train.sft.config import SftConfig, SftEnvironment
 from telescope_train.sft.dataset import Conversation, read_conversations
 
 NUM_GOLDS = 8192
-"""How many gold answers are learned unless the settings set another number."""
+"""Number of gold answers that are learned, unless set."""
 _CONCURRENT_GOLDS = 64
 Render = Callable[[Sequence[Sequence[Message]]], list[list[RenderedConversation]]]
 """Function from conversations to the samples of each."""
@@ -28,7 +28,7 @@ Render = Callable[[Sequence[Sequence[Message]]], list[list[RenderedConversation]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldSamples:
-    """The samples to learn, and the samples that are held out to measure on."""
+    """Samples to learn, and held-out samples to measure on."""
 
     learnt: list[TrainingSample]
     held_out: list[TrainingSample]
@@ -71,7 +71,7 @@ async def gold_samples(
 async def _golds(
     environment: SftEnvironment, wanted: Mapping[Split, int], tell: Callable[[str], None]
 ) -> dict[Split, list[Rollout]]:
-    """Return the wanted number of gold rollouts of each split, or all if the split is smaller."""
+    """Return the wanted number of gold rollouts of each split, or all if there are fewer."""
     client = open_environment(environment.name, dict(environment.env))
     client.tell_secrets(lambda names: tell(secrets_line(environment.name, names, os.environ)))
     try:
@@ -149,7 +149,11 @@ def dataset_samples(
         )
     order = np.random.default_rng(config.seed).permutation(len(conversations))
     chosen = order if limit is None else order[: num_held_out + limit]
-    render = partial(render_conversations, tokenizer, end_ids=end_ids)
+
+    def render(found: Sequence[Conversation]) -> list[list[RenderedConversation]]:
+        messages, tools = [one.messages for one in found], [one.tools for one in found]
+        return render_conversations(tokenizer, messages, tools=tools, end_ids=end_ids)
+
     parts = [
         _fitted([conversations[index] for index in part], config, render)
         for part in (chosen[num_held_out:], chosen[:num_held_out])
@@ -175,12 +179,16 @@ class _Fitted:
     num_dropped: int
 
 
-def _fitted(conversations: Sequence[Conversation], config: SftConfig, render: Render) -> _Fitted:
+def _fitted(
+    conversations: Sequence[Conversation],
+    config: SftConfig,
+    render: Callable[[Sequence[Conversation]], list[list[RenderedConversation]]],
+) -> _Fitted:
     """Render conversations and apply `too_long`."""
     assert config.dataset is not None, "settings without a dataset have environments"
     samples: list[TrainingSample] = []
     num_truncated = num_dropped = 0
-    rendered = render([one.messages for one in conversations])
+    rendered = render(conversations)
     for conversation, parts in zip(conversations, rendered, strict=True):
         length, limit = max(len(part.token_ids) for part in parts), config.seq_len
         if length > limit and config.too_long == "refuse":
