@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import importlib
 import re
 import subprocess
 from collections import Counter
@@ -302,6 +303,44 @@ def test_no_import_cycles():
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
         pytest.fail(f"import cycle: {' -> '.join(error.args[1])}")
+
+
+IMPORT = re.compile(r"from (telescope_[\w.]+) import (?:\(([^)]*)\)|([\w, ]+))")
+
+
+def names_in(module: str, known: dict[str, ast.Module]) -> Iterator[str]:
+    """Yield the names that can be imported from `module`."""
+    yield from (one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == module)
+    for node in ast.walk(known[module]):
+        match node:
+            case ast.FunctionDef(name="__getattr__"):
+                yield from dir(importlib.import_module(module))
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name
+            case ast.Name(ctx=ast.Store()):
+                yield node.id
+            case ast.alias():
+                yield node.asname or node.name
+
+
+def test_what_tests_docs_and_benchmarks_import_is_there():
+    """In programs that they hold as text, too, which no type checker sees."""
+    known = {module_of(path): tree for path, tree in trees().items() if "src" in path.parts}
+    offered = cache(lambda module: set(names_in(module, known)) if module in known else set())
+    found, missing = 0, []
+    for path in tracked("tests/*", "benchmarks/*", "scripts/*", "docs/*", "examples/*", "*.md"):
+        if path.suffix not in (".py", ".sh", ".md"):
+            continue
+        for module, inner, plain in IMPORT.findall(path.read_text(encoding="utf-8")):
+            names = re.sub("#.*", "", inner or plain).split(",")
+            names = [one.split()[0] for one in names if one.strip()]
+            if module.startswith("telescope_env_"):
+                continue  # of an environment
+            found += len(names)
+            gone = [one for one in names if one not in offered(module)]
+            missing += [f"{name_of(path)}: {module} has no {one}" for one in gone]
+    assert found > 1000
+    assert missing == ["tests/core/base/test_lazy.py: telescope_core has no nothing"]
 
 
 def test_code_is_ascii():

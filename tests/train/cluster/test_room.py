@@ -17,7 +17,7 @@ from ray.cluster_utils import Cluster
 
 from telescope_core.errors import ConfigError
 from telescope_train.cluster.nodes import ask_nodes, all_nodes, living_nodes
-from telescope_train.cluster.placement import Asked, Bundle, RankRoom, reserve
+from telescope_train.cluster.placement import Bundle, RankRoom, RoomRequest, reserve
 
 SIZE = {"object_store_memory": 80 * 2**20}
 HEALTH = {
@@ -35,7 +35,7 @@ found = {}
 
 
 def asked(number, strategy):
-    return Asked("ranks", "trainer_num_workers", [Bundle(cpus=1.0)] * number, strategy)
+    return RoomRequest("ranks", "trainer_num_workers", [Bundle(cpus=1.0)] * number, strategy)
 
 
 async def main():
