@@ -9,6 +9,7 @@ import pytest
 from tests.adapters.harbor_folders import DOCKERFILE, GRADE, TABLE, write_task
 from tests.adapters.harbor_playing import HARNESS, LOCAL, opened, playing
 from tests.adapters.linking import telescope
+from tests.core.harnesses.agents import AGENT
 from tests.core.sandboxes.containers import IMAGE, podman_service
 
 from telescope_adapters.harbor import HarborEnvironment, check_tasks
@@ -67,7 +68,7 @@ def test_what_is_no_task_is_told(tmp_path):
         ("[environment]\nos = 'windows'", "windows"),
         ("[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['a.b']", "network_mode"),
         ("[environment]\nskills_dir = '/skills'", "skills"),
-        ("[[environment.mcp_servers]]\nname = 'x'\nurl = 'http://x'", "MCP"),
+        ("[[environment.mcp_servers]]\nname = 'x'\ncommand = 'x'", "mcp_servers.0"),
         ("[environment.tpu]\ntype = 'v6e'\ntopology = '2x2'", "TPU"),
         ("[agent]\nuser = 'alice'", "agent.user"),
         ("[verifier]\nnetwork_mode = 'no-network'", "verifier.network_mode"),
@@ -359,3 +360,59 @@ async def test_tasks_are_built_and_played_in_containers(tmp_path):
             HarborEnvironment.from_settings({**settings, "cpus": 4096.0})
     with pytest.raises(ConfigError, match="docker_url"):
         HarborEnvironment.from_settings(settings)
+
+
+SERVER = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    result = {"content": [{"type": "text", "text": asked["params"]["arguments"]["of"][::-1]}]}
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+USES_SERVER = """
+import json, subprocess, sys
+server = json.load(open(sys.argv[1]))["mcpServers"]["turner"]
+words = [server["command"], *server["args"]]
+asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/call",
+         "params": {"name": "turn", "arguments": {"of": "eerht"}}}
+done = subprocess.run(words, input=json.dumps(asked) + "\\n", capture_output=True, text=True)
+text = json.loads(done.stdout)["result"]["content"][0]["text"]
+open("count", "w").write("3" if text == "three" else done.stderr)
+"""
+
+
+async def test_an_agent_is_given_the_servers_of_its_task(tmp_path, monkeypatch):
+    stdio = (
+        "name = 'turner'\ntransport = 'stdio'\ncommand = 'python3'\nargs = ['/workspace/turn.py']"
+    )
+    remote = "name = 'far'\nurl = 'http://x'\nheaders = {Authorization = 'Bearer ${FAR_KEY}'}"
+    table = "".join(f"[[environment.mcp_servers]]\n{one}\n" for one in (stdio, remote))
+    write_task(
+        tmp_path / "one",
+        table=f"{TABLE}{table}",
+        dockerfile=f"{DOCKERFILE}COPY turn.py /workspace/\n",
+        more={"environment/turn.py": SERVER},
+    )
+    with pytest.raises(EnvironmentLoadError, match="one needs the variable FAR_KEY"):
+        opened(tmp_path)
+    monkeypatch.setenv("FAR_KEY", "k1")
+    with pytest.raises(EnvironmentLoadError, match=r"one has MCP servers.*mcp_config"):
+        opened(tmp_path)
+    options = {
+        "argv": [
+            "sh",
+            "-c",
+            "python3 /tmp/agent/use.py {mcp_config} && python3 /tmp/agent/agent.py x",
+        ],
+        "files": {"/tmp/agent/use.py": USES_SERVER, "/tmp/agent/agent.py": AGENT},
+    }
+    environment = opened(tmp_path, harness_options=options)
+    [_, far] = environment.tasks["one"].image.table.mcp_servers
+    assert far.entry() == {
+        "type": "sse",
+        "url": "http://x",
+        "headers": {"Authorization": "Bearer k1"},
+    }
+    async with playing(environment) as play:
+        rollout, _ = await play("done")
+    assert (rollout.status, rollout.reward) == (RolloutStatus.KEPT, 1.0), rollout.error

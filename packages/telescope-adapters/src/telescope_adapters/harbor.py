@@ -133,6 +133,16 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
         require_none([why for task in tasks for why in self._lacks(task, settings)])
         self._building: dict[str, asyncio.Lock] = {}
         super().__init__(settings)
+        if self.runs_agent and not getattr(self._harness, "takes_mcp_servers", False):
+            require_none(
+                [
+                    f"{task.name} has MCP servers (environment.mcp_servers), which harness "
+                    f"{self._harness.name!r} cannot be given; choose harness 'command', with "
+                    "{mcp_config} in its argv"
+                    for task in tasks
+                    if task.image.table.mcp_servers
+                ]
+            )
         if not self._is_local and not self._harness.requirements:
             self._python = "python3"
         self._require_room()
@@ -183,6 +193,7 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
             environment=self._variables(task.image),
             timeout_s=self._agent_s(task.steps[index]),
             opens_endpoint=self.config.sandbox in ("local", "docker"),
+            mcp_servers={one.name: one.entry() for one in task.image.table.mcp_servers},
         )
 
     @setup
@@ -262,6 +273,7 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
         """Return what this machine, or the chosen sandbox, lacks for a task."""
         values = [image.table.env for image in task.images]
         values += [step.verifier_env for step in task.steps]
+        values += [server.variables for server in task.image.table.mcp_servers]
         found = [
             f"{task.name} needs the variable {name}, which is not set or not granted; set it, and "
             f"link with --secret {name}"

@@ -27,6 +27,7 @@ from pydantic import (
 from telescope_core.base.errors import ConfigError, EnvironmentLoadError, unknown_name
 
 _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
+_HEADER_VARIABLE = re.compile(r"\$\{[^}]+\}")
 _SIZE = re.compile(r"([0-9.]+)\s*([KMG])I?B?", re.IGNORECASE)
 _MB_OF = {"K": 1 / 1024, "M": 1, "G": 1024}
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
@@ -67,6 +68,40 @@ class _Agent(_Phase):
     timeout_sec: float | None = Field(default=None, gt=0)
 
 
+class McpServer(_Table):
+    """An MCP server that the agent uses from its sandbox."""
+
+    name: str
+    transport: Literal["stdio", "sse", "http", "streamable-http"] = "sse"
+    url: str = ""
+    command: str = ""
+    args: list[str] = []
+    headers: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _can_be_reached(self) -> "McpServer":
+        needed = "command" if self.transport == "stdio" else "url"
+        if not getattr(self, needed):
+            raise ValueError(f"an MCP server with transport {self.transport!r} needs a {needed}")
+        return self
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables in its headers, as they stand there."""
+        found = [_HEADER_VARIABLE.findall(value) for value in self.headers.values()]
+        return {text: text for texts in found for text in texts}
+
+    def entry(self) -> dict[str, object]:
+        """Return the server as programs read it; raises ConfigError for a variable not set."""
+        if self.transport == "stdio":
+            return {"command": self.command, "args": self.args}
+        values, headers = resolved(self.variables), dict(self.headers)
+        for text, value in values.items():
+            headers = {name: given.replace(text, value) for name, given in headers.items()}
+        kind = "sse" if self.transport == "sse" else "http"
+        return {"type": kind, "url": self.url, "headers": headers}
+
+
 class _Environment(_Table):
     build_timeout_sec: float = Field(default=600.0, gt=0)
     docker_image: str | None = None
@@ -80,7 +115,7 @@ class _Environment(_Table):
     network_mode: Literal["public", "no-network", "allowlist"] = "public"
     env: dict[str, str] = {}
     skills_dir: str | None = None
-    mcp_servers: list[Any] = []
+    mcp_servers: list[McpServer] = []
     healthcheck: HealthCheck | None = None
 
     @model_validator(mode="before")
@@ -457,7 +492,6 @@ def _unplayed(task: HarborTask) -> list[str]:
             "brings a conversation to go on with (trajectory.json)",
             any((folder / "trajectory.json").exists() for folder in folders),
         ),
-        ("needs MCP servers (environment.mcp_servers)", environment.mcp_servers),
         ("needs skills (environment.skills_dir)", environment.skills_dir),
         (
             "collects what other containers hold (verifier.collect, artifacts)",

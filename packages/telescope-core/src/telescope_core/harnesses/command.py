@@ -7,7 +7,8 @@ from pathlib import Path
 from telescope_core.base.errors import ConfigError
 from telescope_core.harnesses.protocol import AGENT_FOLDER, AgentProgram, AgentTask
 
-_PLACES = ("{task}", "{base_url}", "{api_key}", "{model}", "{max_turns}")
+_PLACES = ("{task}", "{base_url}", "{api_key}", "{model}", "{max_turns}", "{mcp_config}")
+_MCP_CONFIG = f"{AGENT_FOLDER}/mcp.json"
 
 
 class CommandHarness:
@@ -27,6 +28,7 @@ class CommandHarness:
     ) -> None:
         """`{task}`, `{base_url}`, `{api_key}`, `{model}` and `{max_turns}` in `argv` are filled in.
 
+        `{mcp_config}` is a JSON file whose `mcpServers` are the MCP servers of the task.
         `files` are written before the start. The variables are OPENAI_BASE_URL, OPENAI_API_BASE,
         OPENAI_API_KEY, OPENAI_MODEL, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, ANTHROPIC_MODEL and
         TASK, and those of `environment`. Without an `answer_file` the answer is what the program
@@ -42,13 +44,17 @@ class CommandHarness:
         self._files = dict(files or {})
         self._answer_file = answer_file
         self.offers_tools = offers_tools
+        self.takes_mcp_servers = any("{mcp_config}" in word for word in self._argv)
 
     def program(self, task: AgentTask) -> AgentProgram:
         """Return the command with its placeholders filled in."""
+        files = dict(self._files)
+        if self.takes_mcp_servers:
+            files[_MCP_CONFIG] = json.dumps({"mcpServers": task.mcp_servers})
         return AgentProgram(
             argv=tuple(_filled(word, task) for word in self._argv),
             environment={**endpoint_variables(task), "TASK": task.text, **self._environment},
-            files=self._files,
+            files=files,
             answer_file=self._answer_file,
         )
 
@@ -94,7 +100,10 @@ def own_program(task: AgentTask, source: str, options: Mapping[str, object]) -> 
 
 
 def _filled(word: str, task: AgentTask) -> str:
-    values = (task.text, task.base_url, task.api_key, task.model, str(task.max_turns))
+    values = (
+        *(task.text, task.base_url, task.api_key, task.model, str(task.max_turns)),
+        _MCP_CONFIG,
+    )
     # One pass over the word, so that a task with a place in its text is not filled in again.
     parts: list[str] = []
     while word:

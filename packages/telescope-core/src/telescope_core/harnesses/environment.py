@@ -65,6 +65,10 @@ class AgentPlace:
     """Seconds after which the program is ended; its result up to then is scored."""
     opens_endpoint: bool
     """Whether the endpoint must be opened to the sandbox, because it has no other network."""
+    mcp_servers: Mapping[str, Mapping[str, object]] = field(
+        default_factory=dict[str, Mapping[str, object]]
+    )
+    """See `AgentTask.mcp_servers`."""
 
 
 class AgentEnvironment(Environment):
@@ -159,6 +163,7 @@ class AgentEnvironment(Environment):
                     model=endpoint.model,
                     python=self._python,
                     max_turns=self.config.max_turns,
+                    mcp_servers=place.mcp_servers,
                 )
             )
             files = dict(program.files)

@@ -26,6 +26,11 @@ class AgentTask:
     """The interpreter that has the harness's packages."""
     max_turns: int
     """Most requests to the model, for programs that can count them."""
+    mcp_servers: Mapping[str, Mapping[str, object]] = field(
+        default_factory=dict[str, Mapping[str, object]]
+    )
+    """MCP servers that the program shall use, by name: `command` and `args` of one that it starts,
+    or `type` (`http` or `sse`), `url` and `headers` of one that runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +49,8 @@ class Harness(Protocol):
     """One agent program; an entry point of the group `telescope.harnesses` names its class.
 
     The class may also have `excluded`, a tuple of packages that its requirements ask for and the
-    program never imports as it is run here: they are not installed.
+    program never imports as it is run here: they are not installed. And it may have
+    `takes_mcp_servers`, whether its program uses those of the task; without it, it does not.
     """
 
     @property
