@@ -1,5 +1,7 @@
 """`telescope ui` as a program: it says where it is, ends when asked, and writes static folders."""
 
+import base64
+import gzip
 import http.client
 import json
 import re
@@ -7,7 +9,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from html import unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +20,7 @@ from tests.ui.recorded import MARKUP, write_run
 
 from telescope_cli.main import main
 from telescope_core.base.errors import ConfigError
-from telescope_ui.web.export import export_runs
+from telescope_ui.web.export import export_one_file, export_runs
 
 CODE = "from telescope_cli.main import main; main()"
 LIMIT_S = 60
@@ -63,7 +66,10 @@ def test_it_says_where_it_is_and_ends_when_it_is_interrupted(place, options, hos
     [
         (["nowhere"], ["nowhere: "]),
         (["--host", "192.0.2.1"], ["192.0.2.1 port 8353"]),
-        (["--rollouts", "3"], ["--rollouts", "--export DIR"]),
+        (["--rollouts", "3"], ["--rollouts", "--export PATH"]),
+        (["--one-file"], ["--one-file", "--export PATH"]),
+        (["--one-file", "--export", "runs"], ["runs is a folder"]),
+        (["--one-file", "--export", "runs/quickstart/run.json"], ["run.json exists", "--force"]),
         (["--export", "page", "--port", "80"], ["--port", "--export"]),
         (["--export", "runs"], ["runs exists", "--export"]),
         (["other"], ["nothing in other is a run or an eval", "telescope train"]),
@@ -157,8 +163,79 @@ def test_an_interrupted_export_opens_and_is_written_anew(place, after):
         export_runs([Path("runs")], Path("runs"), num_rollouts=6, replaces=True)
 
 
-def read_page(found, address):
-    path = Path("page") / found["pages"][address]
+def test_one_file_has_the_pages_that_a_folder_has_and_loads_nothing(place):
+    export_runs([Path("runs")], Path("page"), num_rollouts=12)
+    folder = read_script(Path("page/export.js"), "window.TELESCOPE_EXPORT = ")
+    done = export_one_file([Path("runs")], Path("page.html"), num_rollouts=12)
+    text = done.page.read_text(encoding="utf-8")
+    script = re.search(r"<script>window.TELESCOPE_EXPORT = (.*);</script>", text)
+    found = json.loads(script[1])
+    data = json.loads(gzip.decompress(base64.b64decode(found["packed"])))
+    assert data.keys() == folder["pages"].keys()
+    assert found["first"] == "/runs/quickstart"
+    rollouts = data["/runs/quickstart/rollouts"]
+    assert (len(rollouts["columns"]["address"]), rollouts["total"]) == (12, 36)
+    assert data["/runs/quickstart"]["verdict"] == read_page(folder, "/runs/quickstart")["verdict"]
+    # Nothing that a model wrote is markup, and nothing is loaded from anywhere.
+    assert "<img src=x" not in text
+    assert not re.search(r"""(src|href)=["']?(?!data:|x\b)[\w/]""", text.partition("<script>")[0])
+    # Without scripts, the report of core is shown.
+    plain = text.partition("<noscript>")[2].partition("</noscript>")[0]
+    assert data["/runs/quickstart"]["verdict"]["text"] in unescape(plain)
+    with pytest.raises(ConfigError, match="--force"):
+        export_one_file([Path("runs")], Path("page.html"), num_rollouts=12)
+    export_one_file([Path("runs")], Path("page.html"), num_rollouts=0, replaces=True)
+    assert len(done.page.read_text()) < len(text)
+    write_run(place / "runs" / "second", steps=1)
+    with pytest.raises(ConfigError, match="2 runs and 0 evals"):
+        export_one_file([Path("runs")], Path("two.html"), num_rollouts=0)
+
+
+def test_an_export_of_few_rollouts_has_bad_ones_too(place):
+    """Of the best of each step alone, a run would seem to have no failure."""
+    export_runs([Path("runs")], Path("all"), num_rollouts=100)
+    export_runs([Path("runs")], Path("few"), num_rollouts=6)
+    best: dict[tuple[int, str], float] = {}
+    found: dict[str, list[tuple[int, str, float | None]]] = {}
+    for name in ("all", "few"):
+        exported = read_script(Path(name, "export.js"), "window.TELESCOPE_EXPORT = ")
+        columns = read_page(exported, "/runs/quickstart/rollouts", name)["columns"]
+        rows = zip(columns["step"], columns["environment"], columns["reward"], strict=True)
+        found[name] = list(rows)
+    for step, environment, reward in found["all"]:
+        best[step, environment] = max(best.get((step, environment), 0.0), reward or 0.0)
+    assert len(found["few"]) == 6
+    is_best = [reward == best[step, name] for step, name, reward in found["few"]]
+    assert True in is_best
+    assert False in is_best
+
+
+def test_the_report_of_a_run_has_its_pages_where_they_can_be_written(place, monkeypatch, capsys):
+    report = Path("runs/quickstart/report.html")
+
+    def told() -> str:
+        with suppress(SystemExit):
+            main(["eval", "--report", "runs/quickstart"])
+        said = capsys.readouterr()
+        assert "Report: runs/quickstart/report.html" in said.out
+        return said.err
+
+    assert not told()
+    assert "TELESCOPE_EXPORT" in report.read_text()
+    with monkeypatch.context() as without:
+        without.setattr("telescope_cli.run_report.find_spec", lambda name: None)
+        assert not told()
+    plain = report.read_text()
+    assert "Sample rollouts" in plain
+    assert "TELESCOPE_EXPORT" not in plain
+    Path("file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "file"))
+    assert "XDG_CACHE_HOME" in told()
+    assert "Sample rollouts" in report.read_text()
+
+
+def read_page(found, address, folder="page"):
+    path = Path(folder) / found["pages"][address]
     return read_script(path, f"window.TELESCOPE_EXPORT.loaded[{json.dumps(address)}] = ")
 
 

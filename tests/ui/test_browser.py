@@ -20,7 +20,7 @@ from tests.ui.test_first_page import write_kind
 from telescope_core.records import RunFolder
 from telescope_core.types import Message
 from telescope_ui.index.search import Search
-from telescope_ui.web.export import export_runs
+from telescope_ui.web.export import export_one_file, export_runs
 
 pytestmark = pytest.mark.slow
 
@@ -316,6 +316,31 @@ def test_an_exported_folder_opens_without_a_server(tmp_path, page, recorded_fold
     page.until(f"{SETTLED} && document.querySelector('main h1').innerText.startsWith('Rollout ')")
     assert not page.evaluate("!!document.querySelector('.trouble[role=alert]')"), page.text()
     assert not page.complaints
+
+
+def test_one_file_opens_with_scripts_and_without(tmp_path, page, recorded_folder):
+    target = tmp_path / "first.html"
+    export_one_file([recorded_folder / "first"], target, num_rollouts=12)
+    page.open("about:blank")
+    page.complaints.clear()
+    page.open(target.as_uri())
+    page.until(f"document.title !== '' && {SETTLED} && !!document.querySelector('.run-verdict')")
+    for address in ("", "/timeline", "/infra", "/evals", "/logs", "/config", "/rollouts"):
+        page.evaluate(f"location.hash = '#/runs/first{address}'")
+        page.until(SETTLED)
+        assert not page.evaluate("!!document.querySelector('.trouble[role=alert]')"), page.text()
+    page.until(f"{SETTLED} && document.body.innerText.includes('12 of the 36 rollouts')")
+    page.click("a.name")
+    page.until(f"{SETTLED} && document.querySelector('main h1').innerText.startsWith('Rollout ')")
+    assert not page.complaints
+    page.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        page.open(target.as_uri())
+        page.call("Emulation.setScriptExecutionDisabled", value=False)
+        assert "Held-out" in page.text()
+        assert page.evaluate("document.querySelectorAll('noscript svg').length") > 0
+    finally:
+        page.call("Emulation.setScriptExecutionDisabled", value=False)
 
 
 def test_two_runs_are_compared_down_to_a_rollout_of_the_same_example(page, ui):

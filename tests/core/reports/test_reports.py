@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from telescope_core.base.environment_record import EnvironmentRecord
+from telescope_core.diagnosis import History, diagnose
 from telescope_core.evals import EvalSettings, write_result
 from telescope_core.evals.result import result_of
 from telescope_core.protocols import EnvironmentPlace
@@ -181,6 +182,15 @@ def test_report_parses_and_holds_the_numbers(run):
     assert checked.tags.count("article") == 32
     assert {"step", "reward", "status"} <= set(text.split())
     assert "environments[1].name" in text
+
+
+def test_the_report_names_what_is_wrong(tmp_path):
+    run = RunFolder.create(tmp_path / "run", config={})
+    for step in range(1, 9):
+        run.log_metrics({"step": step, "truncated/fraction": 0.9, "reward/mean": 0.5})
+    found = diagnose(History.of_rows(run.metrics()))[0]
+    text = " ".join(Checker(write_train_report(run).read_text()).text)
+    assert all(fact in text for fact in (found.rule, "since 1", found.cause, found.remedy))
 
 
 def test_the_curve_is_of_all_that_was_sampled_where_groups_were_rejected(tmp_path):

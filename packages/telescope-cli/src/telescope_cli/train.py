@@ -2,10 +2,12 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from telescope_cli.run_report import write_run_report
 from telescope_cli.watch import find_run, run_names
 from telescope_core.base.errors import ConfigError
 from telescope_core.records import RunFolder
@@ -95,6 +97,7 @@ def train_command(
     from telescope_train.run import run_training
 
     summary = run_training(prepared)
+    write_run_report(RunFolder(Path(summary["report"]).parent))
     if as_json:
         typer.echo(json.dumps(summary, indent=2))
 

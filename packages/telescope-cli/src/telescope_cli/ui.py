@@ -1,4 +1,4 @@
-"""`telescope ui`: show runs on one local page, or write them as a folder that needs no server."""
+"""`telescope ui`: show runs on one local page, or write them as pages that need no server."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,8 +15,8 @@ _OF_SERVERS = {
     "no_open": "--no-open",
     "as_json": "--json",
 }
-"""Options that mean nothing where no server is started."""
-_OF_EXPORTS = {"rollouts": "--rollouts", "force": "--force"}
+"""Options without meaning if no server is started."""
+_OF_EXPORTS = {"one_file": "--one-file", "rollouts": "--rollouts", "force": "--force"}
 
 
 def ui_command(
@@ -51,18 +51,27 @@ def ui_command(
     ] = False,
     export: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write the pages to a new folder, and start no server."),
+        typer.Option(
+            metavar="PATH", help="Write the pages to a new folder PATH, and start no server."
+        ),
     ] = None,
+    one_file: Annotated[
+        bool,
+        typer.Option(
+            "--one-file", help="With --export: write the pages of one run to one file PATH."
+        ),
+    ] = False,
     rollouts: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=0,
             max=20000,
-            help="Rollouts of each run, spread over its steps, and of each eval, in an export.",
+            help="Rollouts of each run, spread over its steps, and of each eval, in an export; by "
+            "default 500, and 40 in one file.",
         ),
-    ] = 500,
+    ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Write an export anew that is in DIR already.")
+        bool, typer.Option("--force", help="Write an export anew that is in PATH already.")
     ] = False,
 ) -> None:
     """Show runs and evals in the browser: curves, rollouts, tokens, timelines, meters, logs.
@@ -80,18 +89,21 @@ def ui_command(
       telescope ui runs/quickstart ../other/runs --port 8123 --no-open
 
       telescope ui runs/quickstart --export quickstart-page
+
+      telescope ui runs/quickstart --export quickstart.html --one-file
     """
-    from telescope_ui.web.export import export_runs
+    from telescope_ui.web.export import IN_FOLDER, IN_ONE_FILE, export_one_file, export_runs
     from telescope_ui.web.serve import serve
 
     _require_used(context, is_export=export is not None)
     chosen = folders or [Path("runs")]
     if export is not None:
+        write, num = (export_one_file, IN_ONE_FILE) if one_file else (export_runs, IN_FOLDER)
+        num = num if rollouts is None else rollouts
         with progress_of("writing the export", unit="pages") as on_progress:
-            written = export_runs(
-                chosen, export, num_rollouts=rollouts, replaces=force, tell=on_progress
-            )
-        typer.echo(f"wrote {written.num_pages} pages: open {written.page}")
+            written = write(chosen, export, num_rollouts=num, replaces=force, tell=on_progress)
+        size = f" in {written.page.stat().st_size / 1e6:.2f} MB" if one_file else ""
+        typer.echo(f"wrote {written.num_pages} pages{size}: open {written.page}")
         return
     serve(
         chosen,
@@ -104,10 +116,10 @@ def ui_command(
 
 
 def _require_used(context: typer.Context, *, is_export: bool) -> None:
-    """Raise ConfigError for an option that was given and would be ignored."""
+    """Raise ConfigError for a given option that would be ignored."""
     ignored = _OF_SERVERS if is_export else _OF_EXPORTS
     for name, option in ignored.items():
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            why = "with --export, which starts no server" if is_export else "without --export DIR"
+            why = "with --export, which starts no server" if is_export else "without --export PATH"
             raise ConfigError(f"{option} has no effect {why}")

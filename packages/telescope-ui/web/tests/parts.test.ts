@@ -226,7 +226,7 @@ test("an export answers the filters that it can, and names those that it cannot"
     },
   };
   const found = (query: string) =>
-    (narrowed("/runs/r/rollouts", page, new URLSearchParams(query)) as typeof page & { num_of_run: number });
+    (narrowed("/runs/r/rollouts", page, new URLSearchParams(query)) as typeof page & { num_of_run: number; num_of_export: number });
   const cases: [string, string[]][] = [
     ["", ["/3a", "/3b", "/2a", "/1a"]],
     ["step_from=2&step_to=2", ["/2a"]],
@@ -241,7 +241,8 @@ test("an export answers the filters that it can, and names those that it cannot"
     ["sort=-reward&limit=2&offset=1", ["/1a", "/3b"]],
   ];
   for (const [query, addresses] of cases) assert.deepEqual(found(query).columns.address, addresses, query);
-  assert.deepEqual([found("step_to=1").total, found("step_to=1").num_of_run], [1, 1000]);
+  const narrow = found("step_to=1");
+  assert.deepEqual([narrow.total, narrow.num_of_export, narrow.num_of_run], [1, 4, 1000]);
   assert.deepEqual(unanswered("/runs/r/rollouts", new URLSearchParams("step_from=2&q=x&server=y")), ["q", "server"]);
   assert.deepEqual(unanswered("/runs/r/timeline", new URLSearchParams("from=1&to=2")), []);
   assert.deepEqual(unanswered("/runs/r", new URLSearchParams("section=reward&from=3&other=1")), ["other"]);

@@ -15,8 +15,8 @@ from telescope_cli.eval.view import (
     format_interval,
     print_result,
     print_unreadable,
-    stderr_console,
 )
+from telescope_cli.run_report import write_run_report
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import JsonValue
 from telescope_core.evals import EvalFolder
@@ -24,7 +24,7 @@ from telescope_core.evals.folder import result_to_json
 from telescope_core.records import RunFolder
 from telescope_core.records.files import plain
 from telescope_core.records.identity import RunInfo, RunState
-from telescope_core.reports import RunOverview, overview_of, sparkline, write_train_report
+from telescope_core.reports import RunOverview, overview_of, sparkline
 from telescope_core.reports.before_after import before_and_after
 from telescope_core.reports.verdict import RunVerdict, run_verdict
 
@@ -39,7 +39,12 @@ def show_folder(path: Path, *, as_json: bool) -> None:
         run = RunFolder.open(path)
         _show_run(overview_of(run), run_verdict(run), as_json=as_json)
         if not as_json:
-            _refresh_report(run)
+            # A killed run may not have written its own.
+            report = write_run_report(run)
+            if report is not None:
+                Console(width=WIDTH, highlight=False).print(
+                    Text(f"Report: {report}"), soft_wrap=True
+                )
     else:
         raise ConfigError(
             f"{path} holds neither a run (run.json) nor an eval (eval.json); "
@@ -92,16 +97,6 @@ def _show_run(overview: RunOverview, verdict: RunVerdict, *, as_json: bool) -> N
         console.print(_eval_table(overview))
     if overview.unfinished_evals:
         console.print(f"evals without a result: {', '.join(overview.unfinished_evals)}")
-
-
-def _refresh_report(run: RunFolder) -> None:
-    """Write report.html of `run` again, because a killed run may not have written its own."""
-    try:
-        path = write_train_report(run)
-    except OSError as error:
-        stderr_console().print(Text(f"report.html was not written: {error}"), soft_wrap=True)
-        return
-    Console(width=WIDTH, highlight=False).print(Text(f"Report: {path}"), soft_wrap=True)
 
 
 def _state_line(info: RunInfo, state: RunState) -> Text:

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from telescope_core.diagnosis import History, diagnose
 from telescope_core.records.files import write_text
 from telescope_core.records.identity import RunState
 from telescope_core.records.run_folder import RunFolder
@@ -20,6 +21,7 @@ from telescope_core.reports.train_sections import (
     environment_names,
     eval_section,
     evidence_section,
+    finding_section,
     format_duration,
     reward_section,
     sample_section,
@@ -31,11 +33,18 @@ from telescope_core.reports.verdict import run_verdict
 
 def write_train_report(run: RunFolder) -> Path:
     """Write `report.html` of `run` and return its path."""
+    write_text(run.report_path, html.page(f"{run.info().name} - Telescope run", train_report(run)))
+    return run.report_path
+
+
+def train_report(run: RunFolder) -> list[str]:
+    """Return the parts of the report of `run`, one after the other, as HTML without a frame."""
     rows = run.metrics()
     overview = overview_of(run)
     changes = before_and_after(overview.evals)
-    parts = [
+    return [
         _header(run, overview, rows),
+        finding_section(diagnose(History.of_rows(rows))),
         reward_section(rows),
         eval_section(changes, environment_names(rows), run.eval_points()),
         time_section(rows),
@@ -43,8 +52,6 @@ def write_train_report(run: RunFolder) -> Path:
         sample_section(run),
         settings_section(run, overview),
     ]
-    write_text(run.report_path, html.page(f"{overview.info.name} - Telescope run", parts))
-    return run.report_path
 
 
 def _header(run: RunFolder, overview: RunOverview, rows: Sequence[Mapping[str, Any]]) -> str:

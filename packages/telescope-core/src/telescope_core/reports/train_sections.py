@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from telescope_core.diagnosis import Finding
 from telescope_core.evals.stats import Estimate
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_core.records.rows import RolloutRow
@@ -30,9 +31,9 @@ TIME_PARTS = (
     ("time/sync_s", "weight sync to servers"),
     ("time/wait_s", "everything else"),
 )
-"""Metrics that add up to the time of a step, with their names in the report."""
+"""Metrics whose sum is the time of a step, with their labels."""
 _MOST_POINTS = 12
-"""Evals between the first and the last that are drawn of each environment."""
+"""Most evals of an environment that are drawn between the first and the last."""
 _KINDS = {
     "kept": "kept",
     "discarded": "discarded",
@@ -40,7 +41,7 @@ _KINDS = {
     "cancelled": "canceled",
     "truncated": "truncated",
 }
-"""Kinds of rollouts by which the filter finds them, beside their step."""
+"""Kinds of rollouts in the filter, beside their step."""
 _CURVES = (
     ("entropy", "Entropy", "nats per token"),
     ("grad_norm", "Gradient norm", "before clipping"),
@@ -49,6 +50,23 @@ _CURVES = (
     ("staleness/mean", "Staleness", "weight versions, mean"),
     ("loss/total", "Loss", ""),
 )
+
+
+def finding_section(findings: Sequence[Finding]) -> str:
+    """Return what is wrong with the run by the rules of `telescope doctor`."""
+    if not findings:
+        return ""
+    rows = [
+        (
+            f"{one.rule} in {one.environment}" if one.environment else one.rule,
+            f"{one.first_step} to {one.last_step}" if one.is_over else f"since {one.first_step}",
+            one.cause,
+            one.remedy,
+        )
+        for one in findings
+    ]
+    head = ["finding", "steps", "what is seen", "what to do"]
+    return f"<h2>What is wrong</h2>{html.table(head, rows, num_text_columns=len(head))}"
 
 
 def environment_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -102,7 +120,7 @@ def _edge_note(values: Sequence[float | None]) -> str:
 def eval_section(
     changes: Sequence[BeforeAfter], environments: Sequence[str], points: Sequence[EvalPoint] = ()
 ) -> str:
-    """Return the held-out estimates with their intervals, and which of `points` are not sound."""
+    """Return the held-out estimates with intervals, and those of `points` that are not sound."""
     if not changes:
         return f"<h2>Held-out evals</h2>{_unsound(points)}" if _unsound(points) else ""
     figures: list[str] = []
@@ -135,7 +153,7 @@ def eval_section(
 
 
 def _thinned(points: list[tuple[Moment, Estimate]]) -> list[tuple[Moment, Estimate]]:
-    """Return the first and the last point, and at most `_MOST_POINTS` in between, evenly."""
+    """Return the first and the last point, and at most `_MOST_POINTS` evenly spaced between."""
     between = points[1:-1]
     every = -(-len(between) // _MOST_POINTS) or 1
     return [*points[:1], *between[::-1][::every][::-1], *points[1:][-1:]]
@@ -150,7 +168,7 @@ def _unsound(points: Sequence[EvalPoint]) -> str:
 
 
 def time_section(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return how the time of the steps was spent."""
+    """Return the division of the steps' time."""
     seconds = [(text, sum(v or 0.0 for v in column(rows, key))) for key, text in TIME_PARTS]
     total = sum(size for _, size in seconds)
     if not total:

@@ -56,8 +56,8 @@ def spread(index: RunIndex, num: int) -> JsonObject:
     """Return the columns of about `num` rollouts of all steps and environments, newest step first.
 
     Each environment in each step gives the best, the worst, the first, the last, the second best
-    and so on, as many as there is room for. If there are more steps than room, some are left out
-    evenly.
+    and so on, as many as there is room for; in every other step the worst comes before the best.
+    If there are more steps than room, some are left out evenly.
     """
     newest = "FROM {rollouts} WHERE NOT is_replaced"
     steps = sorted(index.rows(f"SELECT step, count(DISTINCT environment) {newest} GROUP BY 1"))
@@ -77,12 +77,13 @@ def spread(index: RunIndex, num: int) -> JsonObject:
         f"{place} {order}) AS first, "
         f'{place} environment DESC, group_id DESC, "index" DESC, attempt DESC) AS last '
         f"{newest} AND step IN (SELECT unnest(?))), "
-        f"turns AS (SELECT id, {place} least(4 * best, 4 * worst + 1, 4 * first + 2, "
-        f"4 * last + 3), {order}) AS turn FROM placed) "
+        "odd AS (SELECT *, list_position(?, step) % 2 AS is_odd FROM placed), "
+        f"turns AS (SELECT id, {place} least(4 * best + 1 - is_odd, 4 * worst + is_odd, "
+        f"4 * first + 2, 4 * last + 3), {order}) AS turn FROM odd) "
         f"SELECT {', '.join(map(quoted, names))} FROM {{rollouts}} WHERE rowid IN "
         f"(SELECT id FROM turns WHERE turn <= ?) ORDER BY {_ORDER}"
     )
-    return as_columns(names, index.rows(sql, [chosen, max(1, num // pairs)]))
+    return as_columns(names, index.rows(sql, [chosen, chosen, max(1, num // pairs)]))
 
 
 def as_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> JsonObject:

@@ -1,16 +1,26 @@
-"""Writes runs as a static folder: the front end, and the data of each page as a script.
+"""Writes runs as a static folder, or one run as one file: the front end, and the data of its pages.
 
-A page opened from a file may load scripts beside it, and nothing else, so data are scripts too.
+A page opened from a file may load scripts beside it, and nothing else, so in a folder data are
+scripts too. In one file they stand in the page, packed.
 """
 
+import base64
+import gzip
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
+from html import escape
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import duckdb
+
 from telescope_core.base.errors import ConfigError, TelescopeError
+from telescope_core.records.files import write_text
 from telescope_core.records.identity import now
+from telescope_core.reports.style import PAGE_STYLE
+from telescope_core.reports.train_report import train_report
 from telescope_ui.base.answers import JsonObject, as_json, error_body, status_of
 from telescope_ui.base.parameters import (
     CompareParameters,
@@ -52,13 +62,19 @@ _MAX_COMPARED = 12
 _LOG_LINES = 5000
 _ABOUT = "export.js"
 _BEGIN = b"window.TELESCOPE_EXPORT = "
+IN_FOLDER, IN_ONE_FILE = 500, 40
+"""Rollouts of a run, and of each of its evals, where no number is given."""
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+)
+"""The page of one file can load nothing, whatever a model wrote into it."""
 
 Page = tuple[str, Callable[[], JsonObject]]
 Asked = TypeVar("Asked", bound=CurveParameters)
 
 
 class Exported(NamedTuple):
-    """What was written."""
+    """Result of an export."""
 
     page: Path
     num_pages: int
@@ -74,17 +90,14 @@ def export_runs(
 ) -> Exported:
     """Write the runs in `folders` to `target`, which is new or empty.
 
-    About `num_rollouts` of each run are written, of all steps, with their groups and examples, and
-    as many of each eval. `replaces`: an export that is there goes first; one that was interrupted
-    always does. `tell` hears how many pages are written, of how many. What is written opens from
-    the beginning, so that an export that is interrupted can be read as far as it got.
+    It holds the pages of about `num_rollouts` of each run, over all steps, with their groups and
+    examples, and as many of each eval. `replaces`: remove an existing export first; an interrupted
+    one is always removed. `tell` is called with the number of pages written and the total. Pages
+    can be opened from the beginning, so that an interrupted export can be read as far as it got.
     """
     _require_room(target, replaces=replaces)
     page = _page()
-    database = Database(cache_folder())
-    runs: Runs | None = None
-    try:
-        runs = Runs(folders, database)
+    with _opened(folders) as (runs, database):
         found = list(_pages(runs, database, num_rollouts))
         places = {address: f"data/{at:06d}.js" for at, (address, _) in enumerate(found, 1)}
         # Only now, as the runs can be read, goes what an export left there. What is written first
@@ -104,12 +117,86 @@ def export_runs(
             place = target / places[address]
             place.write_bytes(content % (key, _as_script(as_json(_data(data)))))
         tell(len(found), len(found))
-    finally:
-        if runs is not None:
-            runs.close()
-        database.close()
     _write_about(target, {**about, "is_complete": True})
     return Exported(target / "index.html", len(places))
+
+
+def export_one_file(
+    folders: Sequence[Path],
+    target: Path,
+    *,
+    num_rollouts: int,
+    replaces: bool = False,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> Exported:
+    """Write the only run in `folders` to the file `target`, which loads nothing else.
+
+    It has the same pages as `export_runs` writes. A browser without scripts shows the report that
+    core writes. `replaces`: a file that is there is written anew. Raises TelescopeError where a
+    file of the run cannot be read.
+    """
+    if target.is_dir():
+        raise ConfigError(f"{target} is a folder; --one-file needs the name of a file")
+    if target.exists() and not replaces:
+        raise ConfigError(f"{target} exists; choose another --export, or --force writes it anew")
+    try:
+        with _opened(folders) as (runs, database):
+            there, evals = runs.all(), runs.evals()
+            if len(there) != 1 or evals:
+                raise ConfigError(
+                    f"--one-file needs the folder of one run, got {len(there)} runs and "
+                    f"{len(evals)} evals; name one run, or write a folder without --one-file"
+                )
+            run = there[0]
+            found = list(_pages(runs, database, num_rollouts))
+            data: dict[str, JsonObject] = {}
+            for address, page in found:
+                tell(len(data), len(found))
+                data[address] = _data(page)
+            tell(len(found), len(found))
+            write_text(target, _one_file(run, data))
+    except duckdb.Error as error:
+        raise TelescopeError(f"a file of the run cannot be read: {error}") from error
+    return Exported(target, len(data))
+
+
+@contextmanager
+def _opened(folders: Sequence[Path]) -> Generator[tuple[Runs, Database]]:
+    database = Database(cache_folder())
+    try:
+        runs = Runs(folders, database)
+        try:
+            yield runs, database
+        finally:
+            runs.close()
+    finally:
+        database.close()
+
+
+def _one_file(run: OneRun, data: Mapping[str, JsonObject]) -> str:
+    """Return the page: the front end, the data of its pages, and a report without scripts."""
+    packed = base64.b64encode(gzip.compress(as_json(data), mtime=0)).decode()
+    about: JsonObject = {
+        **{"format": FORMAT, "created_at": now(), "is_complete": True, "first": run.address()},
+        **{"pages": {}, "loaded": {}, "packed": packed},
+    }
+    style, program = ((STATIC / name).read_text(encoding="utf-8") for name in ("app.css", "app.js"))
+    assert "</script" not in program, "the program of the front end can stand in a page"
+    icon = base64.b64encode((STATIC / "icon.svg").read_bytes()).decode()
+    parts = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        f'<meta http-equiv="content-security-policy" content="{_POLICY}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(run.info().name)} - Telescope</title>",
+        f'<link rel="icon" href="data:image/svg+xml;base64,{icon}">',
+        f'<style>{style}</style>\n</head>\n<body>\n<div id="app"></div>',
+        f"<noscript><style>{PAGE_STYLE}</style><main>",
+        *train_report(run.folder),
+        "</main></noscript>",
+        f"<script>{(_BEGIN + _as_script(as_json(about))).decode()};</script>",
+        f"<script>{program}</script>\n</body>\n</html>\n",
+    )
+    return "\n".join(parts)
 
 
 def _require_room(target: Path, *, replaces: bool) -> None:
@@ -199,7 +286,7 @@ def _pages_of(run: OneRun, database: Database, num_rollouts: int) -> Iterator[Pa
 
 
 def _eval_rollouts(run: OneRun, database: Database, folder: str, num: int) -> Iterator[Page]:
-    """Yield rollouts of an eval: one of each example first, which its page leads to."""
+    """Yield rollouts of an eval; first one of each example, to which its page links."""
     rows = [placed.row for placed in rows_of(EvalPlace(run.path, folder))]
     seen: set[str] = set()
     first = [not (row.example_id in seen or seen.add(row.example_id)) for row in rows]

@@ -1,4 +1,4 @@
-/** The data of pages: asked of the server, or read from the scripts of an exported folder. */
+/** The data of pages: asked of the server, or read from an export, which is a folder of scripts or one file. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { canonical, dataAddress, joined, parseAddress } from "./address.ts";
@@ -47,6 +47,17 @@ async function loadServed(address: string, signal?: AbortSignal): Promise<unknow
   }
 }
 
+/** Read the data of all pages, where they stand in the file of an export. */
+export async function unpack(): Promise<void> {
+  const all = exported();
+  if (!all?.packed) return;
+  const bytes = Uint8Array.from(atob(all.packed), (one) => one.charCodeAt(0));
+  const text = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  all.loaded = (await new Response(text).json()) as Record<string, unknown>;
+  all.pages = Object.fromEntries(Object.keys(all.loaded).map((address) => [address, ""]));
+  delete all.packed;
+}
+
 /** The page of an export that answers `address`, and what of the address it cannot answer. */
 function exportedPage(all: Export, address: string): { page: string; missing: string[] } | null {
   const { path: asked, query } = parseAddress(address);
@@ -80,14 +91,14 @@ async function loadExported(address: string): Promise<unknown> {
   if (path === "/difference") return differenceOf(query.get("left") ?? "", query.get("right") ?? "");
   const found = all ? exportedPage(all, address) : null;
   if (!all || !found) {
-    throw new DataError("this page is not part of the exported folder; telescope ui on the run folder has it", 404);
+    throw new DataError("this page is not part of the export; telescope ui on the run folder has it", 404);
   }
   const { page, missing } = found;
   if (missing.length) {
     const names = missing.join(", ");
-    throw new DataError(`the exported folder has this page without ${names}; telescope ui on the run folder answers it`, 404);
+    throw new DataError(`the export has this page without ${names}; telescope ui on the run folder answers it`, 404);
   }
-  if (!scripts.has(page)) scripts.set(page, addScript(all.pages[page] ?? "", all));
+  if (!Object.hasOwn(all.loaded, page) && !scripts.has(page)) scripts.set(page, addScript(all.pages[page] ?? "", all));
   await scripts.get(page);
   return narrowed(path, all.loaded[page], query);
 }

@@ -101,7 +101,8 @@ function rolloutsOf(page: RolloutsPage, query: URLSearchParams): RolloutsPage {
   places.sort((one, other) => ordered(by[one] ?? null, by[other] ?? null, sort.startsWith("-")) || one - other);
   const offset = Number(query.get("offset") ?? 0);
   const limit = Number(query.get("limit") ?? places.length);
-  return { ...page, total: places.length, num_of_run: page.total ?? places.length, columns: taken(page.columns, places.slice(offset, offset + limit)) };
+  const counts = { total: places.length, num_of_run: page.total ?? places.length, num_of_export: numRows(columns) };
+  return { ...page, ...counts, columns: taken(page.columns, places.slice(offset, offset + limit)) };
 }
 
 /** What is not known comes last, in either order. */

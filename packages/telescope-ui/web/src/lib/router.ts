@@ -1,4 +1,4 @@
-/** Where the page is: in the path of a server, or behind # in a folder that was exported. */
+/** Where the page is: in the path of a server, or behind # in an export. */
 
 import { useEffect, useState } from "preact/hooks";
 
@@ -9,6 +9,10 @@ export interface Export {
   is_complete?: boolean;
   pages: Record<string, string>;
   loaded: Record<string, unknown>;
+  /** In an export of one file: the data of all pages by their addresses, as JSON in gzip in base64. */
+  packed?: string;
+  /** The page that is shown first. */
+  first?: string;
 }
 
 declare global {
@@ -20,7 +24,8 @@ declare global {
 export const exported = (): Export | undefined => window.TELESCOPE_EXPORT;
 
 export function here(): string {
-  if (exported()) return decodeURI(location.hash.slice(1)) || "/";
+  const all = exported();
+  if (all) return decodeURI(location.hash.slice(1)) || all.first || "/";
   return location.pathname + location.search;
 }
 

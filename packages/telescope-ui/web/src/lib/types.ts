@@ -221,8 +221,10 @@ export interface RolloutsPage {
   run: RunOf;
   index: IndexState;
   total: number | null;
-  /** In an export: how many the run has, of which some are there. */
+  /** In an export: how many the run has. */
   num_of_run?: number;
+  /** In an export: how many of them are there. */
+  num_of_export?: number;
   columns: Columns & { address: string[] };
   scalar_columns: { name: string; kind: "number" | "text" | "truth" }[];
   choices: Record<"environment" | "status" | "stop_reason" | "status_reason" | "server", string[]>;

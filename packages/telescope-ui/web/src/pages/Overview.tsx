@@ -304,7 +304,7 @@ function Identity({ data }: { data: OverviewPage }) {
           <details class="in-line">
             <summary>Export</summary>
             <code>
-              telescope ui {one.folder} --export {key}-page
+              telescope ui {one.folder} --export {key}.html --one-file
             </code>
           </details>
         )}

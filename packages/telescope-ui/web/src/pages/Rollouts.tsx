@@ -52,8 +52,9 @@ export function Rollouts({ address, query, run }: PageProps) {
             <IndexNote index={data.index} />
             {still && (
               <p class="note">
-                This export has some of the {formatNumber(data.num_of_run)} rollouts of the run: of its steps the best, the worst, and
-                others. Search needs the run folder.
+                This export has {formatNumber(data.num_of_export)} of the {formatNumber(data.num_of_run)} rollouts of the run: of its
+                steps the best, the worst, and others. <code>telescope ui</code> on the run folder shows all of them and searches in them,
+                and <code>--rollouts</code> writes more into an export.
               </p>
             )}
             <p class="tools">
@@ -169,7 +170,7 @@ function Rows({ address, data, isOld, onChange }: Omit<ShownProps, "run"> & { is
     })),
     { name: "newest_version", label: "Version", isNumber: true, sort: "newest_version", cell: (row) => formatCell(row["newest_version"]) },
     { name: "generate_s", label: "Generated in", isNumber: true, sort: "generate_s", cell: (row) => formatByName("generate_s", row["generate_s"] as number | null) },
-    { name: "error", label: "Error", cell: (row) => <span class="faint">{visible(String(row["error"] || reasonOf(String(row["status_reason"] ?? ""))))}</span> },
+    { name: "error", label: "Error", cell: (row) => <Why text={visible(String(row["error"] || reasonOf(String(row["status_reason"] ?? ""))))} /> },
   ];
   const canSort = !isSearch;
   const table = (rows: Row[]) => (
@@ -203,6 +204,11 @@ function Rows({ address, data, isOld, onChange }: Omit<ShownProps, "run"> & { is
       <Pager address={address} total={data.total ?? rows.length} count={rows.length} />
     </>
   );
+}
+
+/** Why a rollout failed or was left out; wide enough for a sentence in few lines. */
+function Why({ text }: { text: string }) {
+  return text ? <span class="faint sentence">{text}</span> : null;
 }
 
 function Pager({ address, total, count }: { address: string; total: number; count: number }) {

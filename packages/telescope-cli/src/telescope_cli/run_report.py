@@ -1,0 +1,36 @@
+"""`report.html` of a run: the pages of `telescope ui` in one file; without it, the report of core.
+
+Trainers know no pages, so the commands write it: at the end of a training, and on request.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from telescope_cli.progress import progress_of
+from telescope_core.base.errors import TelescopeError
+from telescope_core.records import RunFolder
+from telescope_core.reports import write_train_report
+
+
+def write_run_report(run: RunFolder) -> Path | None:
+    """Write `report.html` of `run` and return its path; None, with a message, if it cannot be.
+
+    Where the pages cannot be written, the report of core is there, and the message says why.
+    """
+    try:
+        path = write_train_report(run)
+        if find_spec("telescope_ui") is None:
+            return path
+        from telescope_ui.web.export import IN_ONE_FILE, export_one_file
+
+        with progress_of("writing report.html", unit="pages") as on_progress:
+            export_one_file(
+                [run.path], path, num_rollouts=IN_ONE_FILE, replaces=True, tell=on_progress
+            )
+    except (OSError, TelescopeError) as error:
+        Console(stderr=True).print(Text(f"report.html was not written: {error}"), soft_wrap=True)
+        return run.report_path if run.report_path.exists() else None
+    return path
