@@ -109,6 +109,7 @@ PLANTED = {
     "one answer": {"answers/most_common": rising(0.2, 1.0)},
     "loops": {"answers/looping": rising(0.0, 0.6)},
     "repeated examples": {"groups/repeated": 12.0},
+    "eval leak": {"groups/held_out": 2.0},
     "one drowns others": {
         "signal/math/groups": 0.5,
         "signal/math/share": 0.99,
@@ -158,6 +159,7 @@ PLANTED = {
     },
     "servers idle": {"time/generate_s": 0.1, "time/step_s": 10.0, "time/batch_s": 1.0},
     "lost servers": {"servers/lost": lambda step: float(step > 90)},
+    "full caches": {"servers/thrown_out": lambda step: 400.0 * (step > 60)},
     "slow weights": {"time/sync_s": 2.0, "time/step_s": 5.0},
     "slow driver": {"time/wait_s": 2.0, "time/step_s": 5.0},
     "empty rows": {"pack/fill": 0.2, "pack/batches": 8.0},

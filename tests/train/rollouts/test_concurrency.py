@@ -59,6 +59,10 @@ def test_slots_shrink_when_the_cache_is_full_or_somebody_lost_it() -> None:
     for _ in range(20):
         limit.follow(load(1.0, preemptions=1, running=0), is_used_up=True)
     assert limit.limit == 1
+    assert limit.num_thrown_out == 1
+    limit.follow(load(1.0, preemptions=0, running=0), is_used_up=True)
+    limit.follow(load(1.0, preemptions=3, running=0), is_used_up=True)
+    assert limit.num_thrown_out == 4, "a server that was started anew counts from zero"
 
 
 def test_requests_that_begin_anew_at_a_change_of_weights_take_no_slots_away() -> None:
@@ -66,7 +70,7 @@ def test_requests_that_begin_anew_at_a_change_of_weights_take_no_slots_away() ->
     limit.limit = 100
     for preemptions in range(10):
         limit.follow(load(0.02, preemptions=preemptions, running=4), is_used_up=False)
-    assert limit.limit == 100
+    assert (limit.limit, limit.num_thrown_out) == (100, 0)
     limit.follow(load(0.9, preemptions=10), is_used_up=True)
     assert limit.limit == 80, "a cache that is nearly full throws out"
     limit.follow(load(0.2, preemptions=11), is_used_up=False)
@@ -175,6 +179,23 @@ async def test_a_run_whose_settings_do_not_follow_caches_has_all_slots_at_once()
     following = Concurrency(slots, [server.load], follows_load=False)
     await following.read_once()
     assert (slots.limit, server.num_asked) == (40, 0)
+
+
+async def test_what_servers_throw_out_of_full_caches_is_counted_over_all_of_them() -> None:
+    counts = [0, 10]
+    slots = Slots(40)
+
+    def reader(number: int):
+        async def read() -> ServerLoad | None:
+            counts[number] += 2
+            return load(0.97, preemptions=counts[number])
+
+        return read
+
+    following = Concurrency(slots, [reader(0), reader(1)])
+    for _ in range(3):
+        await following.read_once()
+    assert slots.num_thrown_out == 2 * 2 * 2, "the first reading says what was before"
 
 
 async def test_many_servers_are_asked_in_turns() -> None:

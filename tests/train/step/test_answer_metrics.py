@@ -7,6 +7,7 @@ import pytest
 
 from telescope_core.base.chains import sampled_tokens
 from telescope_core.types import Completion, Group, Message, Rollout, Turn
+from telescope_train.rollouts.held_out import question_of
 from telescope_train.step.answer_metrics import answer_metrics, ends_in_loop
 
 PROMPT = (1, 2)
@@ -68,6 +69,30 @@ def test_what_is_asked_and_what_is_right_make_an_example_not_its_id():
 
     groups = [asked("a", "1"), asked("b", "1"), asked("c", "2")]
     assert answer_metrics(groups)["groups/repeated"] == 1.0
+
+
+def test_groups_that_ask_what_evals_ask_are_counted_whatever_their_ids():
+    few_shots = (Message(role="user", content="1 + 1?"), Message(role="assistant", content="2"))
+
+    def asked(question, answer, example):
+        messages = (*few_shots, Message(role="user", content=question))
+        said = Message(role="assistant", content="5")
+        golden = {"answer": answer} if answer else {}
+        one = replace(rollout([3], 1.0), messages=(*messages, said), golden_answers=golden)
+        return group(one, example=example)
+
+    def question(one):
+        first = one.rollouts[0]
+        return question_of(first.messages, 1, first.golden_answers)
+
+    evals = {question(asked("2 + 3?", "5", "of the evals"))}
+    groups = [
+        *(asked("2 + 3?", "5", "a"), asked("2 + 3?", "6", "b"), asked("3 + 2?", "5", "c")),
+        *(asked("2 + 3?", "", "d"), group(rollout([3], 1.0))),
+    ]
+    assert answer_metrics(groups, evals)["groups/held_out"] == 1.0
+    assert question(groups[3]) is None, "without a right answer, words alone decide nothing"
+    assert "groups/held_out" not in answer_metrics(groups), "nothing was evaluated yet"
 
 
 def test_a_reward_that_follows_the_length_alone_has_an_order_of_one():

@@ -36,7 +36,8 @@ RUNS = (
 ON_A_GPU = {"mfu"}
 IN_OTHER_RUNS = {
     *("signal/<env>/groups", "signal/<env>/share", "weights/unchanged"),
-    *("reward/length_order", "reward/noise", "servers/lost", "optimizer/changed_weights"),
+    *("reward/length_order", "reward/noise", "servers/lost", "servers/thrown_out"),
+    *("optimizer/changed_weights", "groups/held_out"),
 }
 """Of several environments, with servers, larger groups or other weights; each has its own test."""
 IN_PROCESSES = {

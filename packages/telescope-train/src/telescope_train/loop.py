@@ -19,7 +19,7 @@ being sampled (`step.streaming`); the optimizer step is still one, at the end of
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -46,20 +46,20 @@ from telescope_train.step.token_records import TokenRecords
 
 
 class Publisher(Protocol):
-    """The way of new weights to the servers."""
+    """The path of new weights to the servers."""
 
     async def weights_change(self) -> None:
-        """Hear that the trainer's weights are about to differ from those that are live."""
+        """Announce that the trainer's weights are about to differ from the live ones."""
         ...
 
     async def publish(self, version: WeightVersion) -> None:
-        """Return when every server samples from `version`."""
+        """Return when every server samples with `version`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopParts:
-    """Everything one run of the loop touches."""
+    """All parts that the loop uses."""
 
     config: TrainConfig
     rules: CreditRules
@@ -70,22 +70,24 @@ class LoopParts:
     folder: StepRecords
     machine: Machine
     first_version: WeightVersion = 0
-    """Version that is live at the start: the steps done before, when a run is resumed."""
+    """Version that is live at the start: the number of earlier steps when a run is resumed."""
     streams_gradients: bool = False
-    """Train on finished groups before their batch is complete."""
+    """Whether to train on finished groups before their batch is complete."""
     gpu_sharing: GpuSharing = field(default_factory=GpuSharing)
-    """Whose turn it is on a GPU that trainer and server share."""
+    """Turns of trainer and servers on a shared GPU."""
     timeline: Timeline = UNRECORDED
-    """Is told how the driver spends its time."""
+    """Records how the driver spends its time."""
     losses: Losses = field(default_factory=lambda: Losses(lambda text: None))
-    """Tells what steps lose of their batches."""
+    """Reports what steps lose of their batches."""
     take_known: Callable[[], Mapping[str, float]] = dict[str, float]
-    """Returns what has become known since the last step and belongs in its row of metrics."""
+    """Returns results since the last step that belong in its row of metrics."""
+    held_out: Set[int] = frozenset()
+    """`question_of` of the examples that evals have played so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trained:
-    """A batch that the ranks have trained on."""
+    """A batch on which the ranks have trained."""
 
     batch: SampledBatch
     credit: Credit
@@ -93,13 +95,13 @@ class _Trained:
     learned: dict[str, float]
     """Metrics of the ranks."""
     weight_scale: float = 1.0
-    """What the weights of tokens in the plan were multiplied by."""
+    """Factor by which the weights of tokens in the plan were multiplied."""
 
 
 async def train(
     parts: LoopParts, *, after_step: Callable[[int, dict[str, float]], Awaitable[None]]
 ) -> None:
-    """Take every step of the config; `after_step` gets the number and the row of each."""
+    """Take every step in the config; `after_step` gets the number and the row of each."""
     trainer = parts.trainer
     learn = _as_groups_end if parts.streams_gradients else _whole_batch
     is_on = parts.config.observability.record_token_facts
@@ -125,6 +127,7 @@ async def train(
                 parts.machine,
                 version=version,
                 max_async_rollout=parts.config.scheduling.max_async_rollout,
+                held_out=parts.held_out,
             )
             row |= trained.learned | {"step": step, "version": step, "time_s": time.time()}
             parts.losses.note(step, trained.batch, row)
@@ -137,7 +140,7 @@ async def train(
 
 
 async def _whole_batch(parts: LoopParts, version: WeightVersion, clock: StepClock) -> _Trained:
-    """Wait for the batch, then train on it; the last lap is not taken yet."""
+    """Wait for the batch, then train on it; leaves the last lap of the clock to the caller."""
     rules, trainer = parts.rules, parts.trainer
     batch = await parts.sampler.take(version)
     clock.lap("generate")
@@ -158,7 +161,7 @@ async def _whole_batch(parts: LoopParts, version: WeightVersion, clock: StepCloc
 
 
 async def _as_groups_end(parts: LoopParts, version: WeightVersion, clock: StepClock) -> _Trained:
-    """Train on groups of the batch as they end; the last lap is not taken yet."""
+    """Train on groups of the batch as they finish; leaves the last lap to the caller."""
     rules = parts.rules
     stream = GradientStream(rules, parts.packing, parts.trainer, version, clock)
     async for groups in parts.sampler.finished(version):
@@ -189,7 +192,7 @@ async def _as_groups_end(parts: LoopParts, version: WeightVersion, clock: StepCl
 
 
 async def _distance(parts: LoopParts, version: WeightVersion, credit: Credit) -> dict[str, float]:
-    """Return `mismatch/*` where the batch cannot tell it, before its optimizer step."""
+    """Return `mismatch/*` before the optimizer step, if the batch cannot show it."""
     ended = parts.sampler.ended_ahead()
     return await engine_distance(
         credit.samples, ended, parts.rules, parts.packing, parts.trainer, version=version

@@ -14,11 +14,11 @@ from telescope_core.diagnosis.history import History, Stretch
 from telescope_core.diagnosis.rule import Found, Rule, Series, in_a_row
 
 _STANDS_STILL = 0.999
-"""Share of the weights that is taken for all of them."""
+"""Share of unchanged weights from which on all of them count as unchanged."""
 
 
 def diagnose(history: History) -> list[Finding]:
-    """Return the findings in the metrics of a run, those first that go on and break learning.
+    """Return the findings in the metrics of a run, present and serious ones first.
 
     Nothing found is not a proof of health.
     """
@@ -73,7 +73,7 @@ def _mismatch_grows(rule: Rule, history: History) -> Found:
 
 
 def _failures(rule: Rule, history: History) -> Found:
-    """Attempts that failed, against rollouts and failures together."""
+    """Find that many attempts fail, relative to rollouts and failures together."""
     totals = dict(history.named("rollouts/total"))
     failed = [
         (step, number / (number + totals[step]))
@@ -265,7 +265,7 @@ def _branched(rule: Rule, history: History) -> Found:
 
 
 def _frozen(rule: Rule, history: History) -> Found:
-    """A part of the weights that no optimizer step changes."""
+    """Find a part of the weights that no optimizer step changes."""
     left = _left_by_steps(history)
     stretch = history.stretch(left, lambda share: 0.01 < share < _STANDS_STILL, least=5)
     if stretch is not None:
@@ -280,7 +280,7 @@ def _frozen(rule: Rule, history: History) -> Found:
 
 
 def _changed_at_full_rate(history: History) -> Series:
-    """Return the share of weights that a step changed, but not of steps in a warm-up or decay."""
+    """Return the share of weights that each step changed, without steps of warm-up or decay."""
     rates = dict(history.named("learning_rate"))
     least = 0.5 * max(rates.values(), default=0.0)
     changed = history.named("optimizer/changed_weights")
@@ -288,14 +288,14 @@ def _changed_at_full_rate(history: History) -> Series:
 
 
 def _left_by_steps(history: History) -> Series:
-    """Return the share of weights that a step left as they were, by the step that tells it."""
+    """Return the share of weights that each step left unchanged, by the step that reports it."""
     skipped = dict(history.named("optimizer/skipped"))
     taken = {s for s, number in history.named("optimizer/steps") if number > skipped.get(s, 0.0)}
     return [(s, share) for s, share in history.named("weights/unchanged") if s - 1 in taken]
 
 
 def _workers(rule: Rule, history: History) -> Found:
-    """Environments whose processes are replaced again and again, or stand still."""
+    """Find environments whose processes are replaced again and again, or hang."""
     for name in history.parts("workers/", "/workers"):
         restarts = history.named(f"workers/{name}/restarts")
         new = [(step, later - earlier) for (_, earlier), (step, later) in pairwise(restarts)]
@@ -372,20 +372,20 @@ def _clipped_share(history: History) -> Series:
 
 
 def _fill_of_rows(history: History) -> Series:
-    """Return how full rows are, where there are enough of them that they could be fuller."""
+    """Return how full rows are at the steps that have enough rows to fill them better."""
     batches = dict(history.share("pack/batches", "optimizer/steps"))
     return [(s, fill) for s, fill in history.named("pack/fill") if batches.get(s, 0.0) >= 4]
 
 
 def _distance_of_old_tokens(history: History) -> Series:
-    """Return 1 - effective sample size where most tokens are of weights before those trained."""
+    """Return 1 - effective sample size at the steps where most tokens come from older weights."""
     ages = dict(history.named("staleness/mean"))
     sizes = history.named("effective_sample_size")
     return [(step, 1 - size) for step, size in sizes if ages.get(step, 0.0) >= 0.5]
 
 
 def _idle_share(history: History) -> Series:
-    """Return the share of a step in which servers had nothing to do; 0 where nobody waits long."""
+    """Return the share of a step in which servers were idle; 0 where nobody waits long for them."""
     seconds, waits = (dict(history.named(f"time/{name}_s")) for name in ("step", "generate"))
     return [
         (step, 1 - batch_s / seconds[step] if waits.get(step, 0.0) < 0.1 * seconds[step] else 0.0)
@@ -395,16 +395,16 @@ def _idle_share(history: History) -> Series:
 
 
 def _reward_share(history: History) -> Series:
-    """Return how long rewards take of a batch, where the trainer waits for rollouts."""
+    """Return the share of rewards in the time of a batch, where the trainer waits for rollouts."""
     waits = dict(_step_share("time/generate_s", history))
     shares = history.share("time/score_s", "time/batch_s")
     return [(step, share if waits.get(step, 0.0) > 0.6 else 0.0) for step, share in shares]
 
 
 def _step_share(metric: str, history: History) -> Series:
-    """Return the share of two steps that one part of them takes; 0 for less than a second.
+    """Return the share of two steps' time that one part takes; 0 if it is less than a second.
 
-    Of two, because a step that waits for rollouts and one that finds them ready take turns.
+    Two steps, because a step that waits for rollouts often alternates with one that does not.
     """
     seconds = dict(history.named("time/step_s"))
     parts = [
@@ -570,6 +570,21 @@ RULES: tuple[Rule, ...] = (
             "groups/repeated",
             "groups/total",
             holds=lambda share: share >= 0.5,
+            of="groups/total",
+        ),
+    ),
+    Rule(
+        "eval leak",
+        Kind.UNHEALTHY,
+        "Are evals held out?",
+        in_a_row(
+            "Groups of training ask what examples of evals ask, with the same right answers, under "
+            "other ids: evals show what was learned by heart.",
+            "Take the examples of the evals out of the training data: the ids of an environment "
+            "must follow from the content of its examples.",
+            "groups/held_out",
+            "groups/total",
+            holds=lambda share: share > 0.05,
             of="groups/total",
         ),
     ),
@@ -773,6 +788,21 @@ RULES: tuple[Rule, ...] = (
             "servers/lost",
             holds=lambda number: number > 0,
             least=5,
+        ),
+    ),
+    Rule(
+        "full caches",
+        Kind.SLOW,
+        "Do requests keep their cache?",
+        in_a_row(
+            "Servers threw requests out of full key-value caches and computed them again: one for "
+            "every two rollouts, or more.",
+            "Raise gpu_memory_utilization or the number of servers, or lower max_tokens or "
+            "max_concurrent_prompts_per_server; the page of meters has vllm/kv_cache_used_share.",
+            "servers/thrown_out",
+            "time/generate_s",
+            holds=lambda share: share > 0.5,
+            of="rollouts/total",
         ),
     ),
     Rule(

@@ -1,4 +1,4 @@
-"""Evals beside the steps of a run: each round is a task, at one version of the weights.
+"""Evals beside the steps of a run: each round is a task, with one version of the weights.
 
     after_step(v)      begins the round that is due, in a task; a round that is still going on is
         |              left alone, and the new one is skipped, with the reason
@@ -14,7 +14,7 @@ next one: neither publishing nor training waits for them.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from telescope_core.base.errors import TelescopeError
@@ -51,7 +51,7 @@ class EvalsBeside:
         show: Callable[[str], None],
         on_result: Callable[[EvalPoint, EvalResult], None] = lambda point, result: None,
     ) -> None:
-        """`show` tells a person how an eval ended; `on_result` gets each that has numbers."""
+        """`show`: called with the outcome of each eval; `on_result`: with each that has numbers."""
         self._evals = evals
         self._servers = servers
         self._publisher = publisher
@@ -60,9 +60,9 @@ class EvalsBeside:
         self._step: WeightVersion = 0
         self._playing: asyncio.Task[None] | None = None
         self._begun_tag = ""
-        """Of the last round that has begun."""
+        """Tag of the last round that was started."""
         self._known = dict[str, float]()
-        """What is known since the last step, as metrics of the next one."""
+        """Results since the last step, as metrics of the next one."""
 
     @property
     def environments(self) -> Mapping[str, EnvironmentClient]:
@@ -70,12 +70,17 @@ class EvalsBeside:
         return self._evals.environments
 
     @property
+    def questions(self) -> Set[int]:
+        """`question_of` of the examples that evals have played so far; it grows with each eval."""
+        return self._evals.questions
+
+    @property
     def folder(self) -> RunFolder:
-        """Where points are recorded."""
+        """Folder in which points are recorded."""
         return self._evals.folder
 
     async def whole_round(self, tag: str, version: WeightVersion) -> None:
-        """Play every eval while nothing is trained; raises the error of one that cannot be.
+        """Play every eval while nothing is trained; raises the error of one that fails.
 
         What has a result of this `tag` already, because a run goes on at its end, is left as it is.
         """
@@ -92,23 +97,23 @@ class EvalsBeside:
             self._servers.use_own()
 
     async def go_on(self, step: int) -> None:
-        """Begin the evals of `step` that the part of the run before this one left unfinished."""
+        """Start the evals of `step` that an earlier part of the run left unfinished."""
         self._step = step
         if step:
             await self._begin(self._evals.unfinished(step), step)
 
     async def after_step(self, step: int) -> None:
-        """Begin the evals that are due now that the weights of `step` are live."""
+        """Start the evals that are due, now that the weights of `step` are live."""
         self._step = step
         await self._begin(self._evals.due(step), step)
 
     def take_known(self) -> dict[str, float]:
-        """Return the numbers of the evals that are known since the last call, and their lag."""
+        """Return the results since the last call, and their lag."""
         known, self._known = self._known, {}
         return known
 
     async def leave_servers(self) -> None:
-        """Return when no round needs the weights that the servers of rollouts have now.
+        """Return when no round needs the present weights of the servers for rollouts.
 
         If none of these servers is left, it is not waited for: they only come back with new
         weights. The points of the round then say which weights its tokens are of.
@@ -124,13 +129,13 @@ class EvalsBeside:
             await asyncio.wait([down])
 
     async def finish(self) -> None:
-        """Wait for the round that is going on."""
+        """Wait for the current round."""
         playing, self._playing = self._playing, None
         if playing is not None:
             await playing
 
     async def close(self) -> None:
-        """End a round that is still going on; a run that resumes at its step plays it again.
+        """End the current round, if there is one; a run that resumes at its step repeats it.
 
         Another part of the run may follow, with `go_on`.
         """
@@ -242,34 +247,34 @@ class EvalsBeside:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingAfterEvals(GpuSharing):
-    """Turns on a shared GPU; a server that evals still ask does not sleep."""
+    """Turns on a shared GPU, in which a server stays awake while evals use it."""
 
     gpu_sharing: GpuSharing
     evals: EvalsBeside
 
     async def trainer_works(self) -> None:
-        """Wait for evals on these servers, and let the trainer have the GPU."""
+        """Wait for the evals on these servers, and give the trainer the GPU."""
         if isinstance(self.gpu_sharing, SharedGpu):
             await self.evals.leave_servers()
         await self.gpu_sharing.trainer_works()
 
     async def servers_work(self) -> None:
-        """Let the servers have the GPU."""
+        """Give the servers the GPU."""
         await self.gpu_sharing.servers_work()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AfterEvals:
-    """A publisher that waits for evals that need the old weights; see `loop.Publisher`."""
+    """A publisher that waits for evals which need the old weights; see `loop.Publisher`."""
 
     publisher: WeightPublisher
     evals: EvalsBeside
 
     async def weights_change(self) -> None:
-        """Say that the ranks' weights are about to change."""
+        """Announce that the ranks' weights are about to change."""
         await self.publisher.weights_change()
 
     async def publish(self, version: WeightVersion) -> None:
-        """Publish `version` once no eval is being played on what it replaces."""
+        """Publish `version` once no eval uses the weights that it replaces."""
         await self.evals.leave_servers()
         await self.publisher.publish(version)

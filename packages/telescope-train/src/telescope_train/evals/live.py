@@ -1,9 +1,9 @@
-"""Evals on the run's own servers, with the code of `telescope eval` and token-exact policies."""
+"""Evals on the run's own servers, by the code of `telescope eval` with token-exact policies."""
 
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from telescope_core.base.protocols import EnvironmentClient, PolicySource
@@ -13,15 +13,15 @@ from telescope_core.evals import EvalFolder, EvalResult, EvalSettings, read_resu
 from telescope_core.records import RolloutRow, RunFolder
 from telescope_train.config.eval_folders import due_evals, eval_path, missing_evals, step_tag
 from telescope_train.config.schema import EvalEntry, TrainConfig
-from telescope_train.rollouts.held_out import eval_split
+from telescope_train.rollouts.held_out import eval_split, question_of
 
 
 class PlayedEval(NamedTuple):
-    """An eval that was played to its end."""
+    """A completed eval."""
 
     result: EvalResult
     versions: frozenset[WeightVersion]
-    """Which weights sampled its tokens."""
+    """Versions of the weights that sampled its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,9 @@ class LiveEvals:
     policies: PolicySource
     folder: RunFolder
     concurrency: int
-    """Most rollouts that are played at the same time for each server."""
+    """Most rollouts per server that are played at once."""
+    questions: set[int] = field(default_factory=set[int])
+    """`question_of` of the examples that were played so far."""
 
     def due(self, step: int) -> list[EvalEntry]:
         """Return the evals that are due after `step`."""
@@ -49,7 +51,7 @@ class LiveEvals:
         return missing_evals(entries, self.folder, tag)
 
     async def play(self, entry: EvalEntry, tag: str, *, num_servers: int = 1) -> PlayedEval:
-        """Play one eval on so many servers; what an interrupted one has left is removed."""
+        """Play one eval on the given number of servers; removes the files of an interrupted one."""
         description = await self.environments[entry.name].describe()
         settings = eval_settings(
             entry,
@@ -68,6 +70,9 @@ class LiveEvals:
             folder.append(row)
             known = (row.oldest_version, row.newest_version)
             versions.update(version for version in known if version is not None)
+            question = question_of(row.messages, row.num_turns, row.golden_answers)
+            if question is not None:
+                self.questions.add(question)
 
         try:
             result = await run_eval(
@@ -90,7 +95,7 @@ class LiveEvals:
 def eval_settings(
     entry: EvalEntry, config: TrainConfig, *, concurrency: int, split: Split = Split.EVAL
 ) -> EvalSettings:
-    """Return the settings of the eval `entry`; what it leaves out comes from `[rollout]`."""
+    """Return the settings of the eval `entry`, completed from `[rollout]`."""
     return EvalSettings(
         num_examples=entry.num_samples,
         rollouts=entry.rollouts,

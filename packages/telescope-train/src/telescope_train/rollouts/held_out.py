@@ -13,7 +13,8 @@ from typing import NamedTuple
 from telescope_core.base.environment_record import EnvironmentRecord
 from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_core.base.protocols import EnvironmentClient
-from telescope_core.base.types import EnvironmentDescription, Group, Split
+from telescope_core.base.types import EnvironmentDescription, Group, Message, Split
+from telescope_core.records.rows import turns_in
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
 from telescope_train.rollouts.draw import Drawn, ExampleDraw
 from telescope_train.rollouts.prefetch import Prefetch
@@ -22,7 +23,7 @@ _AT_A_TIME = 64
 
 
 MAX_HELD_OUT_DRAWS = 1000
-"""Draws in a row that may turn out to be examples of evals, before the run stops."""
+"""Draws in a row that may be held-out examples before the run stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class HeldOut:
 
     ids: frozenset[str] = frozenset()
     indices: frozenset[int] = field(default_factory=frozenset[int])
-    """Where some of them are in the training split: those that evals take from it by index. The
+    """Positions of some of them in the training split: those that evals take from it by index. The
     others are found when they are drawn."""
 
 
@@ -40,10 +41,10 @@ class Cleared(NamedTuple):
 
     drawn: Drawn
     held_out: frozenset[str]
-    """Ids that its environment must not give for it."""
+    """Ids that its environment must not return for it."""
 
     def require(self, group: Group) -> Group:
-        """Return `group`, which was played from this draw, if none of its examples is held out.
+        """Return `group`, played from this draw, if none of its examples is held out.
 
         Raises TelescopeError otherwise: the environment gave another example than it had shown.
         """
@@ -59,7 +60,7 @@ class Cleared(NamedTuple):
 
 
 class TrainingExamples:
-    """Decides which examples are trained on: draws in order, and others for rejected ones."""
+    """Chooses the examples for training: draws in order, and replacements for rejected ones."""
 
     def __init__(
         self,
@@ -68,14 +69,14 @@ class TrainingExamples:
         held_out: Mapping[str, HeldOut],
         prefetch: Prefetch | None = None,
     ) -> None:
-        """`prefetch`: gets examples ready ahead of their turn."""
+        """`prefetch`: prepares examples before they are used."""
         self.draw = draw
         self._prefetch = prefetch
         self._clients = clients
         self._held_out = held_out
 
     def require_free(self, groups: Iterable[Group]) -> None:
-        """Raise ConfigError if evals hold out an example of `groups`, which are yet to be trained.
+        """Raise ConfigError if an example of the untrained `groups` is held out by evals.
 
         They were sampled before the run was resumed, when evals may have held out others.
         """
@@ -92,21 +93,21 @@ class TrainingExamples:
             )
 
     def next(self) -> Drawn:
-        """Return the next draw in order; `cleared` makes it one that may be played."""
+        """Return the next draw in order; `cleared` replaces a held-out one."""
         return self.draw.next()
 
     def begins(self, drawn: Drawn) -> None:
-        """Note that a rollout of `drawn` begins to be played."""
+        """Record that a rollout of `drawn` begins to be played."""
         if self._prefetch is not None:
             self._prefetch.keep_ahead_of(drawn.number)
 
     async def close(self) -> None:
-        """Stop getting examples ready."""
+        """Stop preparing examples."""
         if self._prefetch is not None:
             await self._prefetch.close()
 
     async def cleared(self, drawn: Drawn, group_id: str) -> Cleared:
-        """Return `drawn`, or what takes its place if it is an example of an eval.
+        """Return `drawn`, or its replacement if it is an example of an eval.
 
         Raises ConfigError if nothing else seems to be there.
         """
@@ -128,12 +129,28 @@ class TrainingExamples:
         )
 
     async def after_rejection(self, rejected: Cleared, group_id: str) -> Cleared:
-        """Return the draw that is played as `group_id`, in the place of `rejected`."""
+        """Return the draw for `group_id`, which replaces `rejected`."""
         return await self.cleared(self.draw.replacement(rejected.drawn, group_id), group_id)
 
 
+def question_of(
+    messages: Sequence[Message], num_turns: int, golden_answers: Mapping[str, str]
+) -> int | None:
+    """Return a digest of what a rollout was asked, and of what is right; None if it is not known.
+
+    It is the same under every id and name of an environment, within one process. `messages` are
+    those of the rollout, and `num_turns` of them the policy has written.
+    """
+    written = turns_in(messages, num_turns)
+    if not written or not golden_answers:
+        # Without a right answer, equal words may ask for different things.
+        return None
+    asked = tuple((one.role, one.content, one.images) for one in messages[: written[0]])
+    return hash((asked, *sorted(golden_answers.items())))
+
+
 def eval_split(entry: EvalEntry, description: EnvironmentDescription) -> Split:
-    """Return the split that an eval plays: the training split if there is no other."""
+    """Return the split of an eval: the training split if there is no other."""
     if entry.separate_eval_samples and Split.EVAL not in description.num_examples:
         return Split.TRAIN
     return Split.EVAL
@@ -173,7 +190,7 @@ async def hold_out(
 def require_untrained(
     held_out: Mapping[str, HeldOut], trained: Set[tuple[str, str]] | None
 ) -> None:
-    """Raise ConfigError if evals hold out what `trained` has: (entry, example id) of earlier steps.
+    """Raise ConfigError if evals hold out examples of earlier steps, (entry, example id).
 
     This happens when a resumed run evaluates on other examples than before. None: nobody knows what
     was trained on, so nothing can be held out.
@@ -229,7 +246,7 @@ def held_out_problems(
 def _environment_id(
     records: Mapping[str, EnvironmentRecord], entry: EnvironmentEntry | EvalEntry
 ) -> str | None:
-    """Return what is the same for every name of one environment; None where it is not known."""
+    """Return an id that all names of one environment share; None if it is not known."""
     record = records.get(entry.name)
     return None if record is None else record.id.partition("@")[0]
 

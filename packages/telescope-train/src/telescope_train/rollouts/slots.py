@@ -1,10 +1,11 @@
-"""Slots: how many model calls are under way at a time, who gets the next one, and their number.
+"""Slots: limit the concurrent model calls, order those that wait, and adapt the limit.
 
-A slot is held while a server works for a rollout, and no longer: tools and rewards hold none. A new
-rollout begins when a slot is free for its first call and no other rollout waits to go on. So what
-was begun ends soon, and little is open. `Concurrency` adds slots while the key-value caches of the
-servers have room, because too few requests leave a server idle, and takes some away when a cache is
-nearly full, because a server then throws requests out and computes them again, or when one is lost.
+A rollout holds a slot only while a server works for it; tools and rewards hold none. A new rollout
+begins when a slot is free for its first call and no begun rollout waits for one. Begun rollouts
+therefore end soon, and few are open. `Concurrency` adds slots while the key-value caches of the
+servers have room, because too few requests leave a server idle. It takes some away when a cache is
+nearly full, because a server then preempts requests and computes them again, or when a server is
+lost.
 """
 
 import asyncio
@@ -19,28 +20,28 @@ from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.servers import ServerLoad
 
 Priority = tuple[int, ...]
-"""The lowest one gets the next slot."""
+"""Priority for slots; the lowest one is next."""
 GROWS_BELOW = 0.8
 """Share of the cache up to which slots are added."""
 SHRINKS_ABOVE = 0.95
-"""Share of the cache from which slots are taken away."""
+"""Share of the cache from which on slots are removed."""
 _THROWN_OUT_ABOVE = 0.5
 """Share of the cache below which nobody was thrown out for want of room: servers count the requests
 that they begin anew at a change of weights as thrown out, too."""
 _FIRST_GROWTH = 1.15
-"""Factor of each reading until slots are taken away for the first time."""
+"""Growth factor per reading until slots are removed for the first time."""
 _GROWTH = 1.02
-"""Factor of each reading from then on: the limit that was found is nearly right."""
+"""Growth factor per reading after that, because the limit is nearly right."""
 _CUT = 0.8
 READING_S = 1.0
-"""Seconds from one reading to the next."""
+"""Seconds between readings."""
 MOST_READ = 256
-"""Servers that are asked in one reading; if there are more, they take turns."""
+"""Most servers per reading; with more, they take turns."""
 _FIRST_SHARE = 0.25
-"""Share of all slots that a run begins with: the cache fills as answers become longer."""
+"""Share of all slots at the start of a run; the cache fills as answers become longer."""
 
 Reader = Callable[[], Awaitable[ServerLoad | None]]
-"""Asks one server how busy it is."""
+"""Asks one server for its load."""
 ReadAll = Callable[[Sequence[Reader]], Awaitable[Sequence[ServerLoad | None]]]
 
 
@@ -50,7 +51,7 @@ async def read_at_once(readers: Sequence[Reader]) -> Sequence[ServerLoad | None]
 
 
 def to_begin(batch: int, position: int, index: int) -> Priority:
-    """Return the priority of a rollout that has not begun: older batches first, in their order."""
+    """Return the priority of a rollout that has not begun: older batches first, in order."""
     return (1, batch, position, index)
 
 
@@ -64,25 +65,27 @@ class Slots:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        """Slots that may be held; more are held for a while after it was lowered."""
+        """Most slots that may be held; more may be held for a while after it was lowered."""
         self.num_held = 0
+        self.num_thrown_out = 0
+        """Requests that lost their place in a full key-value cache so far, as far as is known."""
         self._waiting: list[tuple[Priority, int, Future[None]]] = []
         self._numbers = count()
 
     @property
     def num_waiting(self) -> int:
-        """How many wait for a slot."""
+        """Number of waiters for a slot."""
         return sum(not future.done() for _, _, future in self._waiting)
 
     def enter_now(self) -> bool:
-        """Hold a slot if one is free and nobody waits for it; returns whether it does."""
+        """Take a slot if one is free and nobody waits for it; returns whether it did."""
         if self.num_held >= self.limit or self.num_waiting:
             return False
         self.num_held += 1
         return True
 
     async def enter(self, priority: Priority) -> None:
-        """Hold a slot, once one is free and nobody with a lower `priority` waits."""
+        """Take a slot, once one is free and nobody with a lower `priority` waits."""
         future = get_running_loop().create_future()
         heapq.heappush(self._waiting, (priority, next(self._numbers), future))
         self._wake()
@@ -97,12 +100,12 @@ class Slots:
             raise
 
     def leave(self) -> None:
-        """Give back a slot."""
+        """Release a slot."""
         self.num_held -= 1
         self._wake()
 
     def resize(self, limit: int) -> None:
-        """Change how many may be held."""
+        """Change the number of slots."""
         self.limit = max(1, limit)
         self._wake()
 
@@ -116,10 +119,10 @@ class Slots:
 
 
 class Holding(Protocol):
-    """What a rollout enters for each model call: slots of its own, or the slot of its group."""
+    """Slots for the model calls of a rollout: single ones, or one for its group."""
 
     def enter_now(self) -> bool:
-        """Return whether the call may be made at once; it is then begun."""
+        """Start the call if it may be made at once; returns whether it was started."""
         ...
 
     async def enter(self, priority: Priority) -> None:
@@ -132,7 +135,7 @@ class Holding(Protocol):
 
 
 class GroupSlot:
-    """One slot for a whole group: held while any of its rollouts has entered."""
+    """One slot for a whole group, held while any of its rollouts has entered."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -140,14 +143,14 @@ class GroupSlot:
         self._entering: Future[None] | None = None
 
     def enter_now(self) -> bool:
-        """Hold the slot that the group has, or a free one; returns whether it does."""
+        """Take the slot that the group has, or a free one; returns whether it did."""
         if self._num_inside == 0 and (self._entering is not None or not self._slots.enter_now()):
             return False
         self._num_inside += 1
         return True
 
     async def enter(self, priority: Priority) -> None:
-        """Wait until the group has its slot; the first to come asks for it."""
+        """Wait until the group has its slot; the first caller requests it."""
         while self._num_inside == 0:
             if self._entering is None:
                 self._entering = get_running_loop().create_future()
@@ -164,29 +167,31 @@ class GroupSlot:
         self._num_inside += 1
 
     def leave(self) -> None:
-        """Give the slot back once nobody is inside."""
+        """Release the slot when no rollout is inside."""
         self._num_inside -= 1
         if self._num_inside == 0:
             self._slots.leave()
 
 
 class SlotLimit:
-    """Slots of one server, as a function of what it reports."""
+    """The number of slots of one server, as a function of its reported load."""
 
     def __init__(self, most: int, *, calls_per_slot: int = 1) -> None:
-        """`most`: slots that it never has more of."""
+        """`most`: largest number of slots."""
         self._most = most
         self._calls_per_slot = calls_per_slot
         self.limit = max(1, round(_FIRST_SHARE * most))
+        self.num_thrown_out = 0
+        """Requests that lost their place in a full cache so far."""
         self._growth = _FIRST_GROWTH
         self._num_preemptions: int | None = None
         self._cache_use = 0.0
 
     def follow(self, load: ServerLoad | None, *, is_used_up: bool) -> int:
-        """Return the number of slots after one more reading.
+        """Return the number of slots after another reading.
 
-        `load`: None = the server did not say; one that never does has all its slots.
-        `is_used_up`: whether all slots are held, and more would be.
+        `load`: None if the server did not report it; a server that never does has all its slots.
+        `is_used_up`: whether all slots are held and more are wanted.
         """
         if load is None:
             self.limit = self._most if self._num_preemptions is None else self.limit
@@ -194,8 +199,11 @@ class SlotLimit:
         before, self._num_preemptions = self._num_preemptions, load.num_preemptions
         use_before, self._cache_use = self._cache_use, load.cache_use
         was_full = max(use_before, load.cache_use) > _THROWN_OUT_ABOVE
-        was_preempted = before is not None and load.num_preemptions > before and was_full
-        if load.cache_use > SHRINKS_ABOVE or was_preempted:
+        num_new = load.num_preemptions - (load.num_preemptions if before is None else before)
+        # A server that was started again counts from zero.
+        num_new = max(0, num_new) if was_full else 0
+        self.num_thrown_out += num_new
+        if load.cache_use > SHRINKS_ABOVE or num_new:
             # From what runs, which may be less than the slots there were.
             running = max(1, load.num_running // self._calls_per_slot)
             self.limit = max(1, int(_CUT * min(self.limit, running)))
@@ -206,7 +214,7 @@ class SlotLimit:
 
 
 class Concurrency:
-    """Sets the slots of a run: those of each server that serves, by what it reports.
+    """Sets the slots of a run: the sum over servers that serve, by their reported loads.
 
     A server that is lost takes its slots with it until it comes back. The others would else be
     given its share, too, beyond what one server may work for at a time.
@@ -222,9 +230,9 @@ class Concurrency:
         calls_per_slot: int = 1,
         read_all: ReadAll = read_at_once,
     ) -> None:
-        """`readers`: one for each server; `serves`: whether the server at that place does.
+        """`readers`: one per server; `serves`: whether the server at that index serves.
 
-        Without `follows_load`, each server has all its slots, whatever it would report.
+        Without `follows_load`, each server has all its slots, whatever load it reports.
         """
         self._slots = slots
         self._readers = readers
@@ -234,7 +242,7 @@ class Concurrency:
         self._share = slots.limit // len(readers)
         self._limits = [SlotLimit(self._share, calls_per_slot=calls_per_slot) for _ in readers]
         self._next = 0
-        """The server that is looked at first in the next reading."""
+        """Index of the server that is first in the next reading."""
         self._counted = [0 for _ in readers]
         """Slots of each server that are part of the sum."""
         self._sum = 0
@@ -249,7 +257,7 @@ class Concurrency:
         *,
         read_all: ReadAll = read_at_once,
     ) -> "Concurrency":
-        """Return the slots of these settings, which bound each server of `pool` from then on."""
+        """Return the slots for these settings, which limit each server of `pool` from then on."""
         section, servers = config.scheduling, pool.servers
         pool.limit(section.max_concurrent_prompts_per_server * config.largest_group)
         return cls(
@@ -262,13 +270,13 @@ class Concurrency:
         )
 
     async def run(self) -> None:
-        """Follow the servers without end."""
+        """Read the servers repeatedly."""
         while True:
             await self.read_once()
             await asyncio.sleep(READING_S)
 
     async def read_once(self) -> None:
-        """Look at the servers whose turn it is, and set the slots."""
+        """Read the servers whose turn it is, and set the slots."""
         turn = range(self._next, min(self._next + MOST_READ, len(self._readers)))
         self._next = turn.stop if turn.stop < len(self._readers) else 0
         # Before anybody is asked: an answer may take seconds.
@@ -280,10 +288,11 @@ class Concurrency:
         is_used_up = self._slots.num_waiting > 0
         for index, load in zip(asked, loads, strict=True):
             self._limits[index].follow(load, is_used_up=is_used_up)
+        self._slots.num_thrown_out = sum(one.num_thrown_out for one in self._limits)
         self._count(turn)
 
     def _count(self, servers: Iterable[int]) -> None:
-        """Bring the sum of the slots up to date for these servers."""
+        """Update the sum of the slots for these servers."""
         for index in servers:
             limit = self._limits[index].limit if self._follows_load else self._share
             now = limit if self._serves(index) else 0

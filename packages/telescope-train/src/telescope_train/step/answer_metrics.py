@@ -5,21 +5,25 @@ Answers are compared by their tokens. Letters: G scored rollouts of one group.
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 from numpy.typing import NDArray
 
 from telescope_core.base.types import Group, Rollout
+from telescope_train.rollouts.held_out import question_of
 
 FEWEST_PAIRS = 30
-"""Pairs of rollouts that a mean over pairs is taken of at least: one group decides no more."""
+"""Least number of pairs of rollouts for a mean over pairs, so that one group does not decide."""
 LONGEST_PERIOD, FEWEST_REPEATS, SHORTEST_LOOP = 16, 4, 8
-"""A loop repeats up to so many tokens, at least so often, over at least so many tokens."""
+"""Longest period of a loop, its least number of repetitions, and its least length in tokens."""
 
 
-def answer_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return metrics of the scored rollouts of a step; what they cannot tell is absent."""
+def answer_metrics(groups: Sequence[Group], held_out: Set[int] = frozenset()) -> dict[str, float]:
+    """Return metrics of the scored rollouts of a step; what they cannot tell is absent.
+
+    `held_out`: `question_of` of the examples that evals play.
+    """
     scored = [[r for r in one.rollouts if r.reward is not None and r.turns] for one in groups]
     scored = [rollouts for rollouts in scored if rollouts]
     everything = [rollout for rollouts in scored for rollout in rollouts]
@@ -30,9 +34,14 @@ def answer_metrics(groups: Sequence[Group]) -> dict[str, float]:
         hash(tuple(turn.completion.completion_ids.tobytes() for turn in rollout.turns))
         for rollout in everything
     )
+    asked = [
+        question_of(one.messages, len(one.turns), one.golden_answers)
+        for one in (rollouts[0] for rollouts in scored)
+    ]
     loops = [ends_in_loop(one.turns[-1].completion.completion_ids) for one in everything]
     return {
         "groups/repeated": float(len(scored) - len(examples)),
+        **({"groups/held_out": float(sum(one in held_out for one in asked))} if held_out else {}),
         "answers/most_common": max(said.values()) / len(everything),
         "answers/looping": float(np.mean(loops)),
         "time/score_s": float(np.mean([rollout.score_s for rollout in everything])),
@@ -41,10 +50,10 @@ def answer_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _example(rollout: Rollout) -> tuple[object, ...]:
-    """Return what tells the example of a rollout from others: what is asked and what is right.
+    """Return an identity of a rollout's example: its prompt and its right answer.
 
-    Where no right answer is known, it is the id: some environments ask every time the same and
-    keep to themselves what it is about.
+    If no right answer is known, it is the example's id: some environments always ask the same text
+    and keep the subject to themselves.
     """
     if not rollout.golden_answers:
         return rollout.environment, rollout.example_id
@@ -53,7 +62,7 @@ def _example(rollout: Rollout) -> tuple[object, ...]:
 
 
 def ends_in_loop(ids: "array[int]") -> bool:
-    """Return whether the last tokens are the same few again and again."""
+    """Return whether the last tokens repeat the same few again and again."""
     for period in range(1, LONGEST_PERIOD + 1):
         num_tokens = max(SHORTEST_LOOP, FEWEST_REPEATS * period)
         end = ids[-num_tokens:]
@@ -63,11 +72,11 @@ def ends_in_loop(ids: "array[int]") -> bool:
 
 
 def _pairs(rollouts: Sequence[Rollout]) -> NDArray[np.float64]:
-    """Return [3, 2] a total over pairs of the rollouts, and how many pairs it is of.
+    """Return [3, 2] sums over pairs of the rollouts, and the number of pairs in each.
 
-    Of pairs that end by themselves and have different rewards: 1 where the longer one got more,
-    -1 where it got less. Of all pairs: the squared difference of rewards. And the same of those
-    whose tokens are equal, prompts included.
+    The sums are: 1 where the longer rollout got more and -1 where it got less, over pairs that both
+    ended by themselves and have different rewards; the squared difference of rewards, over all
+    pairs; and the same over pairs with equal tokens, prompts included.
     """
     rewards_G = np.array([rollout.reward for rollout in rollouts], dtype=np.float64)
     # One that was cut has the length that the settings gave it.

@@ -1,7 +1,7 @@
-"""One step as a row of metrics, without the trainer's own; docs/reference/metrics.md lists all."""
+"""The row of metrics of one step, without the trainer's; docs/reference/metrics.md lists all."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
 from telescope_core.base.types import WeightVersion
@@ -18,7 +18,7 @@ from telescope_train.step.rollout_metrics import (
 from telescope_train.step.throughput import Machine, throughput_metrics
 
 LAPS = ("generate", "train", "sync", "wait")
-"""How the driver spends its time: waiting for rollouts that were not ready when training was,
+"""Parts of the driver's time: waiting for rollouts that were not ready when training was,
 training, publishing weights, and everything else (credit, packing, records)."""
 
 
@@ -32,18 +32,18 @@ _SPANS = {
 
 
 class StepClock:
-    """Splits the time of one step: each lap is added to the activity it was spent on.
+    """Splits the time of one step: each lap is added to an activity.
 
-    Time is that of the running event loop.
+    Times are from the running event loop.
     """
 
     def __init__(
         self, note: Callable[[str, float, float], None] = lambda name, begin_s, end_s: None
     ) -> None:
-        """`note` is told of each lap: its name, its begin and its end."""
+        """`note` is called with each lap: its name, its start and its end."""
         self._note = note
         self.times: dict[str, float] = dict.fromkeys(LAPS, 0.0)
-        """Seconds by the names of `LAPS`; they add up to the time from creation to the last lap."""
+        """Seconds by `LAPS`; their sum is the time from creation to the last lap."""
         self._last_s = asyncio.get_running_loop().time()
 
     def lap(self, name: str) -> None:
@@ -56,7 +56,7 @@ class StepClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one step produced."""
+    """The results of one step."""
 
     batch: SampledBatch
     credit: Credit
@@ -66,9 +66,17 @@ class StepResult:
 
 
 def step_row(
-    result: StepResult, machine: Machine, *, version: WeightVersion, max_async_rollout: int
+    result: StepResult,
+    machine: Machine,
+    *,
+    version: WeightVersion,
+    max_async_rollout: int,
+    held_out: Set[int] = frozenset(),
 ) -> dict[str, float]:
-    """Return the metrics of one step; `version` is that of the weights it trained."""
+    """Return the metrics of one step; `version` is that of the weights it trained.
+
+    `held_out`: `question_of` of the examples that evals play.
+    """
     batch, credit, times = result.batch, result.credit, result.times
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
     num_sampled = sum(r.num_completion_tokens for g in batch.all_groups for r in g.rollouts)
@@ -76,7 +84,7 @@ def step_row(
         **reward_metrics(batch.groups),
         **batch_metrics(batch),
         **rollout_metrics(rollouts),
-        **answer_metrics(batch.groups),
+        **answer_metrics(batch.groups, held_out),
         **credit.metrics,
         **sample_metrics(credit.samples, version, max_async_rollout=max_async_rollout),
         **throughput_metrics(result.plan, times["train"], machine),
