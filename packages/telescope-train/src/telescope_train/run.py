@@ -349,12 +349,17 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
         timeline=resources.policies.recording.timeline,
     )
     known: dict[str, float] = {}
+    thrown_out = attempts.slots.num_thrown_out
 
     def take_known() -> dict[str, float]:
+        nonlocal thrown_out
+        before, thrown_out = thrown_out, attempts.slots.num_thrown_out
         known.clear()
         known.update(
             evals.take_known(), **{"servers/lost": float(resources.policies.pool.num_lost)}
         )
+        if config.scheduling.follow_kv_cache_use:
+            known["servers/thrown_out"] = float(thrown_out - before)
         return known
 
     parts = LoopParts(
@@ -372,6 +377,7 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
         gpu_sharing=SharingAfterEvals(gpu_sharing=resources.policies.gpu_sharing, evals=evals),
         losses=ready.losses,
         take_known=take_known,
+        held_out=evals.questions,
     )
     view.phase("training")
     try:
