@@ -191,6 +191,9 @@ ELSEWHERE = {
     "telescope ui runs/quickstart --export quickstart-page": (
         "tests/cli/test_ui.py::test_an_export_has_every_page_as_a_script"
     ),
+    "telescope ui runs/quickstart --export quickstart.html --one-file": (
+        "tests/cli/test_ui.py::test_one_file_has_the_pages_that_a_folder_has_and_loads_nothing"
+    ),
     "telescope hub check registry": "Makefile",
     "telescope hub check registry --against origin/main": (
         f"{HOSTED}test_a_folder_is_checked_rendered_and_served"
