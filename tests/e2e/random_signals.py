@@ -81,7 +81,8 @@ def _says(text: str) -> Callable[[Path], bool]:
 
 MOMENTS = [
     Moment(name="imports and checks", has_come=lambda run: True, within_s=12.0),
-    Moment(name="Ray and servers start", has_come=lambda run: True, within_s=40.0),
+    Moment(name="Ray starts", has_come=_says("begins"), within_s=20.0),
+    Moment(name="servers and ranks start", has_come=_says("starting inference"), within_s=6.0),
     Moment(name="first weights and self-tests", has_come=_says("trainer rank 0 runs"), within_s=15),
     Moment(name="steps", has_come=_says('"training"'), within_s=6.0),
     Moment(name="a checkpoint", has_come=_has("checkpoints/.step-*.partial"), within_s=0.5),
