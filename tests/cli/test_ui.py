@@ -191,25 +191,6 @@ def test_one_file_has_the_pages_that_a_folder_has_and_loads_nothing(place):
         export_one_file([Path("runs")], Path("two.html"), num_rollouts=0)
 
 
-def test_an_export_of_few_rollouts_has_bad_ones_too(place):
-    """Of the best of each step alone, a run would seem to have no failure."""
-    export_runs([Path("runs")], Path("all"), num_rollouts=100)
-    export_runs([Path("runs")], Path("few"), num_rollouts=6)
-    best: dict[tuple[int, str], float] = {}
-    found: dict[str, list[tuple[int, str, float | None]]] = {}
-    for name in ("all", "few"):
-        exported = read_script(Path(name, "export.js"), "window.TELESCOPE_EXPORT = ")
-        columns = read_page(exported, "/runs/quickstart/rollouts", name)["columns"]
-        rows = zip(columns["step"], columns["environment"], columns["reward"], strict=True)
-        found[name] = list(rows)
-    for step, environment, reward in found["all"]:
-        best[step, environment] = max(best.get((step, environment), 0.0), reward or 0.0)
-    assert len(found["few"]) == 6
-    is_best = [reward == best[step, name] for step, name, reward in found["few"]]
-    assert True in is_best
-    assert False in is_best
-
-
 def test_the_report_of_a_run_has_its_pages_where_they_can_be_written(place, monkeypatch, capsys):
     report = Path("runs/quickstart/report.html")
 
@@ -234,8 +215,8 @@ def test_the_report_of_a_run_has_its_pages_where_they_can_be_written(place, monk
     assert "Sample rollouts" in report.read_text()
 
 
-def read_page(found, address, folder="page"):
-    path = Path(folder) / found["pages"][address]
+def read_page(found, address):
+    path = Path("page") / found["pages"][address]
     return read_script(path, f"window.TELESCOPE_EXPORT.loaded[{json.dumps(address)}] = ")
 
 

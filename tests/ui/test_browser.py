@@ -163,6 +163,7 @@ def test_a_search_goes_on_by_itself_and_can_be_stopped(tmp_path, page, monkeypat
         return real(self, **options, limit_s=0.0)
 
     monkeypatch.setattr(Search, "page", short)
+    monkeypatch.setattr("telescope_ui.index.search._MOST_FILES", 4)
     with served([tmp_path / "runs"], tmp_path / "cache") as ui:
         enter(page, ui)
         ui.get("/runs/long/rollouts")

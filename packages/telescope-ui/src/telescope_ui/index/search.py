@@ -65,7 +65,9 @@ class Search:
         steps = self._steps(cursor)
         deadline_s = time.monotonic() + limit_s
         hits: list[tuple[Any, ...]] = []
-        size, at = _FIRST_FILES, 0
+        # What goes on without a hit so far goes on in large parts, since each part has its price.
+        size = _FIRST_FILES if cursor is None or cursor.seen else _MOST_FILES
+        at = 0
         following: Cursor | None = None
         while at < len(steps) and following is None:
             part = steps[at : at + size]
