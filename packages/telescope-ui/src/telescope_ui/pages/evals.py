@@ -150,8 +150,9 @@ class _Shown(NamedTuple):
         found: dict[str, tuple[str, str]] = {}
         for placed in rows_of(self.place):
             row = placed.row
-            address = self.address("rollouts", row.group_id, row.index)
-            found.setdefault(row.example_id, (row.group_id, address))
+            if row.example_id not in found:
+                address = self.address("rollouts", row.group_id, row.index)
+                found[row.example_id] = row.group_id, address
         return found
 
 
