@@ -202,9 +202,9 @@ def _fail(message: str, exit_code: int) -> NoReturn:
 def _leave(code: int) -> NoReturn:
     """End this process with exit code `code`, when all work of the command is done.
 
-    As Python does it, but without destructors of modules and of libraries in C: those of Ray and
-    torch may crash, and the code would then be that of the crash. What has to be done at the end,
-    such as ending child processes, libraries do in functions that they register with `atexit`.
+    This does the same as Python, but without destructors of modules and of libraries in C: those of
+    Ray and torch may crash, which would change the exit code. Necessary work at the end, such as
+    ending child processes, is in functions that libraries register with `atexit`.
     """
     # Python has no public names for the two that its own end begins with.
     threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]

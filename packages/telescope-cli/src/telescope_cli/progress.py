@@ -1,6 +1,6 @@
 """Progress of a command that may take minutes: a bar on a terminal, elsewhere occasional lines.
 
-Whatever is done within two seconds shows nothing.
+Work that takes less than two seconds shows nothing.
 """
 
 import time

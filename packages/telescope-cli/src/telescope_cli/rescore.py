@@ -142,12 +142,12 @@ def rescore_command(
 ) -> None:
     """Grade the saved rollouts of a run or an eval with another version of an environment.
 
-    Nothing is sampled. It says which rewards would be others, of which examples and in which steps,
-    and from which groups more or less could be learned. The environment has the settings that are
-    recorded; --env.NAME VALUE sets one of them.
+    Nothing is sampled. The report lists the rewards that would differ, with their examples and
+    steps, and the groups from which more or less could be learned. The environment has the recorded
+    settings; --env.NAME VALUE changes one of them.
 
-    What needs more than the record is made again by playing the saved turns, and is left out by
-    name where the environment then says something else. Judges are left out as well.
+    Rewards that need more than the record are computed by playing the saved turns again. If the
+    environment then answers differently, they are left out and named. Judges are left out as well.
 
     For example:
 

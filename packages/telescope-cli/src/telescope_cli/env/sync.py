@@ -46,7 +46,7 @@ def sync(
     """Install exactly what telescope.lock lists: the same wheels and the same packages.
 
     A wheel comes from the registry that the lock names, or from --registry, and must have the hash
-    in the lock. What the registry says against a release, such as that it is yanked, is told when
+    in the lock. Objections of the registry to a release, such as that it is yanked, are shown when
     its wheel is fetched.
 
     Example: telescope env sync --locked

@@ -85,7 +85,7 @@ def suspend(
 ) -> None:
     """Let an owner publish nothing, and refuse its tokens, from the next request on.
 
-    What it published stays installable, unless it is withheld.
+    Its published releases stay installable, unless they are withheld.
 
     Example: telescope hub namespace suspend acme --reason "stolen token" --data hub-data
     """

@@ -28,8 +28,8 @@ def escaped(text: str) -> str:
 def foreign(text: str, most: int) -> str:
     """Return foreign text for a terminal, a page or a log: escaped, and cut in the middle if long.
 
-    Of text longer than `most` characters, three quarters are kept at the beginning and a quarter at
-    the end.
+    If the text is longer than `most` characters, three quarters of `most` are kept of its beginning
+    and a quarter of its end.
     """
     if len(text) > most:
         head, tail = most - most // 4, most // 4

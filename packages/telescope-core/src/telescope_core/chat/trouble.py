@@ -1,7 +1,7 @@
 """Report trouble with endpoints: what a server answered in place of a reply, and how often.
 
-`HttpPool` reports every attempt that fails and will be repeated. Whoever waits can then see why:
-`showing_troubles` gets a line while the trouble lasts, and `watching` keeps the last one.
+`HttpPool` reports every attempt that fails and will be repeated, so that users see the reason of a
+wait: `showing_troubles` gets a line while the trouble lasts, and `watching` keeps the last one.
 """
 
 import logging

@@ -2,7 +2,7 @@
 
 Errors of requests to Anthropic's Messages API have its format.
 
-Which rollout a request belongs to, and who answers it, is left to its routes.
+Its routes decide which rollout a request belongs to, and which policy answers it.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""`RecordingPolicy`: a policy that records its answers where they are given.
+"""`RecordingPolicy`: a policy that records each of its answers itself.
 
 `ForwardingPolicies` gives each rollout of an eval such a policy, with its own endpoint in front of
-the evaluated one. In training, the token-exact policy is one.
+the evaluated one. The token-exact policy of training is another such policy.
 """
 
 import time

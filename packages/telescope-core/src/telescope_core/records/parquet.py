@@ -34,8 +34,8 @@ _COMPRESSED = (
     *(f"chains.list.element.{name}.list.element" for name in ("token_ids", "logprobs")),
     *(f"turns.list.element.{name}" for name in PLACE_FIELDS),
 )
-"""Texts and tokens. Of the other columns dictionaries leave a few bits a row, and a compressor for
-each of them would cost a step more than it saves."""
+"""Texts and tokens. In the other columns dictionaries leave a few bits per row, and a compressor
+for each column would cost a step more time than it saves."""
 
 
 def write_rows(path: Path, rows: Iterable[RolloutRow], *, chunk_bytes: int = CHUNK_BYTES) -> None:

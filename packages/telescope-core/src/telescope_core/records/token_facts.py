@@ -53,8 +53,8 @@ class TurnFacts:
     """[C] entropy of the trainer's distribution at each token, nats."""
     effective_advantages: "array[float]"
     """[C] how hard the loss pushed the log-prob of each token up: minus its derivative by it,
-    without the weight. Of a plain policy gradient it is the advantage. Ratios and corrections scale
-    it, and it is 0 where a clip or a mask took the token out of the gradient."""
+    without the weight. For a plain policy gradient it is the advantage. Ratios and corrections
+    scale it, and it is 0 where a clip or a mask took the token out of the gradient."""
 
 
 def write_facts(path: Path, rows: Iterable[TurnFacts], *, chunk_tokens: int = CHUNK_TOKENS) -> None:

@@ -22,7 +22,7 @@ from telescope_core.reports.before_after import AFTER, BEFORE, BeforeAfter, befo
 from telescope_core.reports.differences import cautions
 
 ACCURACY = "accuracy"
-"""Of supervised training: expected share of sampled answers that are right, on held-out examples;
+"""In supervised training, the expected share of right answers among samples, on held-out examples;
 `accuracy/ENVIRONMENT` likewise."""
 REWARDS = ("task_reward/mean", "reward/mean", ACCURACY)
 """Metrics that measure the quality of the policy; the first one that is present counts."""

@@ -54,7 +54,7 @@ class Finding:
     what: str
     """The file, package or version."""
     text: str
-    """What is wrong with it and what to do, as the predicate of a sentence about `what`."""
+    """Its fault and advice, as the predicate of a sentence about `what`."""
 
     @property
     def is_problem(self) -> bool:

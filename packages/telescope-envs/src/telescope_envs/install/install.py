@@ -51,8 +51,8 @@ def install(
     """Install the release that `text` asks for; `progress` is called with each step.
 
     Raises RegistryError if the release is refused and EnvironmentLoadError if it cannot be built or
-    loaded; in both cases nothing was installed. What is installed shared leaves
-    telescope.lock, which cannot record it.
+    loaded; in both cases nothing was installed. A shared installation leaves telescope.lock, which
+    cannot record it.
     """
     options = options or InstallOptions()
     progress(f"{text}: {Step.RESOLVE}")

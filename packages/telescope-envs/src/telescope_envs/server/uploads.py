@@ -1,8 +1,8 @@
 """Receive publications, and check them again, whatever their sender has checked.
 
 A publication is one multipart request with size limits, spooled to disk. Its parts are `record`
-(the release as JSON), `wheel`, and optionally `attestation`. The wheel is read but never run. Who
-may publish, and whether the version is taken, is decided later inside the transaction.
+(the release as JSON), `wheel`, and optionally `attestation`. The wheel is read but never run. The
+right to publish, and whether the version is free, are checked later inside the transaction.
 """
 
 import asyncio

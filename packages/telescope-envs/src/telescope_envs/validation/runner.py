@@ -162,7 +162,7 @@ def trial_of(
     options: ValidationOptions,
     environ: dict[str, str],
 ) -> Trial | None:
-    """Return `subject` in a place to import it; None if its dependencies are missing there."""
+    """Return a trial of `subject`; None if a dependency is missing in the place to import it."""
     place = prepare_place(subject, scratch, findings, allow_sdist=options.allow_sdist)
     if place is None:
         return None

@@ -13,8 +13,8 @@ class SettingOrigin(NamedTuple):
     """Names of settings, as `section.key`; entries of a list of tables go by their `name`."""
 
     given: list[str]
-    """Set in a file or by a flag, also to the value that they have by default. Of a table without a
-    fixed form, its own name stands for all."""
+    """Set in a file or by a flag, also to the value that they have by default. A table without
+    a fixed form is listed by its own name."""
     chosen: list[str]
     """Settings that differ from their defaults, because they were set or follow from others."""
     defaults: dict[str, JsonValue]

@@ -82,7 +82,7 @@ class EvalsBeside:
     async def whole_round(self, tag: str, version: WeightVersion) -> None:
         """Play every eval while nothing is trained; raises the error of one that fails.
 
-        What has a result of this `tag` already, because a run goes on at its end, is left as it is.
+        Evals that already have a result of this `tag`, from before a resume, are skipped.
         """
         self._step = version
         await self._send(version)

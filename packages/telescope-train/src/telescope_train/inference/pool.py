@@ -25,8 +25,8 @@ from telescope_train.observability.calls import CallEnd, Watching
 MOST_STEPS = 2**20
 """Steps that servers can distinguish; in a longer run, the last ones are equal to them."""
 MAX_ROUTES = 20_000
-"""Groups, and rollouts that are elsewhere, whose server is remembered. What is forgotten loses only
-its cached prefix."""
+"""Groups, and rollouts that are elsewhere, whose server is remembered. One that is forgotten loses
+only its cached prefix."""
 
 
 class RolloutServers(Protocol):

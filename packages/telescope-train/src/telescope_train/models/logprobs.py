@@ -199,7 +199,7 @@ class _Running:
         self.sum_T = torch.zeros_like(self.largest_T)
         """Sum of exp(logit - largest)."""
         self.weighted_T = torch.zeros_like(self.largest_T)
-        """Of exp(logit - largest) * (logit - largest). Sums of p * logit instead would be large
+        """Sum of exp(logit - largest) * (logit - largest). Sums of p * logit instead would be large
         numbers that cancel in the entropy."""
         self.target_T = torch.zeros_like(self.largest_T)
         """The logit of each target."""

@@ -44,7 +44,7 @@ class LineTail:
 
     @property
     def problems(self) -> list[str]:
-        """What is left out of the file, each as a sentence."""
+        """A sentence about each part of the file that is left out."""
         name, found = self.path.name, list[str]()
         if self.num_skipped or self._is_skipping:
             long = f"a line of more than {self._max_line_bytes // 2**20} MiB"

@@ -54,7 +54,7 @@ def extract_answer(completion: str, *, form: AnswerForm | None = None) -> str:
 
     The form that the prompt asked for counts, then the later of the last box and the last line
     `Answer: ...`. Without either, the last line counts: the text after "answer is", its last
-    formula, or its last number. Of an equation only the right side counts, so that repeating
+    formula, or its last number. In an equation only the right side counts, so that repeating
     `12+34=` answers nothing. A text that cannot be read as a whole is no answer; parts of it are
     not used.
     """
