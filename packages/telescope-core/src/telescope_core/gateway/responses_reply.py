@@ -25,7 +25,7 @@ def response_json(completion: Completion, *, model: str) -> dict[str, Any]:
         "output": list(_items(completion)),
         "usage": {
             "input_tokens": completion.num_prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": completion.num_completion_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": total,
