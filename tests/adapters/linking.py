@@ -59,6 +59,19 @@ def load(taskset):
         "agent": {"harness": {"id": "asks_once"}, "runtime": {"type": "subprocess"}}}))
 """
 """The beginning of a program that plays tasksets of `verifiers` by asking the model once a task."""
+WAIT = """
+import json, sys, time, urllib.request
+limit = time.monotonic() + 600
+while True:
+    try:
+        print(json.dumps(urllib.request.urlopen(sys.argv[1], timeout=60).status))
+        break
+    except OSError:
+        if time.monotonic() > limit:
+            raise
+        time.sleep(0.05)
+"""
+"""A program that ends once there is something at an address."""
 
 
 def telescope(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:

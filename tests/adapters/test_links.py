@@ -14,6 +14,9 @@ from tests.envs.package_index import tiny_wheel
 
 from telescope_adapters.frameworks import VERIFIERS, VERIFIERS_TASKS, missing_import
 from telescope_adapters.gymnasium import GymEnvironment
+from telescope_adapters.nemo_gym import NemoGymEnvironment
+from telescope_adapters.openenv import OpenEnvEnvironment
+from telescope_adapters.ors import OrsEnvironment
 from telescope_adapters.settings import as_metrics
 from telescope_core.base.code_places import is_authors, own_frame
 from telescope_core.environments.attribute_checks import check_names
@@ -274,6 +277,14 @@ def test_addresses_of_the_time_before_the_package_hand_on(monkeypatch, capsys):
         runpy.run_module(program, run_name="__main__")
     with pytest.raises(EnvironmentLoadError, match="pip install telescope-adapters"):
         old.telescope_reward  # noqa: B018
+
+
+@pytest.mark.parametrize("kind", [OpenEnvEnvironment, NemoGymEnvironment, OrsEnvironment])
+def test_what_a_server_plays_takes_no_arguments_here(kind):
+    with pytest.raises(ConfigError, match=r"env\.options"):
+        kind.from_settings({"id": "http://127.0.0.1:1", "options": {"size": 3}})
+    with pytest.raises(EnvironmentLoadError, match=f"{kind.scheme}:http"):
+        kind.from_settings({"id": "127.0.0.1:1"})
 
 
 def test_adapters_are_not_judged_as_code_of_authors():

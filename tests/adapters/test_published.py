@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.adapters.linking import Choose, by_itself, link, model_endpoint, telescope
-from tests.adapters.test_served_by_openenv import WAIT
+from tests.adapters.linking import WAIT, Choose, by_itself, link, model_endpoint, telescope
 from tests.ports import free_port
 
 from telescope_envs.install.adapted import environment_for
@@ -333,7 +332,7 @@ def serving(python: str, which: str, folder: Path):
     server = subprocess.Popen([python, "-c", SERVE, which, str(port), DOSE], cwd=folder)
     url = f"http://127.0.0.1:{port}"
     try:
-        by_itself(sys.executable, WAIT, url)
+        by_itself(sys.executable, WAIT, f"{url}/health")
         yield url
     finally:
         server.kill()

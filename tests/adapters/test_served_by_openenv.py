@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.adapters.linking import by_itself, link, opened, played
+from tests.adapters.linking import WAIT, by_itself, link, opened, played
 from tests.ports import free_port
 
 from telescope_envs.install.adapted import environment_for
@@ -39,18 +39,6 @@ async def main(url):
 
 print(json.dumps(asyncio.run(main(sys.argv[1]))))
 """
-WAIT = """
-import json, sys, time, urllib.request
-limit = time.monotonic() + 600
-while True:
-    try:
-        print(json.dumps(urllib.request.urlopen(sys.argv[1] + "/health", timeout=60).status))
-        break
-    except OSError:
-        if time.monotonic() > limit:
-            raise
-        time.sleep(0.05)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +53,7 @@ def url(python):
     command = [python, "-m", "telescope_adapters.serving.openenv_server", "served_echo:Echo"]
     server = subprocess.Popen([*command, "--port", str(port)], env=environ)
     try:
-        by_itself(sys.executable, WAIT, f"http://127.0.0.1:{port}")
+        by_itself(sys.executable, WAIT, f"http://127.0.0.1:{port}/health")
         yield f"http://127.0.0.1:{port}"
     finally:
         server.kill()

@@ -145,6 +145,14 @@ ELSEWHERE = {
     "--secret OPENAI_BASE_URL": (
         "tests/adapters/test_verifiers.py::test_a_judge_gets_the_key_that_the_link_names"
     ),
+    "telescope env link nemo-gym:http://127.0.0.1:9001 --settings '{\"eval_data\": "
+    "\"/gym/resources_servers/example_multi_step/data/example.jsonl\"}'": (
+        "tests/adapters/test_nemo_gym.py"
+        "::test_published_servers_give_the_rewards_of_their_verifiers"
+    ),
+    "telescope env link ors:http://127.0.0.1:8080": (
+        "tests/adapters/test_ors.py::test_environments_of_the_package_keep_the_contract"
+    ),
     "telescope env link inspect:tasks.py@essays --with openai --secret OPENAI_API_KEY "
     '--settings \'{"judge": "openai/gpt-5-mini"}\'': (
         "tests/adapters/test_inspect.py::test_a_judge_gets_its_key_by_the_link"

@@ -168,10 +168,11 @@ def test_what_cannot_be_linked_is_refused_with_what_is_wrong_with_it(telescope, 
         assert said in err
 
 
-def test_a_server_that_does_not_answer_is_linked_and_told(telescope):
+@pytest.mark.parametrize("scheme", ["openenv", "ors"])
+def test_a_server_that_does_not_answer_is_linked_and_told(telescope, scheme):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        name = f"openenv:http://127.0.0.1:{unused.getsockname()[1]}"
+        name = f"{scheme}:http://127.0.0.1:{unused.getsockname()[1]}"
         code, out, err = telescope("env", "link", name)
     assert code == 0
     assert out.startswith(f"{name} 0: linked")

@@ -62,6 +62,14 @@ OPENENV = Framework(
     is_elsewhere=True,
 )
 """A server is played over its WebSocket, as OpenEnv 0.10 speaks."""
+NEMO_GYM = Framework(
+    distribution="",
+    factory="telescope_adapters.nemo_gym:NemoGymEnvironment",
+    is_elsewhere=True,
+)
+"""A resources server is played over HTTP, as those of NeMo Gym 0.4 speak."""
+ORS = Framework(distribution="", factory="telescope_adapters.ors:OrsEnvironment", is_elsewhere=True)
+"""A server is played over HTTP, as the package openreward 0.1.167 speaks."""
 HARBOR = Framework(distribution="", factory="telescope_adapters.harbor:HarborEnvironment")
 """Folders are read as Harbor 0.26 documents them; nothing of it is imported."""
 OPENENV_SERVER = Framework(
@@ -76,7 +84,9 @@ OPENENV_SERVER = Framework(
 GYM_SCHEME = (GYMNASIUM,)
 HARBOR_SCHEME = (HARBOR,)
 INSPECT_SCHEME = (INSPECT,)
+NEMO_GYM_SCHEME = (NEMO_GYM,)
 OPENENV_SCHEME = (OPENENV,)
+ORS_SCHEME = (ORS,)
 TEXTARENA_SCHEME = (TEXTARENA,)
 VERIFIERS_SCHEME = (VERIFIERS, VERIFIERS_TASKS)
 """Each scheme has its framework, or its generations: the one that is installed unless told

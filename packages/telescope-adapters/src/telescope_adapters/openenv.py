@@ -8,14 +8,15 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
 import aiohttp
 from pydantic import Field
 
 from telescope_adapters.games import seeded
-from telescope_adapters.settings import AdaptedConfig, AdaptedEnvironment, function_tool
+from telescope_adapters.servers import ServedEnvironment, arguments_of, ask, new_session
+from telescope_adapters.settings import AdaptedConfig, function_tool
 from telescope_core.base.errors import EndpointError, EnvironmentLoadError, RewardError
 from telescope_core.base.types import (
     Example,
@@ -31,12 +32,11 @@ from telescope_core.environments.sources import Examples
 from telescope_core.examples import GeneratedSource, ListSource
 
 _ANSWER_S = 120.0
-"""Seconds within which a server answers a step."""
-_FIRST_ANSWER_S = 10.0
+"""Seconds in which a server must answer a step."""
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 _OWN_FIELDS = ("metadata",)
-"""Fields of every action that say nothing of what it does."""
+"""Fields of every action that are not part of its content."""
 _NEVER_AGAIN = ("VALIDATION_ERROR", "UNKNOWN_TYPE", "INVALID_JSON")
 
 
@@ -46,7 +46,7 @@ class OpenEnvConfig(AdaptedConfig):
     max_turns: int = 30
     """Most steps of a rollout."""
     max_sessions: int = 1
-    """Most episodes at once; servers have room for one unless they say otherwise."""
+    """Most episodes at once; a server supports one unless it reports more."""
     tools: Literal["auto", "yes", "no"] = "auto"
     """Whether steps are calls of tools; `auto` = if the server's actions are calls of tools."""
     action_field: str = ""
@@ -76,36 +76,23 @@ class Episodes:
 
 @dataclass(slots=True)
 class _Server:
-    """What is known of a server once it was asked."""
+    """Facts about a server from its first answer."""
 
     action_field: str
     has_tools: bool
     room: asyncio.Semaphore
-    session: aiohttp.ClientSession
-    tools: list[dict[str, JsonValue]] = field(default_factory=list[dict[str, JsonValue]])
 
 
 class CapacityError(Exception):
     """The server has no free session."""
 
 
-class OpenEnvEnvironment(AdaptedEnvironment):
+class OpenEnvEnvironment(ServedEnvironment):
     """An environment of a running OpenEnv server."""
 
     Config = OpenEnvConfig
     State: ClassVar[type[Episodes]] = Episodes
-    network: Literal["none", "load", "always"] = "always"
-
-    def __init__(self, config: OpenEnvConfig | None = None) -> None:
-        super().__init__(config)
-        url = str(self.config.id).rstrip("/")
-        if not url.startswith(("http://", "https://")):
-            raise EnvironmentLoadError(
-                f"expected openenv:URL with the http or https address of a server, such as "
-                f"openenv:http://127.0.0.1:8000, got {url!r}"
-            )
-        self.url = url
-        self._server: asyncio.Task[_Server] | None = None
+    scheme = "openenv"
 
     def examples(self, split: Split) -> Examples:
         """Return the tasks of the server, or seeds. Runs in a thread."""
@@ -115,9 +102,9 @@ class OpenEnvEnvironment(AdaptedEnvironment):
 
     async def play(self, episode: Episode[Episodes]) -> StopReason:
         """Play one episode over one WebSocket."""
-        server = await self._asked()
+        server: _Server = await self.looked()
         reset = cast(Mapping[str, Any], episode.example.info["reset"])
-        async with server.room, self._begun(server, reset) as (socket, got):
+        async with server.room, self._begun(reset) as (socket, got):
             episode.add(self._shown(got))
             tools = await _tools(socket) if server.has_tools else []
             for _ in range(self.config.max_turns):
@@ -146,7 +133,7 @@ class OpenEnvEnvironment(AdaptedEnvironment):
     async def _stepped(
         self, episode: Episode[Episodes], server: _Server, socket: "_Socket", message: Message
     ) -> dict[str, Any]:
-        """Make the steps that an answer asks for, and add what came of them."""
+        """Take the steps of an answer, and add their results."""
         if not message.tool_calls:
             action = {**self.config.action, server.action_field: message.content}
             got = await socket.ask("step", action)
@@ -182,30 +169,14 @@ class OpenEnvEnvironment(AdaptedEnvironment):
             return "\n\n".join(f"{key}:\n{text}" for key, text in texts.items())
         return "".join(texts.values()) or json.dumps(dict(fields) or got.get("metadata", {}))
 
-    async def _asked(self) -> _Server:
-        """Return what is known of the server, which the first rollout asks."""
-        if self._server is None:
-            self._server = asyncio.create_task(self._ask_server())
-        try:
-            return await asyncio.shield(self._server)
-        except EndpointError:
-            self._server = None  # the next rollout asks again
-            raise
-
-    async def _ask_server(self) -> _Server:
-        session = aiohttp.ClientSession()
-        try:
-            schema: Any = (await _get_json(session, f"{self.url}/schema"))["action"]
-            action_field, has_tools = self._reading_of(schema)
-        except BaseException:
-            await session.close()
-            raise
-        self.on_close(session.close)
-        room = asyncio.Semaphore(self.config.max_sessions)
-        return _Server(action_field, has_tools, room, session)
+    async def look(self) -> _Server:
+        """Return how the actions of the server are filled."""
+        schema: Any = (await ask(self.session, "GET", f"{self.url}/schema")).json()["action"]
+        action_field, has_tools = self._reading_of(schema)
+        return _Server(action_field, has_tools, asyncio.Semaphore(self.config.max_sessions))
 
     def _reading_of(self, schema: Mapping[str, Any]) -> tuple[str, bool]:
-        """Return the field of an action that takes an answer, and whether actions call tools."""
+        """Return the action field that takes the answer, and whether actions are tool calls."""
         fields: dict[str, Any] = dict(schema.get("properties", {}))
         calls = "tool_name" in fields and "arguments" in fields
         if self.config.tools == "yes" or (self.config.tools == "auto" and calls):
@@ -227,14 +198,14 @@ class OpenEnvEnvironment(AdaptedEnvironment):
 
     @asynccontextmanager
     async def _begun(
-        self, server: _Server, reset: Mapping[str, Any]
+        self, reset: Mapping[str, Any]
     ) -> AsyncGenerator[tuple["_Socket", dict[str, Any]]]:
-        """Open and reset a session, and wait while others have all of them."""
+        """Open and reset a session; waits while others use all of them."""
         pause_s = _FIRST_PAUSE_S
         address = f"ws{self.url.removeprefix('http')}/ws"
         while True:
             try:
-                wire = await server.session.ws_connect(address, max_msg_size=2**26)
+                wire = await self.session.ws_connect(address, max_msg_size=2**26)
             except aiohttp.ClientError as error:
                 raise EndpointError(f"{address} does not answer: {error}") from error
             socket = _Socket(wire, address)
@@ -255,10 +226,10 @@ class OpenEnvEnvironment(AdaptedEnvironment):
             await socket.close()
 
     async def _tasks(self, split: Split) -> list[Example]:
-        """Return the tasks of the server's split of that name."""
+        """Return the tasks of the server's split with that name."""
         base = f"{self.url}/{self.config.environment}"
-        async with aiohttp.ClientSession() as session:
-            found: Any = await _get_json(session, f"{base}/splits")
+        async with new_session() as session:
+            found: Any = (await ask(session, "GET", f"{base}/splits")).json()
             names: list[str] = [str(one["name"]) for one in found]
             named = {"train": Split.TRAIN, "eval": Split.EVAL}
             wanted = next((n for n in names if named.get(n) is split), "")
@@ -266,7 +237,7 @@ class OpenEnvEnvironment(AdaptedEnvironment):
                 wanted = next((n for n in names if n in ("test", "validation")), "")
             if not wanted:
                 raise EnvironmentLoadError(f"{base} has no split for {split}: {', '.join(names)}")
-            answer = await _post_json(session, f"{base}/tasks", {"split": wanted})
+            answer = (await ask(session, "POST", f"{base}/tasks", body={"split": wanted})).json()
         return [
             Example(id=f"{wanted}-{index}", prompt="task", info={"reset": _reset_of(task, index)})
             for index, task in enumerate(answer["tasks"])
@@ -281,7 +252,7 @@ class _Socket:
         self._address = address
 
     async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the data of the answer; raises EndpointError for what failed on the server."""
+        """Return the data of the answer; raises EndpointError for an error on the server."""
         try:
             await self._wire.send_json({"type": kind, "data": dict(data)})
             answer: Any = await self._wire.receive_json(timeout=_ANSWER_S)
@@ -305,19 +276,6 @@ class _Socket:
         await self._wire.close()
 
 
-async def why_silent(url: str) -> str:
-    """Return why a server says nothing of its actions now; empty if it does."""
-    limit = aiohttp.ClientTimeout(total=_FIRST_ANSWER_S)
-    try:
-        async with aiohttp.ClientSession(timeout=limit) as session:
-            await _get_json(session, f"{url.rstrip('/')}/schema")
-    except TimeoutError:
-        return f"{url} says nothing within {_FIRST_ANSWER_S:g} s"
-    except EndpointError as error:
-        return str(error)
-    return ""
-
-
 async def _tools(socket: _Socket) -> list[dict[str, JsonValue]]:
     got = await socket.ask("step", {"type": "list_tools"})
     return [
@@ -327,12 +285,9 @@ async def _tools(socket: _Socket) -> list[dict[str, JsonValue]]:
 
 
 async def _called(socket: _Socket, call: ToolCall) -> dict[str, Any]:
-    """Call one tool; arguments that are no JSON object are an answer to the policy."""
-    try:
-        arguments: Any = json.loads(call.arguments or "{}")
-    except json.JSONDecodeError as error:
-        arguments = error
-    if not isinstance(arguments, dict):
+    """Call one tool; arguments that are no JSON object get an error for the policy."""
+    arguments = arguments_of(call)
+    if arguments is None:
         return {"observation": {"error": f"the arguments are no JSON object: {call.arguments}"}}
     return await socket.ask(
         "step", {"type": "call_tool", "tool_name": call.name, "arguments": arguments}
@@ -357,21 +312,3 @@ def _is_done(got: Mapping[str, Any]) -> bool:
 def _reset_of(task: object, index: int) -> dict[str, Any]:
     """Return the arguments of `reset` for a task: its own fields, or its index."""
     return dict(cast(dict[str, Any], task)) if isinstance(task, dict) else {"index": index}
-
-
-async def _get_json(session: aiohttp.ClientSession, url: str) -> Any:
-    try:
-        async with session.get(url) as answer:
-            answer.raise_for_status()
-            return await answer.json()
-    except (aiohttp.ClientError, ConnectionError) as error:
-        raise EndpointError(f"{url} cannot be read: {error}") from error
-
-
-async def _post_json(session: aiohttp.ClientSession, url: str, body: object) -> Any:
-    try:
-        async with session.post(url, json=body) as answer:
-            answer.raise_for_status()
-            return await answer.json()
-    except (aiohttp.ClientError, ConnectionError) as error:
-        raise EndpointError(f"{url} cannot be read: {error}") from error

@@ -14,6 +14,7 @@ from telescope_core.base.secret_names import secrets_line
 from telescope_core.finding.schemes import adapted, require_adapted, schemes
 from telescope_envs.install.adapted import framework_version, link_adapted
 from telescope_envs.install.loading import link as link_folder
+from telescope_envs.records.links import AdaptedLink
 
 
 def link(
@@ -37,7 +38,8 @@ def link(
     """Use an environment from its project folder, or one of another framework.
 
     The code of a folder runs in the process that uses it, and each run uses the current files.
-    SCHEME:ID is gym:ID, textarena:ID, openenv:URL, verifiers:NAME, inspect:TASK or harbor:FOLDER.
+    SCHEME:ID is gym:ID, textarena:ID, openenv:URL, nemo-gym:URL, ors:URL, verifiers:NAME,
+    inspect:TASK or harbor:FOLDER.
     Frameworks get a virtual environment of their own. An environment of another framework sees none
     of your environment variables but those that --secret names, here and in each eval and run.
     `telescope env uninstall` removes the link.
@@ -68,7 +70,7 @@ def link(
         }
         if line := secrets_line(found.name, found.secrets, os.environ):
             typer.echo(line, err=True)
-        _tell_if_silent(target)
+        _tell_if_silent(found)
     if as_json:
         typer.echo(json.dumps(about))
         return
@@ -80,15 +82,14 @@ def _looks_adapted(target: str) -> bool:
     return ":" in target or target in schemes()
 
 
-def _tell_if_silent(target: str) -> None:
-    """Say on standard error that a server does not answer; it may be started after the link."""
-    named = require_adapted(target)
-    if named.scheme != "openenv":
+def _tell_if_silent(found: AdaptedLink) -> None:
+    """Say on standard error why a server cannot play now; it may be started after the link."""
+    if not require_adapted(found.name).frameworks[0].is_elsewhere:
         return
-    from telescope_adapters.openenv import why_silent
+    from telescope_adapters.servers import why_silent
 
-    if why := asyncio.run(why_silent(named.id)):
-        typer.echo(f"telescope: {target} is linked, but does not answer now: {why}", err=True)
+    if why := asyncio.run(why_silent(found.factory, found.config)):
+        typer.echo(f"telescope: {found.name} is linked, but cannot be played now: {why}", err=True)
 
 
 def _settings(text: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, v
 
 from telescope_core.base.errors import ConfigError, unknown_name
 
-_KNOWN = ("gym", "harbor", "inspect", "openenv", "textarena", "verifiers")
+_KNOWN = ("gym", "harbor", "inspect", "nemo-gym", "openenv", "ors", "textarena", "verifiers")
 """Schemes of telescope-adapters, known here so that errors can name the package to install."""
 
 

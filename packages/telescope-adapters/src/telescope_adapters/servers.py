@@ -1,0 +1,159 @@
+"""Environments that a server of another framework plays: `SCHEME:URL`.
+
+What their adapters share: the address, one connection pool, requests whose errors are failures of
+the server, and one look at what the server plays. What a rollout says to it is left to them.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, ClassVar, Literal, cast
+
+import aiohttp
+
+from telescope_adapters.settings import AdaptedConfig, AdaptedEnvironment
+from telescope_core.base.errors import (
+    ConfigError,
+    EndpointError,
+    EnvironmentLoadError,
+    TelescopeError,
+)
+from telescope_core.base.types import ToolCall
+
+_LIMITS = aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=600.0)
+"""A server may work for minutes on one request; the deadline of the rollout is the real limit."""
+_FIRST_ANSWER_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer to one request."""
+
+    url: str
+    status: int
+    text: str
+    headers: Mapping[str, str]
+    cookies: Mapping[str, str]
+
+    def json(self) -> Any:
+        """Return what it holds; raises EndpointError for an error, or for what is no JSON."""
+        if self.status >= 400:
+            raise EndpointError(f"{self.url} answered {self.status}: {self.text:.1000}")
+        try:
+            return json.loads(self.text)
+        except json.JSONDecodeError as error:
+            raise EndpointError(
+                f"{self.url} answered no JSON ({error}): {self.text:.200}"
+            ) from None
+
+
+async def ask(
+    session: aiohttp.ClientSession,
+    method: Literal["GET", "POST"],
+    url: str,
+    *,
+    body: object = None,
+    headers: Mapping[str, str] | None = None,
+    cookies: Mapping[str, str] | None = None,
+) -> Answer:
+    """Return the answer of a server, whatever its status; raises EndpointError for none."""
+    try:
+        async with session.request(
+            method, url, json=body, headers=headers, cookies=cookies
+        ) as answer:
+            return Answer(
+                url=url,
+                status=answer.status,
+                text=await answer.text(),
+                headers=answer.headers,
+                cookies={name: one.value for name, one in answer.cookies.items()},
+            )
+    except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+        raise EndpointError(f"{url} does not answer: {type(error).__name__}: {error}") from error
+
+
+def arguments_of(call: ToolCall) -> dict[str, Any] | None:
+    """Return the arguments of a call by name; None if they are no JSON object."""
+    try:
+        given: object = json.loads(call.arguments or "{}")
+    except json.JSONDecodeError:
+        return None
+    return cast(dict[str, Any], given) if isinstance(given, dict) else None
+
+
+def new_session() -> aiohttp.ClientSession:
+    """Return connections for any number of rollouts, which share no cookies."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=_LIMITS,
+    )
+
+
+class ServedEnvironment(AdaptedEnvironment):
+    """An environment that a server plays; its id is the address."""
+
+    network: Literal["none", "load", "always"] = "always"
+    scheme: ClassVar[str] = ""
+    """What its names begin with."""
+
+    def __init__(self, config: AdaptedConfig | None = None) -> None:
+        super().__init__(config)
+        self.url = str(self.config.id).rstrip("/")
+        if not self.url.startswith(("http://", "https://")):
+            raise EnvironmentLoadError(
+                f"expected {self.scheme}:URL with the http or https address of a server, such as "
+                f"{self.scheme}:http://127.0.0.1:8000, got {self.url!r}"
+            )
+        if self.config.options:
+            raise ConfigError(
+                f"env.options are arguments with which an environment is made, and the server at "
+                f"{self.url} made its own; leave them out, got {self.config.options!r:.200}"
+            )
+        self._session: aiohttp.ClientSession | None = None
+        self._look: asyncio.Task[Any] | None = None
+
+    async def look(self) -> Any:
+        """Return what the adapter must know of the server; raises if the server cannot play."""
+        raise EnvironmentLoadError(f"{type(self).__name__} must define look(self)")
+
+    async def looked(self) -> Any:
+        """Return what `look` found, which the first rollout asks for all."""
+        if self._look is None:
+            self._look = asyncio.create_task(self.look())
+        try:
+            return await asyncio.shield(self._look)
+        except EndpointError:
+            self._look = None  # the next rollout asks again
+            raise
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The connections, made on first use."""
+        if self._session is None:
+            self._session = new_session()
+            self.on_close(self._session.close)
+        return self._session
+
+
+async def why_silent(factory: str, settings: Mapping[str, Any]) -> str:
+    """Return why the server of an environment of these settings cannot play now; empty if it can.
+
+    `factory` is `module:Class`, as of a `Framework`.
+    """
+    module, _, name = factory.partition(":")
+    kind: type[ServedEnvironment] = getattr(import_module(module), name)
+    made = kind.from_settings(settings)
+    assert isinstance(made, ServedEnvironment), "from_settings builds its own class"
+    try:
+        async with asyncio.timeout(_FIRST_ANSWER_S):
+            await made.look()
+    except TimeoutError:
+        return f"{made.url} says nothing within {_FIRST_ANSWER_S:g} s"
+    except TelescopeError as error:
+        return str(error)
+    finally:
+        await made.close()
+    return ""

@@ -1,0 +1,81 @@
+"""Servers of the package `openreward`, run in its virtual environment: prints the port.
+
+argv: "guess", or the folder that `orwd init` wrote; or "itself" and what is called for each task.
+"""
+
+import asyncio
+import json
+import runpy
+import socket
+import sys
+
+import uvicorn
+from openreward.environments import Environment, Server, TextBlock, ToolOutput, tool
+from pydantic import BaseModel
+
+
+class Guessed(BaseModel):
+    number: int
+
+
+class Guess(Environment):
+    """Guess a number; each wrong guess costs a tenth."""
+
+    @classmethod
+    def list_splits(cls):
+        return ["train", "test"]
+
+    @classmethod
+    def list_tasks(cls, split):
+        return [{"secret": secret} for secret in ((3, 5) if split == "train" else (7,))]
+
+    def get_prompt(self):
+        return [TextBlock(text="Guess a number from 1 to 8.")]
+
+    @tool
+    async def look(self) -> ToolOutput:
+        """Look at the rules, which earns nothing."""
+        # More than the server sends in one piece, with spaces where pieces begin.
+        return ToolOutput(blocks=[TextBlock(text="Wrong ones cost 0.1.  " * 500)])
+
+    @tool
+    async def guess(self, params: Guessed) -> ToolOutput:
+        """Guess the number."""
+        if params.number == 13:
+            raise RuntimeError("the server broke")
+        is_right = params.number == self.task_spec["secret"]
+        told = [TextBlock(text="right" if is_right else "wrong")]
+        return ToolOutput(blocks=told, reward=1.0 if is_right else -0.1, finished=is_right)
+
+
+async def itself(rollouts):
+    """Return the rewards of the same calls where the environment is called directly."""
+    totals = []
+    for index, turns in rollouts:
+        game, total = Guess(task_spec=Guess.list_tasks("train")[index]), 0.0
+        for name, arguments in (one for turn in turns for one in turn):
+            method = getattr(game, name)
+            done = await (method(Guessed(**arguments)) if arguments else method())
+            total += done.reward or 0.0
+            if done.finished:
+                break
+        totals.append(total)
+    return totals
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "itself":
+        print(json.dumps(asyncio.run(itself(json.loads(sys.argv[2])))))
+        sys.exit()
+    if sys.argv[1] == "guess":
+        kind = Guess
+    else:
+        module = runpy.run_path(f"{sys.argv[1]}/server.py")
+        [kind] = [
+            one
+            for one in module.values()
+            if isinstance(one, type) and issubclass(one, Environment) and one is not Environment
+        ]
+    bound = socket.create_server(("127.0.0.1", 0))
+    print(bound.getsockname()[1], flush=True)
+    uvicorn.Server(uvicorn.Config(Server([kind]).app, log_level="error")).run(sockets=[bound])
