@@ -119,6 +119,13 @@ def test_each_task_gets_what_it_asks_for(tmp_path):
         opened(tmp_path, cpus=4096.0)
 
 
+def test_a_virtual_environment_that_no_sandbox_can_run_is_told(tmp_path):
+    write_task(tmp_path / "tasks" / "one")
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    with pytest.raises(EnvironmentLoadError, match=r"env\.local_venv .*venv/bin/python"):
+        opened(tmp_path / "tasks", local_venv=str(tmp_path / "venv"))
+
+
 def test_a_dockerfile_that_needs_an_image_names_its_line(tmp_path):
     for line, said in (
         ("RUN apt-get update && apt-get install -y jq", "local_skips"),

@@ -43,7 +43,7 @@ from telescope_adapters.harbor_tasks import (
     unset_variables,
 )
 from telescope_adapters.settings import AdaptedConfig, AdaptedEnvironment
-from telescope_core.base.errors import ConfigError
+from telescope_core.base.errors import ConfigError, EnvironmentLoadError
 from telescope_core.base.protocols import PlayRequest
 from telescope_core.base.scripted import ScriptedClient
 from telescope_core.base.types import Example, Message, Rollout, Sampling, Split, StopReason
@@ -53,6 +53,7 @@ from telescope_core.harnesses import AgentConfig, AgentEnvironment, AgentPlace, 
 from telescope_core.playing.rollout import play_rollout
 from telescope_core.sandboxes.docker import DockerProvider
 from telescope_core.sandboxes.errors import SandboxLimitError, SandboxUnavailableError
+from telescope_core.sandboxes.local.interpreter import find_interpreter
 from telescope_core.sandboxes.local.provider import LocalProvider
 from telescope_core.sandboxes.lookup import open_provider, require_provider
 from telescope_core.sandboxes.protocol import (
@@ -178,6 +179,11 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
         roots = {*_ROOTS, *self._roots}
         roots.update(root for image in self._images.values() for root in image.roots)
         venv = self.config.local_venv
+        if venv:
+            try:
+                find_interpreter(f"{venv}/bin/python")
+            except SandboxUnavailableError as error:
+                raise EnvironmentLoadError(f"env.local_venv {venv!r}: {error}") from None
         return LocalProvider(
             read_only=(*read_only, *([venv] if venv else [])), writable=tuple(sorted(roots))
         )
