@@ -14,11 +14,12 @@ from telescope_core.errors import (
     EnvironmentLoadError,
     UnknownNameError,
 )
-from telescope_core.gateway import forwarding, recording
+from telescope_core.gateway import Gateway, RecordingPolicy, forwarding, recording
+from telescope_core.gateway.request import OLDER_VERSION
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.matches import MatchConfig, MatchEnvironment
 from telescope_core.scripted import ScriptedClient
-from telescope_core.types import Message
+from telescope_core.types import Completion, Message, Sampling, Turn
 
 
 class Higher(MatchEnvironment):
@@ -217,3 +218,65 @@ async def test_what_the_policy_recorded_says_which_seat_asked():
     assert played.reward == 0.5
     assert {turn.agent for turn in played.turns} == set(played.agent_rewards)
     assert len(played.conversations) == 2
+
+
+class TwoVersions(RecordingPolicy):
+    """Answers 5 as the policy, and 4 as version 12 of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.requests = []
+
+    async def complete(self, messages, sampling, *, tools=()):
+        said = Completion(message=Message(role="assistant", content="5"), finish_reason="stop")
+        turn = Turn(completion=said, started_s=0.0, ended_s=1.0)
+        self.recorder.answered(tuple(messages), turn)
+        return said
+
+    async def answer(self, request):
+        self.requests.append(request)
+        said = Message(role="assistant", content="4", reasoning="hm")
+        return Completion(message=said, finish_reason="length", newest_version=12)
+
+
+async def test_an_older_version_of_the_policy_plays_at_the_endpoint_of_the_rollout():
+    class Twice(Higher):
+        async def play_match(self, match):
+            await match["left"].ask("Ready?")
+            assert match["left"].was_cut
+            return await super().play_match(match)
+
+    policy, gateway = TwoVersions(), Gateway(model="policy")
+    await gateway.start()
+    policy.session = gateway.open(policy, Sampling(max_tokens=8), has_older=True)
+    settings = {"opponents": {"left": {"older_version": True}}}
+    environment = InProcessEnvironment(Twice.from_settings(settings), name="match")
+    played = await recording(environment).play(ask(), policy)
+    await environment.close()
+    await gateway.close()
+    assert played.error is None
+    assert played.reward == 1.0
+    assert (played.tags["seat/left"], played.tags["seat/right"]) == ("version 12", "policy")
+    assert [turn.agent for turn in played.turns] == [agent_of(opening("right"))]
+    assert [one.content for one in played.conversations[0]][-1] == "4"
+    first, second = policy.requests
+    assert (first.model, first.messages[0].content) == (OLDER_VERSION, "You play left.")
+    assert first.sampling == Sampling(max_tokens=8), "as the policy is sampled"
+    assert second.messages[2].reasoning == "hm", "its own thinking comes back to it"
+
+
+@pytest.mark.parametrize("opponents", [{"left": {}}, {"others": {}}])
+async def test_an_older_version_is_refused_where_there_is_none(opponents):
+    older = {seat: {"older_version": True} for seat in opponents}
+    async with serving(reply("7")) as (_, client), forwarding(client) as policies:
+        environment = InProcessEnvironment(Higher.from_settings({"opponents": older}), name="match")
+        played = await recording(environment).play(
+            ask(), policies.policy("r", Sampling(max_tokens=8))
+        )
+        await environment.close()
+    assert played.status is RolloutStatus.FAILED
+    assert "opponent_num_servers" in played.error
+    with pytest.raises(ConfigError, match="leave base_url, temperature out"):
+        Higher.from_settings(
+            {"opponents": {"left": {"older_version": True, "base_url": "x", "temperature": 1}}}
+        )

@@ -1,4 +1,4 @@
-"""Decode the replies of a chat endpoint, or raise EndpointError that says what is wrong with them.
+"""Decode the replies of a chat endpoint; raises EndpointError that says what is wrong with one.
 
 Only the fields that are used are decoded, directly into typed structs. Token ids and log-probs
 become arrays, so that no object per token outlives the call.
@@ -59,7 +59,7 @@ class _Message(msgspec.Struct):
     refusal: str | None = None
     tool_calls: list[_ToolCall] | None = None
     function_call: _Function | None = None
-    """The form of one call before there were `tool_calls`."""
+    """The older form of a single call, before `tool_calls`."""
 
 
 class _Choice(msgspec.Struct):
@@ -68,7 +68,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Failed(msgspec.Struct):
-    """A reply, or a choice of one, with an error in place of what was asked for."""
+    """A reply, or one of its choices, that holds an error in place of content."""
 
     error: msgspec.Raw = msgspec.Raw(b"null")
     choices: "list[_Failed]" = []
@@ -87,6 +87,7 @@ class _Usage(msgspec.Struct):
 class _Reply(msgspec.Struct, frozen=True):
     choices: Sequence[_Choice]
     usage: _Usage | None = None
+    system_fingerprint: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _TokenLogprob(msgspec.Struct, gc=False):
@@ -118,6 +119,8 @@ class _Models(msgspec.Struct):
 _REPLY = msgspec.json.Decoder(_Reply)
 _TOKEN_REPLY = msgspec.json.Decoder(_TokenReply)
 _MODELS = msgspec.json.Decoder(_Models)
+_WEIGHTS = re.compile(rb'"weights-(\d{1,9})"')
+"""The fingerprint that a gateway of ours sends: the version of the weights that it sampled from."""
 AnyChoice = TypeVar("AnyChoice", bound=_Choice)
 
 
@@ -126,11 +129,13 @@ def read_completion(content: bytes, *, where: str) -> Completion:
     reply = _decode(_REPLY, content, "a chat completion", where)
     usage = reply.usage or _Usage()
     choice = _checked(reply.choices, content, where)
+    weights = _WEIGHTS.fullmatch(bytes(reply.system_fingerprint))
     return Completion(
         message=_message(choice.message, where),
         finish_reason=_finish_reason(choice),
         num_prompt_tokens=usage.prompt_tokens or 0,
         num_completion_tokens=usage.completion_tokens or 0,
+        newest_version=int(weights[1]) if weights else 0,
     )
 
 
@@ -182,7 +187,7 @@ def _decode(
 
 
 def _checked(choices: Sequence[AnyChoice], content: bytes, where: str) -> AnyChoice:
-    """Return the first choice; raises EndpointError if there is none, or if it ended strangely."""
+    """Return the first choice; raises EndpointError if there is none, or if it is an error."""
     if not choices:
         raise _reported(content, where) or EndpointError(
             f"{where} answered with a chat completion without choices: {quote(content)!r}; "

@@ -1,4 +1,4 @@
-"""Reads a chat request: its conversation, its sampling parameters, and whether it can be exact.
+"""Read a chat request: its conversation and sampling parameters; refuse one that cannot be exact.
 
 A parameter is honored, has no effect on tokens, or is refused by name. None is accepted and then
 ignored. A parameter that is absent or null takes the value with which the rollout is sampled, and
@@ -7,12 +7,14 @@ one that the gateway does not know may be empty.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from telescope_core.base.types import JsonValue, Message, Sampling
 from telescope_core.gateway.messages import read_messages
 from telescope_core.gateway.refusal import Refusal, is_empty, unknown, unsupported, wrong
 
+OLDER_VERSION: Literal["older-version"] = "older-version"
+"""The model to name for an answer of an older version of the policy, which is not trained on."""
 LABELS = frozenset(
     {
         *("user", "metadata", "safety_identifier", "service_tier"),
@@ -68,7 +70,7 @@ NEUTRAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "ignore_eos": (lambda ignore: ignore is False, f"{_CONSTRAINED}; leave it out"),
     "min_tokens": (lambda n: n == 0, f"{_CONSTRAINED}; leave it out"),
 }
-"""Parameter -> (which values change nothing, why any other value is refused and what to do)."""
+"""Parameter -> (values that change nothing, reason and advice for any other value)."""
 
 READ = frozenset(
     {
@@ -90,19 +92,22 @@ class ChatRequest:
     tools: tuple[dict[str, JsonValue], ...] = ()
     stream: bool = False
     include_usage: bool = False
-    """In a stream, whether a last chunk gives the numbers of tokens."""
+    """Whether the last chunk of a stream reports the numbers of tokens."""
+    model: str = ""
+    """The model that is asked: the policy, or `OLDER_VERSION`; empty = the policy."""
     fields: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
-    """The request to pass on to another endpoint; empty where the policy answers itself."""
+    """The request as it is passed on to another endpoint; empty if the policy answers itself."""
 
 
 def read_request(body: object, own: Sampling, *, model: str) -> ChatRequest:
-    """Read a request to a rollout that is sampled with `own`; raises Refusal unless exact."""
+    """Read a request to a rollout with sampling settings `own`; raises Refusal unless exact."""
     given = given_fields(body, model=model)
     _require_known(given)
     stream = flag(given, "stream")
     tools = read_tools(given.get("tools", []))
     _require_free_choice(given.get("tool_choice", "auto"), has_tools=bool(tools))
     return ChatRequest(
+        model=model,
         messages=read_messages(given.get("messages")),
         sampling=_sampling(given, own),
         tools=tools,
@@ -112,7 +117,7 @@ def read_request(body: object, own: Sampling, *, model: str) -> ChatRequest:
 
 
 def given_fields(body: object, *, model: str) -> dict[str, Any]:
-    """Return the parameters that are not null; raises Refusal unless they ask for `model`."""
+    """Return the parameters that are not null; raises Refusal unless the model is `model`."""
     if not isinstance(body, dict):
         raise wrong("the request", "a JSON object", body)
     given = {name: value for name, value in cast(dict[str, Any], body).items() if value is not None}
@@ -139,7 +144,7 @@ def _require_known(given: Mapping[str, Any]) -> None:
 
 
 _FLAGS = frozenset({"echo", "logprobs", "parallel_tool_calls", "store", "ignore_eos"})
-"""Parameters of `NEUTRAL` with a boolean neutral value; in Python, but not in JSON, 1 == true."""
+"""Parameters of `NEUTRAL` with a boolean neutral value: in Python 1 == True, but not in JSON."""
 
 
 def _sampling(given: Mapping[str, Any], own: Sampling) -> Sampling:
@@ -170,7 +175,7 @@ def _temperature(value: object, own: float | None) -> float | None:
 
 
 def max_tokens_of(given: Mapping[str, Any]) -> int | None:
-    """Return the smallest limit of tokens that is given; None = none is."""
+    """Return the smallest of the given token limits; None = none is given."""
     names = [name for name in ("max_completion_tokens", "max_tokens") if name in given]
     for name in names:
         value = given[name]
@@ -180,7 +185,7 @@ def max_tokens_of(given: Mapping[str, Any]) -> int | None:
 
 
 def _includes_stop(given: Mapping[str, Any], own: Sampling) -> bool:
-    """Return whether the answer has its stop text: what the chat API leaves out, as asked here."""
+    """Return whether the answer includes its stop text: as given, else not for a given `stop`."""
     if "include_stop_str_in_output" in given:
         return flag(given, "include_stop_str_in_output")
     return own.include_stop_str_in_output and not given.get("stop")

@@ -1,4 +1,4 @@
-"""`Gateway`: finds the rollout of a request, and lets its policy answer.
+"""`Gateway`: routes each request to the policy of its rollout.
 
 The path contains the name of a rollout, which cannot be guessed. Each rollout has its own API key.
 """
@@ -6,6 +6,7 @@ The path contains the name of a rollout, which cannot be guessed. Each rollout h
 import secrets
 from collections.abc import Callable
 from hmac import compare_digest
+from typing import cast
 from weakref import WeakValueDictionary
 
 from aiohttp import web
@@ -21,7 +22,7 @@ from telescope_core.gateway.chat_server import (
     read_chat,
 )
 from telescope_core.gateway.refusal import Refusal
-from telescope_core.gateway.request import ChatRequest, read_request
+from telescope_core.gateway.request import OLDER_VERSION, ChatRequest, read_request
 from telescope_core.gateway.responses_reply import response_events, response_json
 from telescope_core.gateway.responses_request import read_responses
 from telescope_core.gateway.session import Answering, Session, ended
@@ -41,7 +42,7 @@ class Gateway:
         port: int = 0,
         read: Callable[..., ChatRequest] = read_request,
     ) -> None:
-        """`port` 0 = a free one; `read` reads requests, by default those to answer exactly."""
+        """`port` 0 = a free one; `read` parses requests, by default those to answer exactly."""
         self._model = model
         self._read = read
         # Weak, because an environment that fails may never close its policy. With the policy its
@@ -65,15 +66,18 @@ class Gateway:
         """Begin to listen; raises ConfigError if the address is not available."""
         await self._server.start()
 
-    def open(self, policy: Answering, sampling: Sampling) -> Session:
-        """Give `policy` an endpoint of its own; the policy must hold the session it gets."""
+    def open(self, policy: Answering, sampling: Sampling, *, has_older: bool = False) -> Session:
+        """Give `policy` an endpoint of its own; returns its session, which the policy must keep.
+
+        `has_older`: whether it also answers requests that name `OLDER_VERSION`.
+        """
         name = secrets.token_urlsafe(12)
         endpoint = ChatEndpoint(
             base_url=f"{self._server.address}/rollouts/{name}/v1",
             api_key=secrets.token_urlsafe(24),
             model=self._model,
         )
-        session = Session(policy, sampling, endpoint)
+        session = Session(policy, sampling, endpoint, has_older=has_older)
         self._sessions[name] = session
         return session
 
@@ -86,10 +90,16 @@ class Gateway:
 
     async def _chat(self, request: web.Request) -> web.Response:
         session = self._session(request)
-        asked = await read_chat(
-            request, lambda body: self._read(body, session.sampling, model=self._model)
-        )
-        return answer_chat(await session.complete(asked), asked, model=self._model)
+
+        def read(body: object) -> ChatRequest:
+            named = cast(dict[str, object], body).get("model") if isinstance(body, dict) else None
+            is_older = session.has_older and named == OLDER_VERSION
+            model = OLDER_VERSION if is_older else self._model
+            return self._read(body, session.sampling, model=model)
+
+        asked = await read_chat(request, read)
+        completion = await session.complete(asked)
+        return answer_chat(completion, asked, model=asked.model or self._model)
 
     async def _respond(self, request: web.Request) -> web.Response:
         session, asked = await self._asked(request, read_responses)
@@ -114,7 +124,7 @@ class Gateway:
         request: web.Request,
         read: Callable[[object, Callable[[object], ChatRequest]], ChatRequest],
     ) -> tuple[Session, ChatRequest]:
-        """Return who answers a request of another API, and the chat request that asks the same."""
+        """Return the session of a request of another API, and the equivalent chat request."""
         session = self._session(request)
 
         def read_as_chat(body: object) -> ChatRequest:
@@ -140,7 +150,7 @@ class Gateway:
         return answer_json(self._about_model())
 
     def _about_model(self) -> dict[str, object]:
-        """Return the model as OpenAI's and Anthropic's clients read it."""
+        """Return the model in a form that OpenAI's and Anthropic's clients can read."""
         of_openai = {"object": "model", "created": 0, "owned_by": "telescope"}
         of_anthropic = {
             "type": "model",

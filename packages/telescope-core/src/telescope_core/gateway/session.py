@@ -10,14 +10,14 @@ from telescope_core.gateway.request import ChatRequest
 
 
 class Answering(Protocol):
-    """Answers the requests at one endpoint."""
+    """Answers the requests that arrive at one endpoint."""
 
     async def answer(self, request: ChatRequest) -> Completion:
         """Answer `request`; cancelling the caller cancels it."""
         ...
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Return the tokens of the prompt that `request` would have; raises Refusal."""
+        """Return the number of prompt tokens of `request`; raises Refusal."""
         ...
 
 
@@ -28,12 +28,21 @@ class Session:
     a policy that is no longer used therefore disappears with it.
     """
 
-    def __init__(self, policy: Answering, sampling: Sampling, endpoint: ChatEndpoint) -> None:
+    def __init__(
+        self,
+        policy: Answering,
+        sampling: Sampling,
+        endpoint: ChatEndpoint,
+        *,
+        has_older: bool = False,
+    ) -> None:
+        """`has_older`: whether the policy also answers requests that name `OLDER_VERSION`."""
         self._policy = weakref.ref(policy)
         self._asking: set[asyncio.Task[Completion]] = set()
         self.sampling = sampling
-        """The parameters for everything that a request leaves out."""
+        """The values of all parameters that a request leaves out."""
         self.endpoint = endpoint
+        self.has_older = has_older
         self.is_open = True
 
     async def complete(self, request: ChatRequest) -> Completion:
@@ -61,7 +70,7 @@ class Session:
             self._asking.discard(task)
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Return the tokens of the prompt that `request` would have; raises Refusal."""
+        """Return the number of prompt tokens of `request`; raises Refusal."""
         policy = self._policy()
         if policy is None or not self.is_open:
             raise ended()
@@ -80,7 +89,7 @@ async def _answered(policy: Answering, request: ChatRequest) -> Completion:
 
 
 def ended() -> Refusal:
-    """Build the answer to requests for a rollout that is over, or that never was."""
+    """Build the answer to requests for a rollout that has ended or never existed."""
     return Refusal(
         "no rollout is being played at this address: it has ended, or the address is wrong; use "
         "episode.endpoint of the present rollout, and let a program end with its rollout",

@@ -5,82 +5,158 @@ of one match: each is then compared with the same seat in the other rollouts of 
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
 from telescope_core.base.agents import agent_of
+from telescope_core.base.attempts import is_too_long
 from telescope_core.base.code_places import location_of
 from telescope_core.base.errors import (
     ConfigError,
+    ContextLengthError,
+    EndpointAccessError,
+    EndpointError,
     EnvironmentLoadError,
     RewardError,
     unknown_name,
 )
-from telescope_core.base.types import Example, Message, Rollout, StopReason
+from telescope_core.base.messages import message_to_json
+from telescope_core.base.types import (
+    ChatEndpoint,
+    Completion,
+    Example,
+    Message,
+    Rollout,
+    StopReason,
+)
+from telescope_core.chat.client import ChatClient
+from telescope_core.chat.http import HttpPool, RequestLimits
 from telescope_core.environments.base import Environment
 from telescope_core.environments.class_checks import class_location
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.outcomes import finite
 from telescope_core.environments.settings import EnvironmentConfig
+from telescope_core.gateway.request import OLDER_VERSION
 from telescope_core.models.helper_models import HelperModel, HelperModelConfig
 
 OTHERS = "others"
-"""In the setting `opponents`, every seat but one."""
+"""Stands for every seat but one in the setting `opponents`."""
 MAX_SEATS = 8
+_UNTIL_ITS_ROLLOUT_ENDS_S = 30 * 24 * 3600.0
+"""The deadline of the rollout ends a request, as it ends those to the policy."""
 
 
 class OpponentConfig(HelperModelConfig):
     """Settings of a model that plays against the policy."""
 
     temperature: float = 1.0
+    older_version: bool = False
+    """Let an older version of the policy play, in place of a model at an endpoint. Training runs
+    have them with `opponent_num_servers`; they are sampled as the policy is."""
 
 
 class MatchConfig(EnvironmentConfig):
-    """Settings of a match: who plays against the policy."""
+    """Settings of a match: the opponents of the policy."""
 
     opponents: dict[str, OpponentConfig] = Field(default_factory=dict[str, OpponentConfig])
-    """Models at endpoints, by the seat that each plays; the policy plays the seats that are left.
+    """Models at endpoints, by the seat that each plays; the policy plays the remaining seats.
     `others` = all seats but one, which is another one from example to example. Without any, the
     policy plays every seat, against itself."""
 
 
+class OlderVersion:
+    """The older version of the policy that plays in one rollout of a training run."""
+
+    def __init__(self, endpoint: ChatEndpoint, pool: HttpPool, *, role: str) -> None:
+        """`endpoint`: that of the rollout, which answers for an older version as well."""
+        self._client = ChatClient(
+            endpoint.base_url,
+            OLDER_VERSION,
+            api_key=endpoint.api_key,
+            limits=RequestLimits(request_timeout_s=_UNTIL_ITS_ROLLOUT_ENDS_S),
+            pool=pool,
+        )
+        self._role = role
+        self.versions = set[int]()
+        """Versions of the weights that have answered so far."""
+
+    async def complete(self, messages: Sequence[Message]) -> Completion:
+        """Return its answer; raises ContextLengthError once `messages` have no room for one."""
+        try:
+            # Without settings: an older version is sampled as the policy is.
+            completion = await self._client.request(
+                {"messages": [message_to_json(one) for one in messages]}
+            )
+        except EndpointAccessError as error:
+            if "model_not_found" not in error.answer:
+                raise
+            raise EndpointAccessError(
+                f"{self._role} is to be an older version of the policy, and here is none: a "
+                "training run has them with inference.opponent_num_servers; in an eval, give the "
+                "base_url of a model",
+                status=error.status,
+                answer=error.answer,
+            ) from error
+        except EndpointError as error:
+            if is_too_long(error):
+                raise ContextLengthError(f"{self._role}: {error}") from error
+            raise
+        self.versions.add(completion.newest_version)
+        return completion
+
+
 class Seat:
-    """One player of a match: a name, what was said to it and by it, and who answers."""
+    """One player of a match: its name, its conversation, and the model that answers."""
 
     def __init__(
-        self, name: str, episode: Episode[Any], opening: list[Message], opponent: HelperModel | None
+        self,
+        name: str,
+        episode: Episode[Any],
+        opening: list[Message],
+        opponent: HelperModel | OlderVersion | None,
     ) -> None:
         """`opponent`: None = the policy plays here."""
         self.name = name
         self.messages = opening
         self.was_cut = False
-        """Whether the latest answer was cut at `max_tokens`; not known of an opponent's."""
+        """Whether the latest answer was cut at `max_tokens`; not known for an opponent."""
         self._episode = episode
         self._opponent = opponent
 
     @property
     def is_policy(self) -> bool:
-        """Whether the policy plays here, which is then trained on these answers."""
+        """Whether the policy plays here; it is then trained on these answers."""
         return self._opponent is None
 
+    @property
+    def player(self) -> str:
+        """Who plays here: `policy`, `opponent`, or `version` and those of the older weights."""
+        if isinstance(self._opponent, OlderVersion):
+            return " ".join(["version", *map(str, sorted(self._opponent.versions))])
+        return "policy" if self.is_policy else "opponent"
+
     async def ask(self, text: str) -> str:
-        """Tell the seat `text`, and return its answer, which is also appended to `messages`."""
+        """Send `text` to the seat, and return its answer, which is also appended to `messages`."""
         last = self.messages[-1]
         if last.role == "user":
             # Chat templates of some models refuse two messages of the user in a row.
             self.messages[-1] = replace(last, content=f"{last.content}\n\n{text}")
         else:
             self.messages.append(Message(role="user", content=text))
-        if self._opponent is None:
+        if isinstance(self._opponent, OlderVersion):
+            completion = await self._opponent.complete(self.messages)
+            self.messages.append(completion.message)
+        elif self._opponent is None:
             completion = await self._episode.generate(messages=self.messages)
-            self.was_cut = completion.finish_reason == "length"
-            return completion.message.content
-        answer = await self._opponent.ask(self.messages, str, wanted="your move")
-        self.messages.append(Message(role="assistant", content=answer))
-        return answer
+        else:
+            answer = await self._opponent.ask(self.messages, str, wanted="your move")
+            self.messages.append(Message(role="assistant", content=answer))
+            return answer
+        self.was_cut = completion.finish_reason == "length"
+        return completion.message.content
 
 
 class Match:
@@ -92,7 +168,7 @@ class Match:
 
     @property
     def example(self) -> Example:
-        """The example that is played."""
+        """The example that this match plays."""
         return self.episode.example
 
     def __getitem__(self, name: str) -> Seat:
@@ -136,10 +212,21 @@ class MatchEnvironment(Environment):
                 f"{where}: opponents play every seat, which leaves none to the policy; leave one "
                 f"of {', '.join(self.seats)} out of env.opponents"
             )
-        self._opponents = {
-            name: HelperModel(one, self, role=f"opponents.{name}")
+        for name, one in opponents.items():
+            if one.older_version and (others := one.model_fields_set - {"older_version"}):
+                raise ConfigError(
+                    f"{where}: opponents.{name} is an older version of the policy, which is "
+                    f"sampled as the policy is; leave {', '.join(sorted(others))} out of it"
+                )
+        self._opponents: dict[str, HelperModel | Literal["older-version"]] = {
+            name: OLDER_VERSION
+            if one.older_version
+            else HelperModel(one, self, role=f"opponents.{name}")
             for name, one in opponents.items()
         }
+        if OLDER_VERSION in self._opponents.values():
+            self._pool = HttpPool()
+            self.on_close(self._pool.close)
 
     async def play_match(self, match: Match) -> Mapping[str, float]:
         """Play to the end by `await match[seat].ask(text)`, and return the reward of each seat.
@@ -151,15 +238,17 @@ class MatchEnvironment(Environment):
         )
 
     def seat_prompt(self, seat: str, example: Example) -> str:
-        """Return the system message of a seat; no two seats may have the same."""
+        """Return the system message of a seat, which must differ from those of the other seats."""
         return f"{self.system_prompt}\n\nYou play {seat}.".strip()
 
     @property
     def sends_system(self) -> bool:
-        """True: each seat is told its name."""
+        """True: each seat learns its name from a system message."""
         return True
 
-    def player_of(self, seat: str, example: Example) -> HelperModel | None:
+    def player_of(
+        self, seat: str, example: Example
+    ) -> HelperModel | Literal["older-version"] | None:
         """Return the opponent that plays `seat`; None = the policy plays it."""
         if seat in self._opponents or OTHERS not in self._opponents:
             return self._opponents.get(seat)
@@ -169,13 +258,17 @@ class MatchEnvironment(Environment):
         return None if seat == drawn else self._opponents[OTHERS]
 
     async def play(self, episode: Episode[Any]) -> StopReason:
-        """Play the match, and keep what each seat said and earned."""
+        """Play the match, and record the conversation and the reward of each seat."""
         prompt = [one for one in episode.messages if one.role != "system" and one.content]
         seats: dict[str, Seat] = {}
         for name in self.seats:
             said = self.seat_prompt(name, episode.example)
             opening = [Message(role="system", content=said), *prompt]
-            seats[name] = Seat(name, episode, opening, self.player_of(name, episode.example))
+            opponent = self.player_of(name, episode.example)
+            if opponent == OLDER_VERSION:
+                role = f"opponents.{name}"
+                opponent = OlderVersion(episode.endpoint, self._pool, role=role)
+            seats[name] = Seat(name, episode, opening, opponent)
         agents = {name: agent_of(seat.messages) for name, seat in seats.items()}
         if len(set(agents.values())) < len(agents):
             raise EnvironmentLoadError(
@@ -200,14 +293,11 @@ class MatchEnvironment(Environment):
             episode.metrics[f"seat_reward/{name}"] = reward
             if seat.is_policy and any(one.role == "assistant" for one in seat.messages):
                 episode.agent_rewards[agents[name]] = reward
-        episode.tags |= {
-            f"seat/{name}": "policy" if seat.is_policy else "opponent"
-            for name, seat in seats.items()
-        }
+        episode.tags |= {f"seat/{name}": seat.player for name, seat in seats.items()}
         return StopReason.LENGTH if seats[mine[0]].was_cut else StopReason.COMPLETED
 
     def compute_reward(self, rollout: Rollout, example: Example) -> float:
-        """Return the mean reward of the policy's seats; raises RewardError if there was no end."""
+        """Return the mean reward of the policy's seats; RewardError if the match did not end."""
         if not rollout.agent_rewards:
             raise RewardError(
                 f"the match was cut short ({rollout.stop_reason}) before "

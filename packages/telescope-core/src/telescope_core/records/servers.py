@@ -1,4 +1,4 @@
-"""What happened to each inference server of a run, and when: `servers.jsonl` in a run folder."""
+"""State changes of each inference server of a run: `servers.jsonl` in a run folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,34 +9,36 @@ from telescope_core.base.types import WeightVersion
 
 
 class ServerState(StrEnum):
-    """What a server is doing."""
+    """The state of a server."""
 
     STARTING = "starting"
     """Its process was started, and does not answer yet."""
     LOADING = "loading"
-    """It answers, and waits for the present weights."""
+    """It answers, and waits for the current weights."""
     SERVING = "serving"
     """It samples."""
     UPDATING = "updating"
-    """It is paused while it gets new weights; requests wait in its queue."""
+    """It is paused while it receives new weights; requests wait in its queue."""
     LOST = "lost"
-    """It has died, hangs, or holds other weights than were sent."""
+    """It has died, hangs, or holds weights other than those that were sent."""
     GIVEN_UP = "given up"
     """It was lost too often, and is not started again."""
 
 
 class ServerRole(StrEnum):
-    """What a server is for."""
+    """The purpose of a server."""
 
     ROLLOUT = "rollout"
-    """It samples what is trained on, and evals too if there is no other server for them."""
+    """It samples rollouts for training, and evals too if no other server does."""
+    OPPONENT = "opponent"
+    """It holds an older version of the policy, which plays against the present one."""
     EVAL = "eval"
     """It samples evals only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerEvent:
-    """A server begins a state."""
+    """The start of a state of a server."""
 
     time_s: float
     """Seconds since 1970, UTC."""
@@ -44,7 +46,7 @@ class ServerEvent:
     """Its address."""
     role: ServerRole
     life: int
-    """1 = as the run started it; one more after each loss."""
+    """Number of its start: 1 for the first, and one more after each loss."""
     state: ServerState
     version: WeightVersion
     """The weights that it holds, or held when it was lost."""
@@ -57,7 +59,7 @@ class ServerEvent:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "ServerEvent":
-        """Return what a line of `servers.jsonl` says."""
+        """Return the event in a line of `servers.jsonl`."""
         values: dict[str, Any] = {
             **row,
             "role": ServerRole(row["role"]),
