@@ -351,14 +351,32 @@ async def test_tasks_are_built_and_played_in_containers(tmp_path):
     )
     grade = GRADE.replace("/app/count", "count").replace("tr -d", "cat /seen > /dev/null; tr -d")
     write_task(tmp_path / "one", table=table, dockerfile=lines, tests=grade)
+    # Its verifier has an image and a sandbox of its own, and one step before the other.
+    elsewhere = "artifacts = ['count']\n[verifier.environment]\nmemory = '256M'\n"
+    steps = "[[steps]]\nname = 'a'\nmin_reward = 1.0\n[[steps]]\nname = 'b'\n"
+    judge = "[ ! -e /seen ] && tr -d ' ' < /srv/task/count > /logs/verifier/reward.txt || exit 1\n"
+    write_task(
+        tmp_path / "two",
+        table=f"{elsewhere}{steps}",
+        dockerfile=lines,
+        tests=judge,
+        solution="echo 1 > count\n",
+        more={
+            "tests/Dockerfile": f"FROM {IMAGE}\nCOPY . /tests/\n",
+            "steps/a/instruction.md": "Write 1 to `count`.",
+            "steps/b/instruction.md": "Leave it as it is.",
+        },
+    )
     with (
         # The path of a socket must be short, which that of tmp_path is not.
         tempfile.TemporaryDirectory(prefix="podman-") as folder,
         podman_service(Path(folder)) as address,
     ):
         settings = {"id": str(tmp_path), **HARNESS, "sandbox": "docker", "docker_url": address}
-        [check] = await check_tasks(settings, 9, lambda check: None)
+        check, steps = await check_tasks(settings, 9, lambda check: None)
         assert (check.solution, check.nothing, check.problems) == (1.0, 0.0, ())
+        # Without the file there is no number, which is a failure and no 0.
+        assert (steps.solution, steps.nothing) == (1.0, None), steps.problems
         async with playing(HarborEnvironment.from_settings(settings)) as play:
             rollout, policy = await play("$ pwd; id -u; cat /seen", "$ echo 3 > count", "done")
         assert policy.asked[1].split() == ["/srv/task", "0", "yes"]
