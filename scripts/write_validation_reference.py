@@ -36,15 +36,15 @@ passed on but those of the machine, and the secrets that the environment declare
 first; of an installed environment, those that its release was published with.""",
     Level.REWARD: """\
 Scripted answers are played by the code that plays real rollouts, in one process: each example
-(`--examples`, 16 of each split) gets its gold answer and eleven answers that are none; the first
+(`--examples`, 16 of each split) gets its gold answer and eleven texts that are no answer; the first
 two of each split get a million characters as well. The first four are played again, there and in
 a second process, and then all of them 64 at a time with answers of uneven delay.
 
 The *floor* is measured: the least that an empty or blank answer earns. It may be at most half of
-the way from `reward_min` to `success_threshold`. An answer that is none may earn, on average over
-the examples, a quarter of the way from floor to success, and never success itself. Another
-example's gold answer and random words may be right by luck, so one in ten of them (one, of fewer)
-may succeed.
+the way from `reward_min` to `success_threshold`. A text that is no answer may earn, on average over
+the examples, at most a quarter of the way from floor to success, and never success itself. Another
+example's gold answer and random words may be right by luck, so one in ten of them may succeed (one,
+if there are fewer than ten).
 
 `reward.loop` accuses only code that is found on the event loop in two looks at the same call, so
 a busy machine is not mistaken for it; what the thread waited for a processor is taken off.
@@ -52,8 +52,8 @@ a busy machine is not mistaken for it; what the thread waited for a processor is
 Limits count the environment's own processor time, without what the scripted policy costs, on the
 scale of a reference machine: 20 s for one rollout, 120 s for all that are played in turn, 30 s for
 the repeats, 60 s for those at once. Time on the wall (two minutes for a rollout, five for a pass)
-only ends what waits for ever, and then the check is not conclusive. After a rollout that had to
-be ended no other is started.""",
+only ends rollouts that wait forever, and then the check is not conclusive. After a rollout that
+had to be ended, no other is started.""",
     Level.LEAKAGE: """\
 One process plays rollouts whose first answer is empty, and looks at prompt, system prompt, tool
 schemas and first observation.
