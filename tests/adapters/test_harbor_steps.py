@@ -159,6 +159,7 @@ async def test_steps_are_played_one_after_the_other_in_one_sandbox(tmp_path):
         )
         assert (rollout.status, rollout.reward) == (RolloutStatus.KEPT, 1.0), rollout.error
         assert policy.asked[0::2] == ["First.", "Second.", "Third."]
+        assert len(rollout.turns) == 6
         assert policy.asked[3].split() == ["1", "a", "file", "/logs/verifier:", "/tests:"]
         assert policy.asked[5].strip() == ""
         assert rollout.metrics["num_steps"] == 3
