@@ -7,9 +7,8 @@ The key is DAYTONA_API_KEY, or DAYTONA_JWT_TOKEN with DAYTONA_ORGANIZATION_ID. T
 import contextlib
 import math
 import shlex
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import aiohttp
@@ -19,13 +18,21 @@ from telescope_core.sandboxes.errors import (
     SandboxError,
     SandboxUnavailableError,
     refused_by_service,
-    require_limits,
 )
-from telescope_core.sandboxes.protocol import Limit, Network, Sandbox, SandboxSpec
-from telescope_core.sandboxes.remote import OpenSandboxes, ShellAnswer
+from telescope_core.sandboxes.protocol import Limit, Network, SandboxSpec
+from telescope_core.sandboxes.remote import CloudProvider, ShellAnswer, sdk_of
 
 _CREATE_S = 300.0
 _MB_IN_GB = 1024
+_LIMITS = {
+    Limit.IMAGE: "image of the sandbox",
+    Limit.CPUS: "the service, whole processors",
+    Limit.MEMORY: "the service, whole GiB",
+    Limit.DISK: "the service, whole GiB",
+    Limit.TIME_TO_LIVE: "the service, whole minutes, rounded up",
+    Limit.NETWORK_NONE: "the service",
+    Limit.NETWORK_FULL: "the service",
+}
 _AMOUNTS = {
     # More than was asked for would be no limit, so nothing is rounded up.
     Limit.CPUS: replace(ANY_CPUS, multiple_of=1),
@@ -35,10 +42,12 @@ _AMOUNTS = {
 }
 
 
-class DaytonaProvider:
+class DaytonaProvider(CloudProvider):
     """Sandboxes of one account."""
 
     name = "daytona"
+    limits = _LIMITS
+    amounts = _AMOUNTS
 
     def __init__(
         self,
@@ -53,35 +62,12 @@ class DaytonaProvider:
         given = {"api_key": api_key, "api_url": api_url, "target": target}
         self._settings = {name: value for name, value in given.items() if value is not None}
         self._client: Any = None
-        self._sandboxes = OpenSandboxes(self.limits)
-
-    @property
-    def limits(self) -> Mapping[Limit, str]:
-        """Limits that Daytona can set; memory and disk in whole GiB, and whole processors."""
-        return {
-            Limit.IMAGE: "image of the sandbox",
-            Limit.CPUS: "the service, whole processors",
-            Limit.MEMORY: "the service, whole GiB",
-            Limit.DISK: "the service, whole GiB",
-            Limit.TIME_TO_LIVE: "the service, whole minutes, rounded up",
-            Limit.NETWORK_NONE: "the service",
-            Limit.NETWORK_FULL: "the service",
-        }
-
-    async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Start a sandbox; raises SandboxUnavailableError without the SDK or a valid key."""
-        require_limits(self.name, spec, self.limits, _AMOUNTS)
-        resources = {
-            "cpu": whole_units(spec.cpus, 1),
-            "memory": whole_units(spec.memory_mb, _MB_IN_GB),
-            "disk": whole_units(spec.disk_mb, _MB_IN_GB),
-        }
-        return await self._sandboxes.add(spec, self._start(spec, resources))
+        super().__init__()
 
     async def close(self) -> None:
         """End the sandboxes that are still open, and leave the service."""
         try:
-            await self._sandboxes.close()
+            await super().close()
         finally:
             if self._client is not None:
                 client, self._client = self._client, None
@@ -96,12 +82,18 @@ class DaytonaProvider:
                 "sandbox provider 'daytona' needs a key; set DAYTONA_API_KEY to one of your account"
             ) from error
 
-    async def _start(self, spec: SandboxSpec, resources: Mapping[str, int | None]) -> "_DaytonaBox":
-        sdk = _sdk()
+    async def start(self, spec: SandboxSpec) -> "_DaytonaBox":
+        """Start a sandbox; raises SandboxUnavailableError without a valid key."""
+        sdk = sdk_of("daytona")
         with _translate_errors(spec):
             if self._client is None:
                 self._client = self._connected(sdk)
             minutes = math.ceil(spec.time_to_live_s / 60)
+            resources = {
+                "cpu": whole_units(spec.cpus, 1),
+                "memory": whole_units(spec.memory_mb, _MB_IN_GB),
+                "disk": whole_units(spec.disk_mb, _MB_IN_GB),
+            }
             asked = {name: value for name, value in resources.items() if value is not None}
             params = sdk.CreateSandboxFromImageParams(
                 image=spec.image or self._image,
@@ -146,19 +138,9 @@ class _DaytonaBox:
 
     async def delete(self) -> None:
         """End it."""
-        sdk = _sdk()
+        sdk = sdk_of("daytona")
         with _translate_errors(), contextlib.suppress(sdk.DaytonaNotFoundError):
             await self._client.delete(self._box)
-
-
-def _sdk() -> Any:
-    try:
-        return import_module("daytona")
-    except ImportError as error:
-        raise SandboxUnavailableError(
-            f"sandbox provider 'daytona' needs its SDK ({error}); run: pip install "
-            "'telescope-core[daytona]'"
-        ) from None
 
 
 @contextlib.contextmanager
@@ -167,7 +149,7 @@ def _translate_errors(asked: SandboxSpec | None = None) -> Generator[None]:
 
     `asked`: the settings of the sandbox.
     """
-    sdk = _sdk()
+    sdk = sdk_of("daytona")
     try:
         yield
     except (sdk.DaytonaAuthenticationError, sdk.DaytonaForbiddenError) as error:

@@ -26,7 +26,7 @@ from telescope_core.sandboxes.errors import (
     require_limits,
 )
 from telescope_core.sandboxes.protocol import Limit, Network, Sandbox, SandboxSpec
-from telescope_core.sandboxes.remote import OpenSandboxes, ShellAnswer
+from telescope_core.sandboxes.remote import OpenSandboxes, ShellAnswer, sdk_of
 
 Result = TypeVar("Result")
 
@@ -164,21 +164,14 @@ class DockerProvider:
             raise SandboxError(f"docker did not answer within {limit_s:g} s") from None
 
     def _connect(self) -> tuple[Any, Mapping[Limit, ResourceAmount]]:
-        try:
-            import docker
-            from docker import errors
-        except ImportError as error:
-            raise SandboxUnavailableError(
-                f"sandbox provider 'docker' needs its SDK ({error}); run: pip install "
-                "'telescope-core[docker]'"
-            ) from None
+        docker = sdk_of("docker")
         try:
             if self._base_url is None:
                 client = docker.from_env(timeout=_SOCKET_S)
             else:
                 client = docker.DockerClient(base_url=self._base_url, timeout=_SOCKET_S)
             return client, _amounts_of(client.info())
-        except errors.DockerException as error:
+        except docker.errors.DockerException as error:
             raise SandboxUnavailableError(
                 f"no Docker answers at {self._base_url or 'its usual place'}: {error}; start it, "
                 "or give base_url or the variable DOCKER_HOST, such as "

@@ -7,8 +7,7 @@ The key is E2B_API_KEY. Processors and memory are those of the template and cann
 import contextlib
 import math
 import os
-from collections.abc import Generator, Mapping
-from importlib import import_module
+from collections.abc import Generator
 from typing import Any
 
 from telescope_core.sandboxes.amounts import ResourceAmount
@@ -16,13 +15,18 @@ from telescope_core.sandboxes.errors import (
     SandboxError,
     SandboxUnavailableError,
     refused_by_service,
-    require_limits,
 )
-from telescope_core.sandboxes.protocol import Limit, Network, Sandbox, SandboxSpec
-from telescope_core.sandboxes.remote import OpenSandboxes, ShellAnswer
+from telescope_core.sandboxes.protocol import Limit, Network, SandboxSpec
+from telescope_core.sandboxes.remote import CloudProvider, ShellAnswer, sdk_of
 
 _REFUSALS = (400, 404, 422)
 """Status codes of its service for impossible requests, such as an unknown template."""
+_LIMITS = {
+    Limit.IMAGE: "template of the sandbox",
+    Limit.TIME_TO_LIVE: "the service",
+    Limit.NETWORK_NONE: "the service",
+    Limit.NETWORK_FULL: "the service",
+}
 _AMOUNTS = {
     Limit.TIME_TO_LIVE: ResourceAmount(
         most=24 * 3600, why_most="the longest that its service gives"
@@ -30,38 +34,22 @@ _AMOUNTS = {
 }
 
 
-class E2BProvider:
+class E2BProvider(CloudProvider):
     """Sandboxes of one account."""
 
     name = "e2b"
+    limits = _LIMITS
+    amounts = _AMOUNTS
 
     def __init__(self, *, template: str | None = None, api_key: str | None = None) -> None:
         """None leaves the template, and the key from E2B_API_KEY, to the SDK."""
         self._template = template
         self._api_key = api_key
-        self._sandboxes = OpenSandboxes(self.limits)
+        super().__init__()
 
-    @property
-    def limits(self) -> Mapping[Limit, str]:
-        """Limits that E2B can give one sandbox."""
-        return {
-            Limit.IMAGE: "template of the sandbox",
-            Limit.TIME_TO_LIVE: "the service",
-            Limit.NETWORK_NONE: "the service",
-            Limit.NETWORK_FULL: "the service",
-        }
-
-    async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Start a sandbox; raises SandboxUnavailableError without the SDK or a valid key."""
-        require_limits(self.name, spec, self.limits, _AMOUNTS)
-        return await self._sandboxes.add(spec, self._start(spec))
-
-    async def close(self) -> None:
-        """End the sandboxes that are still open."""
-        await self._sandboxes.close()
-
-    async def _start(self, spec: SandboxSpec) -> "_E2bBox":
-        sdk = _sdk()
+    async def start(self, spec: SandboxSpec) -> "_E2bBox":
+        """Start a sandbox; raises SandboxUnavailableError without a valid key."""
+        sdk = sdk_of("e2b")
         # The SDK sends requests with an empty key, and says little of the answer.
         key = self._api_key or os.environ.get("E2B_API_KEY")
         if not key:
@@ -92,7 +80,7 @@ class _E2bBox:
 
     async def shell(self, command: str, timeout_s: float) -> ShellAnswer:
         """Run a command; the SDK raises for every exit code but 0."""
-        sdk = _sdk()
+        sdk = sdk_of("e2b")
         with _translate_errors():
             try:
                 done = await self._box.commands.run(command, timeout=timeout_s)
@@ -116,16 +104,6 @@ class _E2bBox:
             await self._box.kill()
 
 
-def _sdk() -> Any:
-    try:
-        return import_module("e2b")
-    except ImportError as error:
-        raise SandboxUnavailableError(
-            f"sandbox provider 'e2b' needs its SDK ({error}); run: pip install "
-            "'telescope-core[e2b]'"
-        ) from None
-
-
 @contextlib.contextmanager
 def _translate_errors(asked: SandboxSpec | None = None) -> Generator[None]:
     """Raise every error of the SDK, and of its HTTP client, as one of ours.
@@ -134,7 +112,7 @@ def _translate_errors(asked: SandboxSpec | None = None) -> Generator[None]:
     """
     import httpx
 
-    sdk = _sdk()
+    sdk = sdk_of("e2b")
     try:
         yield
     except sdk.AuthenticationException as error:

@@ -8,9 +8,8 @@ import base64
 import contextlib
 import math
 import shlex
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 from telescope_core.sandboxes.amounts import ANY_CPUS, ANY_MB, ANY_SECONDS
@@ -18,15 +17,22 @@ from telescope_core.sandboxes.errors import (
     SandboxError,
     SandboxUnavailableError,
     refused_by_service,
-    require_limits,
 )
-from telescope_core.sandboxes.protocol import Limit, Network, Sandbox, SandboxSpec
-from telescope_core.sandboxes.remote import OpenSandboxes, ShellAnswer
+from telescope_core.sandboxes.protocol import Limit, Network, SandboxSpec
+from telescope_core.sandboxes.remote import CloudProvider, ShellAnswer, sdk_of
 
 _APP = "telescope-sandboxes"
 _FILES_S = 120.0
 _PIECE_BYTES = 40_000
 """Size of a part of a file in one command: the service allows 64 KiB, and base64 adds a third."""
+_LIMITS = {
+    Limit.IMAGE: "image of the sandbox",
+    Limit.CPUS: "the service",
+    Limit.MEMORY: "the service",
+    Limit.TIME_TO_LIVE: "the service",
+    Limit.NETWORK_NONE: "the service",
+    Limit.NETWORK_FULL: "the service",
+}
 _AMOUNTS = {
     # It takes less for no limit at all.
     Limit.CPUS: replace(ANY_CPUS, least=0.001, why_least="the least that its service counts"),
@@ -35,41 +41,23 @@ _AMOUNTS = {
 }
 
 
-class ModalProvider:
+class ModalProvider(CloudProvider):
     """Sandboxes of one account."""
 
     name = "modal"
+    limits = _LIMITS
+    amounts = _AMOUNTS
 
     def __init__(self, *, image: str = "python:3.11-slim", app: str = _APP) -> None:
         """`image`: default for specs without one; `app`: name of the app that owns sandboxes."""
         self._image = image
         self._app_name = app
         self._app: Any = None
-        self._sandboxes = OpenSandboxes(self.limits)
+        super().__init__()
 
-    @property
-    def limits(self) -> Mapping[Limit, str]:
-        """Limits that Modal can give one sandbox."""
-        return {
-            Limit.IMAGE: "image of the sandbox",
-            Limit.CPUS: "the service",
-            Limit.MEMORY: "the service",
-            Limit.TIME_TO_LIVE: "the service",
-            Limit.NETWORK_NONE: "the service",
-            Limit.NETWORK_FULL: "the service",
-        }
-
-    async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Start a sandbox; raises SandboxUnavailableError without the SDK or a valid key."""
-        require_limits(self.name, spec, self.limits, _AMOUNTS)
-        return await self._sandboxes.add(spec, self._start(spec))
-
-    async def close(self) -> None:
-        """End the sandboxes that are still open."""
-        await self._sandboxes.close()
-
-    async def _start(self, spec: SandboxSpec) -> "_ModalBox":
-        sdk = _sdk()
+    async def start(self, spec: SandboxSpec) -> "_ModalBox":
+        """Start a sandbox; raises SandboxUnavailableError without a valid key."""
+        sdk = sdk_of("modal")
         with _translate_errors(spec):
             if self._app is None:
                 self._app = await sdk.App.lookup.aio(self._app_name, create_if_missing=True)
@@ -121,25 +109,15 @@ class _ModalBox:
 
     async def delete(self) -> None:
         """End it."""
-        sdk = _sdk()
+        sdk = sdk_of("modal")
         with _translate_errors(), contextlib.suppress(sdk.exception.NotFoundError):
             await self._box.terminate.aio()
 
 
-def _sdk() -> Any:
-    try:
-        return import_module("modal")
-    except ImportError as error:
-        raise SandboxUnavailableError(
-            f"sandbox provider 'modal' needs its SDK ({error}); run: pip install "
-            "'telescope-core[modal]'"
-        ) from None
-
-
 @contextlib.contextmanager
 def _translate_errors(asked: SandboxSpec | None = None) -> Generator[None]:
-    """Raise every error of the SDK as one of ours; `asked`: the settings of the sandbox."""
-    sdk = _sdk()
+    """Tell every error of the SDK as one of ours; `asked` is what a sandbox is made with."""
+    sdk = sdk_of("modal")
     try:
         yield
     except (sdk.exception.AuthError, sdk.exception.PermissionDeniedError) as error:

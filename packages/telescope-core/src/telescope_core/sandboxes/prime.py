@@ -10,8 +10,7 @@ import contextlib
 import math
 import shlex
 import uuid
-from collections.abc import Generator, Mapping
-from importlib import import_module
+from collections.abc import Generator
 from typing import Any
 
 from telescope_core.sandboxes.amounts import ANY_CPUS, ANY_MB, ANY_SECONDS
@@ -20,15 +19,23 @@ from telescope_core.sandboxes.errors import (
     SandboxLimitError,
     SandboxUnavailableError,
     refused_by_service,
-    require_limits,
 )
-from telescope_core.sandboxes.protocol import KILLED, Limit, Network, Sandbox, SandboxSpec
-from telescope_core.sandboxes.remote import OpenSandboxes, ShellAnswer
+from telescope_core.sandboxes.protocol import KILLED, Limit, Network, SandboxSpec
+from telescope_core.sandboxes.remote import CloudProvider, ShellAnswer, sdk_of
 
 _MB_IN_GB = 1024
 _EVERYWHERE = "0.0.0.0/0"
 _NOT_FOUND = 404
 _REFUSALS = ("HTTP 400", "HTTP 422")
+_LIMITS = {
+    Limit.IMAGE: "image of the sandbox",
+    Limit.CPUS: "the service",
+    Limit.MEMORY: "the service",
+    Limit.DISK: "the service",
+    Limit.TIME_TO_LIVE: "the service, whole minutes, rounded up",
+    Limit.NETWORK_NONE: "the service denies every address",
+    Limit.NETWORK_FULL: "the service",
+}
 _AMOUNTS = {
     Limit.CPUS: ANY_CPUS,
     Limit.MEMORY: ANY_MB,
@@ -37,47 +44,32 @@ _AMOUNTS = {
 }
 
 
-class PrimeProvider:
+class PrimeProvider(CloudProvider):
     """Sandboxes of one account."""
 
     name = "prime"
+    limits = _LIMITS
+    amounts = _AMOUNTS
 
     def __init__(self, *, image: str = "python:3.11-slim", api_key: str | None = None) -> None:
         """None leaves the key to the SDK, which reads PRIME_API_KEY; `image` is the default."""
         self._image = image
         self._api_key = api_key
         self._client: Any = None
-        self._sandboxes = OpenSandboxes(self.limits)
-
-    @property
-    def limits(self) -> Mapping[Limit, str]:
-        """Limits that Prime can give."""
-        return {
-            Limit.IMAGE: "image of the sandbox",
-            Limit.CPUS: "the service",
-            Limit.MEMORY: "the service",
-            Limit.DISK: "the service",
-            Limit.TIME_TO_LIVE: "the service, whole minutes, rounded up",
-            Limit.NETWORK_NONE: "the service denies every address",
-            Limit.NETWORK_FULL: "the service",
-        }
-
-    async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Start a sandbox; raises SandboxUnavailableError without the SDK or a valid key."""
-        require_limits(self.name, spec, self.limits, _AMOUNTS)
-        return await self._sandboxes.add(spec, self._start(spec))
+        super().__init__()
 
     async def close(self) -> None:
         """End the sandboxes that are still open, and leave the service."""
         try:
-            await self._sandboxes.close()
+            await super().close()
         finally:
             if self._client is not None:
                 client, self._client = self._client, None
                 await client.aclose()
 
-    async def _start(self, spec: SandboxSpec) -> "_PrimeBox":
-        sdk = _sdk()
+    async def start(self, spec: SandboxSpec) -> "_PrimeBox":
+        """Start a sandbox; raises SandboxUnavailableError without a valid key."""
+        sdk = sdk_of("prime", "prime_sandboxes")
         asked: dict[str, Any] = {
             "cpu_cores": spec.cpus,
             "memory_gb": None if spec.memory_mb is None else spec.memory_mb / _MB_IN_GB,
@@ -120,7 +112,7 @@ class _PrimeBox:
 
     async def shell(self, command: str, timeout_s: float) -> ShellAnswer:
         """Run a command; if it runs out of memory, it fails and the sandbox does not."""
-        sdk = _sdk()
+        sdk = sdk_of("prime", "prime_sandboxes")
         with _translate_errors():
             try:
                 done = await self._client.execute_command(
@@ -153,16 +145,6 @@ class _PrimeBox:
                 raise
 
 
-def _sdk() -> Any:
-    try:
-        return import_module("prime_sandboxes")
-    except ImportError as error:
-        raise SandboxUnavailableError(
-            f"sandbox provider 'prime' needs its SDK ({error}); run: pip install "
-            "'telescope-core[prime]'"
-        ) from None
-
-
 @contextlib.contextmanager
 def _translate_errors(asked: SandboxSpec | None = None) -> Generator[None]:
     """Raise every error of the SDK, and of its HTTP client, as one of ours.
@@ -171,7 +153,7 @@ def _translate_errors(asked: SandboxSpec | None = None) -> Generator[None]:
     """
     import httpx
 
-    sdk = _sdk()
+    sdk = sdk_of("prime", "prime_sandboxes")
     try:
         yield
     except (sdk.UnauthorizedError, sdk.PaymentRequiredError) as error:

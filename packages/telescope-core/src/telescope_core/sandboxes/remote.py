@@ -13,20 +13,29 @@ import posixpath
 import re
 import shlex
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from importlib import import_module
+from typing import Any, Protocol, runtime_checkable
 
 from telescope_core.base.errors import TelescopeError
-from telescope_core.sandboxes.amounts import require_amount
-from telescope_core.sandboxes.errors import SandboxError, SandboxFileError, require_endpoint
+from telescope_core.sandboxes.amounts import ResourceAmount, require_amount
+from telescope_core.sandboxes.errors import (
+    SandboxError,
+    SandboxFileError,
+    SandboxUnavailableError,
+    require_endpoint,
+    require_limits,
+)
 from telescope_core.sandboxes.protocol import (
     KILLED,
     WORK_FOLDER,
     CommandResult,
     FileEntry,
     Limit,
+    Sandbox,
     SandboxSpec,
     StopCause,
 )
@@ -321,6 +330,48 @@ class OpenSandboxes:
         for error in done:
             if error is not None:
                 raise error
+
+
+class CloudProvider(ABC):
+    """A provider whose sandboxes are those of one account at a service, through the service's SDK.
+
+    A subclass says how one is started.
+    """
+
+    name: str
+    """Of the provider, and of the extra of telescope-core that brings its SDK."""
+    limits: Mapping[Limit, str]
+    """Limits that the service can give one sandbox, and by which means."""
+    amounts: Mapping[Limit, ResourceAmount]
+    """Amounts of them that it takes."""
+
+    def __init__(self) -> None:
+        self._sandboxes = OpenSandboxes(self.limits)
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """Start a sandbox; raises SandboxUnavailableError without the SDK or a valid key."""
+        require_limits(self.name, spec, self.limits, self.amounts)
+        return await self._sandboxes.add(spec, self.start(spec))
+
+    async def close(self) -> None:
+        """End the sandboxes that are still open."""
+        await self._sandboxes.close()
+
+    @abstractmethod
+    async def start(self, spec: SandboxSpec) -> Service:
+        """Start a sandbox, whose limits the service can give."""
+        ...
+
+
+def sdk_of(provider: str, module: str = "") -> Any:
+    """Return a provider's SDK, a module mostly of its name; SandboxUnavailableError without it."""
+    try:
+        return import_module(module or provider)
+    except ImportError as error:
+        raise SandboxUnavailableError(
+            f"sandbox provider {provider!r} needs its SDK ({error}); run: pip install "
+            f"'telescope-core[{provider}]'"
+        ) from None
 
 
 async def _abandon(starting: "asyncio.Future[Service]") -> None:
