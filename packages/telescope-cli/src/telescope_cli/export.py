@@ -74,9 +74,13 @@ def export_command(
         # One that came while the last export was put in its place has not ended anything yet.
         raise_if_asked()
         _tell(unproved(checkpoint))
+        target = checkpoint.export_path
+        if output is not None:
+            folder = Path(output).expanduser()
+            target = folder if len(checkpoints) == 1 else folder / checkpoint.path.name
         done = export_checkpoint(
             checkpoint,
-            _target(checkpoint, output, is_one=len(checkpoints) == 1),
+            target,
             dtype=dtype,
             max_shard_size=max_shard_size,
         )
@@ -144,7 +148,8 @@ def _checkpoints_of(run: Path) -> Path:
     from telescope_core.records import RunFolder
 
     if not run.is_dir():
-        close = nearest(run.name, _runs_in(run.parent))
+        runs = [path.parent.name for path in run.parent.glob("*/run.json")]
+        close = nearest(run.name, runs)
         advice = f"; did you mean {str(run.parent / close[0])!r}?" if close else ""
         raise ConfigError(
             f"{str(run)!r} is not a folder; expected the folder of a run or a checkpoint{advice}"
@@ -154,12 +159,6 @@ def _checkpoints_of(run: Path) -> Path:
     if shared is None:
         return run / "checkpoints"
     return Path(shared).expanduser() / settings["run"]["name"]
-
-
-def _runs_in(folder: Path) -> list[str]:
-    if not folder.is_dir():
-        return []
-    return [path.name for path in folder.iterdir() if (path / "run.json").is_file()]
 
 
 def _numbers(steps: str) -> list[int]:
@@ -177,13 +176,6 @@ def _at(found: "list[RunCheckpoint]", step: int, broken: list[str]) -> "RunCheck
         f"there is no whole checkpoint of step {step}; available steps: {known}"
         f"{''.join(f'; {line}' for line in broken)}"
     )
-
-
-def _target(checkpoint: "RunCheckpoint", output: str | None, *, is_one: bool) -> Path:
-    if output is None:
-        return checkpoint.export_path
-    folder = Path(output).expanduser()
-    return folder if is_one else folder / checkpoint.path.name
 
 
 def _line(done: "Exported", commit: object) -> str:

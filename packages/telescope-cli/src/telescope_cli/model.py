@@ -5,15 +5,12 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from telescope_cli.verbs import Verb, verb_app
 from telescope_core.base.errors import ConfigError
-
-if TYPE_CHECKING:
-    from telescope_train.models.gguf_import import ImportedModel
 
 DTYPES = ("float32", "bfloat16")
 VERBS = {
@@ -67,15 +64,11 @@ def import_command(
     from telescope_train.models.gguf_import import import_gguf
 
     done = import_gguf(path, Path(output).expanduser(), dtype=dtype)
-    typer.echo(
-        json.dumps({**asdict(done), "path": str(done.path)}, indent=2) if as_json else _said(done)
-    )
-
-
-def _said(done: "ImportedModel") -> str:
-    lines = [
-        f"wrote {done.path}: {done.architecture}, {done.num_parameters / 1e6:,.1f}M parameters",
-        f"an English sentence costs it {done.nats_per_token:.2f} nats a token",
-        *(f"note: {note}" for note in done.notes),
-    ]
-    return "\n".join(lines)
+    if as_json:
+        typer.echo(json.dumps({**asdict(done), "path": str(done.path)}, indent=2))
+        return
+    num_millions = done.num_parameters / 1e6
+    typer.echo(f"wrote {done.path}: {done.architecture}, {num_millions:,.1f}M parameters")
+    typer.echo(f"an English sentence costs it {done.nats_per_token:.2f} nats a token")
+    for note in done.notes:
+        typer.echo(f"note: {note}")

@@ -1,7 +1,7 @@
 """`telescope env bundle`, and installing from one."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -103,16 +103,12 @@ def bundle(
     for part in parts:
         typer.echo(f"{part.entry.id} {part.entry.version}: in the bundle")
     for row in needed:
-        typer.echo(_said_of(row))
+        lacks = f"it is not in the bundle; add --datasets {row['repo']}, or copy it yourself"
+        said = "it is in the bundle" if row["is_held"] else lacks
+        typer.echo(f"{row['environment']} can load {row['repo']} at {row['revision']}: {said}")
     typer.echo(
         f"{output}: {len(manifest.files)} files, {num_bytes / 1e6:.1f} MB, {manifest.platform}"
     )
-
-
-def _said_of(row: Mapping[str, object]) -> str:
-    lacks = f"it is not in the bundle; add --datasets {row['repo']}, or copy it yourself"
-    said = "it is in the bundle" if row["is_held"] else lacks
-    return f"{row['environment']} can load {row['repo']} at {row['revision']}: {said}"
 
 
 def _parts(names: Sequence[str], lock: Lock, registry: str | None) -> list[Part]:

@@ -260,18 +260,17 @@ def _settings_lines(settings: Sequence[Setting], of: str = "") -> Iterator[str]:
 
 def _usage(name: str, settings: Sequence[Setting]) -> Iterator[str]:
     example = next((setting for setting in settings if setting.default), None)
-    flag = f" --env.{example.name} {_plain(example.default)}" if example is not None else ""
+    flag = ""
+    if example is not None:
+        # A JSON value as one would type it.
+        text = example.default.strip('"') if " " not in example.default else f"'{example.default}'"
+        flag = f" --env.{example.name} {text}"
     yield "to use it"
     yield f"  telescope eval {name} --model ./my-model"
     if flag:
         yield f"  telescope eval {name} --model ./my-model{flag}"
     yield "  in the settings file of telescope train:"
     yield f'    [[environments]]\n    name = "{name}"'
-
-
-def _plain(default: str) -> str:
-    """Return a JSON value in the form for typing it after a flag."""
-    return default.strip('"') if " " not in default else f"'{default}'"
 
 
 def _wrapped(label: str, text: str) -> str:

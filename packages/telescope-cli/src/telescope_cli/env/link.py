@@ -46,7 +46,8 @@ def link(
 
     Example: telescope env link gym:FrozenLake-v1
     """
-    if adapted(target) is None and (Path(target).exists() or not _looks_adapted(target)):
+    looks_adapted = ":" in target or target in schemes()
+    if adapted(target) is None and (Path(target).exists() or not looks_adapted):
         if packages or settings != "{}" or secrets or allow_sdist:
             raise ConfigError(
                 "--with, --settings, --secret and --allow-sdist are for SCHEME:ID; leave them out"
@@ -76,10 +77,6 @@ def link(
         return
     where = about.get("folder") or about["python"] or "this Python"
     typer.echo(f"{about['id']} {about['version']}: linked to {where}")
-
-
-def _looks_adapted(target: str) -> bool:
-    return ":" in target or target in schemes()
 
 
 def _tell_if_silent(found: AdaptedLink) -> None:

@@ -11,7 +11,7 @@ from packaging.version import InvalidVersion, Version
 from telescope_cli.env.options import JsonOption, RegistryOption, read_catalog
 from telescope_core.base.errors import RegistryError, TelescopeError, unknown_name
 from telescope_envs.records.catalog import CatalogRow
-from telescope_envs.records.installed import InstalledEnvironment, installed_environments
+from telescope_envs.records.installed import installed_environments
 from telescope_envs.records.links import AdaptedLink, adapted_links, linked_project, links
 from telescope_envs.records.lockfile import find_lock, read_lock
 from telescope_envs.registry import Registry
@@ -81,7 +81,12 @@ def list_environments(
 
 def listed_environments(catalog: Iterable[CatalogRow]) -> list[ListedEnvironment]:
     """Return the rows of `catalog` and of local environments that are not in it, sorted by id."""
-    here = {found.id: _of_installed(found) for found in installed_environments()}
+    here = {
+        found.id: _Here(
+            found.version, found.summary if found.is_recorded else "not from a registry"
+        )
+        for found in installed_environments()
+    }
     here |= {link.name: _of_adapted(link) for link in adapted_links()}
     linked = {link.id: Path(link.folder) for link in links()}
     locked = _locked_versions()
@@ -110,10 +115,6 @@ class _Here(NamedTuple):
     summary: str
 
 
-def _of_installed(found: InstalledEnvironment) -> _Here:
-    return _Here(found.version, found.summary if found.is_recorded else "not from a registry")
-
-
 def _of_adapted(link: AdaptedLink) -> _Here:
     """Return the version of the framework's package, which is the only version."""
     from telescope_envs.install.adapted import framework_version
@@ -132,7 +133,10 @@ def _listed(
     locked: str | None,
 ) -> ListedEnvironment:
     version = here.version if here is not None else None
-    about = row.summary if row is not None else _own_summary(here)
+    if row is not None:
+        about = row.summary
+    else:
+        about = here.summary if here else "locked, not installed, not in the registry"
     if linked is not None:
         version, about = _linked_version(name, linked), f"{linked}"
     return ListedEnvironment(
@@ -154,12 +158,6 @@ def _linked_version(name: str, folder: Path) -> str:
         return linked_project(name, folder).version
     except TelescopeError:
         return "broken"
-
-
-def _own_summary(here: _Here | None) -> str:
-    if here is None:
-        return "locked, not installed, not in the registry"
-    return here.summary
 
 
 def _locked_versions() -> dict[str, str]:

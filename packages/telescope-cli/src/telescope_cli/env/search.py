@@ -30,7 +30,10 @@ def search(
     """
     opened, catalog = read_catalog(registry)
     words, tags = " ".join(query or ()), tag or ()
-    _require_tags(tags, catalog)
+    known = {tag for row in catalog for tag in row.tags}
+    for one in tags:
+        if one.lower() not in {tag.lower() for tag in known}:
+            raise unknown_name("tag", one, known)
     found = search_catalog(catalog, words, tags)
     rows = listed_environments(found[:limit])
     ranks = {row.id: rank for rank, row in enumerate(found)}
@@ -43,13 +46,6 @@ def search(
             typer.echo(f"{len(found) - limit} more; add words, or raise --limit")
     else:
         typer.echo(_nothing(words, catalog, opened.address))
-
-
-def _require_tags(tags: Sequence[str], catalog: Sequence[CatalogRow]) -> None:
-    known = {tag for row in catalog for tag in row.tags}
-    for tag in tags:
-        if tag.lower() not in {one.lower() for one in known}:
-            raise unknown_name("tag", tag, known)
 
 
 def _nothing(words: str, catalog: Sequence[CatalogRow], address: str) -> str:

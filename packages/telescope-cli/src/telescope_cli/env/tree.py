@@ -8,7 +8,6 @@ from typing import Any
 import typer
 
 from telescope_cli.env.options import InstalledNamesArgument, JsonOption
-from telescope_core.base.protocols import EnvironmentLocation
 from telescope_core.finding.locate import locate_environment
 from telescope_envs.install.packages import DependencyNode, dependency_tree, packages_of
 from telescope_envs.locator import requirements_of, usable_ids
@@ -29,7 +28,8 @@ def tree(
     for name in names or usable_ids():
         location = locate_environment(name)
         nodes = dependency_tree(requirements_of(location), packages_of(location.interpreter))
-        rows.append({**_root(location), "needs": [asdict(node) for node in nodes]})
+        about = {"id": location.id, "version": location.version, "place": location.place.value}
+        rows.append({**about, "needs": [asdict(node) for node in nodes]})
         head = f"{location.id} {location.version} ({location.place})"
         texts.append("\n".join((head, *_lines(nodes, ""))))
     if as_json:
@@ -38,18 +38,11 @@ def tree(
         typer.echo("\n\n".join(texts) or "No environment is installed; see: telescope env list")
 
 
-def _root(location: EnvironmentLocation) -> dict[str, str]:
-    return {"id": location.id, "version": location.version, "place": location.place.value}
-
-
 def _lines(nodes: Sequence[DependencyNode], indent: str) -> Iterator[str]:
     for index, node in enumerate(nodes):
         is_last = index == len(nodes) - 1
         wanted = f" ({node.wanted})" if node.wanted else ""
         mark = " (*)" if node.is_repeated else ""
-        yield f"{indent}{'`-- ' if is_last else '|-- '}{_name(node)}{wanted}{mark}"
+        name = f"{node.name} {node.version or 'MISSING'}"
+        yield f"{indent}{'`-- ' if is_last else '|-- '}{name}{wanted}{mark}"
         yield from _lines(node.needs, f"{indent}{'    ' if is_last else '|   '}")
-
-
-def _name(node: DependencyNode) -> str:
-    return f"{node.name} {node.version or 'MISSING'}"

@@ -41,14 +41,11 @@ def verify_environments(
         raise typer.Exit(1)
 
 
-def _counted(number: int) -> str:
-    return "1 problem" if number == 1 else f"{number} problems"
-
-
 def _text(one: Verification) -> str:
     problems = [finding for finding in one.findings if finding.is_problem]
     notes = [finding for finding in one.findings if not finding.is_problem]
-    verdict = "whole" if one.is_whole else _counted(len(problems))
+    found = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    verdict = "whole" if one.is_whole else found
     label = " ".join(part for part in (one.id, one.version) if part)
     lines = [f"{label}: {verdict}, {one.num_files} files compared"]
     lines += [f"  {finding.kind}: {finding.what} {finding.text}" for finding in problems]

@@ -6,7 +6,6 @@ The whole request is checked before the first file is written and before a serve
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -103,8 +102,15 @@ def eval_command(
     """
     left = unparsed(context)
     if report is not None:
-        return _show_folder(report, as_json=as_json)
-    names = _distinct("environment", [*_required(environment), *left.environments])
+        from telescope_cli.eval.report import show_folder
+
+        return show_folder(report, as_json=as_json)
+    if environment is None:
+        raise ConfigError(
+            "expected an environment, got none; write: telescope eval ENVIRONMENT --model MODEL, "
+            "or telescope eval --report FOLDER"
+        )
+    names = _distinct("environment", [environment, *left.environments])
     processes = _process_settings(env_isolation, env_workers, env_address, env_memory_limit_mb)
     first = EvalRequest(
         environment=names[0],
@@ -134,21 +140,6 @@ def _settings(options: Mapping[str, Any]) -> EvalSettings:
         deadline_s=options["deadline_s"],
         split=options["split"],
     )
-
-
-def _show_folder(path: Path, *, as_json: bool) -> None:
-    from telescope_cli.eval.report import show_folder
-
-    show_folder(path, as_json=as_json)
-
-
-def _required(environment: str | None) -> list[str]:
-    if environment is None:
-        raise ConfigError(
-            "expected an environment, got none; write: telescope eval ENVIRONMENT --model MODEL, "
-            "or telescope eval --report FOLDER"
-        )
-    return [environment]
 
 
 def _each(

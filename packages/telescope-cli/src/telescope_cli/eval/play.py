@@ -161,7 +161,8 @@ def _open_folders(
     """Return the folder of the whole command, and the folder of each eval."""
     if len(requests) == 1:
         (request,) = requests
-        folder = _open_folder(request, output or _default_path(request), output, resume=resume)
+        usual = Path("runs", "evals", f"{_plain_name(request.environment)}-{_stamp()}")
+        folder = _open_folder(request, output or usual, output, resume=resume)
         return folder.path, [folder]
     root = output or _new_root()
     paths = _distinct([root / _folder_name(request) for request in requests])
@@ -178,10 +179,6 @@ def _open_folder(
     folder = (EvalFolder.resume if resume else start)(path, manifest=request.manifest())
     folder.hide = request.hidden_values()
     return folder
-
-
-def _default_path(request: EvalRequest) -> Path:
-    return Path("runs", "evals", f"{_plain_name(request.environment)}-{_stamp()}")
 
 
 def _new_root() -> Path:

@@ -88,16 +88,14 @@ class EvalProgress:
             self._num_scored += 1
             self._sum += row.reward
         self._progress.update(self._task, completed=self._count, mean=self._running_mean())
-        if not self._console.is_terminal and self._crossed_tenth():
+        tenths_before = (self._count - 1) * 10 // self._total
+        if not self._console.is_terminal and self._count * 10 // self._total > tenths_before:
             text = f"{self._count}/{self._total} rollouts, {self._running_mean()}"
             self._console.print(text, highlight=False)
 
     def note(self, line: str) -> None:
         """Print `line` above the bar, where it stays."""
         self._console.print(Text(line, style="yellow"), soft_wrap=True)
-
-    def _crossed_tenth(self) -> bool:
-        return self._count * 10 // self._total > (self._count - 1) * 10 // self._total
 
     def _running_mean(self) -> str:
         mean = f"reward {self._sum / self._num_scored:.3f}" if self._num_scored else "no reward yet"
