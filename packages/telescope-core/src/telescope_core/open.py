@@ -78,7 +78,11 @@ def open_environment(
         )
     merged = {**location.config, **(settings or {})}
     if runs_in_process(location, processes.isolation):
-        _require_no_effect(name, processes)
+        if processes.num_workers > 1 or processes.memory_limit_bytes is not None:
+            raise ConfigError(
+                f"{name!r} is played in this process, where a number of workers and a memory limit "
+                "have no effect; add --env-isolation process, or leave them out"
+            )
         environment = load_located(location).from_settings(merged)
         return InProcessEnvironment(
             environment,
@@ -127,14 +131,6 @@ async def check_workers(
     finally:
         if trial is not client:
             await trial.close()
-
-
-def _require_no_effect(name: str, processes: ProcessSettings) -> None:
-    if processes.num_workers > 1 or processes.memory_limit_bytes is not None:
-        raise ConfigError(
-            f"{name!r} is played in this process, where a number of workers and a memory limit "
-            "have no effect; add --env-isolation process, or leave them out"
-        )
 
 
 def runs_in_process(location: EnvironmentLocation, isolation: Isolation) -> bool:

@@ -129,7 +129,14 @@ class ChatClient:
         if self._model is None:
             async with self._model_lock:
                 if self._model is None:
-                    self._model = _only_one(await self.list_models(), self._shown_url)
+                    served = await self.list_models()
+                    if len(served) != 1:
+                        listed = ", ".join(served) or "none"
+                        raise ConfigError(
+                            f"{self._shown_url} serves {len(served)} models ({listed}); name the "
+                            "one you mean with --model"
+                        )
+                    self._model = served[0]
         return self._model
 
     async def check(self) -> None:
@@ -166,7 +173,12 @@ class ChatClient:
             return await self.request(fields)
         except EndpointError as error:
             if num_images and error.status in _NOT_TAKEN:
-                raise _about_images(error, num_images) from None
+                text = (
+                    f"{error}; the request holds {num_images} picture{'s' * (num_images > 1)}, "
+                    "which many models do not take: name one that does, or an environment of text "
+                    "alone"
+                )
+                raise EndpointError(text, status=error.status, answer=error.answer) from None
             raise
 
     async def request(self, fields: Mapping[str, Any]) -> Completion:
@@ -257,20 +269,3 @@ class _ChatPolicy:
             alone.prompt_ids, alone.completion_ids, alone.logprobs, temperature=sampling.temperature
         )
         return replace(completion, tokens=tokens)
-
-
-def _about_images(error: EndpointError, num_images: int) -> EndpointError:
-    text = (
-        f"{error}; the request holds {num_images} picture{'s' if num_images > 1 else ''}, which "
-        "many models do not take: name one that does, or an environment of text alone"
-    )
-    return EndpointError(text, status=error.status, answer=error.answer)
-
-
-def _only_one(served: list[str], base_url: str) -> str:
-    if len(served) == 1:
-        return served[0]
-    listed = ", ".join(served) or "none"
-    raise ConfigError(
-        f"{base_url} serves {len(served)} models ({listed}); name the one you mean with --model"
-    )

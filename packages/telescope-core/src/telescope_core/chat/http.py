@@ -96,7 +96,11 @@ class HttpPool:
                 return HttpReply(outcome, num_retries)
             wait_s = max(outcome.wait_s, pause_s * random.uniform(0.5, 1.0))
             if time.monotonic() + wait_s > give_up_s:
-                raise _given_up(outcome.error, num_retries)
+                error = outcome.error
+                if not num_retries:
+                    raise error
+                text = f"{error} (tried {num_retries + 1} times)"
+                raise EndpointError(text, status=error.status, answer=error.answer)
             self._troubles.failed(url, str(outcome.error), wait_s=wait_s)
             await asyncio.sleep(wait_s)
             num_retries += 1
@@ -258,13 +262,6 @@ def _refusal(
     answer = quote(content)
     text = f"{url} answered {status}: {answer or 'nothing'}; {advice}"
     return EndpointError(text, status=status, answer=answer)
-
-
-def _given_up(error: EndpointError, num_retries: int) -> EndpointError:
-    if not num_retries:
-        return error
-    text = f"{error} (tried {num_retries + 1} times)"
-    return EndpointError(text, status=error.status, answer=error.answer)
 
 
 def _unreachable(url: str, reason: str) -> EndpointError:

@@ -300,6 +300,11 @@ class Environment:
         values = await evaluate(
             functions, self, self.caller, rollout=rollout, example=example, episode=episode
         )
+        asked = self.golden_answers
+        if type(self).golden_answers is Environment.golden_answers:
+            golden: object = asked(example)
+        else:
+            golden = await self.caller.one("golden_answers", asked, example)
         scored = replace(
             rollout,
             rewards={f.name: values[f.name] for f in functions if f.kind == "reward"},
@@ -307,7 +312,7 @@ class Environment:
                 **rollout.metrics,
                 **{f.name: values[f.name] for f in functions if f.kind == "metric"},
             },
-            golden_answers=await self._golden_answers(example),
+            golden_answers=as_named_texts(golden, method=asked),
         )
         if type(self).compute_reward is Environment.compute_reward:
             value: object = self.compute_reward(scored, example)
@@ -316,14 +321,6 @@ class Environment:
         total = as_number(value, what=lambda: f"{class_location(type(self))}: compute_reward")
         self.check_range(total)
         return replace(scored, reward=total)
-
-    async def _golden_answers(self, example: Example) -> dict[str, str]:
-        method = self.golden_answers
-        if type(self).golden_answers is Environment.golden_answers:
-            found: object = method(example)
-        else:
-            found = await self.caller.one("golden_answers", method, example)
-        return as_named_texts(found, method=method)
 
     def check_range(self, total: float) -> None:
         """Raise RewardError when `total` is outside the declared range."""

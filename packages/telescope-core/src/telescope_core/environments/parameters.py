@@ -53,15 +53,20 @@ def parameters_of(method: Callable[..., Any], *, of_group: bool) -> Parameters:
     if not parameters or first.lstrip("_") in known:
         return Parameters(problem="must have self as its first parameter")
     names: list[str] = []
-    for parameter in parameters[1:]:
+    for position, parameter in enumerate(parameters[1:]):
         plain = parameter.name.lstrip("_")
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         if plain not in known:
             if parameter.default is not parameter.empty:
                 continue
-            return Parameters(problem=_unknown(parameter.name, known))
-        if parameter.kind is parameter.KEYWORD_ONLY or len(names) < _position(parameter, method):
+            close = nearest(parameter.name, known)
+            meant = f"did you mean {close[0]!r}? The" if close else "the"
+            return Parameters(
+                problem=f"has a parameter {parameter.name!r}, which stands for nothing; {meant} "
+                f"names are {', '.join(known)}"
+            )
+        if parameter.kind is parameter.KEYWORD_ONLY or len(names) < position:
             return Parameters(
                 problem=f"must take {parameter.name!r} before its optional parameters, not after"
             )
@@ -81,15 +86,3 @@ def group_values_for(
 ) -> tuple[object, ...]:
     """Return the arguments of a group reward."""
     return tuple(_GROUP_VALUES[name](rollouts, example) for name in names)
-
-
-def _position(parameter: inspect.Parameter, method: Callable[..., Any]) -> int:
-    return list(inspect.signature(method).parameters).index(parameter.name) - 1
-
-
-def _unknown(name: str, known: Mapping[str, object]) -> str:
-    close = nearest(name, known)
-    meant = f"did you mean {close[0]!r}? The" if close else "the"
-    return f"has a parameter {name!r}, which stands for nothing; {meant} names are " + ", ".join(
-        known
-    )

@@ -72,16 +72,12 @@ class CheckedSource:
         except Exception as error:
             raise _placed(where, error) from error
         example = checked_example(found, where=where)
-        if size is not None:
-            self._require_new(example.id, index)
+        is_remembered = example.id in self._index_of or len(self._index_of) < _MAX_REMEMBERED
+        if size is not None and is_remembered:
+            other = self._index_of.setdefault(example.id, index)
+            if other != index:
+                raise _same_id(self._where, example.id, other, index)
         return example
-
-    def _require_new(self, example_id: str, index: int) -> None:
-        if len(self._index_of) >= _MAX_REMEMBERED and example_id not in self._index_of:
-            return
-        other = self._index_of.setdefault(example_id, index)
-        if other != index:
-            raise _same_id(self._where, example_id, other, index)
 
 
 class CheckedSources:

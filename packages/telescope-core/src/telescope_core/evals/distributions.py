@@ -45,13 +45,15 @@ def beta_quantile(probability: float, a: float, b: float, *, tolerance: float = 
     """
     low, high = 0.0, 1.0
     x = min(max(a / (a + b), tolerance), 1.0 - tolerance)
+    ways = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
     while high - low > tolerance:
         excess = incomplete_beta(a, b, x) - probability
         if excess < 0.0:
             low = x
         else:
             high = x
-        density = math.exp(min(_log_density(a, b, x), _LARGEST_LOG))
+        log_density = ways + (a - 1.0) * math.log(x) + (b - 1.0) * math.log1p(-x)
+        density = math.exp(min(log_density, _LARGEST_LOG))
         step = excess / density if density > 0.0 else math.inf
         aimed = x - step
         if not low < aimed < high:
@@ -60,12 +62,6 @@ def beta_quantile(probability: float, a: float, b: float, *, tolerance: float = 
             return aimed
         x = aimed
     return 0.5 * (low + high)
-
-
-def _log_density(a: float, b: float, x: float) -> float:
-    """Return the log of the density of the beta distribution at 0 < x < 1."""
-    ways = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    return ways + (a - 1.0) * math.log(x) + (b - 1.0) * math.log1p(-x)
 
 
 def incomplete_beta(a: float, b: float, x: float) -> float:

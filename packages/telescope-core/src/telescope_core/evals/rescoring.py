@@ -434,7 +434,8 @@ class Tally:
                 self._note_largest(one.row, one.rollout, before, after)
         if len(pairs) > 1:
             self._num_groups += 1
-            was, is_now = (_differ([pair[side] for pair in pairs]) for side in (0, 1))
+            rewards = zip(*pairs, strict=True)
+            was, is_now = (max(some) - min(some) > _SAME for some in rewards)
             if was != is_now:
                 (self._gained if is_now else self._lost).append(group[0].row.group_id)
 
@@ -504,10 +505,6 @@ class Tally:
             left_out={name: dict(reasons) for name, reasons in self._left_out.items()},
             errors={text: number for text, number in self._errors.most_common() if text},
         )
-
-
-def _differ(rewards: Sequence[float]) -> bool:
-    return max(rewards) - min(rewards) > _SAME
 
 
 def _step(step: int, pairs: Sequence[tuple[float, float]]) -> StepChange:

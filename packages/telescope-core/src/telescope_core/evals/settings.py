@@ -58,17 +58,15 @@ class EvalSettings:
                 f"expected {self.num_examples} different positions of examples, "
                 f"got {len(set(self.positions))}"
             )
-        _check_ks(self.ks, self.rollouts)
-
-
-def _check_ks(ks: tuple[int, ...], rollouts: int) -> None:
-    if not ks or min(ks) < 1:
-        raise ConfigError(f"k must be one or more numbers that are at least 1, got {list(ks)}")
-    if max(ks) > rollouts:
-        raise ConfigError(
-            f"k must not exceed the number of rollouts per example: got k {max(ks)} with rollouts "
-            f"{rollouts}; use at least {max(ks)} rollouts, or a smaller k"
-        )
+        if not self.ks or min(self.ks) < 1:
+            raise ConfigError(
+                f"k must be one or more numbers that are at least 1, got {list(self.ks)}"
+            )
+        if max(self.ks) > self.rollouts:
+            raise ConfigError(
+                f"k must not exceed the number of rollouts per example: got k {max(self.ks)} with "
+                f"rollouts {self.rollouts}; use at least {max(self.ks)} rollouts, or a smaller k"
+            )
 
 
 def check_split(settings: EvalSettings, description: EnvironmentDescription) -> None:

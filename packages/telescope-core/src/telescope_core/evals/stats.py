@@ -6,7 +6,7 @@ comes from the spread between tasks. Pure functions, no I/O.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,14 +69,9 @@ def success_rate(counts: Sequence[tuple[int, int]], k: int, *, every: bool) -> E
     values_N = [scores[case] for case, count in used.items() for _ in range(count)]
     # All tasks have the same number of rollouts, except where some failed.
     most = Counter(case[0] for case in used.elements()).most_common(1)[0][0]
-    share = variance_share(used, _scores_of_counts(estimator, most, k))
+    by_num_solved = [estimator(most, solved, k) for solved in range(most + 1)]
+    share = variance_share(used, by_num_solved)
     return _interval(values_N, end_weight=_HALF_TASK * math.sqrt(share), range_=(0.0, 1.0))
-
-
-def _scores_of_counts(
-    estimator: Callable[[int, int, int], float], rollouts: int, k: int
-) -> list[float]:
-    return [estimator(rollouts, solved, k) for solved in range(rollouts + 1)]
 
 
 def mean_of_rewards(

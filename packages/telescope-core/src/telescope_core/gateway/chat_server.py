@@ -213,7 +213,10 @@ async def _as_api_errors(request: web.Request, handler: _Handler) -> web.StreamR
         return _refuse(request, Refusal(str(error), param="messages", code="invalid_value"))
     except EndpointError as error:
         if error.is_of_request or isinstance(error, EndpointAccessError):
-            return _refuse(request, _passed_on(error))
+            # Another endpoint refused the program's request.
+            code = "context_length_exceeded" if says_too_long(error.answer) else "endpoint_refused"
+            refusal = Refusal(str(error), code=code, status=error.status or 400)
+            return _refuse(request, refusal)
         return _refuse(request, Refusal(str(error), code="inference_server_failed", status=502))
     except web.RequestPayloadError as error:
         refusal = Refusal(f"the body cannot be read: {error}", code="invalid_http")
@@ -222,12 +225,6 @@ async def _as_api_errors(request: web.Request, handler: _Handler) -> web.StreamR
         return _refuse(request, _too_large())
     except web.HTTPException as error:  # a path that is none, such as that of `OPTIONS *`
         return _refuse(request, Refusal(error.reason, code="unknown_url", status=error.status))
-
-
-def _passed_on(error: EndpointError) -> Refusal:
-    """Build the answer for a program whose request another endpoint refused."""
-    code = "context_length_exceeded" if says_too_long(error.answer) else "endpoint_refused"
-    return Refusal(str(error), code=code, status=error.status or 400)
 
 
 def _refuse(request: web.BaseRequest, refusal: Refusal, *, and_close: bool = False) -> web.Response:

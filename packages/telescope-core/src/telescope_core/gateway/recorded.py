@@ -118,7 +118,10 @@ def _timed_out(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
     if rollout.status is RolloutStatus.KEPT and (why or policy.trouble):
         error = f"TimeoutError: the rollout exceeded its deadline{why}"
         rollout = _failed(rollout, error, StopReason.TIMEOUT)
-    return rollout if rollout.error is None else _with_cause(rollout, policy.trouble)
+    error, trouble = rollout.error, policy.trouble
+    if error is None or not trouble or trouble in error:
+        return rollout
+    return replace(rollout, error=f"{error}, while the model's endpoint was in trouble: {trouble}")
 
 
 def _failed(rollout: Rollout, error: str, stop_reason: StopReason) -> Rollout:
@@ -130,10 +133,3 @@ def _failed(rollout: Rollout, error: str, stop_reason: StopReason) -> Rollout:
         error=error,
         reward=None,
     )
-
-
-def _with_cause(rollout: Rollout, trouble: str) -> Rollout:
-    error = rollout.error or ""
-    if not trouble or trouble in error:
-        return rollout
-    return replace(rollout, error=f"{error}, while the model's endpoint was in trouble: {trouble}")

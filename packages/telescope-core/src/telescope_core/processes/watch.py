@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -126,7 +125,10 @@ class WorkerWatch:
         if blocked_s:
             task = asyncio.current_task(self._loop)
             blocked_by = self._calls.get(task) if task is not None else None
-            where = _innermost(sys._current_frames().get(self._loop_thread))  # pyright: ignore[reportPrivateUsage]
+            frame = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
+            if frame is not None:
+                code = frame.f_code
+                where = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
         beat = Beat(
             lag_s=lag_s,
             blocked_s=blocked_s,
@@ -180,13 +182,6 @@ def _beat_of_start() -> Beat:
         num_stuck_threads=0,
         io_bytes=io_bytes(),
     )
-
-
-def _innermost(frame: FrameType | None) -> str:
-    if frame is None:
-        return ""
-    code = frame.f_code
-    return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
 
 
 def resident_bytes(of: str = "self") -> int:

@@ -26,7 +26,10 @@ def sentence(difference: Difference, *, unit: str = "example") -> str:
     )
     if one.is_shown:
         return f"{one.measure} {'rose' if one.change > 0 else 'fell'} {moved} ({numbers})"
-    return f"{one.measure}: no difference shown, {moved} ({numbers}; {_detectable(one, unit)})"
+    could = f"all {unit}s changed by the same, so what they could show is not known"
+    if one.detectable is not None:
+        could = f"a true difference of {one.detectable:.3f} would be found 4 times in 5"
+    return f"{one.measure}: no difference shown, {moved} ({numbers}; {could})"
 
 
 def format_p(p: float) -> str:
@@ -58,9 +61,3 @@ def cautions(comparison: Comparison) -> list[str]:
             noun = "example is" if number == 1 else "examples are"
             found.append(f"{number} {noun} left out, because only the {which} eval scored them.")
     return found
-
-
-def _detectable(difference: Difference, unit: str) -> str:
-    if difference.detectable is None:
-        return f"all {unit}s changed by the same, so what they could show is not known"
-    return f"a true difference of {difference.detectable:.3f} would be found 4 times in 5"

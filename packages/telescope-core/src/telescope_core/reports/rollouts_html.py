@@ -107,19 +107,12 @@ def _header(row: RolloutRow, *, with_step: bool) -> str:
         f"status <b>{row.status.value}</b>"
         + (f" ({escape(row.status_reason.replace('_', ' '))})" if row.status_reason else ""),
         f"{row.num_turns} turns, {row.num_completion_tokens} tokens"
-        + "".join(f", {how}" for how in _endings(row)),
+        + ", truncated" * row.is_truncated
+        + ", stopped by a content filter" * row.is_filtered
+        + ", refused" * row.is_refused,
         f"example {escape(row.example_id or 'unknown')}",
     ]
     return "".join(f"<span>{label}</span> " for label in labels)
-
-
-def _endings(row: RolloutRow) -> list[str]:
-    endings = {
-        "truncated": row.is_truncated,
-        "stopped by a content filter": row.is_filtered,
-        "refused": row.is_refused,
-    }
-    return [name for name, applies in endings.items() if applies]
 
 
 def _message(message: Message) -> str:
@@ -131,17 +124,14 @@ def _message(message: Message) -> str:
     text = _cut(text)
     for call in message.tool_calls:
         text += f"\n{call.name}({call.arguments})"
+    pictures = "".join(
+        f'<img class="picture" alt="picture {number}" src="{escape(url_of(image))}">'
+        for number, image in enumerate(message.images, start=1)
+    )
     css_class = "said" if message.role == "assistant" else "asked"
     return (
         f'<div class="turn {css_class}"><span class="role">{escape(message.role)}</span>'
-        f"<pre>{escape(text) or '(empty)'}</pre>{_pictures(message)}</div>"
-    )
-
-
-def _pictures(message: Message) -> str:
-    return "".join(
-        f'<img class="picture" alt="picture {number}" src="{escape(url_of(image))}">'
-        for number, image in enumerate(message.images, start=1)
+        f"<pre>{escape(text) or '(empty)'}</pre>{pictures}</div>"
     )
 
 

@@ -19,7 +19,9 @@ def sparkline(
 
     `low` and `high` set the scale, which otherwise spans the values.
     """
-    cells = _averaged(values, width)
+    count = min(width, len(values))
+    edges = [round(i * len(values) / count) for i in range(count + 1)] if count else []
+    cells = [_mean(values[start:end]) for start, end in pairwise(edges)]
     known = [value for value in cells if value is not None]
     if not known:
         return ""
@@ -63,12 +65,6 @@ def _bar(value: float, bottom: float, top: float) -> str:
         return _BLOCKS[0]
     level = (value - bottom) / (top - bottom) * len(_BLOCKS)
     return _BLOCKS[max(0, min(len(_BLOCKS) - 1, int(level)))]
-
-
-def _averaged(values: Sequence[float | None], width: int) -> list[float | None]:
-    count = min(width, len(values))
-    edges = [round(i * len(values) / count) for i in range(count + 1)] if count else []
-    return [_mean(values[start:end]) for start, end in pairwise(edges)]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

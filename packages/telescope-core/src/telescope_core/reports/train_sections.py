@@ -200,7 +200,16 @@ def evidence_section(rows: Sequence[Mapping[str, Any]]) -> str:
         if mean is not None:
             entries.append((f"{mean:.1%}", name))
     figures = [
-        html.figure(title, _small_chart(rows, key, title), note=note)
+        html.figure(
+            title,
+            line_chart(
+                [Series(name=title, xs=_steps(rows), values=column(rows, key))],
+                label=f"{title} over steps",
+                x_label="step",
+                size=(330, 190),
+            ),
+            note=note,
+        )
         for key, title, note in _CURVES
         if sum(value is not None for value in column(rows, key)) > 1
     ]
@@ -208,11 +217,6 @@ def evidence_section(rows: Sequence[Mapping[str, Any]]) -> str:
         return ""
     charts = f'<div class="grid-3">{"".join(figures)}</div>'
     return f"<h2>Health of the run</h2>{html.facts(entries)}{charts}"
-
-
-def _small_chart(rows: Sequence[Mapping[str, Any]], key: str, title: str) -> str:
-    series = Series(name=title, xs=_steps(rows), values=column(rows, key))
-    return line_chart([series], label=f"{title} over steps", x_label="step", size=(330, 190))
 
 
 def sample_section(run: RunFolder) -> str:
