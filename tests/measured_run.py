@@ -87,7 +87,6 @@ def event(step: int, index: int, stage: Stage, time_s: float) -> AttemptEvent:
 
 async def write_events(folder: Path, events: list[AttemptEvent]) -> None:
     """Write events as a run does."""
-    log = EventLog(folder)
-    for one in events:
-        log.add(one)
-    log.flush()
+    with EventLog(folder) as log:
+        for one in events:
+            log.add(one)

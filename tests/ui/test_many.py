@@ -180,9 +180,9 @@ def test_files_of_many_steps_show_what_those_of_each_step_did(tmp_path, run, mon
     write_stages(run, range(1, 24))
     for step in (7, 8, 19):
         run.write_attempts(step, [row(step, 0, index, attempt=2) for index in range(2)])
-    log = EventLog(run.events_path)
-    for step in range(1, 23):
-        log.pack(step)
+    with EventLog(run.events_path) as log:
+        for step in range(1, 23):
+            log.pack(step)
     window = f"from={BEGAN_S}&to={BEGAN_S + 230}"
     addresses = [
         f"/runs/r/timeline?{window}&width=400",

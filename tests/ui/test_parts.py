@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telescope_core.records import RunFolder
+from telescope_core.records.follow import LineTail
 from telescope_ui.base.curves import thinned
 from telescope_ui.base.lanes import (
     Bar,
@@ -20,7 +21,6 @@ from telescope_ui.base.lanes import (
 )
 from telescope_ui.files.database import Database
 from telescope_ui.files.json_lines import JsonLines
-from telescope_ui.files.line_tail import LineTail
 from telescope_ui.files.log_lines import FileFacts, parsed
 from telescope_ui.files.token_texts import texts_for
 from telescope_ui.index.runs import Runs

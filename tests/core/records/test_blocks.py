@@ -1,6 +1,7 @@
 """Block logs: nothing is lost by a kill, a full disk or a second writer."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def test_what_the_disk_does_not_take_is_kept_then_dropped_and_counted(
 ):
     folder = tmp_path / "log"
     folder.write_text("a file where the folder should be")
-    monkeypatch.setattr("telescope_core.records.blocks._MOST_KEPT_ROWS", 5)
+    monkeypatch.setattr("telescope_core.records.row_log._MOST_KEPT_ROWS", 5)
     log = BlockLog(folder, Row)
     log.extend(_rows(8))
     with pytest.raises(OSError, match="log"):
@@ -160,3 +161,29 @@ def test_a_row_that_has_no_line_is_dropped_and_counted_and_holds_up_no_other(
     assert list(read_blocks(tmp_path, Row)) == _rows(4)
     assert log.num_lost == 2
     assert caplog.text.count("are dropped") == 1
+
+
+@pytest.mark.parametrize("block_rows", [3, 2])
+def test_what_is_no_number_is_null_in_a_file_and_comes_back(tmp_path: Path, block_rows: int):
+    rows = [GaugeSample(time_s=1.0, source="a", name="b", value=one) for one in (math.nan, 0.5)]
+    with BlockLog(tmp_path, GaugeSample, block_rows=block_rows) as log:
+        log.extend(rows)
+    first, second = read_blocks(tmp_path, GaugeSample)
+    assert math.isnan(first.value)
+    assert second == rows[1]
+    assert all("NaN" not in path.read_text() for path in tmp_path.glob("*.jsonl"))
+
+
+def test_half_a_surrogate_pair_is_kept_beside_other_rows(tmp_path: Path):
+    rows = [Row(time_s=1.0, name="a", note="\ud800"), Row(time_s=2.0, name="\u00e9")]
+    with BlockLog(tmp_path, Row) as log:
+        log.extend(rows)
+    assert list(read_blocks(tmp_path, Row)) == rows
+
+
+def test_what_is_no_block_is_left_alone(tmp_path: Path):
+    with BlockLog(tmp_path, Row) as log:
+        log.extend(_rows(1))
+    (tmp_path / "notes.jsonl").write_text("{}\n")
+    (tmp_path / ".000002.parquet.tmp").write_text("x")
+    assert list(read_blocks(tmp_path, Row)) == _rows(1)

@@ -1,6 +1,7 @@
 """The events of a run: readable while it goes on, after a kill, and when a step is complete."""
 
 import asyncio
+import json
 import time
 from pathlib import Path
 
@@ -50,18 +51,20 @@ async def test_events_are_the_same_packed_or_not_and_have_the_time_of_day(tmp_pa
     assert read_events(tmp_path / "events", step=2) == []
 
 
-async def test_events_are_written_within_about_a_second_or_at_a_thousand(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "events")
-    log.add(ALL[0])
-    assert read_events(tmp_path / "events") == []
-    async with asyncio.timeout(60):
-        while not read_events(tmp_path / "events"):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    for _ in range(1024):
+async def test_events_are_soon_on_the_disk(tmp_path: Path) -> None:
+    with EventLog(tmp_path / "events") as log:
         log.add(ALL[0])
-    async with asyncio.timeout(60):
-        while len(read_events(tmp_path / "events")) < 1025:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while not read_events(tmp_path / "events"):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+def test_lines_of_earlier_and_later_versions_are_read(tmp_path: Path) -> None:
+    whole = {"time_s": 1.0, "step": 1, "environment": "e", "group_id": "0.0", "index": 0}
+    whole |= {"attempt": 1, "stage": "drawn"}
+    rows = [whole | {"call": 0, "server": "", "version": None, "reason": ""}, whole | {"color": 1}]
+    (tmp_path / "step-000001.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in rows))
+    assert read_events(tmp_path) == [event(1, time_s=1.0)] * 2
 
 
 async def test_a_torn_last_line_and_a_torn_packing_lose_nothing_else(tmp_path: Path) -> None:
@@ -80,7 +83,7 @@ async def test_a_torn_last_line_and_a_torn_packing_lose_nothing_else(tmp_path: P
     lines.write_text(whole)
     assert len(read_events(tmp_path)) == 4, "killed after packing, before the lines were removed"
     (tmp_path / "step-000001.parquet").write_bytes(b"no")
-    with pytest.raises(ConfigError, match=r"step-000001\.parquet is not a readable file of events"):
+    with pytest.raises(ConfigError, match=r"step-000001\.parquet is not a readable file"):
         read_events(tmp_path)
 
 

@@ -258,13 +258,12 @@ def event(step: int, group: int) -> AttemptEvent:
 async def test_events_of_old_steps_are_one_file_and_a_resumed_run_drops_some_of_a_step(
     run: RunFolder,
 ) -> None:
-    log = EventLog(run.events_path)
-    for step in range(1, 11):
-        for group in (0, 1):
-            log.add(event(step, group))
-        if step < 10:
-            log.pack(step)
-    log.flush()
+    with EventLog(run.events_path) as log:
+        for step in range(1, 11):
+            for group in (0, 1):
+                log.add(event(step, group))
+            if step < 10:
+                log.pack(step)
     every = [f"{step}.{group}" for step in range(1, 11) for group in (0, 1)]
     assert [one.group_id for one in run.events()] == every
     assert [one.group_id for one in run.events(6)] == ["6.0", "6.1"]

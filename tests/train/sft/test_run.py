@@ -215,6 +215,8 @@ def test_ten_steps_equal_five_and_a_resume_and_five(config_file, tmp_path):
     with pytest.raises(Killed):
         trained(config_file, tmp_path / "b", *SAVED, killed_at=8)
     assert len(rows_of(tmp_path / "b")) == 9
+    with (tmp_path / "b-log" / "metrics.jsonl").open("a") as torn:
+        torn.write('{"step":9,"nl')
     resumed = trained(config_file, tmp_path / "b", *LATEST)
     found, expected = (load_file(one / "model.safetensors") for one in (resumed, straight))
     assert found.keys() == expected.keys()

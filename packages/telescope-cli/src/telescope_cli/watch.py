@@ -13,7 +13,7 @@ import typer
 from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_core.records import RunFolder, RunInfo, RunState
 from telescope_core.records.eval_points import EvalPoint
-from telescope_core.records.follow import FollowedLines
+from telescope_core.records.follow import LineTail
 from telescope_core.records.restarts import Restart
 from telescope_core.records.servers import ServerEvent, ServerState
 from telescope_core.reports.verdict import run_verdict
@@ -99,19 +99,17 @@ class _Files:
     """The files of a run that record events."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self._files = {kind: FollowedLines(folder.path / name) for kind, name in _FILES.items()}
+        self._files = {kind: LineTail(folder.path / name) for kind, name in _FILES.items()}
         self.is_anew = False
         """Whether steps were taken back since the last call, so that the next events are all there
         are."""
 
     def read(self) -> Iterator[_Happened]:
         """Yield the events since the last call, steps last."""
-        self.is_anew = False
         for kind in ("restart", "server", "eval", "step"):
-            appended = self._files[kind].read()
-            if kind == "step":
-                self.is_anew = appended.is_anew
-            yield from (_Happened(kind, row) for row in appended.rows)
+            # That of the steps is set last.
+            self.is_anew = self._files[kind].is_rewritten()
+            yield from (_Happened(kind, row) for row in self._files[kind].rows())
 
 
 def _as_json(folder: RunFolder) -> RunState:

@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 from telescope_core.base.types import JsonValue
 from telescope_core.records.folders import whole_file
@@ -27,10 +27,18 @@ def write_json(path: Path, value: JsonValue) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in `path`; None when the file is missing or not a JSON object."""
     try:
-        content: object = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        return json_object(path.read_bytes())
+    except FileNotFoundError:
         return None
-    return cast(dict[str, Any], content) if isinstance(content, dict) else None
+
+
+def json_object(content: bytes) -> dict[str, Any] | None:
+    """Return the JSON object in a line or a file; None if it is anything else, or cut short."""
+    try:
+        found: object = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return cast(dict[str, Any], found) if isinstance(found, dict) else None
 
 
 def why_no_object(path: Path) -> str:
@@ -45,12 +53,16 @@ def why_no_object(path: Path) -> str:
 
 def append_json_line(path: Path, value: Mapping[str, JsonValue]) -> None:
     """Append `value` as one line, on a new line if the last one was cut short."""
-    append_lines(path, [json.dumps(plain(value), separators=(",", ":"))])
+    append_content(path, _json_line(value).encode())
 
 
-def append_lines(path: Path, lines: Iterable[str]) -> None:
-    """Append `lines` in a single write, on a new line if the last one was cut short."""
-    append_content(path, "".join(f"{line}\n" for line in lines).encode())
+def write_json_lines(path: Path, rows: Iterable[Mapping[str, JsonValue]]) -> None:
+    """Write `rows` to `path` atomically, one line each."""
+    write_text(path, "".join(map(_json_line, rows)))
+
+
+def _json_line(value: Mapping[str, JsonValue]) -> str:
+    return json.dumps(plain(value), separators=(",", ":")) + "\n"
 
 
 def append_content(path: Path, content: bytes) -> None:
@@ -65,10 +77,8 @@ def _append(path: Path, content: bytes) -> None:
     # file would write the rest of it.
     with path.open("ab+", buffering=0) as stream:
         before = stream.seek(0, os.SEEK_END)
-        if before > 0:
-            stream.seek(-1, os.SEEK_END)
-            if stream.read(1) != b"\n":
-                content = b"\n" + content
+        if not ends_with_line(stream):
+            content = b"\n" + content
         try:
             while content:
                 content = content[stream.write(content) :]
@@ -77,18 +87,22 @@ def _append(path: Path, content: bytes) -> None:
             raise
 
 
+def ends_with_line(stream: IO[bytes]) -> bool:
+    """Return whether the last line of a file is complete; a kill may have cut it."""
+    if not stream.seek(0, os.SEEK_END):
+        return True
+    stream.seek(-1, os.SEEK_END)
+    return stream.read(1) == b"\n"
+
+
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects in `path`, without lines that a kill cut short; none without the file."""
     if not path.exists():
         return
     with path.open("rb") as stream:
         for line in stream:
-            try:
-                content: object = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(content, dict):
-                yield cast(dict[str, Any], content)
+            if (row := json_object(line)) is not None:
+                yield row
 
 
 def plain(value: JsonValue) -> JsonValue:
@@ -105,8 +119,5 @@ def plain(value: JsonValue) -> JsonValue:
     number = float(value)
     if not math.isfinite(number):
         return None
-    return int(number) if hasattr(value, "dtype") and _is_integer_dtype(value) else number
-
-
-def _is_integer_dtype(value: object) -> bool:
-    return str(getattr(value, "dtype", "")).startswith(("int", "uint"))
+    is_integer = str(getattr(value, "dtype", "")).startswith(("int", "uint"))
+    return int(number) if is_integer else number

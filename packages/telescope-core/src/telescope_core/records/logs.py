@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import IO, Any, NamedTuple, Self
 
 from telescope_core.base.secret_names import hidden, secret_values
+from telescope_core.records.files import ends_with_line, json_object
 
 MAX_BYTES = 64 * 2**20
 """Size at which a file is renamed and a new one is started."""
@@ -38,6 +39,19 @@ _LOUD = (
 )
 """Libraries whose INFO messages are of no use: only their warnings are logged."""
 _LEVELS = ((logging.ERROR, "error"), (logging.WARNING, "warning"), (logging.INFO, "info"))
+LEVEL_WORDS = {
+    **{"trace": "debug", "debug": "debug", "info": "info", "notice": "info"},
+    **{"warn": "warning", "warning": "warning", "error": "error"},
+    **{"critical": "error", "fatal": "error", "exception": "error"},
+}
+"""Name of a level in other programs, in small letters -> level of a line."""
+_LEVEL = re.compile(r"\b(TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|CRITICAL|FATAL)\b")
+WRITTEN_TIME = re.compile(
+    r"(?:(\d{4})[-/])?(\d\d)[-/](\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?"
+)
+"""A time as programs write it: year, month, day, hour, minute, second, fraction, zone."""
+HEAD = 120
+"""Characters at the beginning of another program's line that are searched for time and level."""
 _NUMBER = re.compile(r"\.(\d+)$")
 _TAIL_BYTES = 4 * MAX_LINE_BYTES
 _LOGGER = logging.getLogger(__name__)
@@ -184,8 +198,9 @@ class JsonLines(RotatingFileHandler):
 
     def _open(self) -> Any:
         stream: IO[str] = super()._open()
-        if not _ends_with_line(Path(self.baseFilename)):
-            stream.write("\n")
+        with open(self.baseFilename, "rb") as written:
+            if not ends_with_line(written):
+                stream.write("\n")
         return stream
 
 
@@ -263,6 +278,17 @@ def level_name(level: int) -> str:
     return next((name for least, name in _LEVELS if level >= least), "debug")
 
 
+def level_of(text: str, before: str) -> str:
+    """Return the level of a line of another program; `before`: the level of the line before it.
+
+    A line that has neither a level nor a time goes on with the line before it.
+    """
+    head = text[:HEAD]
+    if (named := _LEVEL.search(head)) is not None:
+        return LEVEL_WORDS[named[1].lower()]
+    return before if WRITTEN_TIME.search(head) is None else "info"
+
+
 def line_of(fields: Mapping[str, Any], message: str) -> str:
     """Return a line without its end; a message that is too long loses its middle."""
     line = _line(fields, message)
@@ -283,18 +309,10 @@ def last_life(path: Path) -> int:
         with suppress(OSError), one.open("rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
             for line in reversed(stream.read().splitlines()):
-                life = _life_in(line)
-                if life is not None:
+                life = (json_object(line) or {}).get("life")
+                if isinstance(life, int):
                     return life
     return 0
-
-
-def _life_in(line: bytes) -> int | None:
-    try:
-        life = json.loads(line)["life"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return life if isinstance(life, int) else None
 
 
 def _line(fields: Mapping[str, Any], message: str) -> str:
@@ -314,12 +332,3 @@ def _numbered_name(name: str) -> str:
     """Return `driver.1.jsonl` for the name `driver.jsonl.1` that Python would choose."""
     stem, _, number = name.rpartition(".jsonl.")
     return f"{stem}.{number}.jsonl"
-
-
-def _ends_with_line(path: Path) -> bool:
-    """Return whether the last line of a file is complete; a kill may have cut it."""
-    with path.open("rb") as stream:
-        if not stream.seek(0, os.SEEK_END):
-            return True
-        stream.seek(-1, os.SEEK_END)
-        return stream.read(1) == b"\n"

@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Lock, Thread
 
 from telescope_core.base.secret_names import hidden
-from telescope_core.records.logs import MAX_BYTES, JsonLines
+from telescope_core.records.logs import MAX_BYTES, SHOWN_AS, JsonLines, level_of
 
 INFERENCE = "inference"
 """Component of the output of inference servers."""
@@ -30,20 +30,11 @@ _POLL_S = 0.25
 """Seconds after which an incomplete line is written, such as a question."""
 _LAST_WORDS_S = 1.0
 """Longest time in seconds to read on at the end, if output does not stop."""
-_LEVELS = {
-    **{"TRACE": logging.DEBUG, "DEBUG": logging.DEBUG, "INFO": logging.INFO},
-    **{"NOTICE": logging.INFO, "WARN": logging.WARNING, "WARNING": logging.WARNING},
-    **{"ERROR": logging.ERROR, "CRITICAL": logging.ERROR, "FATAL": logging.ERROR},
-}
-_LEVEL = re.compile(rf"\b({'|'.join(_LEVELS)})\b")
-_DATED = re.compile(r"\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d")
 _FAULT = re.compile(
     r"\*\*\* SIG\w+ received|terminate called|Check failed|\bFATAL\b|Fatal Python error"
     r"|[Ss]egmentation fault|[Oo]ut of memory|cannot allocate memory",
 )
 """Texts in a line that mean that a process ends by a fault."""
-_HEAD = 120
-"""Characters at the beginning of a line that are searched for its level."""
 
 
 def first_error(text: str) -> str:
@@ -97,7 +88,7 @@ class OutputLog:
                 path, component=component, source=source, hide=self._hide, max_bytes=max_bytes
             )
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._level = logging.INFO
+        self._level = "info"
         self._ends_s: float | None = None
         self.num_bytes = 0
         """Number of bytes printed so far."""
@@ -169,13 +160,12 @@ class OutputLog:
                     lines, begun = [*lines, begun], b""
                 for line in lines:
                     self._write(line)
-                if (not content and not is_quiet) or self._is_over(is_quiet=is_quiet):
+                is_closed = not content and not is_quiet
+                ends_s = self._ends_s
+                if is_closed or (ends_s is not None and (is_quiet or time.monotonic() > ends_s)):
                     return
         finally:
             self._end()
-
-    def _is_over(self, *, is_quiet: bool) -> bool:
-        return self._ends_s is not None and (is_quiet or time.monotonic() > self._ends_s)
 
     def _write(self, line: bytes) -> None:
         # A progress bar is drawn over itself: what a terminal would show is kept.
@@ -183,13 +173,9 @@ class OutputLog:
         shown = hidden(text, self._hide)
         self._tail.append(shown)
         self._hear(shown)
-        level = _LEVEL.search(text[:_HEAD])
-        if level is not None:
-            self._level = _LEVELS[level[1]]
-        elif _DATED.search(text[:_HEAD]):
-            self._level = logging.INFO
+        self._level = level_of(text, self._level)
         if self._handler is not None:
-            self._handler.handle(logging.LogRecord("", self._level, "", 0, text, None, None))
+            self._handler.handle(logging.makeLogRecord({"msg": text, SHOWN_AS: self._level}))
 
 
 class _PlainLines(JsonLines):

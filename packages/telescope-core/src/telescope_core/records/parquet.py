@@ -50,7 +50,9 @@ def write_rows(path: Path, rows: Iterable[RolloutRow], *, chunk_bytes: int = CHU
             fields = [one.fields for one in chunk]
             columns = token_columns([one.tokens for one in chunk])
             arrays = [
-                columns[name] if name in columns else _column(fields, name, schema)
+                columns[name]
+                if name in columns
+                else arrow.array([row[name] for row in fields], type=schema.field(name).type)
                 for name in schema.names
             ]
             out.write_table(arrow.Table.from_arrays(arrays, schema=schema))
@@ -247,11 +249,6 @@ def _as_json(value: Mapping[str, Any] | Sequence[Any]) -> str:
     if value:
         return json.dumps(value)
     return "{}" if isinstance(value, Mapping) else "[]"
-
-
-def _column(fields: Sequence[dict[str, Any]], name: str, schema: Any) -> Any:
-    arrow, _ = arrow_modules()
-    return arrow.array([row[name] for row in fields], type=schema.field(name).type)
 
 
 def _from_columns(fields: dict[str, Any]) -> RolloutRow:

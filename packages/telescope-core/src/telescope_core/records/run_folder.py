@@ -4,7 +4,6 @@ Files are appended line by line, or written and then renamed, so that a folder c
 the run and after it was killed. A RunFolder keeps no open files and no state except its path.
 """
 
-import json
 import re
 import shutil
 from collections import Counter
@@ -28,7 +27,7 @@ from telescope_core.records.files import (
     read_json_lines,
     why_no_object,
     write_json,
-    write_text,
+    write_json_lines,
 )
 from telescope_core.records.identity import (
     FORMAT_VERSION,
@@ -459,9 +458,7 @@ class RunFolder:
     def _keep_lines(self, name: str, is_kept: Callable[[dict[str, Any]], bool]) -> None:
         path = self.path / name
         if path.exists():
-            rows = [row for row in read_json_lines(path) if is_kept(row)]
-            lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
-            write_text(path, lines)
+            write_json_lines(path, [row for row in read_json_lines(path) if is_kept(row)])
 
     def _rollout_parts(self, steps: Sequence[int] | None) -> Iterable[StepPart]:
         folder = self.rollouts_path

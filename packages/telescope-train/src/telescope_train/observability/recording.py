@@ -133,6 +133,7 @@ async def recording(
             endpoint = (await stack.enter_async_context(receiver)).endpoint
         is_traced = settings.receives_traces or settings.export_to is not None
         events = EventLog(events_folder, hear=hear)
+        stack.callback(events.close)
         stack.callback(events.flush)
         yield Recording(
             events=events,

@@ -4,7 +4,6 @@ The folders have the form of those of `telescope train`. The position in the dat
 because it can be computed from the seed and the number of steps.
 """
 
-import json
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -163,12 +162,6 @@ def _checked(checkpoint: RunCheckpoint, config: SftConfig) -> RunCheckpoint:
     input_changes(checkpoint, _inputs(config))
     require_start(checkpoint, how_to_go_on(config), samples=False)
     return checkpoint
-
-
-def rows_until(path: Path, step: int) -> list[str]:
-    """Return the lines of `metrics.jsonl` up to `step`; later steps are measured again."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return [line for line in lines if json.loads(line)["step"] <= step]
 
 
 def checkpointer(

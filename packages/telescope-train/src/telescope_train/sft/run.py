@@ -16,7 +16,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from telescope_core.base import interruptible, interrupts
 from telescope_core.base.errors import NoRoomError
 from telescope_core.records import RunFolder
-from telescope_core.records.files import append_json_line, write_text
+from telescope_core.records.files import append_json_line, read_json_lines, write_json_lines
 from telescope_core.settings.config import save_resolved
 from telescope_train.backends.protocol import BackendSettings, Ranks
 from telescope_train.batches.batch import PackedBatch, StepPlan, TrainingSample
@@ -39,7 +39,6 @@ from telescope_train.sft.checkpoints import (
     log_folder,
     no_half_checkpoints,
     resume_notes,
-    rows_until,
     sft_resume_point,
 )
 from telescope_train.sft.config import SftConfig, settings_found, trainer_section
@@ -157,8 +156,9 @@ async def _train_and_export(
         saving = checkpointer(config, settings, ranks, resumed_from=point)
         num_done = point.step if point else 0
         path = log_folder(config) / "metrics.jsonl"
-        known = rows_until(path, num_done) if point else []
-        write_text(path, "".join(f"{line}\n" for line in known))
+        # Later steps are measured again.
+        known = [row for row in read_json_lines(path) if point and row["step"] <= num_done]
+        write_json_lines(path, known)
         try:
             async for row in train(config, samples, ranks, saving, num_done=num_done):
                 append_json_line(path, {"step": row.step, **row.metrics})

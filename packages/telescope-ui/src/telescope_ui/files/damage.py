@@ -5,7 +5,7 @@ is too long, makes the query fail that reads it: then files are tried one by one
 repeated without the broken ones.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from threading import Lock
 
@@ -25,11 +25,23 @@ _ROWS = {
 }
 """Content of the files in each folder."""
 _MAX_KNOWN = 100_000
+
+
+def lines_table(types: Mapping[str, str]) -> str:
+    """Return the rows of files of lines in SQL, as columns of these types, by their names.
+
+    The paths are bound to it. A line that is no object is a row without any value.
+    """
+    columns = ", ".join(f"\"{name}\": '{kind}'" for name, kind in types.items())
+    return (
+        f"read_json(?, format = 'newline_delimited', columns = {{{columns}}}, "
+        f"ignore_errors = true, maximum_object_size = {MAX_LINE_BYTES})"
+    )
+
+
 _PROBES = {
     ".parquet": "SELECT max(hash(COLUMNS(*))) FROM read_parquet(?)",
-    ".jsonl": "SELECT count(time_s) FROM read_json(?, format = 'newline_delimited', columns = "
-    "{time_s: 'DOUBLE'}, ignore_errors = true, "
-    f"maximum_object_size = {MAX_LINE_BYTES})",
+    ".jsonl": f"SELECT count(time_s) FROM {lines_table({'time_s': 'DOUBLE'})}",
 }
 
 

@@ -14,7 +14,7 @@ from telescope_core.evals.result import EvalResult
 from telescope_core.evals.stats import Estimate
 from telescope_core.records.rows import RolloutRow, row_from_json
 from telescope_ui.base.answers import JsonObject, NotThereError
-from telescope_ui.files.line_tail import MAX_FILE_BYTES, MAX_LINE_BYTES
+from telescope_ui.files.json_lines import MAX_FILE_BYTES, MAX_LINE_BYTES
 from telescope_ui.files.run_files import MAX_JSON_BYTES, Stamp, folders, inside, stamp_of
 
 _TAGGED = re.compile(r"(?s)(.+)-(before|after|step-\d{1,9})")

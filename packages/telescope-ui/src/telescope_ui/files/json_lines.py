@@ -1,31 +1,83 @@
-"""`JsonLines`: the rows of a small file of JSON lines of a run, which grow as the file does.
+"""Files of JSON lines of a run, read while they grow: `NewRows`, and `JsonLines` for small ones.
 
-The amount that is read and kept is limited, however large the file is, and the result says what was
+The amount that is read and kept is limited, however large a file is, and the result says what was
 left out.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
-from typing import Any, cast
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from telescope_core.records.follow import LineTail
 from telescope_ui.base.answers import JsonObject
-from telescope_ui.files.line_tail import LineTail
 from telescope_ui.files.run_files import inside
 
-MAX_LINE_BYTES = 2**20
-MAX_FILE_BYTES = 64 * 2**20
+MAX_LINE_BYTES = 8 * 2**20
+"""Bytes of the longest line of metrics or of an eval; longer ones are skipped."""
+MAX_FILE_BYTES = 512 * 2**20
+"""Largest part of such a file that is read."""
+_MAX_SMALL_LINE_BYTES = 2**20
+_MAX_SMALL_FILE_BYTES = 64 * 2**20
+
+Row = TypeVar("Row")
+
+
+class NewRows(Generic[Row]):
+    """Iterates over the new rows of a file; not for several threads at once.
+
+    Ask `is_rewritten` each time before.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        name: str,
+        kind: type[Row],
+        *,
+        max_line_bytes: int = MAX_LINE_BYTES,
+        max_file_bytes: int = MAX_FILE_BYTES,
+    ) -> None:
+        """Read `name` in the resolved folder `run`; lines that are no `kind` are left out."""
+        self._run, self._name = run, name
+        self._decoder = msgspec.json.Decoder(kind)
+        self._tail = LineTail(
+            run / name, max_line_bytes=max_line_bytes, max_file_bytes=max_file_bytes
+        )
+
+    @property
+    def problems(self) -> list[str]:
+        """A sentence about each part of the file that is left out."""
+        return self._tail.problems
+
+    def is_rewritten(self) -> bool:
+        """Return whether the rows that were read have changed; forgets them in that case."""
+        return self._tail.is_rewritten()
+
+    def __iter__(self) -> Iterator[Row]:
+        if inside(self._run, self._name) is None:
+            return
+        for line in self._tail.lines():
+            try:
+                row = self._decoder.decode(line)
+            except (ValueError, RecursionError):
+                continue
+            yield row
 
 
 class JsonLines:
-    """The objects in one file of a run; any thread may ask."""
+    """The objects in one small file of a run; any thread may ask."""
 
     def __init__(self, run: Path, name: str) -> None:
         """Read the file `name` of the resolved folder `run`."""
-        self._run, self._name = run, name
-        self._tail = LineTail(
-            run / name, max_line_bytes=MAX_LINE_BYTES, max_file_bytes=MAX_FILE_BYTES
+        self._new = NewRows(
+            run,
+            name,
+            dict[str, Any],
+            max_line_bytes=_MAX_SMALL_LINE_BYTES,
+            max_file_bytes=_MAX_SMALL_FILE_BYTES,
         )
         self._lock = Lock()
         self._rows: list[JsonObject] = []
@@ -40,17 +92,9 @@ class JsonLines:
         """Return what is left out of the file, each as a sentence."""
         with self._lock:
             self._refresh()
-            return self._tail.problems
+            return self._new.problems
 
     def _refresh(self) -> None:
-        if self._tail.is_rewritten():
+        if self._new.is_rewritten():
             self._rows = []
-        if inside(self._run, self._name) is None:
-            return
-        for line in self._tail.lines():
-            try:
-                row: object = msgspec.json.decode(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict):
-                self._rows.append(cast(dict[str, Any], row))
+        self._rows += self._new

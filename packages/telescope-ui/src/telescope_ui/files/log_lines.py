@@ -1,25 +1,15 @@
 """Parse lines of log files with time and level: text of programs, and JSON lines. Pure."""
 
 import calendar
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from telescope_core.records.logs import HEAD, LEVEL_WORDS, WRITTEN_TIME, level_of
+
 MAX_CHARACTERS = 16_384
 LEVELS = ("debug", "info", "warning", "error")
-_NAMES = {
-    **{"trace": "debug", "debug": "debug", "info": "info", "notice": "info"},
-    **{"warn": "warning", "warning": "warning", "error": "error"},
-    **{"critical": "error", "fatal": "error", "exception": "error"},
-}
-_LEVEL = re.compile(r"\b(TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|CRITICAL|FATAL)\b")
-_TIME = re.compile(
-    r"(?:(\d{4})[-/])?(\d\d)[-/](\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?"
-)
-_HEAD = 120
-"""Characters at the beginning of a line that are searched for its time and level."""
 
 
 class LogLine(NamedTuple):
@@ -62,14 +52,9 @@ def parsed(lines: Sequence[bytes], start: int, facts: FileFacts, *, is_json: boo
         text = raw[: 4 * MAX_CHARACTERS].decode("utf-8", "replace").rstrip("\r")
         one = _json_line(text, facts) if is_json else None
         if one is None:
-            head = text[:_HEAD]
-            written_s = _time_in(head, facts)
+            written_s = _time_in(text[:HEAD], facts)
             time_s = time_s if written_s is None else max(written_s, time_s or 0.0)
-            named = _LEVEL.search(head)
-            if named is not None:
-                level = _NAMES[named[1].lower()]
-            elif written_s is not None:
-                level = "info"
+            level = level_of(text, level)
             one = _Fields(
                 -1.0 if time_s is None else time_s, level, facts.component, "", None, text
             )
@@ -116,7 +101,7 @@ def _json_line(text: str, facts: FileFacts) -> _Fields | None:
     time_s = row.get("time_s")
     if not isinstance(time_s, int | float) or not 0 <= time_s < 1e11:
         return None
-    level = _NAMES.get(str(row.get("level", "info")).lower(), "info")
+    level = LEVEL_WORDS.get(str(row.get("level", "info")).lower(), "info")
     life = row.get("life")
     return _Fields(
         time_s=float(time_s),
@@ -129,7 +114,7 @@ def _json_line(text: str, facts: FileFacts) -> _Fields | None:
 
 
 def _time_in(head: str, facts: FileFacts) -> float | None:
-    match = _TIME.search(head)
+    match = WRITTEN_TIME.search(head)
     if match is None:
         return None
     year = int(match[1]) if match[1] else facts.year

@@ -6,8 +6,10 @@ Full blocks are Parquet files. The open block, which is lines of JSON, is read w
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
+from telescope_core.records.blocks import block_names
+from telescope_core.records.row_log import column_types
 from telescope_core.records.timeline import (
     CALLS_FOLDER,
     GAUGES_FOLDER,
@@ -16,7 +18,7 @@ from telescope_core.records.timeline import (
     ModelCall,
     TimelineSpan,
 )
-from telescope_ui.files.damage import MAX_LINE_BYTES, Damage
+from telescope_ui.files.damage import Damage, lines_table
 from telescope_ui.files.database import quoted
 from telescope_ui.files.run_files import Listed, listed, literal_paths
 
@@ -55,7 +57,8 @@ def source_of(
 ) -> Source | None:
     """Return `columns` of some files of a block log; None if none of them can be read."""
     names = list(dict.fromkeys(columns))
-    types = _column_types(_KINDS[folder])
+    kind = _KINDS[folder]
+    types = _sql_types(kind)
     whole = [one for one in files if one.stamp.size and not damage.problem(one)]
     packed = [one for one in whole if one.name.endswith(".parquet")]
     lines = [one for one in whole if one.name.endswith(".jsonl")]
@@ -66,13 +69,7 @@ def source_of(
         parts.append(f"SELECT {chosen} FROM read_parquet(?, union_by_name = true)")
         values.append(literal_paths([one.path for one in packed]))
     if lines:
-        schema = ", ".join(f"{quoted(n)}: '{kind}'" for n, kind in types.items())
-        filled = ", ".join(_filled(n, types[n], _KINDS[folder]) for n in names)
-        parts.append(
-            f"SELECT {filled} FROM read_json(?, format = 'newline_delimited', "
-            f"columns = {{{schema}}}, ignore_errors = true, "
-            f"maximum_object_size = {MAX_LINE_BYTES}) WHERE time_s IS NOT NULL"
-        )
+        parts.append(rows_of_lines(kind, names))
         values.append(literal_paths([one.path for one in lines]))
     if not parts:
         return None
@@ -81,30 +78,29 @@ def source_of(
 
 def block_files(run: Path, folder: str) -> list[Listed]:
     """Return the files of a block log; for a block in two forms, the packed one."""
-    found = listed(run, folder, suffixes=(".parquet", ".jsonl"))
-    packed = {one.name for one in found if one.name.endswith(".parquet")}
-    lines = ".jsonl"
-    return [
-        one
-        for one in found
-        if one.name in packed or f"{one.name.removesuffix(lines)}.parquet" not in packed
-    ]
+    found = {one.name: one for one in listed(run, folder, suffixes=(".parquet", ".jsonl"))}
+    return [found[name] for name in block_names(found)]
 
 
-def _column_types(kind: type[Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, hint in get_type_hints(kind).items():
-        known = [one for one in (hint, *getattr(hint, "__args__", ())) if one in _TYPES]
-        found[name] = _TYPES[known[0]]
-    return found
+def _sql_types(kind: type[Any]) -> dict[str, str]:
+    """Return the type in SQL of each field of the rows `kind`."""
+    return {name: _TYPES[one] for name, one in column_types(kind).items()}
 
 
-def _filled(name: str, type_: str, kind: type[Any]) -> str:
-    """Return a column of lines, in which fields with their default are left out."""
-    default = kind.__dataclass_fields__[name].default
-    column = quoted(name)
-    if isinstance(default, str):
-        return f"coalesce({column}, '{default}') AS {column}"
-    if isinstance(default, int | float):
-        return f"coalesce({column}, {default}) AS {column}"
-    return f"CAST({column} AS {type_}) AS {column}"
+def rows_of_lines(kind: type[Any], names: Sequence[str]) -> str:
+    """Return the fields `names` of rows in files of lines as a query, to which paths are bound.
+
+    Fields that have their default are left out of lines, and are filled in here.
+    """
+    types = _sql_types(kind)
+    chosen: list[str] = []
+    for name in names:
+        column, default = quoted(name), kind.__dataclass_fields__[name].default
+        if isinstance(default, str):
+            filled = f"coalesce({column}, '{default}')"
+        elif isinstance(default, int | float):
+            filled = f"coalesce({column}, {default})"
+        else:
+            filled = f"CAST({column} AS {types[name]})"
+        chosen.append(f"{filled} AS {column}")
+    return f"SELECT {', '.join(chosen)} FROM {lines_table(types)} WHERE time_s IS NOT NULL"

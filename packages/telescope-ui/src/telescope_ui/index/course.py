@@ -9,8 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from telescope_core.reports.verdict import REWARDS
-from telescope_ui.files.line_tail import LineTail
-from telescope_ui.files.run_files import inside
+from telescope_ui.files.json_lines import NewRows
 
 
 class _Line(msgspec.Struct):
@@ -34,8 +33,7 @@ class Course:
 
     def __init__(self, run: Path) -> None:
         """Read the metrics of the resolved folder `run`."""
-        self._run = run
-        self._tail = LineTail(run / "metrics.jsonl")
+        self._new = NewRows(run, "metrics.jsonl", _Line)
         self._lock = Lock()
         self._last_step = 0
         self._found = tuple(Reward(array("q"), array("d")) for _ in REWARDS)
@@ -54,17 +52,10 @@ class Course:
             return Reward(steps[:], values[:])
 
     def _refresh(self) -> None:
-        if self._tail.is_rewritten():
+        if self._new.is_rewritten():
             self._last_step = 0
             self._found = tuple(Reward(array("q"), array("d")) for _ in REWARDS)
-        if inside(self._run, "metrics.jsonl") is None:
-            return
-        decoder = msgspec.json.Decoder(_Line)
-        for text in self._tail.lines():
-            try:
-                line = decoder.decode(text)
-            except (ValueError, RecursionError):
-                continue
+        for line in self._new:
             if not isinstance(line.step, int) or abs(line.step) >= 2**62:
                 continue
             self._last_step = max(self._last_step, line.step)

@@ -8,17 +8,13 @@ from typing import NamedTuple
 
 from telescope_core.base.errors import ConfigError
 from telescope_core.records.arrow import arrow_modules
+from telescope_core.records.events import AttemptEvent
 from telescope_core.records.step_files import STEPS_PER_FILE, groups_in, merged_path
-from telescope_ui.files.damage import MAX_LINE_BYTES, Damage
+from telescope_ui.files.damage import Damage
 from telescope_ui.files.database import quoted
 from telescope_ui.files.run_files import Listed, listed, literal_paths, named, step_of
-from telescope_ui.index.block_tables import Source
+from telescope_ui.index.block_tables import Source, rows_of_lines
 
-_TYPES = {
-    **{"time_s": "DOUBLE", "step": "INTEGER", "index": "INTEGER", "attempt": "INTEGER"},
-    **{"call": "INTEGER", "version": "INTEGER"},
-    **dict.fromkeys(("environment", "group_id", "stage", "server", "reason"), "VARCHAR"),
-}
 _SUFFIXES = (".parquet", ".jsonl")
 _MANY = re.compile(r"steps-(\d+)-\d+\.parquet")
 _LINE_BYTES = 150
@@ -140,19 +136,20 @@ def all_files(steps: Iterable[StepEvents]) -> list[Listed]:
 
 def events_source(files: Sequence[EventStepFile], columns: Sequence[str]) -> Source | None:
     """Return `columns` of the events of steps in files; None if there is no file."""
-    chosen = ", ".join(quoted(name) for name in columns)
+    chosen = f"SELECT {', '.join(quoted(name) for name in columns)} FROM"
     lines = [one for one in files if one.file.name.endswith(".jsonl")]
     together = [one for one in files if _steps_together(one.file)]
     apart = [one for one in files if one not in lines and one not in together]
+    parquet = f"{chosen} read_parquet(?, union_by_name = true)"
     parts: list[str] = []
     values: list[object] = []
-    for some, reader in (
-        (apart, "read_parquet(?, union_by_name = true)"),
-        (together, "read_parquet(?, union_by_name = true) WHERE step IN (SELECT unnest(?))"),
-        (lines, _lines()),
+    for some, query in (
+        (apart, parquet),
+        (together, f"{parquet} WHERE step IN (SELECT unnest(?))"),
+        (lines, rows_of_lines(AttemptEvent, columns)),
     ):
         if some:
-            parts.append(f"SELECT {chosen} FROM {reader}")
+            parts.append(query)
             values.append(literal_paths(list(dict.fromkeys(file.path for _, file in some))))
         if some is together and some:
             values.append([step for step, _ in some])
@@ -177,11 +174,3 @@ def stages_of(files: Sequence[EventStepFile], *, with_generating: bool) -> Sourc
         f"WHERE until_s IS NOT NULL AND stage IN ({', '.join(repr(one) for one in shown)})"
     )
     return Source(sql=f"({sql})", values=events.values)
-
-
-def _lines() -> str:
-    schema = ", ".join(f"\"{name}\": '{kind}'" for name, kind in _TYPES.items())
-    return (
-        f"read_json(?, format = 'newline_delimited', columns = {{{schema}}}, "
-        f"ignore_errors = true, maximum_object_size = {MAX_LINE_BYTES})"
-    )

@@ -5,14 +5,11 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple, cast
-
-import msgspec
+from typing import Any, NamedTuple
 
 from telescope_core.base.errors import unknown_name
 from telescope_ui.base.answers import NotThereError
-from telescope_ui.files.line_tail import LineTail
-from telescope_ui.files.run_files import inside
+from telescope_ui.files.json_lines import NewRows
 
 MAX_NAMES = 5000
 """Most metrics of a run; further names are left out."""
@@ -33,8 +30,8 @@ class MetricsTable:
 
     def __init__(self, run: Path, name: str = "metrics.jsonl") -> None:
         """Read the file `name` of the resolved folder `run`."""
-        self._run, self._name = run, name
-        self._tail = LineTail(run / name)
+        self._name = name
+        self._new = NewRows(run, name, dict[str, Any])
         self._lock = Lock()
         self._steps: array[int] = array("q")
         self._columns: dict[str, array[float]] = {}
@@ -45,7 +42,7 @@ class MetricsTable:
         """Return what is left out of the file, each as a sentence."""
         with self._lock:
             self._refresh()
-            found = self._tail.problems
+            found = self._new.problems
             if self._num_cut:
                 found.append(
                     f"{self._name} has {self._num_cut:,} further steps, which are left out: at "
@@ -98,17 +95,10 @@ class MetricsTable:
             return next((value for value in reversed(column) if not math.isnan(value)), None)
 
     def _refresh(self) -> None:
-        if self._tail.is_rewritten():
+        if self._new.is_rewritten():
             self._steps, self._columns, self._num_cut = array("q"), {}, 0
-        if inside(self._run, self._name) is None:
-            return
-        for line in self._tail.lines():
-            try:
-                row: object = msgspec.json.decode(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict):
-                self._add(cast(dict[str, Any], row))
+        for row in self._new:
+            self._add(row)
 
     def _add(self, row: dict[str, Any]) -> None:
         step = row.get("step")
