@@ -5,6 +5,7 @@ argv: "guess", or the folder that `orwd init` wrote; or "itself" and what is cal
 
 import asyncio
 import json
+import os
 import runpy
 import socket
 import sys
@@ -78,4 +79,6 @@ if __name__ == "__main__":
         ]
     bound = socket.create_server(("127.0.0.1", 0))
     print(bound.getsockname()[1], flush=True)
+    # The package writes a line for each request, and nobody reads on.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     uvicorn.Server(uvicorn.Config(Server([kind]).app, log_level="error")).run(sockets=[bound])

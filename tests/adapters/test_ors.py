@@ -328,11 +328,11 @@ async def test_an_environment_that_the_package_writes_is_played_as_it_is(python,
     await asyncio.to_thread(subprocess.run, init, cwd=tmp_path, check=True, capture_output=True)
     answers = {Split.TRAIN: "4", Split.EVAL: "8"}
     with serving(python, "basic_room", tmp_path) as name:
-        link(name)
-        async with opened(name) as client:
-            for split, right in answers.items():
-                for answer in ("4", "8"):
-                    rollout = await played(
-                        client, [calls(("answer", {"answer": answer}))], split=split
-                    )
-                    assert (rollout.reward, rollout.error) == (float(answer == right), None)
+        made = OrsEnvironment.from_settings({"id": name.removeprefix("ors:")})
+        client = InProcessEnvironment(made, name=name)
+        for split, right in answers.items():
+            for answer in ("4", "8"):
+                said = [calls(("answer", {"answer": answer}))]
+                rollout = await played(client, said, split=split)
+                assert (rollout.reward, rollout.error) == (float(answer == right), None)
+        await client.close()

@@ -71,7 +71,8 @@ async def ask(
                 cookies={name: one.value for name, one in answer.cookies.items()},
             )
     except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
-        raise EndpointError(f"{url} does not answer: {type(error).__name__}: {error}") from error
+        why = str(error) or type(error).__name__
+        raise EndpointError(f"{url} does not answer: {why}; is its server running?") from error
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any] | None:
