@@ -427,11 +427,7 @@ def _step(folder: Path, task: str, table: _File, step: _StepTable | None) -> Har
         solution=own / "solution" if (own / "solution").is_dir() else common.solution,
         workdir=own / "workdir",
         healthcheck=step.healthcheck,
-        min_rewards=least
-        if isinstance(least, dict)
-        else {}
-        if least is None
-        else {"reward": least},
+        min_rewards={"reward": least} if isinstance(least, float) else least or {},
         artifacts=_merged([*table.artifacts, *step.artifacts]),
         collect=(*verifier.collect, *step.verifier.collect),
         grader=_grader(folder, task, table, step),
