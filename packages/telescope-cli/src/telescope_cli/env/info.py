@@ -207,7 +207,7 @@ def _installed_text(about: _About) -> str:
 
 def _place_text(here: EnvironmentLocation) -> str:
     places = {
-        EnvironmentPlace.LINKED: f"{here.version}, linked to {here.registry}",
+        EnvironmentPlace.LINKED: f"{here.version}, linked to {here.registry or 'this Python'}",
         EnvironmentPlace.SHARED: f"{here.version}, in this Python",
         EnvironmentPlace.ISOLATED: f"{here.version}, in a virtual environment of its own",
     }
